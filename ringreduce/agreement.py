@@ -1,0 +1,343 @@
+"""Do all ranks mean the same call, and are they all alive?
+
+Every call has a number and a signature; both travel with the first message that each pair of ranks
+exchanges in it.  Whoever sees a foreign signature, or finds out while waiting that a peer is in
+another call, aborts that call on the control channel, which every wait polls.  All ranks then
+exchange their recent calls, build the same text, drop what is under way, and go on.
+
+Nobody waits for ever: a wait without progress for `timeout_s` raises the alarm, on which every
+living rank tells where it stands; whoever stays silent is named.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from ringreduce.describe import describe_mismatch, describe_timeout
+from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
+from ringreduce.transports.base import Transport
+
+HEADER_BYTES = 24
+"""16 bytes of signature, 8 of call number."""
+
+_REMEMBERED_CALLS = 64
+_LISTEN_EVERY = 16
+"""Idle polls between two looks at the control channel."""
+_STALL_S = 0.1
+"""After so long without progress a rank asks the others whether they are in the same call."""
+_ROLL_CALL_S = 0.25
+"""How long a rank has to answer an alarm before it counts as silent."""
+_VERDICT_S = 0.1
+"""How long to wait for the lowest rank's verdict before building one alone."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a rank means by a call: the collective, and every argument that all must agree on."""
+
+    collective: str
+    arguments: tuple[tuple[str, str], ...]
+    digest: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        text = json.dumps([self.collective, self.arguments])
+        object.__setattr__(self, "digest", blake2b(text.encode(), digest_size=16).digest())
+
+
+class Interrupt(Exception):
+    """Raised out of a wait, caught by the communicator: the call cannot go on."""
+
+
+class Aborted(Interrupt):
+    """Some call up to this one was not the same on all ranks."""
+
+
+class Alarmed(Interrupt):
+    """Some rank has waited too long."""
+
+
+class PeerLeft(Interrupt):
+    """A rank has left, so that this call can never complete."""
+
+
+class Recovery(Protocol):
+    """What the agreement needs of the executor when a call breaks off."""
+
+    def where(self) -> tuple[int | None, list[int]]: ...
+    def withdraw(self) -> bool: ...
+    def tally(self) -> tuple[Any, Any]: ...
+    def sends_done(self) -> bool: ...
+    def start_afresh(self) -> None: ...
+
+
+class Agreement:
+    """One communicator's account of its calls, and its ear on the control channel."""
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self.transport = transport
+        self.timeout_s = timeout_s
+        self.number = -1
+        """The number of the latest call begun."""
+        self.completed = 0
+        """Calls whose part this rank has done: the number of the next call."""
+        self._calls: deque[tuple[int, Signature]] = deque(maxlen=_REMEMBERED_CALLS)
+        self._epoch = 0
+        self._abort_at: int | None = None
+        self._expected: dict[int, tuple[int, str]] = {}
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._statuses: dict[int, dict[str, Any]] = {}
+        self._left: dict[int, dict[str, Any]] = {}
+        self._alarm: dict[str, Any] | None = None
+        self._verdict: dict[str, Any] | None = None
+        self._farewells: set[int] = set()
+        self._early: list[tuple[int, dict[str, Any]]] = []
+        self._waiting_since = 0.0
+        self._asked = False
+        self._deadline_s = timeout_s
+
+    # --- one call ---
+
+    def begin(self, signature: Signature, timeout_s: float | None = None) -> bytes:
+        """Give the call its number and return the header that its first messages carry."""
+        number = self.number = self.completed
+        self._calls.append((number, signature))
+        self._deadline_s = self.timeout_s if timeout_s is None else timeout_s
+        if self._expected:
+            self._compare_expected(number, signature)
+        if self._abort_at is not None and self._abort_at <= number:
+            raise Aborted
+        return signature.digest + number.to_bytes(8, "little")
+
+    def end(self) -> None:
+        """The call is complete on this rank."""
+        self.completed = self.number + 1
+
+    def foreign(self, peer: int, header: bytes) -> None:
+        """A message of another call has come: abort the earlier of the two numbers."""
+        theirs = int.from_bytes(header[16:HEADER_BYTES], "little")
+        self._abort(min(theirs, self.number))
+
+    def suspect(self) -> None:
+        """A message did not fit its place: the ranks do not mean the same call."""
+        self._abort(self.number)
+
+    def wait(self, idle: int) -> None:
+        """Called at each poll that moved nothing, with their count since the last progress.
+
+        Listens to the control channel, leaves the core to others, and raises an Interrupt when the
+        call cannot go on or has made no progress for the timeout.
+        """
+        if idle == 1:
+            self._waiting_since, self._asked = time.monotonic(), False
+        if idle % _LISTEN_EVERY == 0:
+            self.listen()
+            self._raise_interrupts()
+            waited = time.monotonic() - self._waiting_since
+            if waited > _STALL_S and not self._asked:
+                self._asked = True
+                self._tell_all("stall", number=self.number, digest=self._digest_of(self.number))
+            if waited > self._deadline_s:
+                self._alarm = {"rank": self.transport.rank, "waited_s": round(waited, 3)}
+                self._tell_all("alarm", **self._alarm)
+                raise Alarmed
+        self.transport.pause(idle)
+
+    def _raise_interrupts(self) -> None:
+        if self._alarm is not None or self._verdict is not None:
+            raise Alarmed
+        if self._abort_at is not None and self._abort_at <= self.number:
+            raise Aborted
+        if any(message["completed"] <= self.number for message in self._left.values()):
+            raise PeerLeft
+
+    def _abort(self, number: int) -> None:
+        self._tell_all("abort", number=number)
+        self._note_abort(number)
+        raise Aborted
+
+    def _note_abort(self, number: int) -> None:
+        self._abort_at = number if self._abort_at is None else min(number, self._abort_at)
+
+    # --- the control channel ---
+
+    def _tell_all(self, kind: str, **content: Any) -> None:
+        for peer in range(self.transport.size):
+            if peer != self.transport.rank:
+                self._tell(peer, kind, **content)
+
+    def _tell(self, peer: int, kind: str, **content: Any) -> None:
+        message = {"kind": kind, "epoch": self._epoch, **content}
+        self.transport.tell(peer, json.dumps(message).encode())
+
+    def listen(self) -> None:
+        """Take in what the other ranks have said."""
+        early, self._early = self._early, []
+        heard = [(peer, json.loads(message)) for peer, message in self.transport.hear()]
+        for peer, message in (*early, *heard):
+            if message["epoch"] > self._epoch:
+                self._early.append((peer, message))
+            else:
+                getattr(self, f"_hear_{message['kind']}")(peer, message)
+
+    def _hear_abort(self, peer: int, message: dict[str, Any]) -> None:
+        if message["epoch"] == self._epoch:
+            self._note_abort(message["number"])
+
+    def _hear_report(self, peer: int, message: dict[str, Any]) -> None:
+        if message["epoch"] == self._epoch:
+            self._reports[peer] = message
+
+    def _hear_stall(self, peer: int, message: dict[str, Any]) -> None:
+        number = message["number"]
+        if message["epoch"] < self._epoch:
+            return
+        if number > self.number:
+            self._expected[number] = (peer, message["digest"])
+        elif self._digest_of(number) not in ("", message["digest"]):
+            self._tell_all("abort", number=number)
+            self._note_abort(number)
+
+    def _hear_alarm(self, peer: int, message: dict[str, Any]) -> None:
+        self._alarm = self._alarm or message
+
+    def _hear_status(self, peer: int, message: dict[str, Any]) -> None:
+        self._alarm = self._alarm or message
+        self._statuses[peer] = message
+
+    def _hear_verdict(self, peer: int, message: dict[str, Any]) -> None:
+        self._verdict = self._verdict or message
+
+    def _hear_left(self, peer: int, message: dict[str, Any]) -> None:
+        self._left[peer] = message
+
+    def _hear_farewell(self, peer: int, message: dict[str, Any]) -> None:
+        self._farewells.add(peer)
+
+    def _compare_expected(self, number: int, signature: Signature) -> None:
+        for expected in [n for n in self._expected if n <= number]:
+            _, digest = self._expected.pop(expected)
+            if expected == number and digest != signature.digest.hex():
+                self._tell_all("abort", number=number)
+                self._note_abort(number)
+
+    def _digest_of(self, number: int) -> str:
+        return next((s.digest.hex() for n, s in self._calls if n == number), "")
+
+    # --- when a call breaks off ---
+
+    def settle(self, interrupt: Interrupt, recovery: Recovery, draw: Drawer) -> RingReduceError:
+        """Bring all ranks to the same end of the call, and return the error to raise.
+
+        After a MismatchError the communicator is as if the call had never been made; after any
+        other error it is broken.
+        """
+        try:
+            if isinstance(interrupt, Aborted):
+                return self._settle_mismatch(recovery)
+        except Interrupt as worse:
+            interrupt = worse
+        if isinstance(interrupt, PeerLeft):
+            return self._settle_left()
+        return self._settle_timeout(recovery, draw)
+
+    def leave(self, reason: str) -> None:
+        """Tell all ranks that this one takes part in nothing any more."""
+        self._tell_all("left", completed=self.completed, reason=reason)
+
+    def farewell(self, seconds: float) -> None:
+        """Say that this rank's process ends, and wait until all that live have said so too."""
+        self._tell_all("farewell")
+        lost = set(self._verdict["silent"] if self._verdict else ()) | set(self._left)
+        living = set(range(self.transport.size)) - {self.transport.rank} - lost
+        self._listen_for(seconds, lambda: living <= self._farewells)
+
+    def _settle_mismatch(self, recovery: Recovery) -> RingReduceError:
+        self._poll_until(recovery.withdraw)
+        sent, received = recovery.tally()
+        calls = {n: [s.collective, s.arguments] for n, s in self._calls}
+        mine = {"next": self.number + 1, "calls": json.loads(json.dumps(calls))}
+        for peer in range(self.transport.size):
+            if peer != self.transport.rank:
+                self._tell(peer, "report", sent=sent[peer], **mine)
+        self._poll_until(lambda: len(self._reports) == self.transport.size - 1)
+        reports = {**self._reports, self.transport.rank: mine}
+
+        owed = {peer: self._reports[peer]["sent"] - received[peer] for peer in self._reports}
+        self._poll_until(lambda: self._drain(owed))
+        self._poll_until(recovery.sends_done)
+        recovery.start_afresh()
+        self._forget_calls(max(report["next"] for report in reports.values()))
+        text = describe_mismatch({rank: report["calls"] for rank, report in reports.items()})
+        return MismatchError(text)
+
+    def _drain(self, owed: dict[int, int]) -> bool:
+        for peer in owed:
+            while owed[peer] > 0 and self.transport.discard(peer):
+                owed[peer] -= 1
+        return not any(owed.values())
+
+    def _forget_calls(self, following: int) -> None:
+        self._epoch += 1
+        self.completed = following
+        self.number = following - 1
+        self._calls.clear()
+        self._reports.clear()
+        self._expected.clear()
+        self._abort_at = None
+
+    def _settle_left(self) -> RingReduceError:
+        rank, message = min(self._left.items())
+        return PeerLostError(
+            f"rank {rank} has left the communicator: {message['reason']}; "
+            "the communicator is broken, calls on it can no longer complete"
+        )
+
+    def _settle_timeout(self, recovery: Recovery, draw: Drawer) -> RingReduceError:
+        """Hold a roll call, and raise what the lowest rank that answers makes of it."""
+        step, peers = recovery.where()
+        status = {"number": self.number, "step": step, "waits_for": peers}
+        self._tell_all("status", **status)
+        others = self.transport.size - 1
+        self._listen_for(_ROLL_CALL_S, lambda: self._verdict or len(self._statuses) == others)
+        statuses = {**self._statuses, self.transport.rank: status}
+        if min(statuses) != self.transport.rank:
+            self._listen_for(_VERDICT_S, lambda: self._verdict)
+        if self._verdict is None:
+            waited_s = (self._alarm or {}).get("waited_s", self._deadline_s)
+            text, silent = describe_timeout(self.transport.size, statuses, waited_s, draw)
+            self._verdict = {"text": text, "silent": silent}
+            self._tell_all("verdict", **self._verdict)
+        return PeerTimeoutError(self._verdict["text"], ranks=tuple(self._verdict["silent"]))
+
+    def _listen_for(self, seconds: float, enough: Callable[[], Any]) -> None:
+        end, idle = time.monotonic() + seconds, 0
+        while not enough() and time.monotonic() < end:
+            self.listen()
+            idle += 1
+            self.transport.pause(idle)
+
+    def _poll_until(self, finished: Callable[[], bool]) -> None:
+        """Poll with a deadline, listening for alarms and for ranks that leave."""
+        since, idle = time.monotonic(), 0
+        while not finished():
+            self.listen()
+            if self._alarm is not None or self._verdict is not None:
+                raise Alarmed
+            if self._left:
+                raise PeerLeft
+            if time.monotonic() - since > self._deadline_s:
+                self._alarm = {"rank": self.transport.rank, "waited_s": self._deadline_s}
+                self._tell_all("alarm", **self._alarm)
+                raise Alarmed
+            idle += 1
+            self.transport.pause(idle)
+
+
+Drawer = Callable[[dict[int, int]], str]
+"""Draws the schedule of the call with the step marked that each rank is at."""

@@ -1,0 +1,68 @@
+"""Ring: every rank talks to its two neighbours only.
+
+Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+JPDC 69(2), 2009.
+
+`ring` lists the ranks in ring order, `me` is this rank's place in it, and ``chunks[i]`` are the
+chunks (mostly one) that place ``i`` is responsible for; they travel as one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringreduce.schedule import Chunks, Recv, Send, Step, Steps
+
+
+def ring_reduce_scatter(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Send each part once round the ring, summing; ``ring[me]`` ends owning ``chunks[me]``.
+
+    n-1 steps.  A rank sends every part but its own, and receives every part but its left
+    neighbour's: (n-1)/n of the data each way.
+    """
+    n = len(ring)
+    left, right = ring[me - 1], ring[(me + 1) % n]
+    for step in range(n - 1):
+        yield Step(
+            sends=(Send(right, chunks[(me - step - 1) % n]),),
+            recvs=(Recv(left, chunks[(me - step - 2) % n], reduce=True),),
+        )
+
+
+def ring_all_gather(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Pass each part once round the ring, starting at its owner; every rank ends with all.
+
+    n-1 steps.  A rank sends every part but its right neighbour's, and receives every part but its
+    own: (n-1)/n of the data each way.
+    """
+    n = len(ring)
+    left, right = ring[me - 1], ring[(me + 1) % n]
+    for step in range(n - 1):
+        yield Step(
+            sends=(Send(right, chunks[(me - step) % n]),),
+            recvs=(Recv(left, chunks[(me - step - 1) % n]),),
+        )
+
+
+def ring_all_reduce(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Reduce-scatter ("scatter-reduce"), then all-gather, both round the same ring.
+
+    2(n-1) steps; each rank sends 2(n-1)/n of the data, the least that any algorithm can.
+    """
+    yield from ring_reduce_scatter(ring, me, chunks)
+    yield from ring_all_gather(ring, me, chunks)
+
+
+def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+    """Hand all chunks from neighbour to neighbour, starting at place `root`.
+
+    n-1 steps, of which a rank takes part in at most two; the last rank only receives.  Sliced, it
+    is a pipeline: the root sends its data once, whatever the number of ranks.
+    """
+    n = len(ring)
+    place = (me - root) % n
+    for step in range(n - 1):
+        yield Step(
+            sends=(Send(ring[(me + 1) % n], chunks),) if step == place else (),
+            recvs=(Recv(ring[me - 1], chunks),) if step == place - 1 else (),
+        )

@@ -1,0 +1,109 @@
+"""Arguments, checked at the door: what is wrong with a call is said before anything is sent."""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+REDUCIBLE = frozenset(np.dtype(code) for code in "bhilqBHILQfd")
+"""Dtypes that can be reduced: the integers, float32 and float64."""
+_MOVABLE_KINDS = "biufc"
+
+
+def as_array(where: str, x: Any) -> np.ndarray:
+    """`x` as NumPy sees it without a copy; a number becomes 0-d.
+
+    Raises TypeError for what is no array of plain numbers in this machine's byte order.
+    """
+    if isinstance(x, (list, tuple)):
+        raise TypeError(f"{where}: got a {type(x).__name__}; pass an array, or numpy.asarray(...)")
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{where}: got a masked array; fill it first, x.filled(...)")
+    if not isinstance(x, np.ndarray):
+        if not isinstance(x, Number) and not _shows_memory(x):
+            raise TypeError(f"{where}: got {type(x).__name__}; pass an array or a number")
+        x = np.asarray(x)
+    if x.dtype.kind not in _MOVABLE_KINDS or not x.dtype.isnative:
+        raise TypeError(
+            f"{where}: dtype {x.dtype} cannot be sent; "
+            "pass numbers or bools in this machine's byte order"
+        )
+    return x
+
+
+def _shows_memory(x: Any) -> bool:
+    names = ("__array_interface__", "__array__", "__dlpack__")
+    if any(hasattr(x, name) for name in names):
+        return True
+    try:
+        memoryview(x).release()
+    except TypeError:
+        return False
+    return True
+
+
+def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
+    """Raises ValueError for an unknown op, TypeError for a dtype that cannot be reduced by it."""
+    if op not in ops:
+        raise ValueError(f"{where}: unknown op {op!r}; choose one of {', '.join(map(repr, ops))}")
+    if dtype not in REDUCIBLE:
+        raise TypeError(
+            f"{where}: dtype {dtype} cannot be reduced; pass integers, float32 or float64"
+        )
+    if op == "mean" and dtype.kind != "f":
+        raise TypeError(f"{where}: op='mean' on {dtype} would round; use op='sum', or pass floats")
+
+
+def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raises TypeError or ValueError unless `out` is a writeable array of this shape and dtype."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"{where}: out is {type(out).__name__}; pass a NumPy array")
+    if out.dtype != dtype:
+        raise TypeError(f"{where}: out has dtype {out.dtype}, the result has {dtype}")
+    if out.shape != shape:
+        raise ValueError(f"{where}: out has shape {out.shape}, the result has {shape}")
+    if not out.flags.writeable:
+        raise ValueError(f"{where}: out is read-only")
+
+
+def same_memory(x: np.ndarray, out: np.ndarray) -> bool:
+    """Whether both are the same elements in the same order."""
+    return x is out or (
+        x.shape == out.shape
+        and x.strides == out.strides
+        and x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
+    )
+
+
+def check_overlap(where: str, x: np.ndarray, out: np.ndarray) -> None:
+    """Raises ValueError when `x` and `out` share some memory."""
+    if np.may_share_memory(x, out) and _share_memory(x, out):
+        raise ValueError(
+            f"{where}: out overlaps the input; pass the input itself as out (in place), "
+            "or an array of its own"
+        )
+
+
+def _share_memory(x: np.ndarray, out: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(x, out, max_work=100_000)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def check_root(where: str, root: Any, size: int) -> None:
+    """Raises TypeError or ValueError unless `root` is a rank."""
+    if not isinstance(root, (int, np.integer)) or isinstance(root, bool):
+        raise TypeError(f"{where}: root is {root!r}; pass a rank")
+    if not 0 <= root < size:
+        raise ValueError(f"{where}: root is {root}; ranks are 0 to {size - 1}")
+
+
+def array_text(array: np.ndarray, first: bool = True) -> str:
+    """``float32[3, 4]``; without the first dimension ``float32[:, 4]``."""
+    sizes = list(map(str, array.shape))
+    if not first and sizes:
+        sizes[0] = ":"
+    return f"{array.dtype}[{', '.join(sizes)}]"

@@ -1,0 +1,417 @@
+"""Prove a schedule: put the steps of all ranks together and execute them on symbols.
+
+What `check` proves, for exactly the meaning of a step that `ringreduce.schedule` gives:
+
+- every result holds every contribution exactly once.  A fold of two values that share a
+  contribution is refused there and then, so one bit a rank counts exactly;
+- every send meets one receive of the same chunks, first in, first out, and no message is left over;
+- it cannot deadlock, even when a send completes only once its receive is posted;
+- no step races with itself;
+- all ranks form the same expression for a chunk, hence the same bits.  A fold of three in one step
+  is not two folds of two: 16-bit floats round once in the one, twice in the other;
+- steps and chunks are what the schedule claims, and who holds what is what its collective promises;
+- nobody leaves a barrier before having heard, through other ranks or not, from everybody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from ringreduce.errors import ScheduleError
+from ringreduce.schedule import Chunks, Claim, Recv, Schedule, Send, Step
+
+Expression: TypeAlias = "int | tuple[Expression, ...]"
+"""A sum in its order: an int is that rank's contribution, a tuple is one fold, left to right."""
+
+_HOLDERS = {
+    "all_reduce": ("every rank", "every rank"),
+    "reduce": ("every rank", "one rank"),
+    "reduce_scatter": ("every rank", "one rank"),
+    "broadcast": ("one rank", "every rank"),
+    "all_gather": ("one rank", "every rank"),
+    "gather": ("one rank", "one rank"),
+    "scatter": ("one rank", "one rank"),
+    "all_to_all": ("one rank", "one rank"),
+}
+"""Collective -> who holds a chunk before, and after; without it, holding nothing proves all."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the check has counted, and the sums that it has found."""
+
+    steps: int
+    """Of the rank that takes the most."""
+    messages: int
+    chunks: int
+    """Chunks moved, over all messages."""
+    results: Mapping[int, Expression]
+    """Chunk -> the expression that every rank forms of it."""
+
+
+class Place(NamedTuple):
+    """A step of a rank."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Message:
+    """A send and the receive that it meets."""
+
+    sender: Place
+    receiver: Place
+    chunks: Chunks
+    reduce: bool
+
+
+Posted = dict[Place, list[Message]]
+"""The messages of each step that has any."""
+
+
+def check(schedule: Schedule) -> Proof:
+    """Prove all of the above, or raise ScheduleError naming the step, the ranks and the chunk.
+
+    >>> from ringreduce.algorithms import build
+    >>> check(build("reduce_scatter", "ring", nodes=[[0, 1, 2]])).results
+    {0: (0, (1, 2)), 1: ((0, 2), 1), 2: ((0, 1), 2)}
+    """
+    try:
+        return _prove(schedule)
+    except ScheduleError as error:
+        name = f"{schedule.collective} {schedule.algorithm} of {schedule.size} ranks"
+        raise ScheduleError(f"{name}: {error}") from None
+
+
+def match(ranks: Sequence[Sequence[Step]]) -> list[Message]:
+    """Every send with its receive: first in, first out for each ordered pair of ranks.
+
+    Raises ScheduleError when one is left over, or the two name different chunks.
+    """
+    sends: dict[tuple[int, int], list[tuple[Place, Send]]] = defaultdict(list)
+    recvs: dict[tuple[int, int], list[tuple[Place, Recv]]] = defaultdict(list)
+    for rank, steps in enumerate(ranks):
+        for number, step in enumerate(steps):
+            for send in step.sends:
+                sends[rank, send.peer].append((Place(rank, number), send))
+            for recv in step.recvs:
+                recvs[recv.peer, rank].append((Place(rank, number), recv))
+
+    messages = []
+    for pair in sorted(sends.keys() | recvs.keys()):
+        sent, received = sends[pair], recvs[pair]
+        for (sender, send), (receiver, recv) in zip(sent, received, strict=False):
+            if send.chunks != recv.chunks:
+                raise ScheduleError(
+                    f"step {sender.step}: rank {sender.rank} sends {_chunks(send.chunks)} to rank "
+                    f"{receiver.rank}, whose receive in step {receiver.step} wants "
+                    f"{_chunks(recv.chunks)}"
+                )
+            messages.append(Message(sender, receiver, send.chunks, recv.reduce))
+        if len(sent) > len(received):
+            raise ScheduleError(_left_over(*sent[len(received)]))
+        if len(received) > len(sent):
+            raise ScheduleError(_left_over(*received[len(sent)]))
+    return messages
+
+
+def _prove(schedule: Schedule) -> Proof:
+    ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
+    _check_collective(schedule)
+    for rank, steps in enumerate(ranks):
+        for number, step in enumerate(steps):
+            _check_step(schedule, Place(rank, number), step)
+    messages = match(ranks)
+    posted: Posted = defaultdict(list)
+    for message in messages:
+        posted[message.sender].append(message)
+        posted[message.receiver].append(message)
+    execution = _Execution(schedule, posted)
+    for place in _progress(ranks, posted):
+        execution.enter(place)
+    results = execution.results(schedule)
+    if schedule.collective == "barrier":
+        execution.check_barrier()
+    for rank, steps in enumerate(ranks):
+        _check_claim(rank, steps, schedule.claim(rank))
+    return Proof(
+        steps=max(map(len, ranks), default=0),
+        messages=len(messages),
+        chunks=sum(len(message.chunks) for message in messages),
+        results=results,
+    )
+
+
+# --- what can be seen without executing -----------------------------------------------------------
+
+
+def _check_collective(schedule: Schedule) -> None:
+    """Chunks exist, and are held before and after by as many ranks as the collective promises."""
+    size, chunks = schedule.size, range(len(schedule.weights))
+    before, after = _HOLDERS.get(schedule.collective, ("", ""))
+    for when, holds, who in (
+        ("before", schedule.holds_before, before),
+        ("after", schedule.holds_after, after),
+    ):
+        holders = Counter(chunk for rank in range(size) for chunk in set(holds(rank)))
+        if unknown := sorted(holders.keys() - chunks):
+            raise ScheduleError(f"{_chunks(unknown)} held {when}, of {len(chunks)}")
+        wanted = {"one rank": 1, "every rank": size}.get(who)
+        for chunk in chunks:
+            if wanted is not None and holders[chunk] != wanted:
+                raise ScheduleError(
+                    f"chunk {chunk} is held {when} by {holders[chunk]} of {size} ranks; "
+                    f"{schedule.collective} wants it held by {who}"
+                )
+
+
+def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
+    """Peers and chunks exist, and the step does not race with itself."""
+    rank, number = place
+    messages: tuple[Send | Recv, ...] = (*step.sends, *step.recvs)
+    for message in messages:
+        if message.peer == rank:
+            raise ScheduleError(f"step {number}: rank {rank} has a message with itself")
+        if not 0 <= message.peer < schedule.size:
+            raise ScheduleError(
+                f"step {number}: rank {rank} has a message with rank {message.peer}, "
+                f"of {schedule.size}"
+            )
+        for chunk in message.chunks:
+            if not 0 <= chunk < len(schedule.weights):
+                raise ScheduleError(
+                    f"step {number}: rank {rank} has a message with chunk {chunk}, "
+                    f"of {len(schedule.weights)}"
+                )
+
+    overwritten = Counter(c for recv in step.recvs if not recv.reduce for c in recv.chunks)
+    read = {
+        "sends it": {c for send in step.sends for c in send.chunks},
+        "reduces into it": {c for recv in step.recvs if recv.reduce for c in recv.chunks},
+        "overwrites it again": {c for c, times in overwritten.items() if times > 1},
+    }
+    for action, chunks in read.items():
+        for chunk in sorted(overwritten.keys() & chunks):
+            raise ScheduleError(
+                f"step {number}: rank {rank} overwrites chunk {chunk} and {action} in the same step"
+            )
+
+
+def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
+    actual = Claim(
+        steps=len(steps),
+        sent=sum(len(send.chunks) for step in steps for send in step.sends),
+        received=sum(len(recv.chunks) for step in steps for recv in step.recvs),
+    )
+    if actual != claim:
+        raise ScheduleError(
+            f"rank {rank} takes {actual.steps} steps, sends {actual.sent} chunks and receives "
+            f"{actual.received}; claimed are {claim.steps} steps, {claim.sent} sent and "
+            f"{claim.received} received"
+        )
+
+
+# --- who may go on --------------------------------------------------------------------------------
+
+
+def _progress(ranks: Sequence[Sequence[Step]], posted: Posted) -> Iterator[Place]:
+    """Yield each rank's steps as it enters them, and the place after its last step at its end.
+
+    A message completes once both its ranks are in their steps; a step ends when all of its messages
+    are complete.  Raises ScheduleError naming who waits for whom when nobody can go on.
+    """
+    unfinished = {place: len(here) for place, here in posted.items()}
+    entered = [-1] * len(ranks)
+    free = deque(range(len(ranks)))
+    while free:
+        rank = free.popleft()
+        entered[rank] += 1
+        place = Place(rank, entered[rank])
+        yield place
+        if place not in posted and place.step < len(ranks[rank]):
+            free.append(rank)
+        for message in posted.get(place, ()):
+            if entered[_other(message, rank).rank] < _other(message, rank).step:
+                continue
+            for end in (message.sender, message.receiver):
+                unfinished[end] -= 1
+                if not unfinished[end]:
+                    free.append(end.rank)
+    if any(at < len(steps) for at, steps in zip(entered, ranks, strict=True)):
+        raise ScheduleError(_deadlock(entered, posted))
+
+
+def _deadlock(entered: Sequence[int], posted: Posted) -> str:
+    """Follow who waits for whom, from any rank that is stuck, until the circle closes."""
+    waits: dict[int, tuple[int, str]] = {}
+    for rank, step in enumerate(entered):
+        for message in posted.get(Place(rank, step), ()):
+            other = _other(message, rank)
+            if entered[other.rank] < other.step:
+                does = "send" if other == message.sender else "receive"
+                waits[rank] = (
+                    other.rank,
+                    f"rank {rank} in step {step} waits for rank {other.rank} to {does} "
+                    f"{_chunks(message.chunks)}, which it does in step {other.step}",
+                )
+                break
+    rank, path = next(iter(waits)), []
+    while rank not in path:
+        path.append(rank)
+        rank = waits[rank][0]
+    circle = path[path.index(rank) :]
+    return "deadlock: " + "; ".join(waits[rank][1] for rank in circle)
+
+
+def _other(message: Message, rank: int) -> Place:
+    return message.receiver if message.sender.rank == rank else message.sender
+
+
+# --- execution on symbols -------------------------------------------------------------------------
+
+
+class _Execution:
+    """What every rank holds, as it goes through its steps.
+
+    A value is an int that names an expression: the ints below `size` are the ranks' contributions,
+    each further one is a fold.  Equal expressions have equal names, so that comparing is cheap.
+    """
+
+    def __init__(self, schedule: Schedule, posted: Posted) -> None:
+        size = schedule.size
+        self.held = [dict.fromkeys(schedule.holds_before(rank), rank) for rank in range(size)]
+        self.heard = [1 << rank for rank in range(size)]
+        self.expressions: list[Expression] = list(range(size))
+        self.contributors = [1 << rank for rank in range(size)]
+        self._folds: dict[tuple[int, ...], int] = {}
+        self._under_way: dict[Message, tuple[list[int], int]] = {}
+        self._posted = posted
+
+    def enter(self, place: Place) -> None:
+        """End the rank's previous step, then send the values from before this one."""
+        self._land(Place(place.rank, place.step - 1))
+        held = self.held[place.rank]
+        for message in self._posted.get(place, ()):
+            if message.sender != place:
+                continue
+            for chunk in message.chunks:
+                if chunk not in held:
+                    raise ScheduleError(
+                        f"step {place.step}: rank {place.rank} sends chunk {chunk} to rank "
+                        f"{message.receiver.rank}, but holds no value of it"
+                    )
+            values = [held[chunk] for chunk in message.chunks]
+            self._under_way[message] = values, self.heard[place.rank]
+
+    def _land(self, place: Place) -> None:
+        rank = place.rank
+        terms: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for message in self._posted.get(place, ()):
+            if message.receiver != place:
+                continue
+            values, heard = self._under_way.pop(message)
+            self.heard[rank] |= heard
+            for chunk, value in zip(message.chunks, values, strict=True):
+                if message.reduce:
+                    terms[chunk].append((message.sender.rank, value))
+                else:
+                    self.held[rank][chunk] = value
+        for chunk, received in terms.items():
+            if chunk not in self.held[rank]:
+                raise ScheduleError(
+                    f"step {place.step}: rank {rank} reduces chunk {chunk} from rank "
+                    f"{received[0][0]}, but holds no value of it"
+                )
+            received.append((rank, self.held[rank][chunk]))
+            received.sort(key=lambda term: term[0])
+            self.held[rank][chunk] = self._fold(place, chunk, received)
+
+    def _fold(self, place: Place, chunk: int, terms: Sequence[tuple[int, int]]) -> int:
+        """The name of the fold of (rank, value) terms, in this order."""
+        together = 0
+        for _, value in terms:
+            if twice := together & self.contributors[value]:
+                raise ScheduleError(
+                    f"step {place.step}: rank {place.rank} folds chunk {chunk} of "
+                    f"{_ranks(rank for rank, _ in terms)} and counts the contribution of "
+                    f"{_ranks(_members(twice))} twice"
+                )
+            together |= self.contributors[value]
+        values = tuple(value for _, value in terms)
+        name = self._folds.setdefault(values, len(self.expressions))
+        if name == len(self.expressions):
+            self.expressions.append(tuple(self.expressions[value] for value in values))
+            self.contributors.append(together)
+        return name
+
+    def results(self, schedule: Schedule) -> dict[int, Expression]:
+        """Each chunk's sum: complete, and the same expression wherever it is held at the end."""
+        everybody = [0] * len(schedule.weights)
+        for rank in range(schedule.size):
+            for chunk in schedule.holds_before(rank):
+                everybody[chunk] |= 1 << rank
+        found: dict[int, tuple[int, int]] = {}
+        for rank in range(schedule.size):
+            for chunk in schedule.holds_after(rank):
+                value = self.held[rank].get(chunk)
+                if value is None:
+                    raise ScheduleError(f"at the end rank {rank} holds no value of chunk {chunk}")
+                if missing := everybody[chunk] & ~self.contributors[value]:
+                    raise ScheduleError(
+                        f"at the end chunk {chunk} on rank {rank} lacks the contribution of "
+                        f"{_ranks(_members(missing))}"
+                    )
+                first, same = found.setdefault(chunk, (rank, value))
+                if value != same:
+                    raise ScheduleError(
+                        f"at the end chunk {chunk} is {_text(self.expressions[same])} on rank "
+                        f"{first} but {_text(self.expressions[value])} on rank {rank}; the order "
+                        "of addition must be the same on every rank"
+                    )
+        return {chunk: self.expressions[value] for chunk, (_, value) in sorted(found.items())}
+
+    def check_barrier(self) -> None:
+        for rank, heard in enumerate(self.heard):
+            if missing := ((1 << len(self.heard)) - 1) & ~heard:
+                raise ScheduleError(
+                    f"at the end rank {rank} has not heard from {_ranks(_members(missing))}"
+                )
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _left_over(place: Place, message: Send | Recv) -> str:
+    does, lacks = ("sends", "receive") if isinstance(message, Send) else ("receives", "send")
+    way = "to" if does == "sends" else "from"
+    return (
+        f"step {place.step}: rank {place.rank} {does} {_chunks(message.chunks)} {way} "
+        f"rank {message.peer}, which has no {lacks} left for it"
+    )
+
+
+def _chunks(chunks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, chunks))
+    return f"chunk{'s' * (len(chunks) > 1)} {numbers}" if chunks else "no chunks"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+
+
+def _members(mask: int) -> list[int]:
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+
+
+def _text(expression: Expression, depth: int = 6) -> str:
+    """Such as ((0+1)+2); what lies deeper than `depth` folds becomes an ellipsis."""
+    if isinstance(expression, int):
+        return str(expression)
+    if not depth:
+        return "(…)"
+    return "(" + "+".join(_text(term, depth - 1) for term in expression) + ")"

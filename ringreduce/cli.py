@@ -1,0 +1,117 @@
+"""The command line: `ringreduce run`, `train` and `doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringreduce.launch import Hosts, Job, run
+from ringreduce.mpiexec import LaunchError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv` (default: the process's own).  Returns the exit code.
+
+    Raises SystemExit with code 2, after printing why, where the command line is wrong.
+    """
+    parser = _parser()
+    options, rest = parser.parse_known_args(argv)
+    if rest and options.command != "train":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.command == "doctor":
+        from ringreduce.doctor import main as doctor
+
+        return doctor()
+    try:
+        job = _job(options, rest)
+    except ValueError as error:
+        parser.error(f"{options.command}: {error}")
+    try:
+        return run(job)
+    except LaunchError as error:
+        print(f"ringreduce {options.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
+    if options.command == "train":
+        program = ("-m", "ringreduce.train", *rest)
+    elif options.module:
+        program = ("-m", options.program, *options.args)
+    elif options.hosts or Path(options.program).exists():  # other hosts have their own files
+        program = (options.program, *options.args)
+    else:
+        raise ValueError(f"no file {options.program}; a module is started by -m {options.program}")
+    return Job(
+        ranks=options.n,
+        program=program,
+        hosts=options.hosts,
+        nodes=options.nodes,
+        timeout_s=options.timeout_s,
+        tag_output=options.tag_output,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ringreduce", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    start = commands.add_parser(
+        "run",
+        help="run a script or module on n ranks",
+        usage="ringreduce run -n N [options] (script.py | -m module) args...",
+        description="Run a script or module on N ranks, with the mpiexec of this environment.",
+        allow_abbrev=False,
+    )
+    _add_job_options(start)
+    start.add_argument("-m", dest="module", action="store_true", help="the program is a module")
+    start.add_argument("program", help="script or module")
+    start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    train = commands.add_parser(
+        "train",
+        help="run the trainer on n ranks",
+        usage="ringreduce train -n N [options] [trainer options]",
+        description="The same as: ringreduce run -n N [options] -m ringreduce.train ...",
+        epilog="The trainer's own options: python -m ringreduce.train --help",
+        allow_abbrev=False,
+    )
+    _add_job_options(train)
+    commands.add_parser("doctor", help="say what a bug report needs, and what to repair")
+    return parser
+
+
+def _add_job_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-n", type=int, required=True, metavar="N", help="ranks")
+    add("--hosts", type=_hosts, default=(), metavar="H1:2,H2:2", help="hosts and their ranks")
+    add("--nodes", type=_nodes, default=(), metavar="3,1,2", help="ranks of each node, as stated")
+    add(
+        "--timeout-s",
+        type=float,
+        metavar="S",
+        help="seconds without progress after which a collective fails",
+    )
+    add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
+
+
+def _hosts(text: str) -> Hosts:
+    return tuple(_host(entry) for entry in text.split(","))
+
+
+def _host(text: str) -> tuple[str, int]:
+    name, colon, count = text.partition(":")
+    if not name or (colon and not (count.isdecimal() and int(count) > 0)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no host; wanted name or name:ranks")
+    return name, int(count) if colon else 1
+
+
+def _nodes(text: str) -> tuple[int, ...]:
+    sizes = text.split(",")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r}; wanted the ranks of each node, as in 3,1,2")
+    return tuple(map(int, sizes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""All settings in one frozen object; the only reader of environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringreduce.cost import Profile
+
+
+@dataclass(frozen=True)
+class Config:
+    """How calls are carried out.  Every rank must use the same `plan_fields`."""
+
+    slice_bytes: int = 4 << 20
+    """Bytes of the array that go through the schedule together."""
+    most_slices: int = 1024
+    """At most this many slices a call; larger arrays have larger slices."""
+    in_flight: int = 4
+    """Slices under way at once."""
+    staged_bytes: int = 16 << 10
+    """Arrays up to this size are copied to memory whose messages are set up once and kept."""
+    kept_plans: int = 64
+    """Plans that are kept for calls to come; the one unused for longest goes first."""
+    profile: Profile = field(default_factory=Profile)
+    """What links cost: decides the algorithm."""
+    log_messages: bool = False
+    """Keep a record of every message in ``Communicator.message_log``."""
+
+    def plan_text(self) -> str:
+        """The settings that decide what is sent; ranks that differ in them cannot work together."""
+        return repr((self.slice_bytes, self.most_slices, self.profile))
+
+
+_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the launcher tells its ranks.  None where it says nothing."""
+
+    expected_size: int | None = None
+    timeout_s: float | None = None
+    nodes: tuple[int, ...] | None = None
+    launched: bool = False
+    """Whether a process manager of an MPI started this process."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+        """Raises ValueError naming the variable that cannot be read."""
+        parsers: dict[str, Callable[[str], Any]] = {
+            "expected_size": int,
+            "timeout_s": float,
+            "nodes": lambda text: tuple(int(size) for size in text.split(",")),
+        }
+        values: dict[str, Any] = {"launched": any(name in variables for name in _RANK_VARIABLES)}
+        for field_name, parse in parsers.items():
+            name = f"RINGREDUCE_{field_name.upper()}"
+            if name in variables:
+                try:
+                    values[field_name] = parse(variables[name])
+                except ValueError:
+                    raise ValueError(
+                        f"environment variable {name} is {variables[name]!r}; "
+                        "wanted a number (for nodes: the ranks of each node, such as 3,1,2)"
+                    ) from None
+        return cls(**values)

@@ -1,0 +1,272 @@
+"""Price a schedule: the seconds that it takes, predicted from what links and cores can do.
+
+The model is alpha-beta-gamma, simulated event by event with the steps' own meaning:
+
+- A message starts when its sender and its receiver are both in their steps.  It occupies a port of
+  each for beta a byte; then the sender is done with it, and alpha later it is delivered.
+- Inside a node each rank has one port out and one port in.  Between nodes all ranks of a node share
+  the node's one port out and one port in.  Messages from one rank to one other follow each other;
+  those of several pairs of ranks share a port equally, as TCP connections do.
+- Once all messages of a step are complete, the rank folds what came to be reduced, at gamma a byte.
+- A sliced array is several flows through the same schedule.  Each rank starts them in order, with
+  at most `in_flight` unfinished; they share its ports and its one fold engine.
+
+For one slice this gives the published formulas exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+
+from ringreduce.check import Message, match
+from ringreduce.errors import ScheduleError
+from ringreduce.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one message costs: `alpha_s` once, `beta_s_per_byte` for each of its bytes."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What links and cores can do.
+
+    The defaults are no measurements: they are the round numbers of shared memory (1 µs, 8 GB/s), of
+    10 Gbit/s Ethernet (20 µs), and of a core that folds 8 GB/s.  `ringreduce tune` measures.
+    """
+
+    in_node: Link = Link(1e-6, 1 / 8e9)
+    between_nodes: Link = Link(20e-6, 8 / 10e9)
+    gamma_s_per_byte: float = 1 / 8e9
+
+
+def price(
+    schedule: Schedule,
+    nodes: Sequence[Sequence[int]],
+    nbytes: float,
+    profile: Profile,
+    *,
+    slices: int = 1,
+    in_flight: int = 4,
+) -> float:
+    """The seconds until the last rank is done with `nbytes`, all of the array's bytes.
+
+    `nodes` lists the ranks of each node, every rank once.  Raises ScheduleError when the schedule
+    cannot finish, and ValueError when the nodes do not list its ranks.
+
+    >>> from ringreduce.algorithms import build
+    >>> link = Link(alpha_s=1.0, beta_s_per_byte=0.5)
+    >>> ring = build("all_gather", "ring", nodes=[[0, 1, 2]])
+    >>> price(ring, [[0, 1, 2]], 6, Profile(in_node=link))
+    4.0
+    """
+    if sorted(rank for node in nodes for rank in node) != list(range(schedule.size)):
+        raise ValueError(f"price: nodes {nodes} do not list ranks 0 to {schedule.size - 1} once")
+    if slices < 1 or in_flight < 1:
+        raise ValueError(f"price: slices {slices} and in_flight {in_flight} must be at least 1")
+    simulation = _Simulation(_Wiring(schedule, nodes, nbytes / slices, profile), slices, in_flight)
+    return simulation.run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """What a message costs by itself, and the two ports that it occupies."""
+
+    sender: int
+    receiver: int
+    transfer_s: float
+    alpha_s: float
+    ports: tuple[int, int]
+
+
+class _Wiring:
+    """A schedule laid out on nodes, for one slice: all that does not change as time goes by."""
+
+    def __init__(
+        self, schedule: Schedule, nodes: Sequence[Sequence[int]], nbytes: float, profile: Profile
+    ) -> None:
+        self.size = schedule.size
+        self._node_of = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
+        self._profile = profile
+        scale = nbytes / (sum(schedule.weights) or 1)
+        chunk_bytes = [weight * scale for weight in schedule.weights]
+        ranks = [list(schedule.steps(rank)) for rank in range(self.size)]
+        self.wires: list[_Wire] = []
+        self.posted: list[list[list[int]]] = [[[] for _ in steps] for steps in ranks]
+        """Of each rank's steps the wires, as indices."""
+        self.fold_s = [[0.0] * len(steps) for steps in ranks]
+        for number, message in enumerate(match(ranks)):
+            message_bytes = sum(chunk_bytes[chunk] for chunk in message.chunks)
+            self.wires.append(self._wire(message, message_bytes))
+            for rank, step in (message.sender, message.receiver):
+                self.posted[rank][step].append(number)
+            if message.reduce:
+                rank, step = message.receiver
+                self.fold_s[rank][step] += message_bytes * profile.gamma_s_per_byte
+
+    def _wire(self, message: Message, message_bytes: float) -> _Wire:
+        """Ports 0 and up are the ranks', then come the nodes'; even ones go out, odd ones in."""
+        sender, receiver = message.sender.rank, message.receiver.rank
+        source, target = self._node_of[sender], self._node_of[receiver]
+        if source == target:
+            link, ports = self._profile.in_node, (2 * sender, 2 * receiver + 1)
+        else:
+            link = self._profile.between_nodes
+            ports = (2 * (self.size + source), 2 * (self.size + target) + 1)
+        return _Wire(sender, receiver, message_bytes * link.beta_s_per_byte, link.alpha_s, ports)
+
+
+@dataclass(eq=False, slots=True)
+class _Strand:
+    """One rank's way through one flow."""
+
+    flow: int
+    rank: int
+    step: int = -1
+    incomplete: int = 0
+    """Messages of this step that are under way."""
+
+
+@dataclass(eq=False, slots=True)
+class _Transfer:
+    """A message whose ranks are ready.  `left_s` is what it still takes with ports of its own."""
+
+    wire: _Wire
+    flow: int
+    left_s: float
+    since_s: float = 0.0
+    sharers: int = 0
+    ends_s: float = inf
+
+
+@dataclass
+class _Simulation:
+    """Slices going through a schedule: a queue of events, and who occupies which port."""
+
+    wiring: _Wiring
+    slices: int
+    in_flight: int
+    now_s: float = 0.0
+    _end_s: float = 0.0
+    _ended: int = 0
+    _order: int = 0
+    _events: list[tuple[float, int, Callable[..., None], object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        size, flows = self.wiring.size, range(self.slices)
+        self._strands = [[_Strand(flow, rank) for rank in range(size)] for flow in flows]
+        self._started = [0] * size
+        self._fold_free_s = [0.0] * size
+        self._half_posted: set[tuple[int, int]] = set()
+        self._connections: dict[tuple[int, int], deque[_Transfer]] = defaultdict(deque)
+        self._ports: dict[int, dict[_Transfer, None]] = {
+            port: {} for wire in self.wiring.wires for port in wire.ports
+        }
+        self._changed: dict[int, None] = {}
+
+    def run(self) -> float:
+        """Go from event to event; what happens at one moment is seen by all of it together."""
+        for rank in range(self.wiring.size):
+            for _ in range(min(self.in_flight, self.slices)):
+                self._start_next_flow(rank)
+        self._share_ports()
+        while self._events:
+            self.now_s = self._events[0][0]
+            while self._events and self._events[0][0] == self.now_s:
+                _, _, action, subject = heappop(self._events)
+                action(subject)
+            self._share_ports()
+        if self._ended < self.wiring.size * self.slices:
+            raise ScheduleError("the schedule cannot finish; ringreduce.check says why")
+        return self._end_s
+
+    def _at(self, time_s: float, action: Callable[..., None], subject: object) -> None:
+        self._order += 1
+        heappush(self._events, (time_s, self._order, action, subject))
+
+    def _start_next_flow(self, rank: int) -> None:
+        if self._started[rank] < self.slices:
+            self._started[rank] += 1
+            self._go_on(self._strands[self._started[rank] - 1][rank])
+
+    def _go_on(self, strand: _Strand) -> None:
+        """Enter the strand's next step that has messages, or end the strand."""
+        steps = self.wiring.posted[strand.rank]
+        while not strand.incomplete:
+            strand.step += 1
+            if strand.step == len(steps):
+                self._ended += 1
+                self._end_s = self.now_s
+                self._at(self.now_s, self._start_next_flow, strand.rank)
+                return
+            strand.incomplete = len(steps[strand.step])
+        for number in steps[strand.step]:
+            if (strand.flow, number) in self._half_posted:
+                self._half_posted.remove((strand.flow, number))
+                self._queue(strand.flow, self.wiring.wires[number])
+            else:
+                self._half_posted.add((strand.flow, number))
+
+    def _queue(self, flow: int, wire: _Wire) -> None:
+        connection = self._connections[wire.sender, wire.receiver]
+        connection.append(_Transfer(wire, flow, left_s=wire.transfer_s))
+        if len(connection) == 1:
+            self._begin(connection[0])
+
+    def _begin(self, transfer: _Transfer) -> None:
+        for port in transfer.wire.ports:
+            self._ports[port][transfer] = None
+            self._changed[port] = None
+
+    def _share_ports(self) -> None:
+        """Give each transfer its share of the fuller of its two ports, where that has changed."""
+        for port in self._changed:
+            for transfer in self._ports[port]:
+                out, into = transfer.wire.ports
+                sharers = max(len(self._ports[out]), len(self._ports[into]))
+                if sharers == transfer.sharers:
+                    continue
+                if transfer.sharers:
+                    elapsed_s = self.now_s - transfer.since_s
+                    transfer.left_s = max(0.0, transfer.left_s - elapsed_s / transfer.sharers)
+                transfer.sharers, transfer.since_s = sharers, self.now_s
+                transfer.ends_s = self.now_s + transfer.left_s * sharers
+                self._at(transfer.ends_s, self._finish, transfer)
+        self._changed.clear()
+
+    def _finish(self, transfer: _Transfer) -> None:
+        if transfer.ends_s != self.now_s:
+            return  # its share has changed since this event was written down
+        transfer.ends_s = inf
+        wire = transfer.wire
+        for port in wire.ports:
+            del self._ports[port][transfer]
+            self._changed[port] = None
+        connection = self._connections[wire.sender, wire.receiver]
+        connection.popleft()
+        if connection:
+            self._begin(connection[0])
+        strands = self._strands[transfer.flow]
+        self._at(self.now_s + wire.alpha_s, self._complete, strands[wire.receiver])
+        self._complete(strands[wire.sender])
+
+    def _complete(self, strand: _Strand) -> None:
+        """One message less; after the last one fold, when the rank's fold engine is free."""
+        strand.incomplete -= 1
+        if strand.incomplete:
+            return
+        fold_s = self.wiring.fold_s[strand.rank][strand.step]
+        if fold_s:
+            free_s = max(self.now_s, self._fold_free_s[strand.rank]) + fold_s
+            self._fold_free_s[strand.rank] = free_s
+            self._at(free_s, self._go_on, strand)
+        else:
+            self._go_on(strand)

@@ -1,0 +1,45 @@
+"""Arrays in host memory, combined by NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringreduce.devices.base import FoldFunction
+
+OPS: dict[str, FoldFunction] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "prod": np.multiply,
+}
+"""Integers wrap; min and max propagate NaN."""
+
+
+class CpuDevice:
+    """NumPy arrays."""
+
+    name = "cpu"
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def flat(self, array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array).reshape(-1)
+
+    def copy(self, into: np.ndarray, source: np.ndarray) -> None:
+        np.copyto(into, source)
+
+    def fold(self, op: str) -> FoldFunction:
+        return OPS[op]
+
+    def divide(self, array: np.ndarray, by: int) -> None:
+        np.divide(array, by, array)
+
+    def bytes_of(self, array: np.ndarray) -> memoryview:
+        return memoryview(array).cast("B") if array.size else memoryview(b"")
+
+    def overlap(self, a: np.ndarray, b: np.ndarray) -> bool:
+        return np.shares_memory(a, b)

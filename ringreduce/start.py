@@ -1,0 +1,128 @@
+"""How a communicator comes into being: over MPI with `init`, among threads with `spawn`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringreduce.communicator import Communicator
+from ringreduce.config import Config, Environment
+from ringreduce.devices.cpu import CpuDevice
+from ringreduce.errors import RingReduceError
+from ringreduce.topology import Topology, parse_nodes
+from ringreduce.transports.base import Transport
+from ringreduce.transports.thread import Switchboard, ThreadTransport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
+
+_GRACE_S = 5.0
+"""How long `spawn` waits for the other ranks after one has failed."""
+
+
+def init(
+    mpi_comm: MPI.Comm | None = None,
+    *,
+    transport: str = "auto",
+    nodes: NodesArgument = None,
+    timeout_s: float | None = None,
+    config: Config | None = None,
+) -> Communicator:
+    """A communicator of all MPI ranks, on duplicates of its own of `mpi_comm`.  Collective.
+
+    Args:
+        mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``.
+        transport: ``"mpi"``, or ``"auto"``, which is that.
+        nodes: the ranks of each node, ``(3, 1, 2)``, or which ranks, ``((0, 2), (1, 3))``, in place
+            of what is discovered.
+        timeout_s: seconds without any progress until a call raises PeerTimeoutError; 600 unless
+            the launcher says otherwise.
+        config: the other settings.
+
+    Raises ImportError when there is no mpi4py or no MPI, ValueError for wrong arguments,
+    MismatchError when ranks pass different nodes or settings.
+    """
+    if transport not in ("auto", "mpi"):
+        raise ValueError(f"init: unknown transport {transport!r}; choose 'auto' or 'mpi'")
+    environment = Environment.read()
+    timeout_s = _timeout(timeout_s if timeout_s is not None else environment.timeout_s)
+    # Importing mpi4py.MPI initialises MPI, so it is done here and not with the package.
+    from mpi4py import MPI
+
+    from ringreduce.process import close_at_exit, prepare
+    from ringreduce.transports.mpi import MpiTransport
+
+    prepare(environment, MPI.COMM_WORLD.Get_size())
+    if mpi_comm is None and nodes is None:
+        nodes = environment.nodes
+    comm = _communicator(MpiTransport(mpi_comm, timeout_s), nodes, timeout_s, config)
+    close_at_exit(comm)
+    return comm
+
+
+def spawn(
+    fn: Callable[..., Any],
+    ranks: int = 4,
+    *args: Any,
+    nodes: NodesArgument = None,
+    timeout_s: float | None = None,
+    config: Config | None = None,
+) -> list[Any]:
+    """Run ``fn(comm, *args)`` on `ranks` ranks, each a thread of this process; no MPI needed.
+
+    Returns what they returned, in rank order.  When one raises, the others are woken with
+    PeerLostError and its exception is raised here.
+
+    >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1).item(), 3)
+    [6, 6, 6]
+    """
+    if ranks < 1:
+        raise ValueError(f"spawn: ranks is {ranks}; pass at least 1")
+    timeout_s = _timeout(timeout_s)
+    if nodes is not None:
+        parse_nodes(nodes, ranks)
+    switchboard = Switchboard(ranks)
+    results: list[Any] = [None] * ranks
+    failures: list[BaseException] = []
+    failed = threading.Event()
+
+    def run(rank: int) -> None:
+        transport = ThreadTransport(switchboard, rank)
+        try:
+            with _communicator(transport, nodes, timeout_s, config) as comm:
+                results[rank] = fn(comm, *args)
+        except BaseException as error:
+            failures.append(error)
+            failed.set()
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not failed.is_set():
+            thread.join(0.05)
+        thread.join(_GRACE_S if failed.is_set() else None)
+    if failures:
+        raise next((e for e in failures if not isinstance(e, RingReduceError)), failures[0])
+    return results
+
+
+def _timeout(timeout_s: float | None) -> float:
+    timeout_s = 600.0 if timeout_s is None else timeout_s
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s is {timeout_s}; pass a number of seconds above 0")
+    return timeout_s
+
+
+def _communicator(
+    transport: Transport, nodes: NodesArgument, timeout_s: float, config: Config | None
+) -> Communicator:
+    found = transport.nodes() if nodes is None else parse_nodes(nodes, transport.size)
+    topology = Topology(found, transport.rank)
+    return Communicator(transport, topology, CpuDevice(), config or Config(), timeout_s)

@@ -1,0 +1,65 @@
+"""Which ranks share a node; a rank's place in its node and across nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Nodes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The ranks of each node, and where this rank stands among them."""
+
+    nodes: Nodes
+    rank: int
+
+    @property
+    def local_rank(self) -> int:
+        """Place among the ranks of this node."""
+        return self._node.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this node."""
+        return len(self._node)
+
+    @property
+    def cross_rank(self) -> int:
+        """Place among the ranks that have this `local_rank` on their nodes."""
+        return self._peers_across.index(self.rank)
+
+    @property
+    def cross_size(self) -> int:
+        """Nodes that have a rank of this `local_rank`."""
+        return len(self._peers_across)
+
+    @property
+    def _node(self) -> tuple[int, ...]:
+        return next(node for node in self.nodes if self.rank in node)
+
+    @property
+    def _peers_across(self) -> list[int]:
+        local = self.local_rank
+        return [node[local] for node in self.nodes if local < len(node)]
+
+
+def parse_nodes(nodes: Sequence[int] | Sequence[Sequence[int]], size: int) -> Nodes:
+    """Nodes as a user states them: the ranks of each, ``(3, 1, 2)``, or which, ``((0, 2), (1, 3))``.
+
+    Sizes deal ranks out in order.  Raises ValueError unless every rank is on exactly one node.
+    """
+    groups: list[tuple[int, ...]] = []
+    for node in nodes:
+        if isinstance(node, int):
+            start = sum(map(len, groups))
+            groups.append(tuple(range(start, start + node)))
+        else:
+            groups.append(tuple(int(rank) for rank in node))
+    if sorted(rank for group in groups for rank in group) != list(range(size)) or not all(groups):
+        raise ValueError(
+            f"init: nodes={nodes!r} does not place each of the {size} ranks on exactly one node; "
+            "pass the number of ranks of each node, such as (3, 1, 2), or the ranks themselves"
+        )
+    return tuple(groups)

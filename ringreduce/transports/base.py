@@ -1,0 +1,72 @@
+"""What every transport offers: messages that can be started again and again, and a control channel.
+
+A transport moves bytes between the ranks of one communicator and knows nothing of what they mean.
+Data messages are bound once to a peer, a flow and a buffer, and then started any number of times.
+Control messages are short, rare, and received by whoever asks.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ringreduce.errors import RingReduceError
+
+
+class MessageSizeError(RingReduceError):
+    """A message was longer than the buffer posted for it: the ranks do not mean the same call."""
+
+
+class Request(Protocol):
+    """A message bound to its peer, flow and buffer.  The names are mpi4py's, whose own objects fit."""
+
+    def Start(self) -> None:  # noqa: N802 - mpi4py's name
+        """Put the message under way."""
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        """Whether the message is complete, or was never started; makes progress."""
+
+    def Free(self) -> None:  # noqa: N802 - mpi4py's name
+        """Let go of it; it is not under way."""
+
+
+class Transport(Protocol):
+    """Moves bytes between ranks.  No method waits, but for `nodes` and `close`."""
+
+    rank: int
+    size: int
+    name: str
+    spins: int
+    """Idle polls worth making before the first `pause`."""
+
+    def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
+        """A message, not yet started, that sends `buffer` to `peer`."""
+
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Request:
+        """A message, not yet started, that receives at most ``len(buffer)`` bytes from `peer`.
+
+        Messages of one ordered pair of ranks and one flow match first in, first out.
+        """
+
+    def translate(self, error: Exception) -> Exception:
+        """What an error out of a request means: MessageSizeError, PeerLostError, or itself."""
+
+    def withdraw(self, receiver: Request) -> bool | None:
+        """Take back a receiver: True if no message came, False if one did, None to ask again."""
+
+    def discard(self, peer: int) -> bool:
+        """Receive and drop the earliest message from `peer` that no receiver took; False if none."""
+
+    def tell(self, peer: int, message: bytes) -> None:
+        """Send a control message.  It is delivered once, in order, whenever the peer listens."""
+
+    def hear(self) -> list[tuple[int, bytes]]:
+        """The control messages that have come since, each with the rank that sent it."""
+
+    def pause(self, idle: int) -> None:
+        """Leave the core to others for a moment, longer as the count of `idle` polls grows."""
+
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that share each node, as far as the transport can tell.  Collective."""
+
+    def close(self, broken: bool) -> None:
+        """Let go of everything.  Collective, unless the communicator is broken."""

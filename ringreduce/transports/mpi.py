@@ -1,0 +1,154 @@
+"""Point-to-point messages of any MPI, through mpi4py.
+
+Uses two duplicates of the caller's communicator, one for data and one for control, so no message of
+ours can meet one of the caller's.  Nothing here blocks: every wait of the library is a loop of
+polls above it.  Importing this module imports mpi4py.MPI and so initialises MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from hashlib import blake2b
+
+from mpi4py import MPI
+
+from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.transports.base import MessageSizeError
+
+_CONTROL_TAG = 0
+_YIELDS = 2000
+"""Idle polls that only yield the core, before polls begin to sleep."""
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
+_SPINS = 200
+"""Idle polls that do nothing but poll, where every rank has a core of its own."""
+
+
+class MpiTransport:
+    """One rank's end of two duplicates of an MPI communicator.  Collective over `parent`."""
+
+    name = "mpi"
+
+    def __init__(self, parent: MPI.Comm | None = None, timeout_s: float = 600.0) -> None:
+        parent = MPI.COMM_WORLD if parent is None else parent
+        self.rank, self.size = parent.Get_rank(), parent.Get_size()
+        deadline = time.monotonic() + timeout_s
+        self._data = _duplicate(parent, deadline)
+        self._control = _duplicate(parent, deadline)
+        self._nodes = _nodes(self._control, deadline)
+        here = next(node for node in self._nodes if self.rank in node)
+        self.spins = _SPINS if len(here) <= len(os.sched_getaffinity(0)) else 0
+        self._withdrawing: set[int] = set()
+        self._discarding: dict[int, MPI.Request] = {}
+        self._telling: list[MPI.Request] = []
+        self._hearing: tuple[MPI.Request, int, bytearray] | None = None
+
+    # --- data ---
+
+    def sender(self, peer: int, flow: int, buffer: memoryview) -> MPI.Prequest:
+        return self._data.Send_init([buffer, MPI.BYTE], peer, flow)
+
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> MPI.Prequest:
+        return self._data.Recv_init([buffer, MPI.BYTE], peer, flow)
+
+    def translate(self, error: Exception) -> Exception:
+        if not isinstance(error, MPI.Exception):
+            return error
+        if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+            return MessageSizeError(str(error))
+        return PeerLostError(f"MPI reports: {error}; the communicator is broken")
+
+    def withdraw(self, receiver: MPI.Prequest) -> bool | None:
+        status = MPI.Status()
+        try:
+            if receiver.Test(status):
+                self._withdrawing.discard(id(receiver))
+                return status.Is_cancelled()
+        except MPI.Exception:
+            return False
+        if id(receiver) not in self._withdrawing:
+            receiver.Cancel()
+            self._withdrawing.add(id(receiver))
+        return None
+
+    def discard(self, peer: int) -> bool:
+        if peer not in self._discarding:
+            status = MPI.Status()
+            message = self._data.Improbe(peer, MPI.ANY_TAG, status)
+            if message is None:
+                return False
+            buffer = bytearray(status.Get_count(MPI.BYTE))
+            self._discarding[peer] = message.Irecv([buffer, MPI.BYTE])
+        if not self._discarding[peer].Test():
+            return False
+        del self._discarding[peer]
+        return True
+
+    # --- control ---
+
+    def tell(self, peer: int, message: bytes) -> None:
+        self._telling = [request for request in self._telling if not request.Test()]
+        self._telling.append(self._control.Isend([message, MPI.BYTE], peer, _CONTROL_TAG))
+
+    def hear(self) -> list[tuple[int, bytes]]:
+        heard = []
+        while self._hearing is not None or self._next_control():
+            assert self._hearing is not None
+            request, peer, buffer = self._hearing
+            if not request.Test():
+                break
+            heard.append((peer, bytes(buffer)))
+            self._hearing = None
+        return heard
+
+    def _next_control(self) -> bool:
+        status = MPI.Status()
+        message = self._control.Improbe(MPI.ANY_SOURCE, _CONTROL_TAG, status)
+        if message is None:
+            return False
+        buffer = bytearray(status.Get_count(MPI.BYTE))
+        self._hearing = (message.Irecv([buffer, MPI.BYTE]), status.Get_source(), buffer)
+        return True
+
+    # --- waiting, topology, end ---
+
+    def pause(self, idle: int) -> None:
+        if idle < _YIELDS:
+            os.sched_yield()
+        else:
+            time.sleep(min(_SHORTEST_SLEEP_S * (idle / _YIELDS), _LONGEST_SLEEP_S))
+
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        return self._nodes
+
+    def close(self, broken: bool) -> None:
+        if broken:
+            return
+        MPI.Request.Waitall(self._telling)
+        self._data.Free()
+        self._control.Free()
+
+
+def _duplicate(parent: MPI.Comm, deadline: float) -> MPI.Comm:
+    comm, request = parent.Idup()
+    _finish(request, deadline)
+    return comm
+
+
+def _nodes(comm: MPI.Comm, deadline: float) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each node, nodes in the order of their lowest rank: same host name, same node."""
+    name = blake2b(socket.gethostname().encode(), digest_size=16).digest()
+    names = bytearray(16 * comm.Get_size())
+    _finish(comm.Iallgather([name, MPI.BYTE], [names, MPI.BYTE]), deadline)
+    nodes: dict[bytes, list[int]] = {}
+    for rank in range(comm.Get_size()):
+        nodes.setdefault(bytes(names[16 * rank : 16 * rank + 16]), []).append(rank)
+    return tuple(map(tuple, nodes.values()))
+
+
+def _finish(request: MPI.Request, deadline: float) -> None:
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise PeerTimeoutError("init: not all ranks of the communicator call init")
+        time.sleep(1e-4)

@@ -1,0 +1,87 @@
+"""What the symbolic tests share: layouts, every algorithm there is, and schedules from text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from ringreduce.algorithms import ALGORITHMS
+from ringreduce.schedule import Claim, Recv, Schedule, Send, Step, from_text
+
+EVERY_ALGORITHM = [
+    (collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]
+]
+ROOTED = [
+    pair for pair in EVERY_ALGORITHM if pair[0] in {"broadcast", "reduce", "gather", "scatter"}
+]
+
+Ranks = list[list[Step]]
+"""The steps of every rank."""
+
+
+def block_layout(*sizes: int) -> list[list[int]]:
+    """Nodes of these sizes, filled with ranks in order."""
+    ranks = iter(range(sum(sizes)))
+    return [[next(ranks) for _ in range(size)] for size in sizes]
+
+
+@st.composite
+def layouts(draw: st.DrawFn, max_nodes: int = 8, max_ranks: int = 64) -> list[list[int]]:
+    """1 to `max_nodes` nodes of any sizes, with any assignment of ranks to nodes."""
+    size = draw(st.integers(1, max_ranks), label="ranks")
+    borders = draw(
+        st.sets(st.integers(1, size - 1), max_size=min(max_nodes, size) - 1)
+        if size > 1
+        else st.just(set())
+    )
+    ranks = list(range(size))
+    if seed := draw(st.integers(0, 2**16), label="seed of the shuffle, 0 for none"):
+        random.Random(seed).shuffle(ranks)
+    cuts = [0, *sorted(borders), size]
+    return [ranks[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
+
+
+def steps_of(schedule: Schedule) -> Ranks:
+    return [list(schedule.steps(rank)) for rank in range(schedule.size)]
+
+
+def with_steps(schedule: Schedule, ranks: Sequence[Iterable[Step]]) -> Schedule:
+    """The same schedule, claims included, with these steps in place of its own."""
+    return replace(schedule, steps=lambda rank: iter(ranks[rank]))
+
+
+def written(text: str, chunks: int = 1, collective: str = "all_reduce") -> Schedule:
+    """The schedule that the text spells; every rank holds every chunk, and claims what it does."""
+    ranks = from_text(text)
+    every = tuple(range(chunks))
+
+    def claim(rank: int) -> Claim:
+        return Claim(
+            steps=len(ranks[rank]),
+            sent=sum(len(send.chunks) for step in ranks[rank] for send in step.sends),
+            received=sum(len(recv.chunks) for step in ranks[rank] for recv in step.recvs),
+        )
+
+    return Schedule(
+        collective=collective,
+        algorithm="written",
+        size=len(ranks),
+        weights=(1,) * chunks,
+        steps=lambda rank: iter(ranks[rank]),
+        holds_before=lambda rank: every,
+        holds_after=lambda rank: every,
+        claim=claim,
+    )
+
+
+_numbers = st.integers(0, 99)
+_chunks = st.lists(_numbers, max_size=4).map(tuple)
+steps = st.builds(
+    Step,
+    sends=st.lists(st.builds(Send, _numbers, _chunks), max_size=3).map(tuple),
+    recvs=st.lists(st.builds(Recv, _numbers, _chunks, st.booleans()), max_size=3).map(tuple),
+)
+"""Any step that can be written down, right or wrong."""
