@@ -123,10 +123,6 @@ class Agreement:
         theirs = int.from_bytes(header[16:HEADER_BYTES], "little")
         self._abort(min(theirs, self.number))
 
-    def suspect(self) -> None:
-        """A message did not fit its place: the ranks do not mean the same call."""
-        self._abort(self.number)
-
     def wait(self, idle: int) -> None:
         """Called at each poll that moved nothing, with their count since the last progress.
 

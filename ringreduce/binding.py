@@ -16,6 +16,7 @@ from ringreduce.plan import (
     BESIDE,
     INPUT,
     INSIDE,
+    INSIDE_BYTES,
     OUTPUT,
     SCRATCH,
     Copy,
@@ -98,7 +99,7 @@ def bind(
     """A flow of slice `index` in `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
     flow = Flow(index, slot)
     binder = _Binder(flow, memory, itemsize, transport, device)
-    flow.steps = [binder.step(step) for step in planned.steps]
+    flow.steps = [step for planned_step in planned.steps for step in binder.steps(planned_step)]
     in_place = memory[INPUT] is memory[OUTPUT]
     flow.settles = [
         binder.pair(copy)
@@ -128,24 +129,26 @@ class _Binder:
     def pair(self, copy: Copy) -> CopyPair:
         return self.view(copy.into), self.view(copy.source)
 
-    def step(self, planned: PlannedStep) -> BoundStep:
+    def steps(self, planned: PlannedStep) -> list[BoundStep]:
+        """One step, or two: a message whose signature comes beside it is received only after that.
+
+        So what is received always fits: some MPIs write past the end of a buffer that is too short.
+        """
         step = BoundStep(planned.index, packs=[self.pair(copy) for copy in planned.packs])
+        after = BoundStep(planned.index)
+        last = after if any(m.signature == BESIDE for m in planned.recvs) else step
         operands: dict[Span, Any] = {}
         for message in planned.recvs:
-            for buffer in self._recv_buffers(message, step, operands):
-                request = self.transport.receiver(message.peer, self.flow.slice, buffer)
-                step.recvs.append((message.peer, request))
-            self._note("recv", message, step)
+            self._recv(message, step, last, operands)
         for message in planned.sends:
-            for buffer in self._send_buffers(message, step):
-                request = self.transport.sender(message.peer, self.flow.slice, buffer)
-                step.sends.append((message.peer, request))
-            self._note("send", message, step)
-        requests = [request for _, request in (*step.recvs, *step.sends)]
-        step.starts = [request.Start for request in requests]
-        step.tests = [request.Test for request in requests]
-        self._folds(planned, step, operands)
-        return step
+            self._send(message, step)
+        for bound in {id(step): step, id(last): last}.values():
+            requests = [request for _, request in (*bound.recvs, *bound.sends)]
+            bound.starts = [request.Start for request in requests]
+        step.tests = [request.Test for _, request in step.recvs]
+        last.tests = [request.Test for _, request in (*last.recvs, *step.sends)]
+        self._folds(planned, last, operands)
+        return [step] if last is step else [step, last]
 
     def _folds(self, planned: PlannedStep, step: BoundStep, operands: dict[Span, Any]) -> None:
         """Bind folds; values that came with a signature are folded from where they came in."""
@@ -158,39 +161,52 @@ class _Binder:
             step.folds.append((left, right, self.view(fold.into), fold.finishes))
             operands.pop(fold.into, None)
 
-    def _send_buffers(self, message: Message, step: BoundStep) -> Iterator[memoryview]:
+    def _send(self, message: Message, step: BoundStep) -> None:
         if message.signature == INSIDE:
-            whole, payload = self._signed(message)
-            self.flow.own_signatures.append(whole[:HEADER_BYTES])
+            buffer, payload = self._signed(message.span)
+            self.flow.own_signatures.append(buffer[:HEADER_BYTES])
             step.packs.append((payload, self.view(message.span)))
-            yield whole
-            return
+        else:
+            buffer = self._plain(message.span)
         if message.signature == BESIDE:
             header = memoryview(bytearray(HEADER_BYTES))
             self.flow.own_signatures.append(header)
-            yield header
-        yield self._plain(message.span)
+            self._add_send(message, header, step)
+        self._add_send(message, buffer, step)
+        step.notes.append(("send", message.peer, self._nbytes(message.span)))
 
-    def _recv_buffers(
-        self, message: Message, step: BoundStep, operands: dict[Span, Any]
-    ) -> Iterator[memoryview]:
-        if message.signature == INSIDE:
-            whole, payload = self._signed(message)
-            step.signatures.append((message.peer, whole[:HEADER_BYTES]))
-            if payload.size:
+    def _recv(
+        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, Any]
+    ) -> None:
+        if message.signature is None:
+            self._add_recv(message, self._plain(message.span), last)
+        else:
+            buffer, payload = self._signed(message.span, INSIDE_BYTES)
+            step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
+            self._add_recv(message, buffer, step)
+            if message.signature == BESIDE:
+                self._add_recv(message, self._plain(message.span), last)
+            elif payload.size:
                 operands[message.span] = payload
-            yield whole
-            return
-        if message.signature == BESIDE:
-            header = memoryview(bytearray(HEADER_BYTES))
-            step.signatures.append((message.peer, header))
-            yield header
-        yield self._plain(message.span)
+        step.notes.append(("recv", message.peer, self._nbytes(message.span)))
 
-    def _signed(self, message: Message) -> tuple[memoryview, Any]:
-        """Memory for a message with its signature before it: all of it, and the data's part."""
-        memory = self.device.empty(HEADER_BYTES + self._nbytes(message.span), "u1")
-        return self.device.bytes_of(memory), memory[HEADER_BYTES:].view(self.dtype)
+    def _add_send(self, message: Message, buffer: memoryview, step: BoundStep) -> None:
+        request = self.transport.sender(message.peer, self.flow.slice, buffer)
+        step.sends.append((message.peer, request))
+
+    def _add_recv(self, message: Message, buffer: memoryview, step: BoundStep) -> None:
+        request = self.transport.receiver(message.peer, self.flow.slice, buffer)
+        step.recvs.append((message.peer, request))
+
+    def _signed(self, span: Span, room: int = 0) -> tuple[memoryview, Any]:
+        """Memory for a message with its signature before it: all of it, and the data's part.
+
+        With `room` for as much data as any first message brings, it is never too short.
+        """
+        nbytes = self._nbytes(span)
+        memory = self.device.empty(HEADER_BYTES + max(nbytes, room), "u1")
+        payload = memory[HEADER_BYTES : HEADER_BYTES + nbytes].view(self.dtype)
+        return self.device.bytes_of(memory), payload
 
     def _plain(self, span: Span) -> memoryview:
         whole = self.bytes[span.buffer]
@@ -199,6 +215,3 @@ class _Binder:
 
     def _nbytes(self, span: Span) -> int:
         return (span.stop - span.start) * self.itemsize
-
-    def _note(self, direction: str, message: Message, step: BoundStep) -> None:
-        step.notes.append((direction, message.peer, self._nbytes(message.span)))

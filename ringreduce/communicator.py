@@ -280,10 +280,9 @@ class Communicator:
         return self._call(signature, plan, array, array.shape, array.shape, in_place=True)
 
     def _call_all_gather(
-        self, array: np.ndarray, counts: tuple[int, ...], algorithm: str, exchanged: bool = False
+        self, array: np.ndarray, counts: tuple[int, ...], algorithm: str
     ) -> _Call:
-        """The call for known counts; those just exchanged are agreed on, so it goes unsigned."""
-        key = ("all_gather", array.dtype, array.shape, counts, algorithm, exchanged)
+        key = ("all_gather", array.dtype, array.shape, counts, algorithm)
         if key in self._calls:
             return self._calls[key]
         self._check_counts(array, counts)
@@ -296,7 +295,6 @@ class Communicator:
             [count * row for count in counts],
             array.itemsize,
             slice_count(total, self.config),
-            signs=not exchanged,
         )
         text = array_text(array, first=False)
         signature = self._signature("all_gather", text, algorithm, counts=str(counts))
@@ -389,7 +387,7 @@ class Communicator:
                 header = self._agreement.begin(exchange.signature, timeout_s)
                 self._executor.run(exchange.prepared, rows, table, header)
                 counts = tuple(table[:, 0].tolist())
-                call = self._call_all_gather(array, counts, algorithm, exchanged=True)
+                call = self._call_all_gather(array, counts, algorithm)
                 wrong = [r for r in range(self.size) if table[r, 1] not in (-1, sum(counts))]
                 if not wrong:
                     target = np.empty(call.shape, call.dtype) if out is None else out
@@ -450,6 +448,8 @@ class Communicator:
             if not isinstance(settled, MismatchError):
                 self._ended = settled
             return settled
+        if isinstance(error, Exception):
+            error = self._transport.translate(error)
         reason = f"{type(error).__name__}: {error}"
         self._break(error if isinstance(error, RingReduceError) else PeerLostError(reason), reason)
         return error

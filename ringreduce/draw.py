@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from ringreduce.schedule import Chunks, Recv, Schedule, Send, Step
 
@@ -35,18 +35,16 @@ def draw(
 
     `failed` is rank -> the step that it did not finish; the cell is marked with ``!``.  Of a large
     schedule the `max_ranks` ranks and `max_steps` steps nearest to a failed one are drawn, or the
-    first ones, and only those ranks are asked for their steps.
+    first ones; only those ranks are asked for their steps, and only as far as they are drawn.
     """
     failed = dict(sorted((failed or {}).items()))
     size = schedule.size if isinstance(schedule, Schedule) else len(schedule)
     ranks = _window(size, list(failed), max_ranks)
-    columns = {
-        rank: list(schedule.steps(rank) if isinstance(schedule, Schedule) else schedule[rank])
-        for rank in ranks
-    }
-    marked = {rank: step for rank, step in failed.items() if rank in columns}
-    count = max([*map(len, columns.values()), *(step + 1 for step in marked.values())], default=0)
+    steps, lengths = _steps(schedule, ranks)
+    marked = {rank: step for rank, step in failed.items() if rank in ranks}
+    count = max([*lengths, *(step + 1 for step in marked.values())], default=0)
     rows = _window(count, list(marked.values()), max_steps)
+    columns = {rank: list(islice(steps[rank], rows[-1] + 1 if rows else 0)) for rank in ranks}
 
     table = [["step", *(f"rank {rank}" for rank in ranks)]]
     for above, row in pairwise([-1, *rows]):
@@ -65,11 +63,26 @@ def draw(
     return "\n".join(lines)
 
 
+def _steps(
+    schedule: Schedule | Sequence[Iterable[Step]], ranks: Sequence[int]
+) -> tuple[dict[int, Iterable[Step]], list[int]]:
+    """The steps of these ranks, and how many they are: a schedule need not be run to know."""
+    if isinstance(schedule, Schedule):
+        claims = [schedule.claim(rank) for rank in ranks]
+        return {rank: schedule.steps(rank) for rank in ranks}, [claim.steps for claim in claims]
+    steps = {rank: list(schedule[rank]) for rank in ranks}
+    return dict(steps), [len(column) for column in steps.values()]
+
+
 def _window(count: int, centres: Sequence[int], limit: int) -> list[int]:
-    """The `limit` numbers below `count` that are nearest to one of the centres, in order."""
+    """The `limit` numbers below `count` that are nearest to one of the centres, in order.
+
+    Of two that are equally near, the one before a centre is preferred to the one after it.
+    """
     centres = centres[:limit] or [0]
-    nearest = nsmallest(limit, range(count), key=lambda i: min(abs(i - c) for c in centres))
-    return sorted(nearest)
+    return sorted(
+        nsmallest(limit, range(count), key=lambda i: min((abs(i - c), i > c) for c in centres))
+    )
 
 
 def _cell(steps: Sequence[Step], row: int, failed: int | None) -> str:

@@ -18,7 +18,7 @@ from ringreduce.binding import Flow, bind
 from ringreduce.config import Config
 from ringreduce.devices.base import Device, FoldFunction
 from ringreduce.plan import Plan
-from ringreduce.transports.base import MessageSizeError, Transport
+from ringreduce.transports.base import Transport
 
 
 class LoggedMessage(NamedTuple):
@@ -194,11 +194,8 @@ class Executor:
         """Test the messages of the flow's step; when all are complete, fold and start the next."""
         step = flow.steps[flow.at]
         tested, tests = flow.tested, step.tests
-        try:
-            while tested < len(tests) and tests[tested]():
-                tested += 1
-        except Exception as error:
-            self._broken_off(error)
+        while tested < len(tests) and tests[tested]():
+            tested += 1
         if tested < len(tests):
             moved, flow.tested = tested > flow.tested, tested
             return moved
@@ -227,12 +224,6 @@ class Executor:
             flow.free()
         return True
 
-    def _broken_off(self, error: Exception) -> None:
-        translated = self.transport.translate(error)
-        if isinstance(translated, MessageSizeError):
-            self.agreement.suspect()
-        raise translated from error
-
     def _count(self, flow: Flow, steps: int, times: int = 1) -> None:
         for total, messages in zip((self._sent, self._received), flow.messages(steps), strict=True):
             for peer, count in messages.items():
@@ -245,8 +236,8 @@ class Executor:
         for flow in self._running:
             if not flow.finished:
                 step = flow.steps[flow.at]
-                peers = [peer for peer, _ in (*step.recvs, *step.sends)]
-                return step.index, sorted(set(peers[flow.tested :]))
+                waits = [(peer, r) for peer, r in (*step.recvs, *step.sends) if not r.Test()]
+                return step.index, sorted({peer for peer, _ in waits})
         return None, []
 
     def withdraw(self) -> bool:
@@ -273,12 +264,12 @@ class Executor:
         return self._sent, self._received
 
     def sends_done(self) -> bool:
-        """Whether every send under way is complete."""
+        """Whether every send that was started is complete."""
         return all(
             request.Test()
             for flow in self._running
-            if not flow.finished
-            for _, request in flow.steps[flow.at].sends
+            for step in flow.steps[: flow.at + 1]
+            for _, request in step.sends
         )
 
     def start_afresh(self) -> None:

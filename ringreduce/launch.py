@@ -5,7 +5,6 @@ The launcher loads no MPI itself.  Each rank runs `ringreduce.rank`, which runs 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -196,7 +195,8 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
     # Ignored, as some parents leave it, SIGCHLD would take the exit code with it.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # What is ignored stays ignored: so `nohup` works.
-    waited = {s for s in _PASSED_ON if signal.getsignal(s) != signal.SIG_IGN} | {signal.SIGCHLD}
+    heeded = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    waited = heeded | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     ended_by = 0
     try:
@@ -204,11 +204,12 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
         tie = partial(_tie_to_launcher, os.getpid(), mask)
         process = subprocess.Popen(argv, env=environment, preexec_fn=tie)
         while process.poll() is None:
-            came = signal.sigwaitinfo(waited)
-            ended_by = came.si_signo if came.si_signo in _ENDING else ended_by
+            info = signal.sigwaitinfo(waited)
+            came = signal.Signals(info.si_signo)
+            ended_by = came if came in _ENDING else ended_by
             # What the terminal sends, it sends to mpiexec too.
-            if came.si_signo != signal.SIGCHLD and came.si_code != _SI_KERNEL:
-                process.send_signal(_PASSED_AS.get(came.si_signo, came.si_signo))
+            if came in heeded and info.si_code != _SI_KERNEL:
+                process.send_signal(_PASSED_AS.get(came, came))
         while signal.sigtimedwait(waited, 0):
             pass  # came too late for the job
     finally:
@@ -216,7 +217,7 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
     return process.pid, _exit_code(process.returncode, ended_by)
 
 
-def _tie_to_launcher(launcher: int, mask: set[signal.Signals]) -> None:
+def _tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
     """In the child, before it becomes mpiexec: it ends, and its ranks with it, if we are killed.
 
     By SIGTERM: SIGKILL would leave it no time to end ranks on other hosts, or to clean up.

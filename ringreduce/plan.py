@@ -28,11 +28,14 @@ class Span(NamedTuple):
 
 INSIDE, BESIDE = "inside", "beside"
 INSIDE_BYTES = 4096
-"""Up to this size a message carries the call's signature inside; above, in a message before it."""
+"""Up to this size a message carries the call's signature inside; above, in a message before it.
+
+So the first message that a peer sends in a flow is never longer than this and the signature.
+"""
 
 
 class Message(NamedTuple):
-    """One message.  The first of its ordered pair in a call carries the signature."""
+    """One message.  The first of its ordered pair in a slice carries the call's signature."""
 
     peer: int
     span: Span
@@ -97,8 +100,6 @@ class Plan:
     """Elements of INPUT, on this rank."""
     output_count: int
     """Elements of OUTPUT, on this rank."""
-    signs: bool = True
-    """Whether the first slice's messages carry the call's signature."""
     _slices: dict[int, PlannedSlice] = field(default_factory=dict)
     _steps: tuple[Step, ...] | None = None
 
@@ -107,13 +108,11 @@ class Plan:
         return len(self.placed)
 
     def slice(self, index: int) -> PlannedSlice:
-        """The steps of slice `index`; the first slice carries the signatures."""
+        """The steps of slice `index`."""
         if index not in self._slices:
             if self._steps is None:
                 self._steps = tuple(self.schedule.steps(self.rank))
-            self._slices[index] = _SlicePlanner(
-                self, self._steps, self.placed[index], signs=self.signs and index == 0
-            ).plan()
+            self._slices[index] = _SlicePlanner(self, self._steps, self.placed[index]).plan()
         return self._slices[index]
 
 
@@ -137,7 +136,6 @@ def plan_parts(
     counts: Sequence[int],
     itemsize: int,
     slices: int,
-    signs: bool = True,
 ) -> Plan:
     """A plan for a collective in which chunk i has ``counts[i]`` elements and a rank may hold some.
 
@@ -161,7 +159,6 @@ def plan_parts(
         placed,
         sum(counts[chunk] for chunk in before),
         sum(counts[chunk] for chunk in after),
-        signs,
     )
 
 
@@ -205,12 +202,10 @@ class _Scratch:
 class _SlicePlanner:
     """Walks one rank's steps once, tracking where the current value of each chunk lives."""
 
-    def __init__(
-        self, plan: Plan, steps: Sequence[Step], placed: Sequence[Placed], signs: bool
-    ) -> None:
+    def __init__(self, plan: Plan, steps: Sequence[Step], placed: Sequence[Placed]) -> None:
         schedule, rank = plan.schedule, plan.rank
         self.rank, self.itemsize = rank, plan.itemsize
-        self.steps, self.placed, self.signs = steps, placed, signs
+        self.steps, self.placed = steps, placed
         self.result = frozenset(schedule.holds_after(rank))
         self.home: dict[int, Span] = {
             chunk: Span(INPUT, placed[chunk].before, placed[chunk].before + placed[chunk].count)
@@ -284,7 +279,7 @@ class _SlicePlanner:
                 runs[-1].append(chunk)
             else:
                 runs.append([chunk])
-        if not runs and self.signs and peer not in signed:
+        if not runs and peer not in signed:
             runs.append([])
         return map(tuple, runs)
 
@@ -294,7 +289,7 @@ class _SlicePlanner:
         return chunk < following and not any(self.placed[c].count for c in between)
 
     def _message(self, peer: int, span: Span, signed: set[int]) -> Message:
-        if not self.signs or peer in signed:
+        if peer in signed:
             return Message(peer, span, None)
         signed.add(peer)
         inside = (span.stop - span.start) * self.itemsize <= INSIDE_BYTES

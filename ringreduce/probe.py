@@ -16,7 +16,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _SECRET = b"ringreduce single copy probe"
@@ -25,19 +25,22 @@ _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 def main(argv: Sequence[str]) -> int:
     """Print what the probe in `argv` finds."""
-    probes = {"mpi": mpi, "module": module, "cards": cards, "hold": hold, "read": read}
-    print(json.dumps(probes[argv[0]](*argv[1:])), flush=True)
     if argv[0] == "hold":
-        sys.stdin.read()  # keep the memory until the reader has read
+        hold()
+    else:
+        probes: dict[str, Callable[..., dict[str, Any]]]
+        probes = {"mpi": mpi, "module": module, "cards": cards, "read": read}
+        _tell(probes[argv[0]](*argv[1:]))
     return 0
 
 
 def mpi() -> dict[str, Any]:
     """The library, thread level, rank and size of this rank's MPI.  Call it on every rank."""
     module = importlib.import_module("mpi4py.MPI")
+    levels = {getattr(module, f"THREAD_{name}"): name for name in _THREAD_LEVELS}
     return {
         "library": module.Get_library_version().strip("\0\n"),
-        "thread_level": _THREAD_LEVELS[module.Query_thread()],
+        "thread_level": levels[module.Query_thread()],
         "rank": module.COMM_WORLD.Get_rank(),
         "size": module.COMM_WORLD.Get_size(),
     }
@@ -67,12 +70,11 @@ def cards() -> dict[str, Any]:
     }
 
 
-_held = ctypes.create_string_buffer(_SECRET)
-
-
-def hold() -> dict[str, Any]:
-    """Where this process keeps what `read` is to find."""
-    return {"pid": os.getpid(), "address": ctypes.addressof(_held)}
+def hold() -> None:
+    """Print where this process keeps what `read` is to find, and keep it until stdin ends."""
+    held = ctypes.create_string_buffer(_SECRET)
+    _tell({"pid": os.getpid(), "address": ctypes.addressof(held)})
+    sys.stdin.read()
 
 
 class _IoVec(ctypes.Structure):
@@ -97,6 +99,12 @@ def read(pid: str, address: str) -> dict[str, Any]:
     if got < 0:
         return {"error": os.strerror(ctypes.get_errno())}
     return {"error": "" if into.raw == _SECRET else "other bytes came"}
+
+
+def _tell(found: dict[str, Any]) -> None:
+    # In one write, lest lines of two ranks run together.
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from textwrap import dedent
 
 from hypothesis import strategies as st
 
@@ -32,16 +34,12 @@ def block_layout(*sizes: int) -> list[list[int]]:
 def layouts(draw: st.DrawFn, max_nodes: int = 8, max_ranks: int = 64) -> list[list[int]]:
     """1 to `max_nodes` nodes of any sizes, with any assignment of ranks to nodes."""
     size = draw(st.integers(1, max_ranks), label="ranks")
-    borders = draw(
-        st.sets(st.integers(1, size - 1), max_size=min(max_nodes, size) - 1)
-        if size > 1
-        else st.just(set())
-    )
+    borders = st.sets(st.integers(1, max(1, size - 1)), max_size=min(max_nodes, size) - 1)
+    cuts = [0, *sorted(draw(borders, label="borders between nodes")), size]
     ranks = list(range(size))
     if seed := draw(st.integers(0, 2**16), label="seed of the shuffle, 0 for none"):
         random.Random(seed).shuffle(ranks)
-    cuts = [0, *sorted(borders), size]
-    return [ranks[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
+    return [ranks[low:high] for low, high in pairwise(cuts)]
 
 
 def steps_of(schedule: Schedule) -> Ranks:
@@ -55,7 +53,7 @@ def with_steps(schedule: Schedule, ranks: Sequence[Iterable[Step]]) -> Schedule:
 
 def written(text: str, chunks: int = 1, collective: str = "all_reduce") -> Schedule:
     """The schedule that the text spells; every rank holds every chunk, and claims what it does."""
-    ranks = from_text(text)
+    ranks = from_text(dedent(text))
     every = tuple(range(chunks))
 
     def claim(rank: int) -> Claim:

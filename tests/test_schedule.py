@@ -56,7 +56,7 @@ def test_the_text_of_a_ring_of_two() -> None:
     )
 
 
-@pytest.mark.parametrize("word", ["1:3", ">1", ">x:3", ">1:y", ">1:3+", ">1:3,,4", "<1:+3", ">"])
+@pytest.mark.parametrize("word", ["1:3", ">1", ">x:3", ">1:y", ">1:3+", ">1:3,,4", "<1:3-", ">"])
 def test_a_word_that_is_no_message_is_quoted(word: str) -> None:
     with pytest.raises(ScheduleError) as error:
         step_from_text(f"<0:1 {word}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import statistics
 import sys
 import time
@@ -15,7 +16,7 @@ from ringreduce.train import data, mlp
 from ringreduce.train.data_parallel import DTYPES, Epoch, Result, Settings, train
 
 _LINES = 10
-"""About so many lines a run, where the output is no terminal."""
+"""So many lines a run at most, where the output is no terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +61,7 @@ def _train_seeds(comm: rr.Communicator, split: data.Split, settings: Settings, s
 
 
 class ProgressLine:
-    """How training goes: on a terminal one line that lives, elsewhere about ten lines a run."""
+    """How training goes: on a terminal one line that lives, elsewhere up to ten lines a run."""
 
     def __init__(self, epochs: int, out: TextIO) -> None:
         self._epochs = epochs
@@ -70,7 +71,7 @@ class ProgressLine:
     def __call__(self, epoch: Epoch, accuracy: float) -> None:
         """Show an epoch and the held-out accuracy (0 to 1) after it."""
         last = epoch.number == self._epochs
-        every = max(1, self._epochs // _LINES)
+        every = math.ceil(self._epochs / _LINES)
         if not (self._terminal or last or epoch.number % every == 0):
             return
         text = (

@@ -9,12 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ringreduce.errors import RingReduceError
-
-
-class MessageSizeError(RingReduceError):
-    """A message was longer than the buffer posted for it: the ranks do not mean the same call."""
-
 
 class Request(Protocol):
     """A message bound to its peer, flow and buffer.  The names are mpi4py's, whose own objects fit."""
@@ -44,11 +38,11 @@ class Transport(Protocol):
     def receiver(self, peer: int, flow: int, buffer: memoryview) -> Request:
         """A message, not yet started, that receives at most ``len(buffer)`` bytes from `peer`.
 
-        Messages of one ordered pair of ranks and one flow match first in, first out.
+        Nothing longer may come: whoever posts it knows.  Messages of one ordered pair of ranks and one flow match first in, first out.
         """
 
     def translate(self, error: Exception) -> Exception:
-        """What an error out of a request means: MessageSizeError, PeerLostError, or itself."""
+        """What an error out of a request means: PeerLostError, or itself."""
 
     def withdraw(self, receiver: Request) -> bool | None:
         """Take back a receiver: True if no message came, False if one did, None to ask again."""

@@ -15,7 +15,6 @@ from hashlib import blake2b
 from mpi4py import MPI
 
 from ringreduce.errors import PeerLostError, PeerTimeoutError
-from ringreduce.transports.base import MessageSizeError
 
 _CONTROL_TAG = 0
 _YIELDS = 2000
@@ -55,18 +54,13 @@ class MpiTransport:
     def translate(self, error: Exception) -> Exception:
         if not isinstance(error, MPI.Exception):
             return error
-        if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
-            return MessageSizeError(str(error))
         return PeerLostError(f"MPI reports: {error}; the communicator is broken")
 
     def withdraw(self, receiver: MPI.Prequest) -> bool | None:
         status = MPI.Status()
-        try:
-            if receiver.Test(status):
-                self._withdrawing.discard(id(receiver))
-                return status.Is_cancelled()
-        except MPI.Exception:
-            return False
+        if receiver.Test(status):
+            self._withdrawing.discard(id(receiver))
+            return status.Is_cancelled()
         if id(receiver) not in self._withdrawing:
             receiver.Cancel()
             self._withdrawing.add(id(receiver))

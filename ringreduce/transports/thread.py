@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-from ringreduce.transports.base import MessageSizeError
 
 _LONGEST_PAUSE_S = 0.01
 
@@ -47,10 +46,9 @@ class _Message:
     buffer: memoryview
     sends: bool
     complete: bool = True
-    too_long: bool = False
 
     def Start(self) -> None:  # noqa: N802 - mpi4py's name
-        self.complete = self.too_long = False
+        self.complete = False
         box = self.boxes[self.target]
         mine, theirs = (box.sends, box.recvs) if self.sends else (box.recvs, box.sends)
         with box.changed:
@@ -65,9 +63,6 @@ class _Message:
             self.boxes[self.source].wake()
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        if self.too_long:
-            self.too_long = False
-            raise MessageSizeError("a message was longer than its buffer")
         return self.complete
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
@@ -75,10 +70,7 @@ class _Message:
 
 
 def _deliver(send: _Message, recv: _Message) -> None:
-    length = len(send.buffer)
-    recv.too_long = length > len(recv.buffer)
-    if not recv.too_long:
-        recv.buffer[:length] = send.buffer
+    recv.buffer[: len(send.buffer)] = send.buffer
     recv.complete = send.complete = True
 
 

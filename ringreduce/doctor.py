@@ -1,0 +1,267 @@
+"""`ringreduce doctor`: what a bug report needs, one line a fact, each with ok or what to do.
+
+Works without an MPI.  Whatever might crash or hang is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ringreduce.launch import Job, command_line, cores, job_environment, rank_environment
+from ringreduce.leftovers import SHARED_MEMORY, abandoned
+from ringreduce.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
+
+_PROBE_TIMEOUT_S = 60
+_SMALL_SHM_BYTES = 64 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact.  `advice` is what to do about it, empty if it is well."""
+
+    name: str
+    value: str
+    advice: str = ""
+    essential: bool = False
+    """Nothing runs until the advice is followed."""
+
+    def __str__(self) -> str:
+        if self.advice:
+            return f"fix  {self.name:<14} {self.value}: {self.advice}"
+        return f"ok   {self.name:<14} {self.value}"
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def main() -> int:
+    """Print all findings.  Returns 1 if something essential is broken, else 0."""
+    healthy = True
+    for check in CHECKS:
+        for finding in check():
+            print(finding, flush=True)
+            healthy = healthy and not (finding.advice and finding.essential)
+    return 0 if healthy else 1
+
+
+def this_process() -> Iterable[Finding]:
+    """The package, Python, and the platform."""
+    try:
+        version = metadata.version("ringreduce")
+    except metadata.PackageNotFoundError:
+        version = "source tree"
+    yield Finding("ringreduce", f"{version}, {Path(__file__).parent}")
+    implementation = f"{platform.python_implementation()} {platform.python_version()}"
+    yield Finding("Python", f"{implementation}, {sys.executable}")
+    system = (platform.system(), platform.release(), platform.machine(), *platform.libc_ver())
+    yield Finding("platform", " ".join(system))
+
+
+def machine() -> Iterable[Finding]:
+    """Cores and memory that this process may use."""
+    quota = _cpu_quota()
+    limit = f", limited to the time of {quota:g}" if quota else ""
+    advice = ""
+    if quota and quota < cores():
+        advice = f"ranks that spin lose their time slices; start at most {max(1, int(quota))}"
+    yield Finding("cores", f"{cores()} of {os.cpu_count()}{limit}", advice)
+    memory = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(memory[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
+    yield Finding("memory", f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB")
+
+
+def _cpu_quota() -> float:
+    """The cores' worth of time that the control group allows; 0 if it does not limit it."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(quota) / int(period)
+    return 0.0
+
+
+def mpi() -> Iterable[Finding]:
+    """The MPI, its mpiexec, and whether two ranks that it starts find each other."""
+    wheels = installed_wheels()
+    if len(wheels) > 1:
+        value = " and ".join(wheels)
+        yield Finding("MPI wheels", value, f"uninstall all but one: pip uninstall {wheels[-1]}")
+    given = job_environment()
+    try:
+        mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
+    except LaunchError as error:
+        value, _, advice = str(error).partition(". Do: ")
+        yield Finding("MPI", value, advice or INSTALL, essential=True)
+        return
+    yield Finding("mpiexec", str(mpiexec))
+    job = Job(ranks=2, program=("-m", "ringreduce.probe", "mpi"))
+    added = rank_environment(job, mpiexec, given, cores(), root=os.geteuid() == 0)
+    answer = _answers(command_line(job, mpiexec, given, added), {**given, **added})
+    yield from job_findings(answer)
+
+
+def job_findings(answer: Answer) -> Iterable[Finding]:
+    """What the ranks of a job of two say about their MPI."""
+    if not answer.lines:
+        advice = f"python -c 'from mpi4py import MPI' must work; {INSTALL}"
+        yield Finding("MPI", f"two ranks do not start: {answer.complaint}", advice, essential=True)
+        return
+    first = answer.lines[0]
+    library = identify(first["library"])
+    name = " ".join(library) if library else first["library"].splitlines()[0]
+    yield Finding("MPI", f"{name}, mpi4py {_distribution('mpi4py')}")
+    sizes = sorted(line["size"] for line in answer.lines)
+    wrong = f"mpiexec and mpi4py belong to different MPIs; {INSTALL}" if sizes != [2, 2] else ""
+    yield Finding("job", f"2 ranks started see sizes {sizes}", wrong, essential=True)
+    level = first["thread_level"]
+    advice = "" if level == "MULTIPLE" else "asynchronous calls advance only inside wait and done"
+    yield Finding("thread level", level, advice)
+
+
+def shared_memory() -> Iterable[Finding]:
+    """The ways in which ranks of one host can reach each other's memory."""
+    error = _read_sibling()
+    yield Finding("single copy", error or "process_vm_readv works", _single_copy_advice(error))
+    yield from _shm_directory()
+    yield from _memfd()
+
+
+def _read_sibling() -> str:
+    """Try process_vm_readv between two processes of ours.  Returns what is wrong, or nothing."""
+    holder = subprocess.Popen(
+        _probe("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None
+        held = json.loads(holder.stdout.readline() or "{}")
+        if not held:
+            return "the probe does not start"
+        answer = _answers(_probe("read", str(held["pid"]), str(held["address"])))
+    return str(answer.lines[0]["error"]) if answer.lines else answer.complaint
+
+
+def _single_copy_advice(error: str) -> str:
+    if not error:
+        return ""
+    with contextlib.suppress(OSError, ValueError):
+        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+        if scope > 0:
+            return f"ptrace_scope is {scope}; as root: sysctl kernel.yama.ptrace_scope=0"
+    return "seccomp forbids it; in a container: docker run --cap-add=SYS_PTRACE"
+
+
+def _shm_directory() -> Iterable[Finding]:
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        yield Finding(str(SHARED_MEMORY), str(error.strerror), "mount a tmpfs there")
+        return
+    size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    advice = ""
+    if free < _SMALL_SHM_BYTES:
+        advice = "MPIs need more; in a container: docker run --shm-size=1g"
+    value = f"{free / _MIB:.0f} MiB free of {size / _MIB:.0f} MiB"
+    yield Finding(str(SHARED_MEMORY), value, advice)
+    dead = abandoned()
+    if dead:
+        value = f"{len(dead)} files of MPI jobs that are gone"
+        yield Finding("leftovers", value, f"rm {' '.join(map(str, dead))}")
+
+
+def _memfd() -> Iterable[Finding]:
+    try:
+        descriptor = os.memfd_create("ringreduce")
+    except OSError as error:
+        advice = "shared memory goes through MPI; allow memfd_create in the container's seccomp"
+        yield Finding("memfd_create", str(error.strerror), advice)
+        return
+    with os.fdopen(descriptor, "wb+") as file:
+        file.truncate(mmap.PAGESIZE)
+        mmap.mmap(file.fileno(), mmap.PAGESIZE).close()
+    yield Finding("memfd_create", "works")
+
+
+def packages() -> Iterable[Finding]:
+    """NumPy and what is optional; each imported in a process of its own."""
+    yield _package("NumPy", "numpy", "pip install numpy", essential=True)
+    yield _package("Numba", "numba", "pip install numba for compiled kernels")
+    yield _package("ml_dtypes", "ml_dtypes", "pip install ml_dtypes for bfloat16")
+
+
+def _package(name: str, module: str, advice: str, *, essential: bool = False) -> Finding:
+    answer = _answers(_probe("module", module))
+    if answer.lines:
+        return Finding(name, answer.lines[0]["version"], essential=essential)
+    missing = f"No module named {module!r}" in answer.complaint
+    value = "not installed" if missing else answer.complaint
+    return Finding(name, value, advice, essential=essential)
+
+
+def gpu() -> Iterable[Finding]:
+    """CuPy and its cards.  Without either, all is well."""
+    answer = _answers(_probe("cards"))
+    driver = Path("/proc/driver/nvidia/version").exists()
+    if answer.lines:
+        found = answer.lines[0]
+        yield Finding("CuPy", f"{found['version']}, CUDA {found['cuda']}")
+        for index, card in enumerate(found["cards"]):
+            memory = f"{card['memory_bytes'] / _GIB:.0f} GiB"
+            yield Finding(f"card {index}", f"{card['name']}, {memory}, compute {card['compute']}")
+    elif "No module named 'cupy'" in answer.complaint:
+        advice = "pip install 'ringreduce[gpu]'" if driver else ""
+        yield Finding("CuPy", f"not installed, {'a card' if driver else 'no card'} here", advice)
+    else:
+        advice = "" if not driver else "CuPy must fit the driver: docs.cupy.dev, Installation"
+        yield Finding("CuPy", f"sees no card: {answer.complaint}", advice)
+
+
+CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages, gpu)
+"""In the order in which they are printed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The JSON lines that a probe printed, and the last line of what it complained about."""
+
+    lines: Sequence[dict[str, Any]]
+    complaint: str = ""
+
+
+def _answers(argv: Sequence[str], environment: dict[str, str] | None = None) -> Answer:
+    """Run a probe to its end.  Its lines are there only if it ended well."""
+    try:
+        ended = subprocess.run(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer((), f"no answer within {_PROBE_TIMEOUT_S} s")
+    if ended.returncode == 0:
+        lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+        return Answer([json.loads(line) for line in lines])
+    said = [line for line in ended.stderr.splitlines() if line.strip()]
+    return Answer((), said[-1] if said else f"exit code {ended.returncode}")
+
+
+def _probe(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ringreduce.probe", *arguments]
+
+
+def _distribution(name: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return "of unknown version"

@@ -1,0 +1,368 @@
+"""Jobs that `ringreduce run` really starts, under the MPI of the running interpreter.
+
+The programs are plain mpi4py scripts.  Rank 1 fails, rank 0 waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringreduce.launch import cores
+from ringreduce.mpiexec import Flavour, Mpiexec, find_mpiexec
+
+pytestmark = pytest.mark.mpi
+
+RUN = [sys.executable, "-m", "ringreduce.cli", "run"]
+LIMIT_S = 60
+GONE_S = 10
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes script.py into the job's directory."""
+
+    def write(text: str, name: str = "script.py") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs `ringreduce run` to its end in the job's directory."""
+
+    def start(*arguments: str, **settings) -> subprocess.CompletedProcess[str]:
+        settings = {"stdin": subprocess.DEVNULL, "cwd": tmp_path} | settings
+        if "input" in settings:
+            del settings["stdin"]
+        return subprocess.run(
+            [*RUN, *arguments], capture_output=True, text=True, timeout=LIMIT_S, **settings
+        )
+
+    return start
+
+
+# --- what the program sees ------------------------------------------------------------------------
+
+SHOW = """
+    import json, sys
+    main = sys.modules["__main__"]
+    seen = {
+        "argv": sys.argv, "path": sys.path, "name": __name__, "main": main.__dict__ is globals(),
+        "file": __file__, "package": __package__,
+    }
+    print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("program", [["sub/show.py"], ["-m", "sub.show"], ["sub"]])
+def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, program):
+    (tmp_path / "sub").mkdir()
+    script(SHOW, "sub/show.py")
+    script(SHOW, "sub/__main__.py")
+    arguments = [*program, "-n", "3", "--", "-m", "x"]
+    plain = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S
+    )
+    ours = run("-n", "1", *arguments)
+    assert json.loads(ours.stdout) == json.loads(plain.stdout)
+
+
+def test_rank_0_has_the_launchers_stdin(script, run):
+    script("""
+        import sys
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 0:
+            print(sys.stdin.read())
+    """)
+    assert run("-n", "2", "script.py", input="a line\nanother").stdout == "a line\nanother\n"
+
+
+def test_ranks_are_told_the_job(script, run):
+    script("""
+        import os
+        from mpi4py import MPI
+        names = ("EXPECTED_SIZE", "NODES", "TIMEOUT_S")
+        mine = [os.environ[f"RINGREDUCE_{name}"] for name in names]
+        told = MPI.COMM_WORLD.gather([*mine, os.environ["OMP_NUM_THREADS"]])
+        if told:
+            print(*told)
+    """)
+    ended = run("-n", "3", "--nodes", "2,1", "--timeout-s", "7", "script.py")
+    mine = ["3", "2,1", "7", str(max(1, cores() // 3))]
+    assert ended.stdout == f"{mine} {mine} {mine}\n"
+
+
+# --- a good end -----------------------------------------------------------------------------------
+
+
+def test_a_job_of_more_ranks_than_cores_says_nothing_but_its_own_words(script, run):
+    ranks = cores() + 1
+    script("""
+        from mpi4py import MPI
+        total = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank)
+        window = MPI.Win.Allocate(8, comm=MPI.COMM_WORLD)
+        window.Free()
+        if MPI.COMM_WORLD.rank == 0:
+            print(MPI.COMM_WORLD.size, total)
+    """)
+    ended = run("-n", str(ranks), "script.py")
+    assert ended.stderr == ""
+    assert ended.stdout == f"{ranks} {ranks * (ranks - 1) // 2}\n"
+    assert ended.returncode == 0
+
+
+def test_tagged_lines_begin_with_their_rank(script, run):
+    script("""
+        import sys
+        from mpi4py import MPI
+        sys.stdout.write(f"I am {MPI.COMM_WORLD.rank}\\n")
+    """)
+    lines = sorted(run("-n", "2", "--tag-output", "script.py").stdout.splitlines())
+    tags = ("[1,{}]<stdout>:", "[{}]")
+    assert lines in [[f"{tag.format(rank)} I am {rank}" for rank in (0, 1)] for tag in tags]
+
+
+# --- a bad end ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaves", ["sys.exit(3)", "comm.rank == 1 and sys.exit(3) or comm.recv()"])
+def test_an_exit_code_is_passed_on(script, run, leaves):
+    script(f"""
+        import sys
+        from mpi4py import MPI
+        comm = MPI.COMM_WORLD
+        comm.barrier()
+        {leaves}
+    """)
+    assert run("-n", "2", "script.py").returncode == 3
+
+
+def test_an_exception_ends_the_job_within_2_s_with_its_ranks_traceback(script, run):
+    script("""
+        import time
+        from mpi4py import MPI
+
+        def fail():
+            print("failed at", time.time(), flush=True)
+            raise ValueError("rank 1's own error")
+
+        MPI.COMM_WORLD.barrier()
+        if MPI.COMM_WORLD.rank == 1:
+            fail()
+        MPI.COMM_WORLD.recv(source=1)
+    """)
+    ended = run("-n", "2", "script.py")
+    now = time.time()
+    line = next(line for line in ended.stdout.splitlines() if line.startswith("failed at"))
+    assert now - float(line.split()[2]) < 2
+    assert ended.returncode == 1
+    trace = ended.stderr[: ended.stderr.index("rank 1's own error")]
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert [word for word in trace.split() if word in ("<module>", "fail")] == ["<module>", "fail"]
+    assert "runpy" not in trace
+
+
+def test_an_exception_before_mpi_starts_ends_the_job(script, run):
+    script("""
+        import os
+        if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+            raise ValueError("rank 1's own error")
+        from mpi4py import MPI  # waits for all ranks
+    """)
+    ended = run("-n", "2", "script.py")
+    assert "ValueError: rank 1's own error" in ended.stderr
+    assert ended.returncode == 1
+
+
+def test_a_job_of_the_wrong_size_ends_with_what_is_wrong(script, tmp_path):
+    script("print('ran')")
+    mpiexec = found_mpiexec()
+    ended = subprocess.run(
+        [mpiexec.path, "-n", "2", sys.executable, "-m", "ringreduce.rank", "script.py"],
+        env=plain_environment(mpiexec) | {"RINGREDUCE_EXPECTED_SIZE": "3"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=LIMIT_S,
+    )
+    assert "mpiexec started 2 rank(s), 3 were asked for" in ended.stderr
+    assert "ran" not in ended.stdout
+    assert ended.returncode != 0
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+WAIT = """
+    import os, time
+    from mpi4py import MPI
+    pids = MPI.COMM_WORLD.gather([os.getpid(), os.getppid()])
+    if pids:
+        with open("pids.part", "w") as file:
+            file.write(repr(sum(pids, [])))
+        os.rename("pids.part", "pids")
+    time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def waiting_job(script, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
+    """A job of two ranks that wait: the launcher, the ranks' ids, and their parents' ids."""
+    script(WAIT)
+    launcher = subprocess.Popen(
+        [*RUN, "-n", "2", "script.py"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        # A background job of a shell may have it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    ids: list[int] = []
+    try:
+        ids = read_ids(tmp_path / "pids")
+        yield launcher, ids[::2], ids[1::2]
+    finally:
+        for pid in (launcher.pid, *ids):
+            with contextlib.suppress(ProcessLookupError):
+                if is_alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+        launcher.wait()
+
+
+def read_ids(path: Path) -> list[int]:
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, "the job does not start"
+        time.sleep(0.02)
+    return json.loads(path.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it is more than an entry that nobody has read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def alive_in_the_end(pids: list[int]) -> list[int]:
+    """Those of `pids` that are still there when they have had time to go."""
+    deadline = time.monotonic() + GONE_S
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_to_the_launcher_ends_all_ranks(script, tmp_path, number):
+    with waiting_job(script, tmp_path) as (launcher, ranks, _):
+        launcher.send_signal(number)
+        assert launcher.wait(GONE_S) == 128 + number
+        assert alive_in_the_end(ranks) == []
+
+
+def test_a_killed_launcher_leaves_nothing(script, tmp_path):
+    with waiting_job(script, tmp_path) as (launcher, ranks, parents):
+        launcher.kill()
+        assert alive_in_the_end([*ranks, *parents]) == []
+
+
+def test_a_killed_mpiexec_leaves_no_rank(script, tmp_path):
+    with waiting_job(script, tmp_path) as (launcher, ranks, _):
+        before = set(shared_memory_files())
+        os.kill(child_of(launcher.pid), signal.SIGKILL)
+        assert launcher.wait(GONE_S) == 128 + signal.SIGKILL
+        assert alive_in_the_end(ranks) == []
+        assert set(shared_memory_files()) < before or not before
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def shared_memory_files() -> list[Path]:
+    found = Path("/dev/shm").glob("*")
+    return [path for path in found if path.name.startswith(("mpich_shm_", "sm_segment."))]
+
+
+def test_ctrl_c_at_a_terminal_ends_all_ranks(script, tmp_path):
+    script(WAIT)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [*RUN, "-n", "2", "script.py"])
+    ranks = read_ids(tmp_path / "pids")[::2]
+    os.write(terminal, b"\x03")
+    left = alive_in_the_end(ranks)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert left == []
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+
+
+# --- several hosts --------------------------------------------------------------------------------
+
+AGENT = """#!/bin/sh
+# Stands in for ssh: options, a host, a command.  It runs the command here, with nothing of the
+# caller's environment.
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1; shift
+mkdir -p "HERE/$host"
+exec env -i PATH="$PATH" HOME="$HOME" TMPDIR="HERE/$host" AGENT_HOST="$host" sh -c "$*"
+"""
+
+
+def test_hosts_get_their_ranks_and_the_environment(script, run, tmp_path):
+    agent = script(AGENT.replace("HERE", str(tmp_path)), "agent")
+    agent.chmod(0o755)
+    script("""
+        import os, sys
+        size = os.environ.get("PMI_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"]
+        rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+        names = ("AGENT_HOST", "RINGREDUCE_NODES", "RINGREDUCE_MINE", "OMP_NUM_THREADS")
+        sys.stdout.write(" ".join((rank, size, *map(os.environ.get, names))) + "\\n")
+    """)
+    launchers = ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+    ours = dict.fromkeys(launchers, str(agent)) | {
+        "RINGREDUCE_MINE": "mine",
+        "OMP_NUM_THREADS": "5",
+    }
+    hosts = "127.0.0.2:2,127.0.0.3:1"
+    ended = run(
+        *("-n", "3", "--hosts", hosts, "--nodes", "2,1", "script.py"), env=os.environ | ours
+    )
+    assert sorted(ended.stdout.splitlines()) == [
+        "0 3 127.0.0.2 2,1 mine 5",
+        "1 3 127.0.0.2 2,1 mine 5",
+        "2 3 127.0.0.3 2,1 mine 5",
+    ]
+
+
+# --- the MPI of this interpreter ------------------------------------------------------------------
+
+
+def found_mpiexec() -> Mpiexec:
+    return find_mpiexec(Path(sys.prefix), os.environ["PATH"])
+
+
+def plain_environment(mpiexec: Mpiexec) -> dict[str, str]:
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    crowded = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    return {**os.environ, **(allowed | crowded if mpiexec.flavour is Flavour.OPEN_MPI else {})}
