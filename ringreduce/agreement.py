@@ -50,7 +50,7 @@ class Signature:
         object.__setattr__(self, "digest", blake2b(text.encode(), digest_size=16).digest())
 
 
-class Interrupt(Exception):
+class Interrupt(Exception):  # noqa: N818 - no error: it never leaves the library
     """Raised out of a wait, caught by the communicator: the call cannot go on."""
 
 

@@ -15,7 +15,7 @@ _MOVABLE_KINDS = "biufc"
 def as_array(where: str, x: Any) -> np.ndarray:
     """`x` as NumPy sees it without a copy; a number becomes 0-d.
 
-    Raises TypeError for what is no array of plain numbers in this machine's byte order.
+    Raises TypeError for what is no array and no number.
     """
     if isinstance(x, (list, tuple)):
         raise TypeError(f"{where}: got a {type(x).__name__}; pass an array, or numpy.asarray(...)")
@@ -24,12 +24,7 @@ def as_array(where: str, x: Any) -> np.ndarray:
     if not isinstance(x, np.ndarray):
         if not isinstance(x, Number) and not _shows_memory(x):
             raise TypeError(f"{where}: got {type(x).__name__}; pass an array or a number")
-        x = np.asarray(x)
-    if x.dtype.kind not in _MOVABLE_KINDS or not x.dtype.isnative:
-        raise TypeError(
-            f"{where}: dtype {x.dtype} cannot be sent; "
-            "pass numbers or bools in this machine's byte order"
-        )
+        return np.asarray(x)
     return x
 
 
@@ -44,8 +39,18 @@ def _shows_memory(x: Any) -> bool:
     return True
 
 
+def check_movable(where: str, dtype: np.dtype) -> None:
+    """Raises TypeError unless `dtype` is plain numbers or bools in this machine's byte order."""
+    if dtype.kind not in _MOVABLE_KINDS or not dtype.isnative:
+        raise TypeError(
+            f"{where}: dtype {dtype} cannot be sent; "
+            "pass numbers or bools in this machine's byte order"
+        )
+
+
 def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
     """Raises ValueError for an unknown op, TypeError for a dtype that cannot be reduced by it."""
+    check_movable(where, dtype)
     if op not in ops:
         raise ValueError(f"{where}: unknown op {op!r}; choose one of {', '.join(map(repr, ops))}")
     if dtype not in REDUCIBLE:
@@ -87,8 +92,9 @@ def check_overlap(where: str, x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _share_memory(x: np.ndarray, out: np.ndarray) -> bool:
+    most_work: Any = 100_000  # NumPy takes any number; its stub names two
     try:
-        return np.shares_memory(x, out, max_work=100_000)
+        return np.shares_memory(x, out, max_work=most_work)
     except np.exceptions.TooHardError:
         return True
 
@@ -99,6 +105,12 @@ def check_root(where: str, root: Any, size: int) -> None:
         raise TypeError(f"{where}: root is {root!r}; pass a rank")
     if not 0 <= root < size:
         raise ValueError(f"{where}: root is {root}; ranks are 0 to {size - 1}")
+
+
+def check_timeout(where: str, timeout_s: Any) -> None:
+    """Raises ValueError unless `timeout_s` is a number of seconds above 0."""
+    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise ValueError(f"{where}: timeout_s is {timeout_s!r}; pass seconds, above 0")
 
 
 def array_text(array: np.ndarray, first: bool = True) -> str:

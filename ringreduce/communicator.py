@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -17,10 +17,12 @@ from ringreduce.algorithms import build
 from ringreduce.arguments import (
     array_text,
     as_array,
+    check_movable,
     check_out,
     check_overlap,
     check_reduction,
     check_root,
+    check_timeout,
     same_memory,
 )
 from ringreduce.config import Config
@@ -271,6 +273,7 @@ class Communicator:
         return self._call(signature, plan, array, array.shape, (counts[self.rank],), op)
 
     def _plan_broadcast(self, array: np.ndarray, root: int, algorithm: str) -> _Call:
+        check_movable("broadcast", array.dtype)
         check_root("broadcast", root, self.size)
         name = resolve("broadcast", algorithm, self.nodes, array.nbytes, self.config)
         schedule = build("broadcast", name, self.nodes, root)
@@ -279,12 +282,11 @@ class Communicator:
         signature = self._signature("broadcast", array_text(array), algorithm, root=str(root))
         return self._call(signature, plan, array, array.shape, array.shape, in_place=True)
 
-    def _call_all_gather(
-        self, array: np.ndarray, counts: tuple[int, ...], algorithm: str
-    ) -> _Call:
+    def _call_all_gather(self, array: np.ndarray, counts: tuple[int, ...], algorithm: str) -> _Call:
         key = ("all_gather", array.dtype, array.shape, counts, algorithm)
         if key in self._calls:
             return self._calls[key]
+        check_movable("all_gather", array.dtype)
         self._check_counts(array, counts)
         row = int(np.prod(array.shape[1:], dtype=np.int64))
         total = sum(counts) * row * array.itemsize
@@ -331,9 +333,7 @@ class Communicator:
     ) -> _Call:
         fold = None if op is None else self._device.fold(op)
         divide_by = self.size if op == "mean" else None
-        prepared = self._executor.prepare(
-            plan, array.dtype, (shape_in, shape_out), fold, divide_by
-        )
+        prepared = self._executor.prepare(plan, array.dtype, (shape_in, shape_out), fold, divide_by)
         return _Call(signature, plan.schedule, prepared, shape_out, array.dtype, in_place)
 
     def _keep(self, key: Any, call: _Call) -> _Call:
@@ -349,6 +349,8 @@ class Communicator:
         self, call: _Call, array: np.ndarray, out: np.ndarray | None, timeout_s: float | None
     ) -> np.ndarray:
         target = self._target(call, array, out)
+        if timeout_s is not None:
+            check_timeout(call.signature.collective, timeout_s)
         with self._lock:
             self._check_usable()
             try:
@@ -375,6 +377,8 @@ class Communicator:
     ) -> np.ndarray:
         """Exchange first dimensions, then gather.  A wrong `out` on one rank is an error on all."""
         resolve("all_gather", algorithm, self.nodes, array.nbytes, self.config)
+        if timeout_s is not None:
+            check_timeout("all_gather", timeout_s)
         if out is not None:
             check_out("all_gather", out, (*out.shape[:1], *array.shape[1:]), array.dtype)
             check_overlap("all_gather", array, out)
@@ -404,6 +408,7 @@ class Communicator:
 
     def _call_exchange(self, array: np.ndarray, algorithm: str) -> _Call:
         """The small all-gather that tells all ranks each other's first dimension and `out`'s."""
+        check_movable("all_gather", array.dtype)
         key = ("exchange", array.dtype, array.shape[1:], algorithm)
         if key in self._calls:
             return self._calls[key]
@@ -443,8 +448,9 @@ class Communicator:
     def _broken_off(self, error: BaseException, schedule: Schedule) -> BaseException:
         """What to raise in place of `error`, which broke a call off."""
         if isinstance(error, Interrupt):
-            failed: Callable[[dict[int, int]], str] = lambda steps: draw(schedule, failed=steps)
-            settled = self._agreement.settle(error, self._executor, failed)
+            settled = self._agreement.settle(
+                error, self._executor, lambda steps: draw(schedule, failed=steps)
+            )
             if not isinstance(settled, MismatchError):
                 self._ended = settled
             return settled

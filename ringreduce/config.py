@@ -26,6 +26,8 @@ class Config:
     """Plans that are kept for calls to come; the one unused for longest goes first."""
     profile: Profile = field(default_factory=Profile)
     """What links cost: decides the algorithm."""
+    synchronous_sends: bool = False
+    """Let every send over MPI wait for its receive: finds schedules that rely on buffering."""
     log_messages: bool = False
     """Keep a record of every message in ``Communicator.message_log``."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
@@ -147,44 +147,38 @@ class _Transfer:
     ends_s: float = inf
 
 
-@dataclass
 class _Simulation:
     """Slices going through a schedule: a queue of events, and who occupies which port."""
 
-    wiring: _Wiring
-    slices: int
-    in_flight: int
-    now_s: float = 0.0
-    _end_s: float = 0.0
-    _ended: int = 0
-    _order: int = 0
-    _events: list[tuple[float, int, Callable[..., None], object]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        size, flows = self.wiring.size, range(self.slices)
-        self._strands = [[_Strand(flow, rank) for rank in range(size)] for flow in flows]
+    def __init__(self, wiring: _Wiring, slices: int, in_flight: int) -> None:
+        size = wiring.size
+        self._wiring, self._slices, self._in_flight = wiring, slices, in_flight
+        self._now_s = self._end_s = 0.0
+        self._ended = self._order = 0
+        self._events: list[tuple[float, int, Callable[..., None], object]] = []
+        self._strands = [[_Strand(flow, rank) for rank in range(size)] for flow in range(slices)]
         self._started = [0] * size
         self._fold_free_s = [0.0] * size
         self._half_posted: set[tuple[int, int]] = set()
         self._connections: dict[tuple[int, int], deque[_Transfer]] = defaultdict(deque)
         self._ports: dict[int, dict[_Transfer, None]] = {
-            port: {} for wire in self.wiring.wires for port in wire.ports
+            port: {} for wire in wiring.wires for port in wire.ports
         }
         self._changed: dict[int, None] = {}
 
     def run(self) -> float:
         """Go from event to event; what happens at one moment is seen by all of it together."""
-        for rank in range(self.wiring.size):
-            for _ in range(min(self.in_flight, self.slices)):
+        for rank in range(self._wiring.size):
+            for _ in range(min(self._in_flight, self._slices)):
                 self._start_next_flow(rank)
         self._share_ports()
         while self._events:
-            self.now_s = self._events[0][0]
-            while self._events and self._events[0][0] == self.now_s:
+            self._now_s = self._events[0][0]
+            while self._events and self._events[0][0] == self._now_s:
                 _, _, action, subject = heappop(self._events)
                 action(subject)
             self._share_ports()
-        if self._ended < self.wiring.size * self.slices:
+        if self._ended < self._wiring.size * self._slices:
             raise ScheduleError("the schedule cannot finish; ringreduce.check says why")
         return self._end_s
 
@@ -193,25 +187,25 @@ class _Simulation:
         heappush(self._events, (time_s, self._order, action, subject))
 
     def _start_next_flow(self, rank: int) -> None:
-        if self._started[rank] < self.slices:
+        if self._started[rank] < self._slices:
             self._started[rank] += 1
             self._go_on(self._strands[self._started[rank] - 1][rank])
 
     def _go_on(self, strand: _Strand) -> None:
         """Enter the strand's next step that has messages, or end the strand."""
-        steps = self.wiring.posted[strand.rank]
+        steps = self._wiring.posted[strand.rank]
         while not strand.incomplete:
             strand.step += 1
             if strand.step == len(steps):
                 self._ended += 1
-                self._end_s = self.now_s
-                self._at(self.now_s, self._start_next_flow, strand.rank)
+                self._end_s = self._now_s
+                self._at(self._now_s, self._start_next_flow, strand.rank)
                 return
             strand.incomplete = len(steps[strand.step])
         for number in steps[strand.step]:
             if (strand.flow, number) in self._half_posted:
                 self._half_posted.remove((strand.flow, number))
-                self._queue(strand.flow, self.wiring.wires[number])
+                self._queue(strand.flow, self._wiring.wires[number])
             else:
                 self._half_posted.add((strand.flow, number))
 
@@ -235,15 +229,15 @@ class _Simulation:
                 if sharers == transfer.sharers:
                     continue
                 if transfer.sharers:
-                    elapsed_s = self.now_s - transfer.since_s
+                    elapsed_s = self._now_s - transfer.since_s
                     transfer.left_s = max(0.0, transfer.left_s - elapsed_s / transfer.sharers)
-                transfer.sharers, transfer.since_s = sharers, self.now_s
-                transfer.ends_s = self.now_s + transfer.left_s * sharers
+                transfer.sharers, transfer.since_s = sharers, self._now_s
+                transfer.ends_s = self._now_s + transfer.left_s * sharers
                 self._at(transfer.ends_s, self._finish, transfer)
         self._changed.clear()
 
     def _finish(self, transfer: _Transfer) -> None:
-        if transfer.ends_s != self.now_s:
+        if transfer.ends_s != self._now_s:
             return  # its share has changed since this event was written down
         transfer.ends_s = inf
         wire = transfer.wire
@@ -255,7 +249,7 @@ class _Simulation:
         if connection:
             self._begin(connection[0])
         strands = self._strands[transfer.flow]
-        self._at(self.now_s + wire.alpha_s, self._complete, strands[wire.receiver])
+        self._at(self._now_s + wire.alpha_s, self._complete, strands[wire.receiver])
         self._complete(strands[wire.sender])
 
     def _complete(self, strand: _Strand) -> None:
@@ -263,9 +257,9 @@ class _Simulation:
         strand.incomplete -= 1
         if strand.incomplete:
             return
-        fold_s = self.wiring.fold_s[strand.rank][strand.step]
+        fold_s = self._wiring.fold_s[strand.rank][strand.step]
         if fold_s:
-            free_s = max(self.now_s, self._fold_free_s[strand.rank]) + fold_s
+            free_s = max(self._now_s, self._fold_free_s[strand.rank]) + fold_s
             self._fold_free_s[strand.rank] = free_s
             self._at(free_s, self._go_on, strand)
         else:

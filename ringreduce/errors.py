@@ -13,7 +13,7 @@ class RingReduceError(Exception):
 
 
 class MismatchError(RingReduceError, ValueError):
-    """Ranks made different calls.  The communicator stays usable: the call was dropped everywhere."""
+    """Ranks made different calls.  All dropped the call; the communicator stays usable."""
 
 
 class PeerTimeoutError(RingReduceError, TimeoutError):

@@ -255,7 +255,8 @@ class Executor:
     def tally(self) -> tuple[Counter[int], Counter[int]]:
         """Messages ever sent to and received from each peer, once all receives are withdrawn."""
         for prepared in self._kept:
-            self._count(prepared.kept, len(prepared.kept.steps), prepared.runs)
+            if prepared.kept is not None:
+                self._count(prepared.kept, len(prepared.kept.steps), prepared.runs)
             prepared.runs = 0
         for flow in self._running:
             self._count(flow, flow.at)

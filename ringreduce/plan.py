@@ -1,9 +1,9 @@
 """Schedule x counts x rank -> offsets and scratch: what this rank moves, where from and where to.
 
-A plan cuts the data into slices.  Every slice goes through the same schedule on its own, so a plan is
-a list of step lists, one a slice.  It speaks of elements in three buffers: the caller's INPUT, the
-OUTPUT, and SCRATCH; it moves nothing itself.  It is a pure function of its arguments, so all ranks
-draw the borders of messages alike.
+A plan cuts the data into slices.  Every slice goes through the same schedule on its own, so a plan
+is a list of step lists, one a slice.  It speaks of elements in three buffers: the caller's INPUT,
+the OUTPUT, and SCRATCH; it moves nothing itself.  It is a pure function of its arguments, so all
+ranks draw the borders of messages alike.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class Copy(NamedTuple):
     into: Span
 
 
-class PlannedStep(NamedTuple):
-    """A step of the schedule with its memory: pack, exchange, fold, then copy out."""
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step of the schedule with its memory: pack, exchange, fold."""
 
     index: int
     packs: tuple[Copy, ...]
@@ -78,7 +79,8 @@ class PlannedSlice(NamedTuple):
     """Elements of scratch that it needs."""
 
 
-class Placed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Placed:
     """Where one chunk of one slice lies in INPUT and OUTPUT, and how many elements it has."""
 
     before: int
@@ -225,9 +227,8 @@ class _SlicePlanner:
                 self.last_write.update(dict.fromkeys(recv.chunks, index))
 
     def plan(self) -> PlannedSlice:
-        steps = tuple(
-            step for index in range(len(self.steps)) if any((step := self._step(index))[1:])
-        )
+        steps = tuple(self._step(index) for index in range(len(self.steps)))
+        steps = tuple(step for step in steps if step.recvs or step.sends)
         settles = tuple(
             Copy(self.home[chunk], self._output(chunk))
             for chunk in sorted(self.result)
@@ -325,7 +326,7 @@ class _SlicePlanner:
         return span
 
     def _landing(self, run: Chunks, reduce: bool, temporary: list[int]) -> Span:
-        """Where a received run lands: at its place in OUTPUT, or in scratch to be folded or held."""
+        """Where a received run lands: in its place in OUTPUT, or in scratch to be folded."""
         spans = [self._output(chunk) for chunk in run if chunk in self.result]
         if not run:
             return _NOTHING
@@ -394,6 +395,5 @@ def _joined(folds: Sequence[Fold]) -> tuple[Fold, ...]:
 
 def _adjacent(head: Fold, tail: Fold) -> bool:
     return head.finishes == tail.finishes and all(
-        a.buffer == b.buffer and a.stop == b.start
-        for a, b in zip(head[:3], tail[:3], strict=True)
+        a.buffer == b.buffer and a.stop == b.start for a, b in zip(head[:3], tail[:3], strict=True)
     )

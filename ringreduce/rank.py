@@ -67,7 +67,8 @@ def run(argv: Sequence[str]) -> int:
             print(stop.code, file=sys.stderr)
         code = exit_code_of(stop)
     except BaseException as error:
-        sys.excepthook(type(error), error, _users_part(error.__traceback__))
+        error = error.with_traceback(_users_part(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
         code = exit_code_of(error)
     else:
         code = 0

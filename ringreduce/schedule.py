@@ -1,8 +1,8 @@
 """An algorithm is a schedule, and a schedule is data.
 
 A schedule says, for one rank, step by step, which chunks go to which peer and which chunks come
-from which peer.  It knows nothing of bytes, dtypes, MPI or GPUs; everything else in the library is a
-reader of it.
+from which peer.  It knows nothing of bytes, dtypes, MPI or GPUs; everything else in the library is
+a reader of it.
 
 What a step means, exactly:
 
@@ -88,7 +88,8 @@ class Schedule:
 def in_parallel(*schedules: Iterable[Step]) -> Steps:
     """Run schedules side by side, step by step; messages to one peer travel as one.
 
-    The schedules must touch different chunks.  A schedule that is shorter ends early.
+    The schedules must touch different chunks, and in one step must all reduce, or all overwrite by,
+    what comes from one peer.  A schedule that is shorter ends early.
     """
     for steps in zip_longest(*schedules, fillvalue=Step()):
         sends: dict[int, Chunks] = {}
@@ -107,7 +108,6 @@ def in_parallel(*schedules: Iterable[Step]) -> Steps:
 
 # --- text form ------------------------------------------------------------------------------------
 #
-#   ranks 4  chunks 0 1 2 3
 #   rank 0
 #     >1:3 <3:2+          send chunk 3 to rank 1, receive chunk 2 from rank 3 and add it
 #     >1:2,3 <3:0         send chunks 2 and 3 in one message; chunk 0 overwrites
@@ -115,7 +115,7 @@ def in_parallel(*schedules: Iterable[Step]) -> Steps:
 
 
 def step_to_text(step: Step) -> str:
-    """One step as text: ``>peer:chunks`` for sends, ``<peer:chunks`` for receives, ``+`` reduces."""
+    """One step as text: ``>peer:chunks`` sends, ``<peer:chunks`` receives, ``+`` reduces."""
     words = [f">{send.peer}:{_join(send.chunks)}" for send in step.sends]
     words += [f"<{recv.peer}:{_join(recv.chunks)}{'+' * recv.reduce}" for recv in step.recvs]
     return " ".join(words) or "-"

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringreduce.arguments import check_timeout
 from ringreduce.communicator import Communicator
 from ringreduce.config import Config, Environment
 from ringreduce.devices.cpu import CpuDevice
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
 
+DEFAULT_TIMEOUT_S = 600.0
 _GRACE_S = 5.0
 """How long `spawn` waits for the other ranks after one has failed."""
 
@@ -48,7 +50,9 @@ def init(
     if transport not in ("auto", "mpi"):
         raise ValueError(f"init: unknown transport {transport!r}; choose 'auto' or 'mpi'")
     environment = Environment.read()
-    timeout_s = _timeout(timeout_s if timeout_s is not None else environment.timeout_s)
+    timeout_s = environment.timeout_s if timeout_s is None else timeout_s
+    timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    check_timeout("init", timeout_s)
     # Importing mpi4py.MPI initialises MPI, so it is done here and not with the package.
     from mpi4py import MPI
 
@@ -58,7 +62,9 @@ def init(
     prepare(environment, MPI.COMM_WORLD.Get_size())
     if mpi_comm is None and nodes is None:
         nodes = environment.nodes
-    comm = _communicator(MpiTransport(mpi_comm, timeout_s), nodes, timeout_s, config)
+    config = config or Config()
+    over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
+    comm = _communicator(over_mpi, nodes, timeout_s, config)
     close_at_exit(comm)
     return comm
 
@@ -81,7 +87,8 @@ def spawn(
     """
     if ranks < 1:
         raise ValueError(f"spawn: ranks is {ranks}; pass at least 1")
-    timeout_s = _timeout(timeout_s)
+    timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    check_timeout("spawn", timeout_s)
     if nodes is not None:
         parse_nodes(nodes, ranks)
     switchboard = Switchboard(ranks)
@@ -111,13 +118,6 @@ def spawn(
     if failures:
         raise next((e for e in failures if not isinstance(e, RingReduceError)), failures[0])
     return results
-
-
-def _timeout(timeout_s: float | None) -> float:
-    timeout_s = 600.0 if timeout_s is None else timeout_s
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s is {timeout_s}; pass a number of seconds above 0")
-    return timeout_s
 
 
 def _communicator(

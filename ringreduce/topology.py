@@ -46,7 +46,7 @@ class Topology:
 
 
 def parse_nodes(nodes: Sequence[int] | Sequence[Sequence[int]], size: int) -> Nodes:
-    """Nodes as a user states them: the ranks of each, ``(3, 1, 2)``, or which, ``((0, 2), (1, 3))``.
+    """Nodes as a user states them: how many ranks, ``(3, 1, 2)``, or which, ``((0, 2), (1, 3))``.
 
     Sizes deal ranks out in order.  Raises ValueError unless every rank is on exactly one node.
     """

@@ -9,7 +9,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import (
+
+from ringreduce.algorithms import build
+from ringreduce.check import Expression, Place, check, match
+from ringreduce.errors import ScheduleError
+from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
+from tests.strategies import (
     EVERY_ALGORITHM,
     ROOTED,
     Ranks,
@@ -19,11 +24,6 @@ from strategies import (
     with_steps,
     written,
 )
-
-from ringreduce.algorithms import build
-from ringreduce.check import Expression, Place, check, match
-from ringreduce.errors import ScheduleError
-from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
 
 # --- every algorithm is right ---------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def test_it_is_right_on_small_layouts(
 
 
 @given(nodes=layouts())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_hierarchical_is_right_on_any_layout(nodes: list[list[int]]) -> None:
     check(build("all_reduce", "hierarchical", nodes))
 

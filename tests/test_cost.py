@@ -11,11 +11,11 @@ from math import ceil, log2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import block_layout, layouts, written
 
 from ringreduce.algorithms import build
 from ringreduce.cost import Link, Profile, price
 from ringreduce.errors import ScheduleError
+from tests.strategies import block_layout, layouts, written
 
 # No two of these are alike, so that a formula which takes one for another does not come out right.
 A, B, G = 3e-6, 2e-10, 5e-11
@@ -203,7 +203,7 @@ def test_one_slice_in_flight_is_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 1, 2), (2, 2, 2, 2)])
 def test_slices_bring_hierarchical_to_the_bound_of_the_link(sizes: tuple[int, ...]) -> None:
-    """2(H-1)/H of the data over each link, as FACTS measured of a prototype: within 5 %."""
+    """H nodes send and receive 2(H-1)/H of the data each; slicing hides nearly all else."""
     layout, h = block_layout(*sizes), len(sizes)
     ethernet = Profile(Link(1e-6, 1 / 8e9), Link(30e-6, 8 / 1e9), 1 / 8e9)
     schedule = build("all_reduce", "hierarchical", layout)

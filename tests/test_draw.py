@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import block_layout, steps
 
 from ringreduce.algorithms import build
 from ringreduce.draw import draw
 from ringreduce.schedule import Schedule, Step, from_text
+from tests.strategies import block_layout, steps
 
 LEGEND = (
     ">1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace"
@@ -109,8 +109,8 @@ def test_a_large_schedule_is_drawn_around_what_failed() -> None:
     assert drawing == [
         "step  rank 49         rank 50         rank 51",
         "…",
-        " 119   >50:30 <48:29   >51:31 <49:30   >52:32 <50:31",
-        " 120   >50:29 <48:28  !>51:30 <49:29   >52:31 <50:30",
+        " 119   >50:29 <48:28   >51:30 <49:29   >52:31 <50:30",
+        " 120   >50:28 <48:27  !>51:29 <49:28   >52:30 <50:29",
         "…",
         "… 97 of 100 ranks are not drawn",
         "… 196 of 198 steps are not drawn",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import steps
 
 from ringreduce.algorithms import build
 from ringreduce.errors import ScheduleError
@@ -19,6 +18,7 @@ from ringreduce.schedule import (
     step_to_text,
     to_text,
 )
+from tests.strategies import steps
 
 # --- text form ------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import io
 import re
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -441,7 +443,6 @@ def test_parameters_start_as_those_of_rank_0():
     assert all(np.array_equal(flat, expected) for flat in rr.spawn(start, 3))
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_training_that_diverges_says_so():
     def diverge(comm):
         with pytest.raises(FloatingPointError, match=r"loss is nan after epoch 1 .*smaller lr"):
@@ -457,6 +458,15 @@ def test_accuracy_over_five_seeds_is_at_least_97_percent():
         return [train(comm, split, Settings(seed=seed)).accuracy for seed in range(5)]
 
     assert np.mean(rr.spawn(five, 2)[0]) >= 0.97
+
+
+def test_training_that_drifts_names_the_rank():
+    def run(comm):
+        lr = 0.1 if comm.rank == 1 else 0.2
+        with pytest.raises(DriftError, match=r"parameters of rank 1 \(\w+…\) differ"):
+            train(comm, load_split(), Settings(epochs=1, batch=500, lr=lr))
+
+    rr.spawn(run, 3)
 
 
 def test_report_changes_nothing():
@@ -491,7 +501,6 @@ def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
     assert re.fullmatch(r"accuracy \d\d\.\d %", lines[-1])
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_command_fails_with_a_message_when_training_diverges(monkeypatch, capsys):
     assert command(monkeypatch, "--lr", "1e30", "--batch", "200") == 1
     assert "take a smaller lr" in capsys.readouterr().err
@@ -521,6 +530,23 @@ def test_command_refuses_bad_values_before_it_starts(arguments, message, monkeyp
         main(arguments.split())
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_command_refuses_an_unknown_algorithm(monkeypatch, capsys):
+    assert command(monkeypatch, "--algorithm", "quick") == 2
+    assert "unknown algorithm 'quick'; choose one of 'auto', 'ring'" in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [((), 1), (("-m", "ringreduce.cli", "run", "-n", "2"), 2)]
+)
+def test_command_runs_alone_and_under_mpi(launcher, ranks):
+    command = [sys.executable, *launcher, "-m", "ringreduce.train", "--epochs", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"; {ranks} rank" in ended.stdout
+    assert re.fullmatch(r"accuracy \d\d\.\d %", ended.stdout.splitlines()[-1])
 
 
 class Terminal(io.StringIO):

@@ -6,6 +6,7 @@ share the node.  Nodes may differ in size and hold any ranks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -27,8 +28,8 @@ def cut_points(nodes: Nodes) -> list[Fraction]:
 
 def owned_shards(cuts: Sequence[Fraction], node_size: int, local_rank: int) -> list[int]:
     """The contiguous shards that lie in this local rank's 1/node_size of the data."""
-    low, high = Fraction(local_rank, node_size), Fraction(local_rank + 1, node_size)
-    return [shard for shard, (a, b) in enumerate(pairwise(cuts)) if low <= a and b <= high]
+    low, high = (bisect_left(cuts, Fraction(local_rank + end, node_size)) for end in (0, 1))
+    return list(range(low, high))
 
 
 def hierarchical_all_reduce(nodes: Nodes, rank: int) -> Steps:

@@ -8,11 +8,20 @@ import numpy as np
 
 from ringreduce.devices.base import FoldFunction
 
+
+def _minimum(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
+    np.minimum(left, right, out=into)
+
+
+def _maximum(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
+    np.maximum(left, right, out=into)
+
+
 OPS: dict[str, FoldFunction] = {
     "sum": np.add,
     "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
+    "min": _minimum,
+    "max": _maximum,
     "prod": np.multiply,
 }
 """Integers wrap; min and max propagate NaN."""
@@ -39,7 +48,7 @@ class CpuDevice:
         np.divide(array, by, array)
 
     def bytes_of(self, array: np.ndarray) -> memoryview:
-        return memoryview(array).cast("B") if array.size else memoryview(b"")
+        return memoryview(array.data).cast("B") if array.size else memoryview(b"")
 
     def overlap(self, a: np.ndarray, b: np.ndarray) -> bool:
         return np.shares_memory(a, b)

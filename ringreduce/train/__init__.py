@@ -3,7 +3,7 @@
 ``python -m ringreduce.train`` runs it; `train` is the same as a function::
 
     with rr.init() as comm:
-        result = train(comm, load_split(), Settings(epochs=20))
+        result = train(comm, load_split(), Settings(seed=1))
 """
 
 from ringreduce.train.data import Split, load_digits, load_split

@@ -13,14 +13,17 @@ from typing import TextIO
 
 import ringreduce as rr
 from ringreduce.train import data, mlp
-from ringreduce.train.data_parallel import DTYPES, Epoch, Result, Settings, train
+from ringreduce.train.data_parallel import DTYPES, DriftError, Epoch, Result, Settings, train
 
 _LINES = 10
 """So many lines a run at most, where the output is no terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the command line says; 0 if all went well.  Bad options exit with 2."""
+    """Train as the command line says.  Returns 0, 1 if training failed, 2 for a wrong option.
+
+    Raises SystemExit with code 2 for what is wrong before there is a communicator.
+    """
     parser = _parser()
     options = parser.parse_args(argv)
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(Settings)}
@@ -35,12 +38,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     with rr.init() as comm:
         try:
+            # Which algorithms there are, only the communicator knows: it is asked before the work.
+            comm.all_reduce(0, algorithm=settings.algorithm)
+        except ValueError as error:
+            return _failed(comm, error, 2)
+        try:
             _train_seeds(comm, split, settings, options.seeds)
-        except FloatingPointError as error:
-            if comm.rank == 0:
-                print(f"\n{error}", file=sys.stderr)
-            return 1
+        except (FloatingPointError, DriftError) as error:
+            return _failed(comm, error, 1)
     return 0
+
+
+def _failed(comm: rr.Communicator, error: Exception, code: int) -> int:
+    """Say why on rank 0: every rank has the same error, and ends in good order with `code`."""
+    if comm.rank == 0:
+        # The live line may not have ended.
+        print(f"\npython -m ringreduce.train: error: {error}", file=sys.stderr, flush=True)
+    return code
 
 
 def _train_seeds(comm: rr.Communicator, split: data.Split, settings: Settings, seeds: int) -> None:

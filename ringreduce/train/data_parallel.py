@@ -181,7 +181,9 @@ def train(
     held_labels = xp.asarray(split.held_out_labels)
     replica = Replica(comm, sizes, settings, xp)
     for number in range(1, settings.epochs + 1):
-        epoch = replica.epoch(x, labels, number)
+        # A loss out of bounds is an error here; NumPy need not warn of it as well.
+        with np.errstate(over="ignore", invalid="ignore"):
+            epoch = replica.epoch(x, labels, number)
         if not math.isfinite(epoch.loss):
             raise FloatingPointError(
                 f"train: the loss is {epoch.loss} after epoch {number} with lr {settings.lr}; "
@@ -202,7 +204,7 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
     """
     digest = hashlib.sha256(parameters.tobytes()).digest()
     gathered = comm.all_gather(np.frombuffer(digest, np.uint8).reshape(1, -1))
-    digests = [row.tobytes().hex() for row in gathered]
+    digests: list[str] = [row.tobytes().hex() for row in gathered]
     # most_common keeps the order of first appearance among equals: rank 0 wins a tie.
     agreed, votes = Counter(digests).most_common(1)[0]
     if votes == comm.size:

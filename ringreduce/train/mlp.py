@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # Rows that `accuracy` takes at a time.  A larger product wakes the threads of OpenBLAS, and those
-# spin on afterwards, in the way of the other ranks on this host: 5 times as slow with 2 ranks.
+# spin on afterwards, in the way of the other ranks on this host: training took several times as
+# long on 2 cores.
 _ROWS = 32
 
 Array = Any

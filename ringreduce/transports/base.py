@@ -7,11 +7,11 @@ Control messages are short, rare, and received by whoever asks.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Request(Protocol):
-    """A message bound to its peer, flow and buffer.  The names are mpi4py's, whose own objects fit."""
+    """A message bound to its peer, flow and buffer; mpi4py's persistent requests are such."""
 
     def Start(self) -> None:  # noqa: N802 - mpi4py's name
         """Put the message under way."""
@@ -38,17 +38,18 @@ class Transport(Protocol):
     def receiver(self, peer: int, flow: int, buffer: memoryview) -> Request:
         """A message, not yet started, that receives at most ``len(buffer)`` bytes from `peer`.
 
-        Nothing longer may come: whoever posts it knows.  Messages of one ordered pair of ranks and one flow match first in, first out.
+        Nothing longer may come: whoever posts it knows.  Messages of one ordered pair of ranks and
+        one flow match first in, first out.
         """
 
     def translate(self, error: Exception) -> Exception:
         """What an error out of a request means: PeerLostError, or itself."""
 
-    def withdraw(self, receiver: Request) -> bool | None:
+    def withdraw(self, receiver: Any) -> bool | None:
         """Take back a receiver: True if no message came, False if one did, None to ask again."""
 
     def discard(self, peer: int) -> bool:
-        """Receive and drop the earliest message from `peer` that no receiver took; False if none."""
+        """Receive and drop the earliest message from `peer` that nobody took; False if none."""
 
     def tell(self, peer: int, message: bytes) -> None:
         """Send a control message.  It is delivered once, in order, whenever the peer listens."""

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from hashlib import blake2b
+from typing import Any
 
 from mpi4py import MPI
 
@@ -29,13 +30,20 @@ class MpiTransport:
 
     name = "mpi"
 
-    def __init__(self, parent: MPI.Comm | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        parent: MPI.Comm | None = None,
+        timeout_s: float = 600.0,
+        synchronous_sends: bool = False,
+    ) -> None:
         parent = MPI.COMM_WORLD if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
         deadline = time.monotonic() + timeout_s
         self._data = _duplicate(parent, deadline)
         self._control = _duplicate(parent, deadline)
         self._nodes = _nodes(self._control, deadline)
+        data = self._data
+        self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
         here = next(node for node in self._nodes if self.rank in node)
         self.spins = _SPINS if len(here) <= len(os.sched_getaffinity(0)) else 0
         self._withdrawing: set[int] = set()
@@ -45,10 +53,10 @@ class MpiTransport:
 
     # --- data ---
 
-    def sender(self, peer: int, flow: int, buffer: memoryview) -> MPI.Prequest:
-        return self._data.Send_init([buffer, MPI.BYTE], peer, flow)
+    def sender(self, peer: int, flow: int, buffer: memoryview) -> Any:
+        return self._send_init([buffer, MPI.BYTE], peer, flow)
 
-    def receiver(self, peer: int, flow: int, buffer: memoryview) -> MPI.Prequest:
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Any:
         return self._data.Recv_init([buffer, MPI.BYTE], peer, flow)
 
     def translate(self, error: Exception) -> Exception:
@@ -56,7 +64,7 @@ class MpiTransport:
             return error
         return PeerLostError(f"MPI reports: {error}; the communicator is broken")
 
-    def withdraw(self, receiver: MPI.Prequest) -> bool | None:
+    def withdraw(self, receiver: Any) -> bool | None:
         status = MPI.Status()
         if receiver.Test(status):
             self._withdrawing.discard(id(receiver))
@@ -131,7 +139,7 @@ def _duplicate(parent: MPI.Comm, deadline: float) -> MPI.Comm:
 
 
 def _nodes(comm: MPI.Comm, deadline: float) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, nodes in the order of their lowest rank: same host name, same node."""
+    """The ranks of each node, by host name; nodes in the order of their lowest rank."""
     name = blake2b(socket.gethostname().encode(), digest_size=16).digest()
     names = bytearray(16 * comm.Get_size())
     _finish(comm.Iallgather([name, MPI.BYTE], [names, MPI.BYTE]), deadline)

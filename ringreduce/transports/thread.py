@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-
+from typing import Any
 
 _LONGEST_PAUSE_S = 0.01
 
@@ -52,7 +52,9 @@ class _Message:
         box = self.boxes[self.target]
         mine, theirs = (box.sends, box.recvs) if self.sends else (box.recvs, box.sends)
         with box.changed:
-            other = next((m for m in theirs if m.source == self.source and m.flow == self.flow), None)
+            other = next(
+                (m for m in theirs if m.source == self.source and m.flow == self.flow), None
+            )
             if other is None:
                 mine.append(self)
             else:
@@ -94,7 +96,7 @@ class ThreadTransport:
     def translate(self, error: Exception) -> Exception:
         return error
 
-    def withdraw(self, receiver: _Message) -> bool:
+    def withdraw(self, receiver: Any) -> bool:
         box = self._boxes[self.rank]
         with box.changed:
             if receiver in box.recvs:

@@ -1,0 +1,164 @@
+"""One call of one collective as plain data, and what must come of it: the same for every transport.
+
+Ranks never draw: whoever runs the test draws a Case, and each rank makes its own part of the input
+from the case's seed, so each can also compute what all ranks together must get.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+import ringreduce as rr
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float32", "float64")
+DTYPES = INTEGERS + FLOATS
+OPS = ("sum", "mean", "min", "max", "prod")
+VIEWS = ("plain", "strided", "negative", "fortran")
+OUTS = ("new", "given", "in_place")
+LAYOUTS = ("one", "two", "uneven", "dealt")
+SIZES = ("empty", "few", "inside", "staged", "beside", "sliced")
+ALGORITHMS = {
+    "all_reduce": ("ring", "hierarchical"),
+    "reduce_scatter": ("ring",),
+    "all_gather": ("ring",),
+    "broadcast": ("ring",),
+}
+CONFIG = rr.Config(slice_bytes=1 << 15, staged_bytes=1 << 14)
+"""Slices and staging small enough that every way through the executor is short."""
+
+_FOLDS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.  `shape` is that of rank 0; all_gather's ranks have `rank` more rows each."""
+
+    collective: str
+    algorithm: str
+    op: str
+    dtype: str
+    ranks: int
+    layout: str
+    shape: tuple[int, ...]
+    view: str
+    out: str
+    root: int
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Case:
+        return cls(**{**values, "shape": tuple(values["shape"])})
+
+
+def nodes_of(layout: str, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each node under a named layout."""
+    every = tuple(range(ranks))
+    if ranks == 1 or layout == "one":
+        return (every,)
+    if layout == "two":
+        return every[: ranks // 2], every[ranks // 2 :]
+    if layout == "uneven":
+        return every[:1], every[1:]
+    return every[::2], every[1::2]
+
+
+def size_range(size: str, ranks: int, itemsize: int) -> tuple[int, int]:
+    """The least and the largest number of elements of a size class."""
+    inside, staged, sliced = 4096 // itemsize, CONFIG.staged_bytes, CONFIG.slice_bytes
+    return {
+        "empty": (0, 0),
+        "few": (1, max(1, ranks - 1)),
+        "inside": (ranks, inside),
+        "staged": (inside + 1, staged // itemsize),
+        "beside": (staged // itemsize + 1, sliced // itemsize),
+        "sliced": (sliced // itemsize + 1, 6 * sliced // itemsize),
+    }[size]
+
+
+def values_of(case: Case, rank: int) -> np.ndarray:
+    """The input of `rank`, C-ordered: integers small enough that float sums are exact."""
+    rng = np.random.default_rng([case.seed, rank])
+    shape = case.shape
+    if case.collective == "all_gather" and shape:
+        shape = (shape[0] + rank, *shape[1:])
+    dtype = np.dtype(case.dtype)
+    if dtype.kind == "f":
+        pool = [-2.0, -1.0, 0.5, 1.0, 2.0] if case.op == "prod" else np.arange(-1000.0, 1000.0)
+        return rng.choice(pool, shape).astype(dtype)
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+def expected(case: Case, rank: int) -> np.ndarray:
+    """What `rank` must get, computed from everybody's input."""
+    inputs = [values_of(case, other) for other in range(case.ranks)]
+    if case.collective == "broadcast":
+        return inputs[case.root]
+    if case.collective == "all_gather":
+        return np.concatenate([np.atleast_1d(values) for values in inputs])
+    # Wrapping integers and exact floats: the order of folding does not matter.
+    with np.errstate(over="ignore"):
+        total = np.asarray(reduce(_FOLDS[case.op], inputs))
+    if case.op == "mean":
+        total = np.asarray(total / np.asarray(case.ranks, total.dtype))
+    if case.collective == "reduce_scatter":
+        return np.array_split(total.reshape(-1), case.ranks)[rank]
+    return total
+
+
+def run_case(comm: rr.Communicator, case: Case) -> None:
+    """Make the call and check everything about it that one rank can see."""
+    wanted = expected(case, comm.rank)
+    before = values_of(case, comm.rank)
+    x = _as_view(before, case.view)
+    out = None
+    if case.out == "in_place" and case.collective in ("all_reduce", "broadcast"):
+        out = x
+    elif case.out != "new":
+        out = _as_view(np.zeros(wanted.shape, wanted.dtype), case.view)
+    result = _call(comm, case, x, out)
+
+    assert result.dtype == wanted.dtype
+    assert result.shape == wanted.shape
+    assert np.array_equal(result, wanted), f"rank {comm.rank}: {case}"
+    if out is None:
+        assert result.flags.c_contiguous
+        assert not np.shares_memory(result, x)
+    else:
+        assert result is out
+    if out is not x:
+        assert np.array_equal(x, before), "the input was changed"
+
+
+def _call(comm: rr.Communicator, case: Case, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    options: dict[str, Any] = {"out": out, "algorithm": case.algorithm}
+    if case.collective == "broadcast":
+        return comm.broadcast(x, case.root, **options)
+    if case.collective == "all_gather":
+        if case.seed % 2 and case.shape:
+            options["counts"] = [case.shape[0] + rank for rank in range(case.ranks)]
+        return comm.all_gather(x, **options)
+    return getattr(comm, case.collective)(x, case.op, **options)
+
+
+def _as_view(values: np.ndarray, view: str) -> np.ndarray:
+    """The same values in memory of another order."""
+    if view == "fortran":
+        return np.asfortranarray(values)
+    if values.ndim == 0 or view == "plain":
+        return values.copy()
+    if view == "strided":
+        wide = np.zeros((*values.shape[:-1], 2 * values.shape[-1]), values.dtype)
+        strided = wide[..., ::2]
+        strided[...] = values
+        return strided
+    backwards = values[::-1].copy()
+    return backwards[::-1]

@@ -1,0 +1,339 @@
+"""The collectives on ranks-as-threads: results, memory, misuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from tests.case_strategies import cases
+from tests.cases import CONFIG, FLOATS, Case, nodes_of, run_case
+
+QUICK = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+LAYOUTS = [(2, 2), (3, 1, 2), (1, 4), ((0, 2), (1, 3))]
+"""Equal nodes, unequal nodes, a node of one rank, ranks dealt round-robin."""
+
+
+def spawn_case(case: Case) -> None:
+    nodes = nodes_of(case.layout, case.ranks)
+    rr.spawn(run_case, case.ranks, case, nodes=nodes, timeout_s=20, config=CONFIG)
+
+
+@QUICK
+@given(case=cases(range(1, 10)))
+def test_any_case_gives_what_numpy_gives(case):
+    spawn_case(case)
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+@pytest.mark.parametrize("offset", ["0", "1", "n-1", "n", "n+1", "prime"])
+def test_counts_around_the_number_of_ranks(ranks, offset):
+    count = {"0": 0, "1": 1, "n-1": ranks - 1, "n": ranks, "n+1": ranks + 1, "prime": 10007}[offset]
+
+    def program(comm):
+        x = np.arange(count, dtype=np.int64) * (comm.rank + 1)
+        wanted = np.arange(count) * (ranks * (ranks + 1) // 2)
+        assert np.array_equal(comm.all_reduce(x), wanted)
+        shard = comm.reduce_scatter(x)
+        assert np.array_equal(shard, np.array_split(wanted, ranks)[comm.rank])
+        assert np.array_equal(comm.all_gather(shard), wanted)
+
+    rr.spawn(program, ranks, timeout_s=20)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, ((4, 1), (0, 3, 2))])
+@pytest.mark.parametrize("count", [0, 3, 1000, 100_003])
+def test_hierarchical_on_any_layout(layout, count):
+    ranks = sum(n if isinstance(n, int) else len(n) for n in layout)
+
+    def program(comm):
+        x = np.arange(count, dtype=np.float64) * (comm.rank + 1)
+        total = comm.all_reduce(x, algorithm="hierarchical")
+        assert np.array_equal(total, np.arange(count) * (ranks * (ranks + 1) / 2))
+
+    rr.spawn(program, ranks, nodes=layout, timeout_s=20, config=CONFIG)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hierarchical_crosses_nodes_along_rails_only(layout):
+    ranks = sum(n if isinstance(n, int) else len(n) for n in layout)
+    count = 60_000
+
+    def program(comm):
+        before = len(comm.message_log)
+        comm.all_reduce(np.ones(count), algorithm="hierarchical")
+        return comm.nodes, comm.message_log[before:]
+
+    config = rr.Config(slice_bytes=1 << 15, log_messages=True)
+    outcomes = rr.spawn(program, ranks, nodes=layout, timeout_s=20, config=config)
+    nodes = outcomes[0][0]
+    home = {rank: index for index, node in enumerate(nodes) for rank in node}
+    shares = {r: interval_of(r, nodes) for r in home}
+    leaving = dict.fromkeys(range(len(nodes)), 0)
+    for rank, (_, log) in enumerate(outcomes):
+        for message in log:
+            if home[message.peer] == home[rank]:
+                continue
+            mine, theirs = shares[rank], shares[message.peer]
+            assert max(mine[0], theirs[0]) < min(mine[1], theirs[1]), (
+                f"{rank}, {message.peer}: no rail"
+            )
+            if message.direction == "send":
+                leaving[home[rank]] += message.nbytes
+    # Each node's data cross the network 2(H-1)/H times, however many ranks it has; borders between
+    # chunks are rounded to elements, at most one for each chunk, slice and step.
+    hosts = len(nodes)
+    exact = 2 * (hosts - 1) / hosts * count * 8
+    for sent in leaving.values():
+        assert sent == pytest.approx(exact, abs=8 * 15 * 2 * (hosts - 1) * ranks)
+
+
+def interval_of(rank, nodes):
+    """The part of the data that a rank owns in its node: ranks on one rail own some of the same."""
+    node = next(node for node in nodes if rank in node)
+    place = node.index(rank)
+    return place / len(node), (place + 1) / len(node)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
+@pytest.mark.parametrize(("ranks", "algorithm"), [(4, "ring"), (5, "hierarchical")])
+def test_all_ranks_and_runs_have_the_same_bits(dtype, op, ranks, algorithm):
+    def program(comm):
+        rng = np.random.default_rng([7, comm.rank])
+        x = rng.standard_normal(30_011).astype(dtype)
+        x[rng.integers(0, x.size, 500)] = np.nan
+        x[rng.integers(0, x.size, 500)] = -np.nan
+        x[rng.integers(0, x.size, 2000)] = -0.0
+        x[rng.integers(0, x.size, 2000)] = 0.0
+        x[rng.integers(0, x.size, 100)] = np.inf
+        return [comm.all_reduce(x, op, algorithm=algorithm).tobytes() for _ in range(3)]
+
+    nodes = (2, ranks - 2)
+    runs = [rr.spawn(program, ranks, nodes=nodes, timeout_s=20, config=CONFIG) for _ in range(2)]
+    bits = {result for run in runs for rank in run for result in rank}
+    assert len(bits) == 1
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_min_and_max_propagate_nan(op):
+    def program(comm):
+        return comm.all_reduce(np.array([1.0, np.nan if comm.rank == 1 else 2.0]), op)
+
+    for result in rr.spawn(program, 3):
+        assert result[0] == 1.0
+        assert np.isnan(result[1])
+
+
+def test_mean_divides_the_sum_once():
+    def program(comm):
+        return comm.all_reduce(np.float32([1, 2, 4]) * (comm.rank + 1), "mean")
+
+    # 1+2+3 = 6 and its multiples are exact; one division by 3 rounds once, here to whole numbers.
+    for result in rr.spawn(program, 3):
+        assert result.tolist() == [2.0, 4.0, 8.0]
+
+
+def test_numbers_give_zero_dimensional_results():
+    for result in rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1), 3):
+        assert result.shape == ()
+        assert result == 6
+
+
+def test_what_shows_its_memory_is_an_array():
+    result = rr.spawn(lambda comm: comm.all_reduce(memoryview(np.arange(3.0))), 2)[0]
+    assert result.tolist() == [0.0, 2.0, 4.0]
+
+
+def test_broadcast_from_every_root():
+    def program(comm):
+        for root in range(comm.size):
+            got = comm.broadcast(np.full(1000, comm.rank), root)
+            assert np.array_equal(got, np.full(1000, root))
+            mine = np.full(70_000, comm.rank)
+            assert comm.broadcast(mine, root, out=mine) is mine
+            assert np.array_equal(mine, np.full(70_000, root))
+
+    rr.spawn(program, 5, timeout_s=20)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float16", "complex128", "longdouble"])
+def test_collectives_that_only_move_take_any_plain_dtype(dtype):
+    def program(comm):
+        x = np.array([0, 1, comm.rank], dtype)
+        assert np.array_equal(comm.broadcast(x, 1), np.array([0, 1, 1], dtype))
+        gathered = comm.all_gather(x)
+        assert gathered.dtype == x.dtype
+        assert np.array_equal(gathered, np.array([0, 1, 0, 0, 1, 1], dtype))
+
+    rr.spawn(program, 2)
+
+
+def test_all_gather_takes_different_first_dimensions():
+    def program(comm):
+        x = np.full((comm.rank, 2), comm.rank, np.int32)
+        wanted = np.repeat([1, 2, 2, 3, 3, 3], 2).reshape(6, 2)
+        assert np.array_equal(comm.all_gather(x), wanted)
+        assert np.array_equal(comm.all_gather(x, counts=[0, 1, 2, 3]), wanted)
+        assert np.array_equal(comm.all_gather(np.float64(comm.rank)), [0, 1, 2, 3])
+
+    rr.spawn(program, 4)
+
+
+def test_an_out_of_the_wrong_length_on_one_rank_is_an_error_on_all():
+    def program(comm):
+        out = np.empty(5 if comm.rank == 1 else 4)
+        with pytest.raises(
+            ValueError, match="out on rank 1 has first dimension 5, the result has 4"
+        ):
+            comm.all_gather(np.ones(2), out=out)
+        assert comm.all_reduce(1) == 2
+
+    rr.spawn(program, 2)
+
+
+def test_the_barrier_holds_everybody_back():
+    arrived = []
+
+    def program(comm):
+        arrived.append(comm.rank)
+        comm.barrier()
+        return len(arrived)
+
+    assert rr.spawn(program, 7) == [7] * 7
+
+
+READ_ONLY = np.zeros(4)
+READ_ONLY.flags.writeable = False
+LINE = np.zeros(8)
+MISUSES = [
+    (lambda c: c.all_reduce(np.array([object()])), TypeError, "dtype object cannot be sent"),
+    (lambda c: c.all_reduce(np.zeros(2, "datetime64[s]")), TypeError, "cannot be sent"),
+    (lambda c: c.all_reduce(np.zeros(2, [("a", "f4")])), TypeError, "cannot be sent"),
+    (lambda c: c.all_reduce(np.zeros(2, ">f8")), TypeError, "byte order"),
+    (lambda c: c.all_reduce(np.zeros(2, "complex64")), TypeError, "cannot be reduced"),
+    (lambda c: c.all_reduce("text"), TypeError, "got str"),
+    (lambda c: c.all_reduce(None), TypeError, "got NoneType"),
+    (lambda c: c.all_reduce([1, 2]), TypeError, "got a list"),
+    (lambda c: c.all_reduce(np.ma.zeros(2)), TypeError, "masked array"),
+    (lambda c: c.all_reduce(np.zeros(4), "average"), ValueError, "unknown op 'average'"),
+    (lambda c: c.all_reduce(np.zeros(4, int), "mean"), TypeError, "would round"),
+    (lambda c: c.all_reduce(np.zeros(4), algorithm="rign"), ValueError, "unknown algorithm 'rign'"),
+    (lambda c: c.reduce_scatter(np.zeros(4), algorithm="hierarchical"), ValueError, "unknown algo"),
+    (lambda c: c.all_reduce(np.zeros(4), out=np.zeros(5)), ValueError, r"out has shape \(5,\)"),
+    (
+        lambda c: c.all_reduce(np.zeros(4), out=np.zeros(4, "f4")),
+        TypeError,
+        "out has dtype float32",
+    ),
+    (lambda c: c.all_reduce(np.zeros(4), out=[0] * 4), TypeError, "out is list"),
+    (lambda c: c.all_reduce(np.zeros(4), out=READ_ONLY), ValueError, "read-only"),
+    (lambda c: c.all_reduce(LINE[:4], out=LINE[2:6]), ValueError, "out overlaps the input"),
+    (lambda c: c.all_reduce(LINE[:4], out=LINE[3::-1]), ValueError, "out overlaps the input"),
+    (lambda c: c.reduce_scatter(LINE, out=LINE[:4]), ValueError, "out overlaps the input"),
+    (lambda c: c.broadcast(np.zeros(2), root=2), ValueError, "root is 2; ranks are 0 to 1"),
+    (lambda c: c.broadcast(np.zeros(2), root=-1), ValueError, "root is -1"),
+    (lambda c: c.broadcast(np.zeros(2), root=0.5), TypeError, "root is 0.5"),
+    (lambda c: c.all_gather(np.zeros(2), counts=[2]), ValueError, "one count"),
+    (lambda c: c.all_gather(np.zeros(2), counts=[3, 3]), ValueError, "first dimension 2"),
+    (lambda c: c.all_gather(np.zeros(2), algorithm="x"), ValueError, "unknown algorithm 'x'"),
+    (lambda c: c.all_reduce(np.zeros(2), timeout_s=0), ValueError, "timeout_s is 0"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "error", "text"), MISUSES)
+def test_misuse_is_refused_at_once_and_counts_as_no_call(misuse, error, text):
+    def program(comm):
+        if comm.rank == 0:
+            with pytest.raises(error, match=text):
+                misuse(comm)
+        return comm.all_reduce(np.float64([comm.rank + 1.0])).item()
+
+    assert rr.spawn(program, 2, timeout_s=5) == [3.0, 3.0]
+
+
+def test_a_closed_communicator_refuses_calls():
+    def program(comm):
+        comm.close()
+        comm.close()
+        with pytest.raises(ValueError, match="closed"):
+            comm.barrier()
+
+    rr.spawn(program, 2)
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (3, 0), ((0, 1), (1, 2)), ((0,), (1,)), (4, -1)])
+def test_nodes_that_do_not_place_every_rank_once_are_refused(nodes):
+    with pytest.raises(ValueError, match="does not place each of the 3 ranks"):
+        rr.spawn(lambda comm: None, 3, nodes=nodes)
+
+
+def test_places_in_and_across_nodes():
+    def program(comm):
+        return comm.local_rank, comm.local_size, comm.cross_rank, comm.cross_size
+
+    assert rr.spawn(program, 6, nodes=(3, 1, 2)) == [
+        (0, 3, 0, 3),
+        (1, 3, 0, 2),
+        (2, 3, 0, 1),
+        (0, 1, 1, 3),
+        (0, 2, 2, 3),
+        (1, 2, 1, 2),
+    ]
+
+
+def test_explain_prices_every_candidate():
+    def program(comm):
+        return comm.explain(1 << 26)
+
+    choice = rr.spawn(program, 4, nodes=(2, 2))[0]
+    assert set(choice.predicted_s) == {"ring", "hierarchical"}
+    assert choice.algorithm == min(choice.predicted_s, key=choice.predicted_s.get)
+    assert "hierarchical" in str(choice)
+
+
+def test_spawn_raises_what_a_rank_raised_and_wakes_the_others():
+    seen = []
+
+    def program(comm):
+        if comm.rank == 2:
+            raise KeyError("mine")
+        with pytest.raises(rr.PeerLostError, match=r"rank 2 has left.*KeyError: 'mine'"):
+            comm.all_reduce(1)
+        seen.append(comm.rank)
+
+    with pytest.raises(KeyError, match="mine"):
+        rr.spawn(program, 4, timeout_s=20)
+    assert sorted(seen) == [0, 1, 3]
+
+
+def test_plans_are_kept_and_bounded():
+    def program(comm):
+        for count in range(40):
+            for _ in range(2):
+                assert comm.all_reduce(np.ones(count))[:1].sum() == comm.size * (count > 0)
+        return len(comm._calls), len(comm._executor._kept)
+
+    config = rr.Config(kept_plans=8)
+    for calls, kept in rr.spawn(program, 3, config=config):
+        assert calls == 8
+        assert kept <= 8
+
+
+@given(counts=st.lists(st.integers(0, 3000), min_size=1, max_size=12))
+@settings(max_examples=20, deadline=None)
+def test_calls_of_many_sizes_follow_each_other(counts):
+    def program(comm):
+        for count in counts:
+            x = np.arange(count) + comm.rank
+            assert np.array_equal(comm.all_reduce(x), 3 * np.arange(count) + 3)
+
+    rr.spawn(program, 3, config=rr.Config(kept_plans=2, slice_bytes=4096, staged_bytes=512))
