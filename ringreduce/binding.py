@@ -12,7 +12,7 @@ from typing import Any
 
 from ringreduce.agreement import HEADER_BYTES
 from ringreduce.devices.base import Device
-from ringreduce.plan import (
+from ringreduce.slice_plan import (
     BESIDE,
     INPUT,
     INSIDE,

@@ -15,13 +15,14 @@ What `check` proves, for exactly the meaning of a step that `ringreduce.schedule
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from ringreduce.errors import ScheduleError
-from ringreduce.schedule import Chunks, Claim, Recv, Schedule, Send, Step
+from ringreduce.matching import Message, Place, Posted, chunks_text, match, progress
+from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
 
 Expression: TypeAlias = "int | tuple[Expression, ...]"
 """A sum in its order: an int is that rank's contribution, a tuple is one fold, left to right."""
@@ -52,27 +53,6 @@ class Proof:
     """Chunk -> the expression that every rank forms of it."""
 
 
-class Place(NamedTuple):
-    """A step of a rank."""
-
-    rank: int
-    step: int
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Message:
-    """A send and the receive that it meets."""
-
-    sender: Place
-    receiver: Place
-    chunks: Chunks
-    reduce: bool
-
-
-Posted = dict[Place, list[Message]]
-"""The messages of each step that has any."""
-
-
 def check(schedule: Schedule) -> Proof:
     """Prove all of the above, or raise ScheduleError naming the step, the ranks and the chunk.
 
@@ -87,38 +67,6 @@ def check(schedule: Schedule) -> Proof:
         raise ScheduleError(f"{name}: {error}") from None
 
 
-def match(ranks: Sequence[Sequence[Step]]) -> list[Message]:
-    """Every send with its receive: first in, first out for each ordered pair of ranks.
-
-    Raises ScheduleError when one is left over, or the two name different chunks.
-    """
-    sends: dict[tuple[int, int], list[tuple[Place, Send]]] = defaultdict(list)
-    recvs: dict[tuple[int, int], list[tuple[Place, Recv]]] = defaultdict(list)
-    for rank, steps in enumerate(ranks):
-        for number, step in enumerate(steps):
-            for send in step.sends:
-                sends[rank, send.peer].append((Place(rank, number), send))
-            for recv in step.recvs:
-                recvs[recv.peer, rank].append((Place(rank, number), recv))
-
-    messages = []
-    for pair in sorted(sends.keys() | recvs.keys()):
-        sent, received = sends[pair], recvs[pair]
-        for (sender, send), (receiver, recv) in zip(sent, received, strict=False):
-            if send.chunks != recv.chunks:
-                raise ScheduleError(
-                    f"step {sender.step}: rank {sender.rank} sends {_chunks(send.chunks)} to rank "
-                    f"{receiver.rank}, whose receive in step {receiver.step} wants "
-                    f"{_chunks(recv.chunks)}"
-                )
-            messages.append(Message(sender, receiver, send.chunks, recv.reduce))
-        if len(sent) > len(received):
-            raise ScheduleError(_left_over(*sent[len(received)]))
-        if len(received) > len(sent):
-            raise ScheduleError(_left_over(*received[len(sent)]))
-    return messages
-
-
 def _prove(schedule: Schedule) -> Proof:
     ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
     _check_collective(schedule)
@@ -131,7 +79,7 @@ def _prove(schedule: Schedule) -> Proof:
         posted[message.sender].append(message)
         posted[message.receiver].append(message)
     execution = _Execution(schedule, posted)
-    for place in _progress(ranks, posted):
+    for place in progress(ranks, posted):
         execution.enter(place)
     results = execution.results(schedule)
     if schedule.collective == "barrier":
@@ -159,7 +107,7 @@ def _check_collective(schedule: Schedule) -> None:
     ):
         holders = Counter(chunk for rank in range(size) for chunk in set(holds(rank)))
         if unknown := sorted(holders.keys() - chunks):
-            raise ScheduleError(f"{_chunks(unknown)} held {when}, of {len(chunks)}")
+            raise ScheduleError(f"{chunks_text(unknown)} held {when}, of {len(chunks)}")
         wanted = {"one rank": 1, "every rank": size}.get(who)
         for chunk in chunks:
             if wanted is not None and holders[chunk] != wanted:
@@ -213,62 +161,6 @@ def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
             f"{actual.received}; claimed are {claim.steps} steps, {claim.sent} sent and "
             f"{claim.received} received"
         )
-
-
-# --- who may go on --------------------------------------------------------------------------------
-
-
-def _progress(ranks: Sequence[Sequence[Step]], posted: Posted) -> Iterator[Place]:
-    """Yield each rank's steps as it enters them, and the place after its last step at its end.
-
-    A message completes once both its ranks are in their steps; a step ends when all of its messages
-    are complete.  Raises ScheduleError naming who waits for whom when nobody can go on.
-    """
-    unfinished = {place: len(here) for place, here in posted.items()}
-    entered = [-1] * len(ranks)
-    free = deque(range(len(ranks)))
-    while free:
-        rank = free.popleft()
-        entered[rank] += 1
-        place = Place(rank, entered[rank])
-        yield place
-        if place not in posted and place.step < len(ranks[rank]):
-            free.append(rank)
-        for message in posted.get(place, ()):
-            if entered[_other(message, rank).rank] < _other(message, rank).step:
-                continue
-            for end in (message.sender, message.receiver):
-                unfinished[end] -= 1
-                if not unfinished[end]:
-                    free.append(end.rank)
-    if any(at < len(steps) for at, steps in zip(entered, ranks, strict=True)):
-        raise ScheduleError(_deadlock(entered, posted))
-
-
-def _deadlock(entered: Sequence[int], posted: Posted) -> str:
-    """Follow who waits for whom, from any rank that is stuck, until the circle closes."""
-    waits: dict[int, tuple[int, str]] = {}
-    for rank, step in enumerate(entered):
-        for message in posted.get(Place(rank, step), ()):
-            other = _other(message, rank)
-            if entered[other.rank] < other.step:
-                does = "send" if other == message.sender else "receive"
-                waits[rank] = (
-                    other.rank,
-                    f"rank {rank} in step {step} waits for rank {other.rank} to {does} "
-                    f"{_chunks(message.chunks)}, which it does in step {other.step}",
-                )
-                break
-    rank, path = next(iter(waits)), []
-    while rank not in path:
-        path.append(rank)
-        rank = waits[rank][0]
-    circle = path[path.index(rank) :]
-    return "deadlock: " + "; ".join(waits[rank][1] for rank in circle)
-
-
-def _other(message: Message, rank: int) -> Place:
-    return message.receiver if message.sender.rank == rank else message.sender
 
 
 # --- execution on symbols -------------------------------------------------------------------------
@@ -383,20 +275,6 @@ class _Execution:
 
 
 # --- words ----------------------------------------------------------------------------------------
-
-
-def _left_over(place: Place, message: Send | Recv) -> str:
-    does, lacks = ("sends", "receive") if isinstance(message, Send) else ("receives", "send")
-    way = "to" if does == "sends" else "from"
-    return (
-        f"step {place.step}: rank {place.rank} {does} {_chunks(message.chunks)} {way} "
-        f"rank {message.peer}, which has no {lacks} left for it"
-    )
-
-
-def _chunks(chunks: Sequence[int]) -> str:
-    numbers = ", ".join(map(str, chunks))
-    return f"chunk{'s' * (len(chunks) > 1)} {numbers}" if chunks else "no chunks"
 
 
 def _ranks(ranks: Iterable[int]) -> str:

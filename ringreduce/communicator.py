@@ -4,52 +4,30 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from ringreduce.agreement import Agreement, Interrupt, Signature
-from ringreduce.algorithms import build
+from ringreduce.agreement import Agreement, Interrupt
 from ringreduce.arguments import (
-    array_text,
     as_array,
-    check_movable,
     check_out,
     check_overlap,
-    check_reduction,
-    check_root,
     check_timeout,
     same_memory,
 )
+from ringreduce.calls import Call, Calls
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
-from ringreduce.devices.cpu import OPS
 from ringreduce.draw import draw
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
-from ringreduce.executor import Executor, LoggedMessage, Prepared
-from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.executor import Executor, LoggedMessage
 from ringreduce.schedule import Schedule
-from ringreduce.select import Choice, choose, resolve, slice_count
+from ringreduce.select import Choice, choose
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """Everything about a call that is the same each time it is made."""
-
-    signature: Signature
-    schedule: Schedule
-    prepared: Prepared
-    shape: tuple[int, ...]
-    """Of the result."""
-    dtype: np.dtype[Any]
-    in_place: bool
-    """Whether ``out=x`` makes sense."""
 
 
 class Communicator:
@@ -77,7 +55,7 @@ class Communicator:
         self._transport, self._device = transport, device
         self._agreement = Agreement(transport, timeout_s)
         self._executor = Executor(transport, device, config, self._agreement)
-        self._calls: OrderedDict[Any, _Call] = OrderedDict()
+        self._calls = Calls(topology, device, config, self._executor)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._ended: Exception | None = None
@@ -118,9 +96,10 @@ class Communicator:
         array([3., 6.])
         """
         array = x if type(x) is np.ndarray else as_array("all_reduce", x)
-        key = ("all_reduce", array.dtype, array.shape, op, algorithm)
-        call = self._calls.get(key) or self._keep(key, self._plan_all_reduce(array, op, algorithm))
-        return self._run(call, array, out, timeout_s)
+        with self._lock:
+            self._check_usable()
+            call = self._calls.all_reduce(array, op, algorithm)
+            return self._run(call, array, out, timeout_s)
 
     def reduce_scatter(
         self,
@@ -138,11 +117,10 @@ class Communicator:
         Arguments and errors: `all_reduce`; `out` has the part's shape and does not overlap `x`.
         """
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
-        key = ("reduce_scatter", array.dtype, array.shape, op, algorithm)
-        call = self._calls.get(key) or self._keep(
-            key, self._plan_reduce_scatter(array, op, algorithm)
-        )
-        return self._run(call, array, out, timeout_s)
+        with self._lock:
+            self._check_usable()
+            call = self._calls.reduce_scatter(array, op, algorithm)
+            return self._run(call, array, out, timeout_s)
 
     def all_gather(
         self,
@@ -167,10 +145,12 @@ class Communicator:
         """
         array = x if type(x) is np.ndarray else as_array("all_gather", x)
         array = array.reshape(1) if array.ndim == 0 else array
-        if counts is not None:
-            call = self._call_all_gather(array, tuple(counts), algorithm)
+        with self._lock:
+            self._check_usable()
+            if counts is None:
+                return self._all_gather_unknown(array, out, algorithm, timeout_s)
+            call = self._calls.all_gather(array, tuple(counts), algorithm)
             return self._run(call, array, out, timeout_s)
-        return self._all_gather_unknown(array, out, algorithm, timeout_s)
 
     def broadcast(
         self,
@@ -188,9 +168,10 @@ class Communicator:
         Errors: those of `all_reduce`.
         """
         array = x if type(x) is np.ndarray else as_array("broadcast", x)
-        key = ("broadcast", array.dtype, array.shape, root, algorithm)
-        call = self._calls.get(key) or self._keep(key, self._plan_broadcast(array, root, algorithm))
-        return self._run(call, array, out, timeout_s)
+        with self._lock:
+            self._check_usable()
+            call = self._calls.broadcast(array, root, algorithm)
+            return self._run(call, array, out, timeout_s)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return once every rank has called it.  Errors: those of `all_reduce`."""
@@ -219,10 +200,10 @@ class Communicator:
         """
         if self._ended is None:
             self._meet("close", ())
+            self._calls.clear()
             self._executor.close()
             self._transport.close(broken=False)
             self._ended = ValueError("the communicator is closed")
-        self._calls.clear()
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
@@ -251,117 +232,23 @@ class Communicator:
             self.leave(f"{type(error).__name__}: {error}")
         self.close()
 
-    # --- planning ---
-
-    def _plan_all_reduce(self, array: np.ndarray, op: str, algorithm: str) -> _Call:
-        check_reduction("all_reduce", array.dtype, op, OPS)
-        name = resolve("all_reduce", algorithm, self.nodes, array.nbytes, self.config)
-        schedule = build("all_reduce", name, self.nodes)
-        slices = slice_count(array.nbytes, self.config)
-        plan = plan_whole(schedule, self.rank, array.size, array.itemsize, slices)
-        signature = self._signature("all_reduce", array_text(array), algorithm, op=repr(op))
-        return self._call(signature, plan, array, array.shape, array.shape, op, in_place=True)
-
-    def _plan_reduce_scatter(self, array: np.ndarray, op: str, algorithm: str) -> _Call:
-        check_reduction("reduce_scatter", array.dtype, op, OPS)
-        name = resolve("reduce_scatter", algorithm, self.nodes, array.nbytes, self.config)
-        schedule = build("reduce_scatter", name, self.nodes)
-        counts = shard_counts(array.size, self.size)
-        slices = slice_count(array.nbytes, self.config)
-        plan = plan_parts(schedule, self.rank, counts, array.itemsize, slices)
-        signature = self._signature("reduce_scatter", array_text(array), algorithm, op=repr(op))
-        return self._call(signature, plan, array, array.shape, (counts[self.rank],), op)
-
-    def _plan_broadcast(self, array: np.ndarray, root: int, algorithm: str) -> _Call:
-        check_movable("broadcast", array.dtype)
-        check_root("broadcast", root, self.size)
-        name = resolve("broadcast", algorithm, self.nodes, array.nbytes, self.config)
-        schedule = build("broadcast", name, self.nodes, root)
-        slices = slice_count(array.nbytes, self.config)
-        plan = plan_whole(schedule, self.rank, array.size, array.itemsize, slices)
-        signature = self._signature("broadcast", array_text(array), algorithm, root=str(root))
-        return self._call(signature, plan, array, array.shape, array.shape, in_place=True)
-
-    def _call_all_gather(self, array: np.ndarray, counts: tuple[int, ...], algorithm: str) -> _Call:
-        key = ("all_gather", array.dtype, array.shape, counts, algorithm)
-        if key in self._calls:
-            return self._calls[key]
-        check_movable("all_gather", array.dtype)
-        self._check_counts(array, counts)
-        row = int(np.prod(array.shape[1:], dtype=np.int64))
-        total = sum(counts) * row * array.itemsize
-        name = resolve("all_gather", algorithm, self.nodes, total, self.config)
-        plan = plan_parts(
-            build("all_gather", name, self.nodes),
-            self.rank,
-            [count * row for count in counts],
-            array.itemsize,
-            slice_count(total, self.config),
-        )
-        text = array_text(array, first=False)
-        signature = self._signature("all_gather", text, algorithm, counts=str(counts))
-        shape = (sum(counts), *array.shape[1:])
-        return self._keep(key, self._call(signature, plan, array, array.shape, shape))
-
-    def _check_counts(self, array: np.ndarray, counts: tuple[int, ...]) -> None:
-        if len(counts) != self.size or any(count < 0 for count in counts):
-            raise ValueError(
-                f"all_gather: counts={counts}; pass one count of at least 0 for each "
-                f"of the {self.size} ranks"
-            )
-        if counts[self.rank] != array.shape[0]:
-            raise ValueError(
-                f"all_gather: counts[{self.rank}] is {counts[self.rank]}, but this rank passes "
-                f"an array of first dimension {array.shape[0]}"
-            )
-
-    def _signature(
-        self, collective: str, array: str, algorithm: str, **arguments: str
-    ) -> Signature:
-        arguments["algorithm"] = repr(algorithm)
-        return Signature(collective, (("array", array), *arguments.items()))
-
-    def _call(
-        self,
-        signature: Signature,
-        plan: Plan,
-        array: np.ndarray,
-        shape_in: tuple[int, ...],
-        shape_out: tuple[int, ...],
-        op: str | None = None,
-        in_place: bool = False,
-    ) -> _Call:
-        fold = None if op is None else self._device.fold(op)
-        divide_by = self.size if op == "mean" else None
-        prepared = self._executor.prepare(plan, array.dtype, (shape_in, shape_out), fold, divide_by)
-        return _Call(signature, plan.schedule, prepared, shape_out, array.dtype, in_place)
-
-    def _keep(self, key: Any, call: _Call) -> _Call:
-        while len(self._calls) >= self.config.kept_plans:
-            _, oldest = self._calls.popitem(last=False)
-            self._executor.forget(oldest.prepared)
-        self._calls[key] = call
-        return call
-
     # --- running ---
 
     def _run(
-        self, call: _Call, array: np.ndarray, out: np.ndarray | None, timeout_s: float | None
+        self, call: Call, array: np.ndarray, out: np.ndarray | None, timeout_s: float | None
     ) -> np.ndarray:
         target = self._target(call, array, out)
         if timeout_s is not None:
             check_timeout(call.signature.collective, timeout_s)
-        with self._lock:
-            self._check_usable()
-            try:
-                header = self._agreement.begin(call.signature, timeout_s)
-                self._executor.run(call.prepared, array, target, header)
-                self._agreement.end()
-            except BaseException as error:
-                raise self._broken_off(error, call.schedule) from None
+        try:
+            header = self._agreement.begin(call.signature, timeout_s)
+            self._executor.run(call.prepared, array, target, header)
+            self._agreement.end()
+        except BaseException as error:
+            raise self._broken_off(error, call.schedule) from None
         return target if out is None else out
 
-    def _target(self, call: _Call, array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    def _target(self, call: Call, array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Where the result goes: a new array, `out`, or the input itself if `out` is that."""
         if out is None:
             return np.empty(call.shape, call.dtype)
@@ -376,47 +263,32 @@ class Communicator:
         self, array: np.ndarray, out: np.ndarray | None, algorithm: str, timeout_s: float | None
     ) -> np.ndarray:
         """Exchange first dimensions, then gather.  A wrong `out` on one rank is an error on all."""
-        resolve("all_gather", algorithm, self.nodes, array.nbytes, self.config)
         if timeout_s is not None:
             check_timeout("all_gather", timeout_s)
         if out is not None:
             check_out("all_gather", out, (*out.shape[:1], *array.shape[1:]), array.dtype)
             check_overlap("all_gather", array, out)
         rows = np.array([array.shape[0], -1 if out is None else out.shape[0]], np.int64)
-        exchange = self._call_exchange(array, algorithm)
+        exchange = self._calls.exchange(array, algorithm)
         table = np.empty((self.size, 2), np.int64)
-        with self._lock:
-            self._check_usable()
-            try:
-                header = self._agreement.begin(exchange.signature, timeout_s)
-                self._executor.run(exchange.prepared, rows, table, header)
-                counts = tuple(table[:, 0].tolist())
-                call = self._call_all_gather(array, counts, algorithm)
-                wrong = [r for r in range(self.size) if table[r, 1] not in (-1, sum(counts))]
-                if not wrong:
-                    target = np.empty(call.shape, call.dtype) if out is None else out
-                    self._executor.run(call.prepared, array, target, header)
-                self._agreement.end()
-            except BaseException as error:
-                raise self._broken_off(error, exchange.schedule) from None
+        try:
+            header = self._agreement.begin(exchange.signature, timeout_s)
+            self._executor.run(exchange.prepared, rows, table, header)
+            counts = tuple(table[:, 0].tolist())
+            call = self._calls.all_gather(array, counts, algorithm)
+            wrong = [r for r in range(self.size) if table[r, 1] not in (-1, sum(counts))]
+            if not wrong:
+                target = np.empty(call.shape, call.dtype) if out is None else out
+                self._executor.run(call.prepared, array, target, header)
+            self._agreement.end()
+        except BaseException as error:
+            raise self._broken_off(error, exchange.schedule) from None
         if wrong:
             raise ValueError(
                 f"all_gather: out on rank {wrong[0]} has first dimension {table[wrong[0], 1]}, "
                 f"the result has {sum(counts)}"
             )
         return target
-
-    def _call_exchange(self, array: np.ndarray, algorithm: str) -> _Call:
-        """The small all-gather that tells all ranks each other's first dimension and `out`'s."""
-        check_movable("all_gather", array.dtype)
-        key = ("exchange", array.dtype, array.shape[1:], algorithm)
-        if key in self._calls:
-            return self._calls[key]
-        schedule = build("all_gather", "ring", self.nodes)
-        rows = np.empty(2, np.int64)
-        plan = plan_parts(schedule, self.rank, [2] * self.size, rows.itemsize, slices=1)
-        signature = self._signature("all_gather", array_text(array, first=False), algorithm)
-        return self._keep(key, self._call(signature, plan, rows, (2,), (self.size, 2)))
 
     def _meet(
         self,
@@ -425,14 +297,9 @@ class Communicator:
         timeout_s: float | None = None,
     ) -> None:
         """A barrier under a name of its own: what all ranks agree on besides array calls."""
-        nothing = np.empty(0, np.uint8)
-        call = self._calls.get(name)
-        if call is None:
-            schedule = build("barrier", "dissemination", self.nodes)
-            plan = plan_whole(schedule, self.rank, 0, 1, slices=1)
-            signature = Signature(name, arguments)
-            call = self._keep(name, self._call(signature, plan, nothing, (0,), (0,)))
-        self._run(call, nothing, None, timeout_s)
+        with self._lock:
+            self._check_usable()
+            self._run(self._calls.meeting(name, arguments), _NOTHING, None, timeout_s)
 
     # --- errors ---
 
@@ -463,3 +330,7 @@ class Communicator:
     def _break(self, error: Exception, reason: str) -> None:
         self._ended = error
         self._agreement.leave(reason)
+
+
+_NOTHING = np.empty(0, np.uint8)
+"""What a meeting moves besides its signature."""

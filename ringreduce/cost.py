@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-from ringreduce.check import Message, match
 from ringreduce.errors import ScheduleError
+from ringreduce.matching import Message, match
 from ringreduce.schedule import Schedule
 
 

@@ -151,7 +151,7 @@ def _call(comm: rr.Communicator, case: Case, x: np.ndarray, out: np.ndarray | No
 
 def _as_view(values: np.ndarray, view: str) -> np.ndarray:
     """The same values in memory of another order."""
-    if view == "fortran":
+    if view == "fortran" and values.ndim:
         return np.asfortranarray(values)
     if values.ndim == 0 or view == "plain":
         return values.copy()

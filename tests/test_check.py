@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
-from ringreduce.check import Expression, Place, check, match
+from ringreduce.check import Expression, check
+from ringreduce.matching import Place, match
 from ringreduce.errors import ScheduleError
 from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
 from tests.strategies import (

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
+from ringreduce.config import Config
 from ringreduce.errors import ScheduleError
 from ringreduce.schedule import (
     Recv,
@@ -18,6 +19,7 @@ from ringreduce.schedule import (
     step_to_text,
     to_text,
 )
+from ringreduce.select import resolve
 from tests.strategies import steps
 
 # --- text form ------------------------------------------------------------------------------------
@@ -115,4 +117,4 @@ def test_no_schedules_are_no_steps() -> None:
 
 def test_an_unknown_algorithm_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"all_reduce: unknown algorithm 'rong'; .*'ring'"):
-        build("all_reduce", "rong", nodes=[[0]])
+        resolve("all_reduce", "rong", ((0,),), 8, Config())

@@ -1,0 +1,321 @@
+"""One slice's way through a schedule, with its memory: which elements go out, come in, are folded.
+
+It speaks of elements in three buffers: the caller's INPUT, the OUTPUT, and SCRATCH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from ringreduce.schedule import Chunks, Schedule, Step
+
+INPUT, OUTPUT, SCRATCH = range(3)
+
+
+class Span(NamedTuple):
+    """Elements ``start`` to ``stop`` of one of the three buffers."""
+
+    buffer: int
+    start: int
+    stop: int
+
+
+INSIDE, BESIDE = "inside", "beside"
+INSIDE_BYTES = 4096
+"""Up to this size a message carries the call's signature inside; above, in a message before it.
+
+So the first message that a peer sends in a flow is never longer than this and the signature.
+"""
+
+
+class Message(NamedTuple):
+    """One message.  The first of its ordered pair in a slice carries the call's signature."""
+
+    peer: int
+    span: Span
+    signature: str | None
+    """INSIDE, BESIDE or None."""
+
+
+class Fold(NamedTuple):
+    """``into = left (op) right``.  `finishes` says that all contributions are in afterwards."""
+
+    left: Span
+    right: Span
+    into: Span
+    finishes: bool
+
+
+class Copy(NamedTuple):
+    """``into = source``."""
+
+    source: Span
+    into: Span
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step of the schedule with its memory: pack, exchange, fold."""
+
+    index: int
+    packs: tuple[Copy, ...]
+    recvs: tuple[Message, ...]
+    sends: tuple[Message, ...]
+    folds: tuple[Fold, ...]
+
+
+class PlannedSlice(NamedTuple):
+    """One slice's way through the schedule, and the copies that settle its result at the end."""
+
+    steps: tuple[PlannedStep, ...]
+    settles: tuple[Copy, ...]
+    scratch: int
+    """Elements of scratch that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where one chunk of one slice lies in INPUT and OUTPUT, and how many elements it has."""
+
+    before: int
+    after: int
+    count: int
+
+
+def plan_slice(
+    schedule: Schedule,
+    rank: int,
+    steps: Sequence[Step],
+    placed: Sequence[Placed],
+    itemsize: int,
+) -> PlannedSlice:
+    """Plan the slice whose chunks are `placed`; `steps` are the rank's own of the schedule."""
+    return _SlicePlanner(schedule, rank, steps, placed, itemsize).plan()
+
+
+class _Scratch:
+    """Lends ranges of scratch, first fit, and remembers how much was ever out at once."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._lent: dict[int, int] = {}
+
+    def lend(self, count: int) -> int:
+        start = 0
+        for taken, length in sorted(self._lent.items()):
+            if taken - start >= count:
+                break
+            start = taken + length
+        if count:
+            self._lent[start] = count
+            self.size = max(self.size, start + count)
+        return start
+
+    def give_back(self, start: int) -> None:
+        self._lent.pop(start, None)
+
+
+class _SlicePlanner:
+    """Walks one rank's steps once, tracking where the current value of each chunk lives."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        steps: Sequence[Step],
+        placed: Sequence[Placed],
+        itemsize: int,
+    ) -> None:
+        self.rank, self.steps, self.placed, self.itemsize = rank, steps, placed, itemsize
+        self.result = frozenset(schedule.holds_after(rank))
+        self.home: dict[int, Span] = {
+            chunk: Span(INPUT, placed[chunk].before, placed[chunk].before + placed[chunk].count)
+            for chunk in schedule.holds_before(rank)
+        }
+        self.scratch = _Scratch()
+        self.loans: list[tuple[int, Chunks]] = []
+        self.signed_to: set[int] = set()
+        self.signed_from: set[int] = set()
+        self.last_use: dict[int, int] = {}
+        self.last_write: dict[int, int] = {}
+        for index, step in enumerate(steps):
+            for send in step.sends:
+                self.last_use.update(dict.fromkeys(send.chunks, index))
+            for recv in step.recvs:
+                self.last_use.update(dict.fromkeys(recv.chunks, index))
+                self.last_write.update(dict.fromkeys(recv.chunks, index))
+
+    def plan(self) -> PlannedSlice:
+        steps = tuple(self._step(index) for index in range(len(self.steps)))
+        steps = tuple(step for step in steps if step.recvs or step.sends)
+        settles = tuple(
+            Copy(self.home[chunk], self._output(chunk))
+            for chunk in sorted(self.result)
+            if self.placed[chunk].count and self.home[chunk] != self._output(chunk)
+        )
+        return PlannedSlice(steps, settles, self.scratch.size)
+
+    def _step(self, index: int) -> PlannedStep:
+        packs: list[Copy] = []
+        sends: list[Message] = []
+        recvs: list[Message] = []
+        arrived: dict[int, list[tuple[int, Span]]] = {}
+        overwritten: dict[int, Span] = {}
+        temporary: list[int] = []
+
+        for send in self.steps[index].sends:
+            for run in self._runs(send.chunks, send.peer, self.signed_to):
+                span = self._gather(run, packs, temporary)
+                sends.append(self._message(send.peer, span, self.signed_to))
+        for recv in self.steps[index].recvs:
+            overwritten.update((c, _NOTHING) for c in recv.chunks if not self.placed[c].count)
+            for run in self._runs(recv.chunks, recv.peer, self.signed_from):
+                span = self._landing(run, recv.reduce, temporary)
+                recvs.append(self._message(recv.peer, span, self.signed_from))
+                for chunk, piece in zip(run, self._pieces(run, span), strict=True):
+                    if recv.reduce:
+                        arrived.setdefault(chunk, []).append((recv.peer, piece))
+                    else:
+                        overwritten[chunk] = piece
+
+        folds = [fold for chunk in arrived for fold in self._folds(index, chunk, arrived[chunk])]
+        self.home.update(overwritten)
+        self._release(index, temporary)
+        return PlannedStep(index, tuple(packs), tuple(recvs), tuple(sends), _joined(folds))
+
+    # --- messages ---
+
+    def _runs(self, chunks: Chunks, peer: int, signed: set[int]) -> Iterator[Chunks]:
+        """The messages of one Send or Recv: runs of chunks that follow each other in the array.
+
+        Sender and receiver see the same chunks, so they cut alike.  Empty runs are left out, but
+        for the one that must carry a signature.
+        """
+        runs: list[list[int]] = []
+        for chunk in chunks:
+            if not self.placed[chunk].count:
+                continue
+            if runs and self._follows(runs[-1][-1], chunk):
+                runs[-1].append(chunk)
+            else:
+                runs.append([chunk])
+        if not runs and peer not in signed:
+            runs.append([])
+        return map(tuple, runs)
+
+    def _follows(self, chunk: int, following: int) -> bool:
+        """Whether only empty chunks lie between these two."""
+        between = range(chunk + 1, following)
+        return chunk < following and not any(self.placed[c].count for c in between)
+
+    def _message(self, peer: int, span: Span, signed: set[int]) -> Message:
+        if peer in signed:
+            return Message(peer, span, None)
+        signed.add(peer)
+        inside = (span.stop - span.start) * self.itemsize <= INSIDE_BYTES
+        return Message(peer, span, INSIDE if inside else BESIDE)
+
+    # --- where values live ---
+
+    def _output(self, chunk: int) -> Span:
+        placed = self.placed[chunk]
+        return Span(OUTPUT, placed.after, placed.after + placed.count)
+
+    def _length(self, run: Chunks) -> int:
+        return sum(self.placed[chunk].count for chunk in run)
+
+    def _pieces(self, run: Chunks, span: Span) -> Iterator[Span]:
+        start = span.start
+        for chunk in run:
+            yield Span(span.buffer, start, start + self.placed[chunk].count)
+            start += self.placed[chunk].count
+
+    def _borrow(self, run: Chunks) -> Span:
+        start = self.scratch.lend(self._length(run))
+        return Span(SCRATCH, start, start + self._length(run))
+
+    def _gather(self, run: Chunks, packs: list[Copy], temporary: list[int]) -> Span:
+        """The run's values as one span: where they are, or packed together if they are apart."""
+        homes = [self.home[chunk] for chunk in run]
+        if all(a.buffer == b.buffer and a.stop == b.start for a, b in pairwise(homes)):
+            return Span(homes[0].buffer, homes[0].start, homes[-1].stop) if run else _NOTHING
+        span = self._borrow(run)
+        temporary.append(span.start)
+        packs.extend(map(Copy, homes, self._pieces(run, span)))
+        return span
+
+    def _landing(self, run: Chunks, reduce: bool, temporary: list[int]) -> Span:
+        """Where a received run lands: in its place in OUTPUT, or in scratch to be folded."""
+        spans = [self._output(chunk) for chunk in run if chunk in self.result]
+        if not run:
+            return _NOTHING
+        if (
+            not reduce
+            and len(spans) == len(run)
+            and all(a.stop == b.start for a, b in pairwise(spans))
+        ):
+            return Span(OUTPUT, spans[0].start, spans[-1].stop)
+        span = self._borrow(run)
+        self.loans.append((span.start, run))
+        return span
+
+    def _folds(self, index: int, chunk: int, arrived: list[tuple[int, Span]]) -> Iterator[Fold]:
+        """Fold what came with the local value, left to right in ascending rank order."""
+        values = sorted([*arrived, (self.rank, self.home[chunk])])
+        lowest = min(arrived)[1]
+        into = self._output(chunk) if chunk in self.result else lowest
+        finishes = chunk in self.result and self.last_write[chunk] == index
+        (total_rank, total), last = values[0], len(values) - 1
+        local_is_in = total_rank == self.rank
+        for position, (rank, value) in enumerate(values[1:], 1):
+            local_is_in |= rank == self.rank
+            target = into if local_is_in else lowest
+            yield Fold(total, value, target, finishes and position == last)
+            total = target
+        self.home[chunk] = into
+
+    def _release(self, index: int, temporary: list[int]) -> None:
+        """Give back the scratch that no later step reads."""
+        for start in temporary:
+            self.scratch.give_back(start)
+        kept = []
+        for start, run in self.loans:
+            stop = start + self._length(run)
+            live = any(
+                self.home[chunk].buffer == SCRATCH
+                and start <= self.home[chunk].start < stop
+                and (self.last_use[chunk] > index or chunk in self.result)
+                for chunk in run
+                if self.placed[chunk].count
+            )
+            if live:
+                kept.append((start, run))
+            else:
+                self.scratch.give_back(start)
+        self.loans = kept
+
+
+_NOTHING = Span(SCRATCH, 0, 0)
+
+
+def _joined(folds: Sequence[Fold]) -> tuple[Fold, ...]:
+    """Folds of neighbouring chunks as one, where all three of their spans follow each other."""
+    joined: list[Fold] = []
+    for fold in folds:
+        if joined and _adjacent(joined[-1], fold):
+            head = joined.pop()
+            pairs = zip(head[:3], fold[:3], strict=True)
+            spans = [Span(a.buffer, a.start, b.stop) for a, b in pairs]
+            joined.append(Fold(spans[0], spans[1], spans[2], fold.finishes))
+        else:
+            joined.append(fold)
+    return tuple(joined)
+
+
+def _adjacent(head: Fold, tail: Fold) -> bool:
+    return head.finishes == tail.finishes and all(
+        a.buffer == b.buffer and a.stop == b.start for a, b in zip(head[:3], tail[:3], strict=True)
+    )
