@@ -13,12 +13,14 @@ import os
 import signal
 import stat
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
 ABORT_DEADLINE_S = 1.0
 """How long MPI_Abort may take before the process ends itself."""
 
+_CONNECTING_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -98,14 +100,15 @@ def _flush() -> None:
 
 
 def _abort_before_init(code: int) -> None:
-    """Tell MPICH's process manager to end the job, in the words of its PMI-1 protocol.
+    """Let the job end although this rank cannot call MPI_Abort.
 
-    MPICH lets the other ranks wait in MPI_Init for ever when one exits before it; Open MPI ends
-    the job by itself.
+    MPICH lets the other ranks wait in MPI_Init for ever, unless its process manager is told, in the
+    words of the PMI-1 protocol.  Open MPI ends the job when this rank exits, but its mpiexec may
+    crash or hang if the other ranks are just connecting to it; so they are given time to.
     """
-    try:
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        time.sleep(_CONNECTING_S)
+    with contextlib.suppress(KeyError, ValueError, OSError):
         channel = int(os.environ["PMI_FD"])
         if stat.S_ISSOCK(os.fstat(channel).st_mode):
             os.write(channel, f"cmd=abort exitcode={code}\n".encode())
-    except (KeyError, ValueError, OSError):
-        return

@@ -14,27 +14,37 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
 from ringreduce.describe import describe_mismatch, describe_timeout
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
+from ringreduce.schedule import Schedule
 from ringreduce.transports.base import Transport
 
 HEADER_BYTES = 24
 """16 bytes of signature, 8 of call number."""
 
-_REMEMBERED_CALLS = 64
+_REMEMBERED_CALLS = 4096
+"""A root whose sends are buffered may be that far ahead, and still tell what its calls were."""
 _LISTEN_EVERY = 16
 """Idle polls between two looks at the control channel."""
+_PATIENT_POLLS = 1000
+"""After so many idle polls they are rare enough to look at each."""
 _STALL_S = 0.1
 """After so long without progress a rank asks the others whether they are in the same call."""
+_ABSENT_S = 1.0
+"""A rank that has not looked for so long was itself stopped: that time was no waiting."""
 _ROLL_CALL_S = 0.25
 """How long a rank has to answer an alarm before it counts as silent."""
 _VERDICT_S = 0.1
 """How long to wait for the lowest rank's verdict before building one alone."""
+_CROSSING_S = 0.05
+"""How long a verdict may be on its way: of two that cross, all take the lower rank's."""
+_LONGEST_REASON = 1000
+"""Characters of a reason for leaving: a short message needs nobody's help to arrive."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +96,22 @@ class Agreement:
         """The number of the latest call begun."""
         self.completed = 0
         """Calls whose part this rank has done: the number of the next call."""
-        self._calls: deque[tuple[int, Signature]] = deque(maxlen=_REMEMBERED_CALLS)
+        self._calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
+        """The latest calls of this epoch, up to the one with `number`."""
         self._epoch = 0
+        """How often ranks have disagreed and gone on."""
         self._abort_at: int | None = None
         self._expected: dict[int, tuple[int, str]] = {}
         self._reports: dict[int, dict[str, Any]] = {}
         self._statuses: dict[int, dict[str, Any]] = {}
         self._left: dict[int, dict[str, Any]] = {}
         self._alarm: dict[str, Any] | None = None
-        self._verdict: dict[str, Any] | None = None
+        self._verdicts: dict[int, dict[str, Any]] = {}
+        self._partings: set[int] = set()
         self._farewells: set[int] = set()
         self._early: list[tuple[int, dict[str, Any]]] = []
         self._waiting_since = 0.0
+        self._looked_at = 0.0
         self._asked = False
         self._deadline_s = timeout_s
 
@@ -106,7 +120,7 @@ class Agreement:
     def begin(self, signature: Signature, timeout_s: float | None = None) -> bytes:
         """Give the call its number and return the header that its first messages carry."""
         number = self.number = self.completed
-        self._calls.append((number, signature))
+        self._calls.append(signature)
         self._deadline_s = self.timeout_s if timeout_s is None else timeout_s
         if self._expected:
             self._compare_expected(number, signature)
@@ -130,22 +144,33 @@ class Agreement:
         call cannot go on or has made no progress for the timeout.
         """
         if idle == 1:
-            self._waiting_since, self._asked = time.monotonic(), False
-        if idle % _LISTEN_EVERY == 0:
+            self._waiting_since = self._looked_at = time.monotonic()
+            self._asked = False
+        if idle % _LISTEN_EVERY == 0 or idle > _PATIENT_POLLS:
             self.listen()
             self._raise_interrupts()
-            waited = time.monotonic() - self._waiting_since
-            if waited > _STALL_S and not self._asked:
+            waited = self._waited()
+            if waited > min(_STALL_S, self._deadline_s / 2) and not self._asked:
                 self._asked = True
                 self._tell_all("stall", number=self.number, digest=self._digest_of(self.number))
             if waited > self._deadline_s:
-                self._alarm = {"rank": self.transport.rank, "waited_s": round(waited, 3)}
-                self._tell_all("alarm", **self._alarm)
-                raise Alarmed
+                self._raise_alarm(waited)
         self.transport.pause(idle)
 
+    def _waited(self) -> float:
+        now = time.monotonic()
+        if now - self._looked_at > _ABSENT_S:
+            self._waiting_since += now - self._looked_at
+        self._looked_at = now
+        return now - self._waiting_since
+
+    def _raise_alarm(self, waited_s: float) -> None:
+        self._alarm = {"waited_s": waited_s}
+        self._tell_all("alarm", **self._alarm)
+        raise Alarmed
+
     def _raise_interrupts(self) -> None:
-        if self._alarm is not None or self._verdict is not None:
+        if self._alarm is not None:
             raise Alarmed
         if self._abort_at is not None and self._abort_at <= self.number:
             raise Aborted
@@ -163,36 +188,35 @@ class Agreement:
     # --- the control channel ---
 
     def _tell_all(self, kind: str, **content: Any) -> None:
-        for peer in range(self.transport.size):
-            if peer != self.transport.rank:
-                self._tell(peer, kind, **content)
+        for peer in self._others():
+            self._tell(peer, kind, **content)
 
     def _tell(self, peer: int, kind: str, **content: Any) -> None:
         message = {"kind": kind, "epoch": self._epoch, **content}
         self.transport.tell(peer, json.dumps(message).encode())
 
     def listen(self) -> None:
-        """Take in what the other ranks have said."""
+        """Take in what the other ranks have said; what belongs to the next epoch waits for it."""
         early, self._early = self._early, []
         heard = [(peer, json.loads(message)) for peer, message in self.transport.hear()]
         for peer, message in (*early, *heard):
-            if message["epoch"] > self._epoch:
+            kind = message["kind"]
+            if message["epoch"] > self._epoch and kind not in _AT_ANY_TIME:
                 self._early.append((peer, message))
-            else:
-                getattr(self, f"_hear_{message['kind']}")(peer, message)
+            elif message["epoch"] == self._epoch or kind not in _IN_ITS_EPOCH:
+                getattr(self, f"_hear_{kind}")(peer, message)
 
     def _hear_abort(self, peer: int, message: dict[str, Any]) -> None:
-        if message["epoch"] == self._epoch:
-            self._note_abort(message["number"])
+        self._note_abort(message["number"])
 
     def _hear_report(self, peer: int, message: dict[str, Any]) -> None:
-        if message["epoch"] == self._epoch:
-            self._reports[peer] = message
+        self._reports[peer] = message
+
+    def _hear_parting(self, peer: int, message: dict[str, Any]) -> None:
+        self._partings.add(peer)
 
     def _hear_stall(self, peer: int, message: dict[str, Any]) -> None:
         number = message["number"]
-        if message["epoch"] < self._epoch:
-            return
         if number > self.number:
             self._expected[number] = (peer, message["digest"])
         elif self._digest_of(number) not in ("", message["digest"]):
@@ -207,7 +231,8 @@ class Agreement:
         self._statuses[peer] = message
 
     def _hear_verdict(self, peer: int, message: dict[str, Any]) -> None:
-        self._verdict = self._verdict or message
+        self._alarm = self._alarm or message
+        self._verdicts[peer] = message
 
     def _hear_left(self, peer: int, message: dict[str, Any]) -> None:
         self._left[peer] = message
@@ -223,15 +248,36 @@ class Agreement:
                 self._note_abort(number)
 
     def _digest_of(self, number: int) -> str:
-        return next((s.digest.hex() for n, s in self._calls if n == number), "")
+        place = number - self._first_remembered
+        return self._calls[place].digest.hex() if 0 <= place < len(self._calls) else ""
 
-    # --- when a call breaks off ---
+    @property
+    def _first_remembered(self) -> int:
+        return self.number - len(self._calls) + 1
 
-    def settle(self, interrupt: Interrupt, recovery: Recovery, draw: Drawer) -> RingReduceError:
+    # --- when a call breaks off, or the communicator ends ---
+
+    def part(self) -> None:
+        """Wait until nothing that was said to any rank is left to hear: the channel can go.
+
+        For the last call, when it is complete.  So it also ends alike on all ranks.
+        """
+        self._tell_all("parting")
+        self._poll_until(
+            lambda: (
+                self._abort_at is not None
+                or (len(self._partings) == self.transport.size - 1 and self._told_all())
+            )
+        )
+        self._raise_interrupts()
+
+    def settle(
+        self, interrupt: Interrupt, recovery: Recovery, schedule: Schedule
+    ) -> RingReduceError:
         """Bring all ranks to the same end of the call, and return the error to raise.
 
         After a MismatchError the communicator is as if the call had never been made; after any
-        other error it is broken.
+        other error it is broken.  `schedule` is the call's.
         """
         try:
             if isinstance(interrupt, Aborted):
@@ -240,37 +286,42 @@ class Agreement:
             interrupt = worse
         if isinstance(interrupt, PeerLeft):
             return self._settle_left()
-        return self._settle_timeout(recovery, draw)
+        return self._settle_timeout(recovery, schedule)
 
     def leave(self, reason: str) -> None:
         """Tell all ranks that this one takes part in nothing any more."""
-        self._tell_all("left", completed=self.completed, reason=reason)
+        self._tell_all("left", completed=self.completed, reason=reason[:_LONGEST_REASON])
 
     def farewell(self, seconds: float) -> None:
         """Say that this rank's process ends, and wait until all that live have said so too."""
         self._tell_all("farewell")
-        lost = set(self._verdict["silent"] if self._verdict else ()) | set(self._left)
-        living = set(range(self.transport.size)) - {self.transport.rank} - lost
+        lost = {rank for verdict in self._verdicts.values() for rank in verdict["ranks"]}
+        living = set(self._others()) - lost - set(self._left)
         self._listen_for(seconds, lambda: living <= self._farewells)
 
     def _settle_mismatch(self, recovery: Recovery) -> RingReduceError:
         self._poll_until(recovery.withdraw)
         sent, received = recovery.tally()
-        calls = {n: [s.collective, s.arguments] for n, s in self._calls}
-        mine = {"next": self.number + 1, "calls": json.loads(json.dumps(calls))}
-        for peer in range(self.transport.size):
-            if peer != self.transport.rank:
-                self._tell(peer, "report", sent=sent[peer], **mine)
+        mine = {"next": self.number + 1, **self._history()}
+        for peer in self._others():
+            self._tell(peer, "report", sent=sent[peer], **mine)
         self._poll_until(lambda: len(self._reports) == self.transport.size - 1)
         reports = {**self._reports, self.transport.rank: mine}
 
         owed = {peer: self._reports[peer]["sent"] - received[peer] for peer in self._reports}
         self._poll_until(lambda: self._drain(owed))
         self._poll_until(recovery.sends_done)
+        self._poll_until(self._told_all)
         recovery.start_afresh()
         self._forget_calls(max(report["next"] for report in reports.values()))
-        text = describe_mismatch({rank: report["calls"] for rank, report in reports.items()})
-        return MismatchError(text)
+        return MismatchError(describe_mismatch(reports))
+
+    def _history(self) -> dict[str, Any]:
+        """The remembered calls: the number of the first, and which of some signatures each has."""
+        places: dict[Signature, int] = {}
+        calls = [places.setdefault(signature, len(places)) for signature in self._calls]
+        signatures = [[s.collective, list(map(list, s.arguments))] for s in places]
+        return {"first": self._first_remembered, "calls": calls, "signatures": signatures}
 
     def _drain(self, owed: dict[int, int]) -> bool:
         for peer in owed:
@@ -285,6 +336,7 @@ class Agreement:
         self._calls.clear()
         self._reports.clear()
         self._expected.clear()
+        self._partings.clear()
         self._abort_at = None
 
     def _settle_left(self) -> RingReduceError:
@@ -294,22 +346,39 @@ class Agreement:
             "the communicator is broken, calls on it can no longer complete"
         )
 
-    def _settle_timeout(self, recovery: Recovery, draw: Drawer) -> RingReduceError:
+    def _settle_timeout(self, recovery: Recovery, schedule: Schedule) -> RingReduceError:
         """Hold a roll call, and raise what the lowest rank that answers makes of it."""
-        step, peers = recovery.where()
-        status = {"number": self.number, "step": step, "waits_for": peers}
+        rank, others = self.transport.rank, self.transport.size - 1
+        status = self._status(recovery)
         self._tell_all("status", **status)
-        others = self.transport.size - 1
-        self._listen_for(_ROLL_CALL_S, lambda: self._verdict or len(self._statuses) == others)
-        statuses = {**self._statuses, self.transport.rank: status}
-        if min(statuses) != self.transport.rank:
-            self._listen_for(_VERDICT_S, lambda: self._verdict)
-        if self._verdict is None:
+        self._listen_for(_ROLL_CALL_S, lambda: self._verdicts or len(self._statuses) == others)
+        statuses = {**self._statuses, rank: status}
+        if min(statuses) != rank:
+            self._listen_for(_VERDICT_S, lambda: self._verdicts)
+        if not self._verdicts:
             waited_s = (self._alarm or {}).get("waited_s", self._deadline_s)
-            text, silent = describe_timeout(self.transport.size, statuses, waited_s, draw)
-            self._verdict = {"text": text, "silent": silent}
-            self._tell_all("verdict", **self._verdict)
-        return PeerTimeoutError(self._verdict["text"], ranks=tuple(self._verdict["silent"]))
+            text, culprits = describe_timeout(schedule, statuses, waited_s)
+            self._verdicts[rank] = {"text": text, "ranks": culprits}
+            self._tell_all("verdict", **self._verdicts[rank])
+        self._listen_for(_CROSSING_S, lambda: min(self._verdicts) == min(statuses))
+        self._listen_for(_VERDICT_S, lambda: self.transport.told(statuses))
+        verdict = self._verdicts[min(self._verdicts)]
+        return PeerTimeoutError(verdict["text"], ranks=tuple(verdict["ranks"]))
+
+    def _status(self, recovery: Recovery) -> dict[str, Any]:
+        """Where this rank stands: the call, the step, and whom it waits for."""
+        step, peers = recovery.where()
+        if self._abort_at is not None and self._abort_at <= self.number:
+            step, peers = None, [peer for peer in self._others() if peer not in self._reports]
+        return {"number": self.number, "step": step, "waits_for": peers}
+
+    # --- waiting for control messages ---
+
+    def _others(self) -> Iterable[int]:
+        return (peer for peer in range(self.transport.size) if peer != self.transport.rank)
+
+    def _told_all(self) -> bool:
+        return self.transport.told(self._others())
 
     def _listen_for(self, seconds: float, enough: Callable[[], Any]) -> None:
         end, idle = time.monotonic() + seconds, 0
@@ -320,20 +389,22 @@ class Agreement:
 
     def _poll_until(self, finished: Callable[[], bool]) -> None:
         """Poll with a deadline, listening for alarms and for ranks that leave."""
-        since, idle = time.monotonic(), 0
+        self._waiting_since = self._looked_at = time.monotonic()
+        idle = 0
         while not finished():
             self.listen()
-            if self._alarm is not None or self._verdict is not None:
+            if self._alarm is not None:
                 raise Alarmed
             if self._left:
                 raise PeerLeft
-            if time.monotonic() - since > self._deadline_s:
-                self._alarm = {"rank": self.transport.rank, "waited_s": self._deadline_s}
-                self._tell_all("alarm", **self._alarm)
-                raise Alarmed
+            waited = self._waited()
+            if waited > self._deadline_s:
+                self._raise_alarm(waited)
             idle += 1
             self.transport.pause(idle)
 
 
-Drawer = Callable[[dict[int, int]], str]
-"""Draws the schedule of the call with the step marked that each rank is at."""
+_IN_ITS_EPOCH = frozenset(("abort", "report", "stall", "parting"))
+"""Means nothing to a rank that has gone on since."""
+_AT_ANY_TIME = frozenset(("alarm", "status", "verdict", "farewell"))
+"""Concerns a rank that has yet to get there just as much."""

@@ -84,7 +84,7 @@ def same_memory(x: np.ndarray, out: np.ndarray) -> bool:
 
 def check_overlap(where: str, x: np.ndarray, out: np.ndarray) -> None:
     """Raises ValueError when `x` and `out` share some memory."""
-    if np.may_share_memory(x, out) and _share_memory(x, out):
+    if _share_memory(x, out):
         raise ValueError(
             f"{where}: out overlaps the input; pass the input itself as out (in place), "
             "or an array of its own"

@@ -165,7 +165,8 @@ class _Binder:
         if message.signature == INSIDE:
             buffer, payload = self._signed(message.span)
             self.flow.own_signatures.append(buffer[:HEADER_BYTES])
-            step.packs.append((payload, self.view(message.span)))
+            if payload.size:
+                step.packs.append((payload, self.view(message.span)))
         else:
             buffer = self._plain(message.span)
         if message.signature == BESIDE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from ringreduce.select import resolve, slice_count
 from ringreduce.topology import Topology
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Call:
     """Everything about a call that is the same each time it is made."""
 
@@ -34,6 +33,8 @@ class Call:
     dtype: np.dtype[Any]
     in_place: bool
     """Whether ``out=x`` makes sense."""
+    last_use: int = 0
+    """When it was last asked for, counted in calls."""
 
 
 class Calls:
@@ -49,30 +50,30 @@ class Calls:
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
         self.config, self._device, self._executor = config, device, executor
-        self._kept: OrderedDict[Any, Call] = OrderedDict()
+        self._kept: dict[Any, Call] = {}
+        self._uses = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def clear(self) -> None:
         """Forget all calls."""
-        while self._kept:
-            self._forget_oldest()
+        for key in list(self._kept):
+            self._forget(key)
 
     def _get(self, key: Any, make: Callable[..., Call], *arguments: Any) -> Call:
         call = self._kept.get(key)
         if call is None:
             call = make(*arguments)
             while len(self._kept) >= self.config.kept_plans:
-                self._forget_oldest()
+                self._forget(min(self._kept, key=lambda kept: self._kept[kept].last_use))
             self._kept[key] = call
-        else:
-            self._kept.move_to_end(key)
+        self._uses += 1
+        call.last_use = self._uses
         return call
 
-    def _forget_oldest(self) -> None:
-        _, oldest = self._kept.popitem(last=False)
-        self._executor.forget(oldest.prepared)
+    def _forget(self, key: Any) -> None:
+        self._executor.forget(self._kept.pop(key).prepared)
 
     # --- one method a collective ---
 

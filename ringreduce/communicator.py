@@ -254,9 +254,10 @@ class Communicator:
             return np.empty(call.shape, call.dtype)
         where = call.signature.collective
         check_out(where, out, call.shape, call.dtype)
-        if call.in_place and same_memory(array, out):
-            return array
-        check_overlap(where, array, out)
+        if np.may_share_memory(array, out):
+            if call.in_place and same_memory(array, out):
+                return array
+            check_overlap(where, array, out)
         return out
 
     def _all_gather_unknown(

@@ -27,12 +27,17 @@ _THREAD_COUNTS = (
     "NUMEXPR_NUM_THREADS",
 )
 _NUMBA_THREADS = "NUMBA_NUM_THREADS"  # alone in not following OMP_NUM_THREADS
+# What a user sets for the ranks; Open MPI carries its own settings to other hosts by itself.
+_USERS = ("RINGREDUCE_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "NUMBA_")
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # MPICH's mpiexec does not clean up on SIGHUP, nor Open MPI's on SIGQUIT.
 _PASSED_AS = {signal.SIGHUP: signal.SIGTERM, signal.SIGQUIT: signal.SIGTERM}
 _SI_KERNEL = 0x80  # siginfo's code of a signal that the terminal's driver sent
+
+_GRACE_S = 5.0  # for mpiexec to end after a signal that should end it
+_FOR_EVER_S = 3600.0
 
 Hosts = tuple[tuple[str, int], ...]
 
@@ -151,7 +156,7 @@ def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) 
     options = ["--bind-to", "none"]
     if job.hosts:
         options += ["--host", _host_list(job.hosts)]
-        users = (name for name in given if name.startswith(("RINGREDUCE_", "PYTHON")))
+        users = (name for name in given if name.startswith(_USERS))
         for name in sorted({*added, *users}):
             options += ["-x", name]
     if job.tag_output:
@@ -198,15 +203,20 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
     heeded = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     waited = heeded | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    ended_by = 0
+    ended_by, patience_s = 0, _FOR_EVER_S
     try:
         # Safe here: the launcher has this one thread.
         tie = partial(_tie_to_launcher, os.getpid(), mask)
         process = subprocess.Popen(argv, env=environment, preexec_fn=tie)
         while process.poll() is None:
-            info = signal.sigwaitinfo(waited)
+            info = signal.sigtimedwait(waited, patience_s)
+            if info is None:
+                if ended_by:
+                    process.kill()  # its ranks go with it
+                continue
             came = signal.Signals(info.si_signo)
-            ended_by = came if came in _ENDING else ended_by
+            if came in _ENDING:
+                ended_by, patience_s = came, _GRACE_S
             # What the terminal sends, it sends to mpiexec too.
             if came in heeded and info.si_code != _SI_KERNEL:
                 process.send_signal(_PASSED_AS.get(came, came))

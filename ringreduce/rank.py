@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run_script(argv: Sequence[str]) -> None:
-    script = argv[0]
+    script = os.path.abspath(argv[0])
     sys.argv = list(argv)
     # `python -m` has put the working directory first; a script has its own directory there, and
     # for a directory or a zip file runpy puts it there itself.

@@ -23,6 +23,9 @@ from tests.cases import (
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 
+_FINENESS = 1 << 16
+_COLUMNS = (1, 2, 3, 4, 5, 7)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -33,20 +36,50 @@ class Cell:
     op: str
     dtype: str
     layout: str
+    view: str
     size: str
     ranks: int
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is left of a case to draw once its cell is known; the same in every cell."""
+
+    size: int
+    """Where between the least and the most elements of the cell, of `_FINENESS`."""
+    shape: str
+    columns: int
+    auto: bool
+    out: str
+    root: int
+    synchronous: bool
+    seed: int
+
+
+draws = st.builds(
+    Draw,
+    size=st.integers(0, _FINENESS),
+    shape=st.sampled_from(["flat", "0-d or flat", "rows"]),
+    columns=st.sampled_from(_COLUMNS),
+    auto=st.booleans(),
+    out=st.sampled_from(OUTS),
+    root=st.integers(0, 59),
+    synchronous=st.booleans(),
+    seed=st.integers(0, 2**20 - 1),
+)
 
 
 def cells(ranks: range) -> list[Cell]:
     """Every cell there is.  Layouts that are the same on few ranks count once."""
     return [
-        Cell(collective, algorithm, op, dtype, layout, size, n)
+        Cell(collective, algorithm, op, dtype, layout, view, size, n)
         for collective, algorithms in ALGORITHMS.items()
-        for algorithm, op, dtype, layout, size, n in product(
+        for algorithm, op, dtype, layout, view, size, n in product(
             algorithms,
             OPS if collective in REDUCTIONS else ("-",),
             DTYPES,
             LAYOUTS,
+            VIEWS,
             SIZES,
             ranks,
         )
@@ -56,41 +89,36 @@ def cells(ranks: range) -> list[Cell]:
     ]
 
 
-@st.composite
-def cases_in(draw: st.DrawFn, cell: Cell) -> Case:
-    """A case of this cell."""
-    itemsize = np.dtype(cell.dtype).itemsize
-    least, most = size_range(cell.size, cell.ranks, itemsize)
-    count = draw(st.integers(least, most), label="elements")
+def case_in(cell: Cell, draw: Draw) -> Case:
+    """The case of this cell that the draw describes."""
+    least, most = size_range(cell.size, cell.ranks, np.dtype(cell.dtype).itemsize)
+    only = len(ALGORITHMS[cell.collective]) == 1
     return Case(
         collective=cell.collective,
-        algorithm=draw(st.sampled_from([cell.algorithm, "auto"]))
-        if len(ALGORITHMS[cell.collective]) == 1
-        else cell.algorithm,
+        algorithm="auto" if only and draw.auto else cell.algorithm,
         op="sum" if cell.op == "-" else cell.op,
         dtype=cell.dtype,
         ranks=cell.ranks,
         layout=cell.layout,
-        shape=draw(_shapes(count)),
-        view=draw(st.sampled_from(VIEWS)),
-        out=draw(st.sampled_from(OUTS)),
-        root=draw(st.integers(0, cell.ranks - 1)),
-        seed=draw(st.integers(0, 2**32 - 1)),
+        shape=_shape(least, least + (most - least) * draw.size // _FINENESS, draw),
+        view=cell.view,
+        out=draw.out,
+        root=draw.root % cell.ranks,
+        synchronous=draw.synchronous,
+        seed=draw.seed,
     )
 
 
 def cases(ranks: range) -> st.SearchStrategy[Case]:
     """Any case on any of these numbers of ranks."""
-    return st.sampled_from(cells(ranks)).flatmap(cases_in)
+    return st.builds(case_in, st.sampled_from(cells(ranks)), draws)
 
 
-@st.composite
-def _shapes(draw: st.DrawFn, count: int) -> tuple[int, ...]:
-    """A shape of `count` elements: one-dimensional, two-dimensional, or 0-d for one element."""
-    if count == 1 and draw(st.booleans()):
+def _shape(least: int, count: int, draw: Draw) -> tuple[int, ...]:
+    """A shape of about `count` elements: one-dimensional, rows, or 0-d for one element."""
+    if count == 1 and draw.shape == "0-d or flat":
         return ()
-    divisors = [d for d in (1, 2, 3, 4, 5, 7) if count % d == 0]
-    columns = draw(st.sampled_from(divisors))
-    if draw(st.booleans()):
-        return (count,)
-    return (count // columns, columns)
+    rows = count // draw.columns
+    if draw.shape == "rows" and rows * draw.columns >= least:
+        return (rows, draw.columns)
+    return (count,)

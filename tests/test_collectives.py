@@ -8,18 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
+from tests import bits, rails
 from tests.case_strategies import cases
-from tests.cases import CONFIG, FLOATS, Case, nodes_of, run_case
+from tests.cases import CONFIG, Case, nodes_of, run_case
+from tests.rails import LAYOUTS, size_of
 
 QUICK = settings(
     max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-
-
-LAYOUTS = [(2, 2), (3, 1, 2), (1, 4), ((0, 2), (1, 3))]
-"""Equal nodes, unequal nodes, a node of one rank, ranks dealt round-robin."""
 
 
 def spawn_case(case: Case) -> None:
@@ -52,7 +50,7 @@ def test_counts_around_the_number_of_ranks(ranks, offset):
 @pytest.mark.parametrize("layout", [*LAYOUTS, ((4, 1), (0, 3, 2))])
 @pytest.mark.parametrize("count", [0, 3, 1000, 100_003])
 def test_hierarchical_on_any_layout(layout, count):
-    ranks = sum(n if isinstance(n, int) else len(n) for n in layout)
+    ranks = size_of(layout)
 
     def program(comm):
         x = np.arange(count, dtype=np.float64) * (comm.rank + 1)
@@ -64,63 +62,21 @@ def test_hierarchical_on_any_layout(layout, count):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_hierarchical_crosses_nodes_along_rails_only(layout):
-    ranks = sum(n if isinstance(n, int) else len(n) for n in layout)
-    count = 60_000
-
-    def program(comm):
-        before = len(comm.message_log)
-        comm.all_reduce(np.ones(count), algorithm="hierarchical")
-        return comm.nodes, comm.message_log[before:]
-
-    config = rr.Config(slice_bytes=1 << 15, log_messages=True)
-    outcomes = rr.spawn(program, ranks, nodes=layout, timeout_s=20, config=config)
-    nodes = outcomes[0][0]
-    home = {rank: index for index, node in enumerate(nodes) for rank in node}
-    shares = {r: interval_of(r, nodes) for r in home}
-    leaving = dict.fromkeys(range(len(nodes)), 0)
-    for rank, (_, log) in enumerate(outcomes):
-        for message in log:
-            if home[message.peer] == home[rank]:
-                continue
-            mine, theirs = shares[rank], shares[message.peer]
-            assert max(mine[0], theirs[0]) < min(mine[1], theirs[1]), (
-                f"{rank}, {message.peer}: no rail"
-            )
-            if message.direction == "send":
-                leaving[home[rank]] += message.nbytes
-    # Each node's data cross the network 2(H-1)/H times, however many ranks it has; borders between
-    # chunks are rounded to elements, at most one for each chunk, slice and step.
-    hosts = len(nodes)
-    exact = 2 * (hosts - 1) / hosts * count * 8
-    for sent in leaving.values():
-        assert sent == pytest.approx(exact, abs=8 * 15 * 2 * (hosts - 1) * ranks)
+    outcomes = rr.spawn(
+        rails.log_of_all_reduce, size_of(layout), nodes=layout, timeout_s=20, config=rails.CONFIG
+    )
+    rails.assert_only_rails_cross(outcomes)
 
 
-def interval_of(rank, nodes):
-    """The part of the data that a rank owns in its node: ranks on one rail own some of the same."""
-    node = next(node for node in nodes if rank in node)
-    place = node.index(rank)
-    return place / len(node), (place + 1) / len(node)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
-@pytest.mark.parametrize(("ranks", "algorithm"), [(4, "ring"), (5, "hierarchical")])
-def test_all_ranks_and_runs_have_the_same_bits(dtype, op, ranks, algorithm):
-    def program(comm):
-        rng = np.random.default_rng([7, comm.rank])
-        x = rng.standard_normal(30_011).astype(dtype)
-        x[rng.integers(0, x.size, 500)] = np.nan
-        x[rng.integers(0, x.size, 500)] = -np.nan
-        x[rng.integers(0, x.size, 2000)] = -0.0
-        x[rng.integers(0, x.size, 2000)] = 0.0
-        x[rng.integers(0, x.size, 100)] = np.inf
-        return [comm.all_reduce(x, op, algorithm=algorithm).tobytes() for _ in range(3)]
-
-    nodes = (2, ranks - 2)
-    runs = [rr.spawn(program, ranks, nodes=nodes, timeout_s=20, config=CONFIG) for _ in range(2)]
-    bits = {result for run in runs for rank in run for result in rank}
-    assert len(bits) == 1
+@pytest.mark.parametrize("algorithm", bits.LAYOUTS)
+def test_all_ranks_and_runs_have_the_same_bits(algorithm):
+    nodes = bits.LAYOUTS[algorithm]
+    runs = [
+        rr.spawn(bits.digests, sum(nodes), algorithm, nodes=nodes, timeout_s=20, config=CONFIG)
+        for _ in range(2)
+    ]
+    for call in runs[0][0]:
+        assert len({digest for run in runs for rank in run for digest in rank[call]}) == 1, call
 
 
 @pytest.mark.parametrize("op", ["min", "max"])

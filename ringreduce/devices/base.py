@@ -13,7 +13,7 @@ FoldFunction = Callable[[Any, Any, Any], Any]
 
 
 class Device(Protocol):
-    """Allocates, copies and reduces one-dimensional contiguous arrays."""
+    """Allocates and reduces arrays, which copy by assignment: ``into[...] = source``."""
 
     name: str
 
@@ -22,9 +22,6 @@ class Device(Protocol):
 
     def flat(self, array: Any) -> Any:
         """The elements in C order as a one-dimensional contiguous array: a view, or else a copy."""
-
-    def copy(self, into: Any, source: Any) -> None:
-        """``into[...] = source``; same shape and dtype."""
 
     def fold(self, op: str) -> FoldFunction:
         """The function that combines two arrays under `op`."""

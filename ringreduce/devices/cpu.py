@@ -38,9 +38,6 @@ class CpuDevice:
     def flat(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array).reshape(-1)
 
-    def copy(self, into: np.ndarray, source: np.ndarray) -> None:
-        np.copyto(into, source)
-
     def fold(self, op: str) -> FoldFunction:
         return OPS[op]
 
@@ -48,7 +45,7 @@ class CpuDevice:
         np.divide(array, by, array)
 
     def bytes_of(self, array: np.ndarray) -> memoryview:
-        return memoryview(array.data).cast("B") if array.size else memoryview(b"")
+        return memoryview(array.data).cast("B") if array.size else memoryview(bytearray())
 
     def overlap(self, a: np.ndarray, b: np.ndarray) -> bool:
         return np.shares_memory(a, b)

@@ -1,4 +1,4 @@
-"""The ranks of a persistent job: each takes cases from its own socket and answers each one."""
+"""The ranks of a persistent job: each takes batches of cases from its own socket and runs them."""
 
 import json
 import os
@@ -8,37 +8,49 @@ import traceback
 from mpi4py import MPI
 
 import ringreduce as rr
-from tests.cases import CONFIG, Case, nodes_of, run_case
+from tests.cases import CONFIG, SYNCHRONOUS_CONFIG, Case, nodes_of, run_case
 
 world = MPI.COMM_WORLD
-server = socket.socket(socket.AF_UNIX)
-server.connect(os.environ["CASE_SOCKET"])
-lines = server.makefile("rw")
-lines.write(f"{world.rank}\n")
-lines.flush()
-
-comms: dict[tuple[int, str], rr.Communicator] = {}
+comms: dict[tuple[int, str, bool], rr.Communicator] = {}
 
 
 def communicator(case: Case) -> rr.Communicator:
-    """One communicator for each number of ranks and layout, made when first needed."""
-    key = (case.ranks, case.layout)
+    """One for each number of ranks, layout and way of sending, made when first needed."""
+    key = (case.ranks, case.layout, case.synchronous)
     if key not in comms:
         group = world.Get_group().Incl(range(case.ranks))
-        sub = world.Create_group(group, tag=case.ranks)
-        nodes = nodes_of(case.layout, case.ranks)
-        comms[key] = rr.init(sub, nodes=nodes, timeout_s=20, config=CONFIG)
+        comms[key] = rr.init(
+            world.Create_group(group, tag=case.ranks),
+            nodes=nodes_of(case.layout, case.ranks),
+            timeout_s=20,
+            config=SYNCHRONOUS_CONFIG if case.synchronous else CONFIG,
+        )
     return comms[key]
 
 
-for line in lines:
-    case = Case.from_json(json.loads(line))
-    try:
-        run_case(communicator(case), case)
-        answer = "ok"
-    except Exception:
-        answer = traceback.format_exc()
-    lines.write(json.dumps(answer) + "\n")
+def run_batch(cases: list[Case]) -> tuple[int, str | None]:
+    """Run those cases that this rank takes part in, up to the first that fails."""
+    for index, case in enumerate(cases):
+        try:
+            if world.rank < case.ranks:
+                run_case(communicator(case), case)
+        except Exception:
+            return index, traceback.format_exc()
+    return len(cases), None
+
+
+def main() -> None:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.environ["CASE_SOCKET"])
+    lines = connection.makefile("rw")
+    lines.write(f"{world.rank}\n")
     lines.flush()
-for comm in comms.values():
-    comm.close()
+    for line in lines:
+        answer = run_batch([Case.from_json(values) for values in json.loads(line)])
+        lines.write(json.dumps(answer) + "\n")
+        lines.flush()
+    for comm in comms.values():
+        comm.close()
+
+
+main()

@@ -1,0 +1,69 @@
+"""Our ring over MPI's point-to-point messages beside the same MPI's own Allreduce, large arrays.
+
+    mpirun -n 2 python -m benchmarks.ring_and_mpi [--serialized]
+
+Both in place, float32, interleaved in one run; inputs are rewritten before each call and results
+are verified against sums that are exact.  ``--serialized`` asks MPI for a lower thread level, at
+which some MPIs are faster.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import mpi4py
+import numpy as np
+
+if "--serialized" in sys.argv:
+    mpi4py.rc.thread_level = "serialized"
+from mpi4py import MPI
+
+import ringreduce as rr
+from benchmarks.rows import command_line, environment, replace
+
+SIZES = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20, 256 << 20]
+
+
+def main() -> None:
+    world = MPI.COMM_WORLD
+    comm = rr.init()
+    rows = []
+    for nbytes in SIZES:
+        x = np.empty(nbytes // 4, np.float32)
+        pattern = np.arange(x.size, dtype=np.float32) % 1000
+        wanted = pattern * (world.size * (world.size + 1) / 2)
+        calls = {
+            "ring": lambda x=x: comm.all_reduce(x, out=x, algorithm="ring"),
+            "Allreduce": lambda x=x: world.Allreduce(MPI.IN_PLACE, x),
+        }
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for repeat in range(2 + max(7, min(60, (1 << 30) // nbytes))):
+            for name, call in calls.items():
+                np.multiply(pattern, world.rank + 1, out=x)
+                world.Barrier()
+                start = time.perf_counter()
+                call()
+                seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
+                if repeat >= 2:
+                    times[name].append(seconds)
+                assert repeat % 4 or np.array_equal(x, wanted), f"{name} gives a wrong sum"
+        medians = {name: statistics.median(series) for name, series in times.items()}
+        row = {
+            "benchmark": "ring_and_mpi",
+            "bytes": nbytes,
+            **environment(command_line("ring_and_mpi")),
+        }
+        row["milliseconds"] = {name: round(1e3 * t, 4) for name, t in medians.items()}
+        row["times_faster"] = round(medians["Allreduce"] / medians["ring"], 3)
+        rows.append(row)
+        if world.rank == 0:
+            print(nbytes >> 20, "MiB", row["milliseconds"], row["times_faster"], flush=True)
+    if world.rank == 0:
+        replace("ring_and_mpi", rows, same=("mpi", "ranks", "bytes", "thread_level"))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

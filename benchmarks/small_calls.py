@@ -1,0 +1,144 @@
+"""What a call costs above its bare messages, and what the signature costs.
+
+    mpirun -n 2 python -m benchmarks.small_calls
+
+The bare messages are those of the same ring (2(n-1) rounds of one message each way), sent from
+buffers that are set up once, by the quickest of three ways that mpi4py has.  Everything else is
+ours: validation, agreement, plan, reduction, result.  All are interleaved in blocks in one run;
+times are medians over the blocks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+
+import ringreduce as rr
+from benchmarks import rows
+from ringreduce.slice_plan import PlannedSlice, plan_slice
+
+SIZES = (8, 64 << 10, 64 << 20)
+BLOCKS = 60
+SECONDS_A_BLOCK = 0.02
+
+
+def bare_messages(world: MPI.Comm, nbytes: int) -> dict[str, Callable[[], None]]:
+    """The ring's messages and nothing else, three ways."""
+    n, rank = world.size, world.rank
+    left, right = (rank - 1) % n, (rank + 1) % n
+    sent, came = (memoryview(bytearray(max(1, nbytes // n))) for _ in range(2))
+    out, into = [sent, MPI.BYTE], [came, MPI.BYTE]
+    recv, send = world.Recv_init(into, left, 7), world.Send_init(out, right, 7)
+    rounds = range(2 * (n - 1))
+
+    def persistent() -> None:
+        for _ in rounds:
+            recv.Start()
+            send.Start()
+            while not recv.Test():
+                pass
+            while not send.Test():
+                pass
+
+    def immediate() -> None:
+        for _ in rounds:
+            requests = [world.Irecv(into, left, 7), world.Isend(out, right, 7)]
+            MPI.Request.Waitall(requests)
+
+    def sendrecv() -> None:
+        for _ in rounds:
+            world.Sendrecv(out, right, 7, into, left, 7)
+
+    return {"persistent": persistent, "immediate": immediate, "sendrecv": sendrecv}
+
+
+def our_calls(comm: rr.Communicator, x: np.ndarray) -> dict[str, Callable[[], object]]:
+    out = np.empty_like(x)
+    return {
+        "all_reduce(x)": lambda: comm.all_reduce(x, algorithm="ring"),
+        "all_reduce(x, out=out)": lambda: comm.all_reduce(x, out=out, algorithm="ring"),
+    }
+
+
+def plan_unsigned(*arguments: Any) -> PlannedSlice:
+    """`plan_slice`, with the signatures taken off its messages."""
+    planned = plan_slice(*arguments)
+    steps = [
+        replace(
+            step,
+            recvs=tuple(message._replace(signature=None) for message in step.recvs),
+            sends=tuple(message._replace(signature=None) for message in step.sends),
+        )
+        for step in planned.steps
+    ]
+    return planned._replace(steps=tuple(steps))
+
+
+def interleaved(world: MPI.Comm, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median seconds of each call, measured in turns; the slowest rank counts."""
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        start = time.perf_counter()
+        for _ in range(3):
+            call()
+        once = (time.perf_counter() - start) / 3
+        repeats[name] = world.allreduce(int(max(1, SECONDS_A_BLOCK / once)), MPI.MIN)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(BLOCKS):
+        for name, call in calls.items():
+            world.Barrier()
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            mine = (time.perf_counter() - start) / repeats[name]
+            times[name].append(world.allreduce(mine, MPI.MAX))
+    return {name: statistics.median(series) for name, series in times.items()}
+
+
+def main() -> None:
+    world = MPI.COMM_WORLD
+    signed = rr.init()
+    unsigned = rr.init()
+    measured = []
+    for nbytes in SIZES:
+        x = np.full(nbytes // 8, world.rank + 1.0)
+        assert signed.all_reduce(x)[0] == world.size * (world.size + 1) / 2
+        calls: dict[str, Callable[[], object]] = dict(our_calls(signed, x))
+        calls |= {f"unsigned {name}": call for name, call in our_calls(unsigned, x).items()}
+        with mock.patch("ringreduce.plan.plan_slice", plan_unsigned):
+            assert unsigned.all_reduce(x, algorithm="ring")[0] == signed.all_reduce(x)[0]
+        if nbytes == 8:
+            calls |= {f"bare {name}": call for name, call in bare_messages(world, 8).items()}
+        medians = interleaved(world, calls)
+        row = {
+            "benchmark": "small_calls",
+            "bytes": nbytes,
+            **rows.environment(rows.command_line("small_calls")),
+        }
+        row["microseconds"] = {name: round(1e6 * t, 3) for name, t in medians.items()}
+        out = "all_reduce(x, out=out)"
+        row["signature_us"] = round(1e6 * (medians[out] - medians[f"unsigned {out}"]), 3)
+        row["signature_percent"] = round(100 * (medians[out] / medians[f"unsigned {out}"] - 1), 2)
+        if nbytes == 8:
+            bare = min(t for name, t in medians.items() if name.startswith("bare"))
+            row["above_bare_us"] = round(1e6 * (medians["all_reduce(x)"] - bare), 3)
+        measured.append(row)
+        if world.rank == 0:
+            print({key: row[key] for key in row if key in ("bytes", "microseconds")})
+            print({key: row[key] for key in row if "signature" in key or "above" in key})
+    if world.rank == 0:
+        rows.replace("small_calls", measured, same=("mpi", "ranks", "bytes", "thread_level"))
+    signed.close()
+    unsigned.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""One contract for all transports: threads here, MPI in a job that runs the same checks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.mpi import MpiJobs
+from tests.transport_checks import CHECKS, STRICT, name_of
+
+NAMES = [name_of(check, ranks) for check, ranks in CHECKS]
+
+
+@pytest.mark.parametrize(("check", "ranks"), CHECKS, ids=NAMES)
+def test_threads_keep_the_contract(check, ranks):
+    switchboard = Switchboard(ranks)
+    failures = []
+
+    def run(rank):
+        transport = ThreadTransport(switchboard, rank)
+        try:
+            check(transport)
+            transport.close(broken=False)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture(scope="module", params=["standard", "synchronous"])
+def outcomes(request, tmp_path_factory):
+    """What every check came to on each rank of an MPI job."""
+    jobs = MpiJobs(tmp_path_factory.mktemp("contract"))
+    target = "tests.transport_checks:over_mpi"
+    yield jobs.run_ok("call", 3, target, request.param, timeout_s=120)
+    jobs.sweep()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("check", "ranks"), CHECKS, ids=NAMES)
+def test_mpi_keeps_the_contract(outcomes, check, ranks, request):
+    if check in STRICT and request.node.callspec.params["outcomes"] == "standard":
+        pytest.skip("standard sends need not wait")
+    assert [rank[name_of(check, ranks)] for rank in outcomes[:ranks]] == ["ok"] * ranks
