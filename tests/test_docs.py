@@ -1,0 +1,96 @@
+"""Every code block of every page runs, and prints what the page says that it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import ROOT, environment, mpiexec
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.M | re.S)
+README_COMMANDS = 2
+"""The README's shell blocks, which `.ci/run` runs word for word in a clean environment."""
+
+
+@dataclass
+class Block:
+    page: Path
+    language: str
+    code: str
+    prints: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page.name}: {self.code.strip().splitlines()[0][:40]}"
+
+
+def blocks() -> list[Block]:
+    return [
+        Block(page, *match.groups()) for page in PAGES for match in FENCE.finditer(page.read_text())
+    ]
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+PYTHON = [block for block in blocks() if block.language == "python"]
+OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code]
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if b not in OVER_MPI], ids=str)
+def test_a_python_block_prints_what_the_page_says(block, tmp_path):
+    (tmp_path / "block.py").write_text(block.code)
+    printed = run([sys.executable, "block.py"], tmp_path)
+    assert printed == (block.prints or "")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("block", OVER_MPI, ids=str)
+def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
+    (tmp_path / "script.py").write_text(block.code)
+    started = [[mpiexec(), "-n", "4", sys.executable], [*RINGREDUCE, "run", "-n", "4"]]
+    for command in started:
+        assert run([*command, "script.py"], tmp_path) == block.prints
+
+
+RINGREDUCE = [sys.executable, "-m", "ringreduce.cli"]
+
+
+def test_the_pages_have_no_other_blocks():
+    commands = [block for block in blocks() if block.language not in ("python", "text")]
+    assert [block.page.name for block in commands] == ["README.md"] * README_COMMANDS
+    assert len(PYTHON) > 5
+    assert OVER_MPI
+
+
+def test_the_generator_in_the_readme_is_the_one_that_runs():
+    source = (ROOT / "ringreduce/algorithms/ring.py").read_text()
+    shown = next(b.code for b in PYTHON if "def ring_reduce_scatter" in b.code)
+    body = shown.split('chunks[me]."""\n')[1]
+    assert body in source
+
+
+def test_the_picture_is_drawn_from_the_schedule():
+    drawn = run([sys.executable, str(ROOT / "docs/picture.py")], ROOT)
+    assert drawn == (ROOT / "docs/ring.svg").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_figures_in_the_readme_name_their_file():
+    for name in re.findall(r"bench_results/[\w./]+", (ROOT / "README.md").read_text()):
+        assert (ROOT / name).exists(), name
