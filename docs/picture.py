@@ -36,6 +36,7 @@ def states(schedule: Schedule) -> list[Held]:
 def text(
     x: float, y: float, words: str, size: int = 13, anchor: str = "middle", **more: str
 ) -> str:
+    """A line of text; `more` are SVG attributes, with _ for -."""
     style = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
     return f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}"{style}>{words}</text>'
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import os
 import signal
 import stat
 import sys
+import termios
 import time
 from types import TracebackType
 from typing import Any
@@ -21,6 +23,7 @@ ABORT_DEADLINE_S = 1.0
 """How long MPI_Abort may take before the process ends itself."""
 
 _CONNECTING_S = 0.5
+_DRAIN_S = 0.3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -94,9 +97,25 @@ def end_job(code: int) -> None:
 
 
 def _flush() -> None:
+    """Send on what was printed, and wait until the process manager has read it.
+
+    MPICH's ends the ranks on an abort without reading what is left in their pipes.
+    """
+    deadline = time.monotonic() + _DRAIN_S
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+            while _unread_bytes(stream.fileno()) and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """What lies in a pipe, seen from its writing end; 0 for anything else."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return 0
+    count = ctypes.c_int()
+    fcntl.ioctl(descriptor, termios.FIONREAD, count)
+    return count.value
 
 
 def _abort_before_init(code: int) -> None:

@@ -205,7 +205,7 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     ended_by, patience_s = 0, _FOR_EVER_S
     try:
-        # Safe here: the launcher has this one thread.
+        # Safe here: no other thread runs Python, and those of NumPy sleep.
         tie = partial(_tie_to_launcher, os.getpid(), mask)
         process = subprocess.Popen(argv, env=environment, preexec_fn=tie)
         while process.poll() is None:

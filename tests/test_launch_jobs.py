@@ -178,6 +178,17 @@ def test_an_exception_ends_the_job_within_2_s_with_its_ranks_traceback(script, r
     assert "runpy" not in trace
 
 
+def test_all_of_a_long_traceback_arrives(script, run):
+    script("""
+        from mpi4py import MPI
+        MPI.COMM_WORLD.barrier()
+        if MPI.COMM_WORLD.rank == 1:
+            raise ValueError("x" * 60_000 + " and the end")
+        MPI.COMM_WORLD.recv(source=1)
+    """)
+    assert "x" * 60_000 + " and the end" in run("-n", "2", "script.py").stderr
+
+
 def test_an_exception_before_mpi_starts_ends_the_job(script, run):
     script("""
         import os
