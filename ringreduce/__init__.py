@@ -1,15 +1,22 @@
-"""All-reduce for Python over MPI: algorithms that are proven, priced, drawn, and run."""
+"""All-reduce for Python over MPI: algorithms that are proven, priced, drawn, and run.
 
-from ringreduce.communicator import Communicator
-from ringreduce.config import Config
-from ringreduce.errors import (
-    MismatchError,
-    PeerLostError,
-    PeerTimeoutError,
-    RingReduceError,
-    ScheduleError,
-)
-from ringreduce.start import init, spawn
+Names are imported when first used, so that the command line and each rank start at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringreduce.communicator import Communicator
+    from ringreduce.config import Config
+    from ringreduce.errors import (
+        MismatchError,
+        PeerLostError,
+        PeerTimeoutError,
+        RingReduceError,
+        ScheduleError,
+    )
+    from ringreduce.start import init, spawn
 
 __all__ = [
     "Communicator",
@@ -23,3 +30,17 @@ __all__ = [
     "spawn",
 ]
 __version__ = "0.1.0"
+
+_MODULES = {"Communicator": "communicator", "Config": "config", "init": "start", "spawn": "start"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"ringreduce.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -19,6 +19,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from ringreduce.errors import PeerLostError
+
 ABORT_DEADLINE_S = 1.0
 """How long MPI_Abort may take before the process ends itself."""
 
@@ -53,6 +55,10 @@ def install() -> None:
         sys.excepthook = _AbortHook(sys.excepthook)
 
 
+_AFTER_YOU_S = 0.5
+"""How long a rank that was let down by another waits, so that the other's traceback is printed."""
+
+
 class _AbortHook:
     """An excepthook: prints as the one before it did, then ends the job."""
 
@@ -67,6 +73,8 @@ class _AbortHook:
         forked = os.getpid() != self._pid
         interactive = hasattr(sys, "ps1") or sys.flags.interactive
         if not forked and not interactive:
+            if isinstance(error, PeerLostError):
+                time.sleep(_AFTER_YOU_S)
             end_job(exit_code_of(error))
 
 
