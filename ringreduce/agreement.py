@@ -360,7 +360,7 @@ class Agreement:
             text, culprits = describe_timeout(schedule, statuses, waited_s)
             self._verdicts[rank] = {"text": text, "ranks": culprits}
             self._tell_all("verdict", **self._verdicts[rank])
-        self._listen_for(_CROSSING_S, lambda: min(self._verdicts) == min(statuses))
+        self._listen_for(_CROSSING_S, lambda: 0 in self._verdicts)
         self._listen_for(_VERDICT_S, lambda: self.transport.told(statuses))
         verdict = self._verdicts[min(self._verdicts)]
         return PeerTimeoutError(verdict["text"], ranks=tuple(verdict["ranks"]))

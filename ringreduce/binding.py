@@ -130,13 +130,15 @@ class _Binder:
         return self.view(copy.into), self.view(copy.source)
 
     def steps(self, planned: PlannedStep) -> list[BoundStep]:
-        """One step, or two: a message whose signature comes beside it is received only after that.
+        """One step, or two: what comes after a signature is received only once that is known.
 
         So what is received always fits: some MPIs write past the end of a buffer that is too short.
         """
         step = BoundStep(planned.index, packs=[self.pair(copy) for copy in planned.packs])
         after = BoundStep(planned.index)
-        last = after if any(m.signature == BESIDE for m in planned.recvs) else step
+        signed = {m.peer for m in planned.recvs if m.signature is not None}
+        early = any(m.signature is None and m.peer in signed for m in planned.recvs)
+        last = after if early or any(m.signature == BESIDE for m in planned.recvs) else step
         operands: dict[Span, Any] = {}
         for message in planned.recvs:
             self._recv(message, step, last, operands)

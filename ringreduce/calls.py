@@ -143,7 +143,8 @@ class Calls:
         integers = np.empty(2, np.int64)
         schedule, _ = self._schedule("all_gather", "auto", integers.nbytes)
         plan = plan_parts(schedule, self.rank, [2] * self.size, integers.itemsize, slices=1)
-        signature = _signature("all_gather", array_text(array, first=False), algorithm)
+        text = array_text(array, first=False)
+        signature = _signature("all_gather", text, algorithm, counts="None")
         return self._call(signature, plan, integers, (self.size, 2))
 
     def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:

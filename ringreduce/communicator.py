@@ -21,7 +21,6 @@ from ringreduce.arguments import (
 from ringreduce.calls import Call, Calls
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
-from ringreduce.draw import draw
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor, LoggedMessage
 from ringreduce.schedule import Schedule
@@ -199,7 +198,7 @@ class Communicator:
         A broken communicator closes at once and waits for nobody; so does one already closed.
         """
         if self._ended is None:
-            self._meet("close", ())
+            self._meet("close", (), parting=True)
             self._calls.clear()
             self._executor.close()
             self._transport.close(broken=False)
@@ -296,11 +295,18 @@ class Communicator:
         name: str,
         arguments: tuple[tuple[str, str], ...],
         timeout_s: float | None = None,
+        parting: bool = False,
     ) -> None:
         """A barrier under a name of its own: what all ranks agree on besides array calls."""
         with self._lock:
             self._check_usable()
-            self._run(self._calls.meeting(name, arguments), _NOTHING, None, timeout_s)
+            call = self._calls.meeting(name, arguments)
+            self._run(call, _NOTHING, None, timeout_s)
+            if parting:
+                try:
+                    self._agreement.part()
+                except BaseException as error:
+                    raise self._broken_off(error, call.schedule) from None
 
     # --- errors ---
 
@@ -316,12 +322,14 @@ class Communicator:
     def _broken_off(self, error: BaseException, schedule: Schedule) -> BaseException:
         """What to raise in place of `error`, which broke a call off."""
         if isinstance(error, Interrupt):
-            settled = self._agreement.settle(
-                error, self._executor, lambda steps: draw(schedule, failed=steps)
-            )
-            if not isinstance(settled, MismatchError):
-                self._ended = settled
-            return settled
+            try:
+                settled = self._agreement.settle(error, self._executor, schedule)
+            except BaseException as worse:
+                error = worse
+            else:
+                if not isinstance(settled, MismatchError):
+                    self._ended = settled
+                return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
         reason = f"{type(error).__name__}: {error}"

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ringreduce.draw import draw
+from ringreduce.schedule import Schedule
 
 CallText = Sequence[Any]
 """[collective, [[argument, value], ...]]"""
 
+_MOST_STEPS = 20_000
+"""Steps of all ranks together that are worth following to tell who is to blame."""
 
-def describe_mismatch(calls: Mapping[int, Mapping[str, CallText]]) -> str:
+
+def describe_mismatch(reports: Mapping[int, Mapping[str, Any]]) -> str:
     """What differs in the earliest call that ranks did not make alike.
 
-    `calls` maps rank -> call number (as text) -> the call.
+    A rank's report has the number of the `first` call it remembers, and for that and all that
+    follow which of its `signatures` the `calls` have.
     """
-    numbers = sorted({int(n) for mine in calls.values() for n in mine})
-    for number in numbers:
-        made = {rank: mine.get(str(number)) for rank, mine in calls.items()}
-        known = {rank: call for rank, call in made.items() if call is not None}
-        if len(known) > 1 and any(call != known[min(known)] for call in known.values()):
-            return _describe_difference(number, known)
+    latest = {rank: r["first"] + len(r["calls"]) - 1 for rank, r in reports.items()}
+    first = min(report["first"] for report in reports.values())
+    for number in range(first, max(latest.values()) + 1):
+        made = {rank: call for rank, r in reports.items() if (call := _call_of(r, number))}
+        if made and any(call != made[min(made)] for call in made.values()):
+            return _describe_difference(number, made)
+    behind = min(latest, key=lambda rank: latest[rank])
+    ahead = [rank for rank in sorted(reports) if reports[rank]["first"] > latest[behind]]
+    if ahead:
+        return (
+            f"{ranks_text(ahead)} had gone on to call {latest[ahead[0]]} while rank {behind} is at "
+            f"call {latest[behind]}, and can no longer tell which call was not the same; "
+            "every rank must make the same calls in the same order"
+        )
     return (
         "messages did not fit together although all ranks made the same calls: "
         "this is an error in ringreduce; please report it with the output of 'ringreduce doctor'"
     )
+
+
+def _call_of(report: Mapping[str, Any], number: int) -> CallText | None:
+    place = number - report["first"]
+    if not 0 <= place < len(report["calls"]):
+        return None
+    signature: CallText = report["signatures"][report["calls"][place]]
+    return signature
 
 
 def _describe_difference(number: int, made: Mapping[int, CallText]) -> str:
@@ -80,27 +104,85 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def describe_timeout(
-    size: int,
-    statuses: Mapping[int, Mapping[str, Any]],
-    waited_s: float,
-    draw: Callable[[dict[int, int]], str],
+    schedule: Schedule, statuses: Mapping[int, Mapping[str, Any]], waited_s: float
 ) -> tuple[str, list[int]]:
-    """Who did not answer the roll call, who waits for whom, and the drawing of the call.
+    """Who is to blame, who waits for whom, and the drawing of the call; and the first of these.
 
-    `statuses` are the answers: rank -> call number, step, and the peers that it waits for.
+    `statuses` are the answers to a roll call: rank -> call number, step, and the peers that it
+    waits for.  `schedule` is that of the lowest of these ranks.
     """
-    silent = [rank for rank in range(size) if rank not in statuses]
-    if silent:
-        head = f"{ranks_text(silent)} stopped answering"
-    else:
-        head = "all ranks answer but none gets on"
-    waiting = [
-        f"  rank {rank} is waiting for {ranks_text(status['waits_for'])}"
-        + (f" in step {status['step']}" if status["step"] is not None else "")
-        + f" of call {status['number']}"
-        for rank, status in sorted(statuses.items())
-        if status["waits_for"]
-    ]
-    steps = {rank: s["step"] for rank, s in statuses.items() if s["step"] is not None}
-    lines = [f"{head}: no progress for {waited_s:.1f} s", *waiting, draw(steps)]
-    return "\n".join(line for line in lines if line), silent
+    silent = [rank for rank in range(schedule.size) if rank not in statuses]
+    culprits = _culprits(schedule, silent, statuses)
+    bystanders = [rank for rank in silent if rank not in culprits]
+    head = "all ranks that are waited for answer, but none gets on"
+    if culprits:
+        head = f"{ranks_text(culprits)} stopped answering"
+    lines = [f"{head}: no progress for {waited_s:.1f} s"]
+    if bystanders:
+        does, its = ("does", "its") if len(bystanders) == 1 else ("do", "their")
+        who = ranks_text(bystanders)
+        lines.append(f"  {who} {does} not answer either, but may have done {its} part")
+    for rank, status in sorted(statuses.items()):
+        if status["waits_for"]:
+            step = "" if status["step"] is None else f"step {status['step']} of "
+            peers = ranks_text(status["waits_for"])
+            lines.append(f"  rank {rank} is waiting for {peers} in {step}call {status['number']}")
+    number = statuses[min(statuses)]["number"]
+    steps = {
+        rank: status["step"]
+        for rank, status in statuses.items()
+        if status["step"] is not None and status["number"] == number
+    }
+    return "\n".join([*lines, draw(schedule, failed=steps)]), culprits
+
+
+def _culprits(
+    schedule: Schedule, silent: Sequence[int], statuses: Mapping[int, Mapping[str, Any]]
+) -> list[int]:
+    """The silent ranks that somebody waits for, or that cannot have finished the call.
+
+    The others may be far from any call, busy, and none the wiser.
+    """
+    awaited = {peer for status in statuses.values() for peer in status["waits_for"]}
+    if not awaited.issuperset(silent):
+        number = statuses[min(statuses)]["number"]
+        stuck = {}
+        for rank, status in statuses.items():
+            if status["number"] < number:
+                stuck[rank] = -1
+            elif status["number"] == number and status["step"] is not None:
+                stuck[rank] = status["step"]
+        awaited |= set(silent) - _may_have_finished(schedule, stuck)
+    return [rank for rank in silent if rank in awaited]
+
+
+def _may_have_finished(schedule: Schedule, stuck: Mapping[int, int]) -> set[int]:
+    """The ranks that can do all their steps though those `stuck` in a step never end it.
+
+    -1 is the step before the first.  Sends are taken not to wait for their receives.
+    """
+    ranks = range(schedule.size)
+    if sum(schedule.claim(rank).steps for rank in ranks) > _MOST_STEPS:
+        return set()
+    steps = [list(schedule.steps(rank)) for rank in ranks]
+    sent: Counter[tuple[int, int]] = Counter()
+    received: list[Counter[int]] = [Counter() for _ in ranks]
+    at = dict.fromkeys(ranks, -1)
+    movable = set(ranks)
+    while movable:
+        rank = movable.pop()
+        entered = at[rank]
+        if entered == stuck.get(rank, len(steps[rank])):
+            continue
+        if entered >= 0:
+            wanted = received[rank] + Counter(recv.peer for recv in steps[rank][entered].recvs)
+            if any(sent[peer, rank] < count for peer, count in wanted.items()):
+                continue
+            received[rank] = wanted
+        at[rank] += 1
+        movable.add(rank)
+        if at[rank] < len(steps[rank]):
+            peers = [send.peer for send in steps[rank][at[rank]].sends]
+            sent.update((rank, peer) for peer in peers)
+            movable.update(peers)
+    return {rank for rank in ranks if at[rank] == len(steps[rank])}

@@ -257,9 +257,10 @@ class Executor:
         """The step that the earliest unfinished flow is at, and the peers that it waits for."""
         for flow in self._running:
             if not flow.finished:
-                step = flow.steps[flow.at]
-                waits = [(peer, r) for peer, r in (*step.recvs, *step.sends) if not r.Test()]
-                return step.index, sorted({peer for peer, _ in waits})
+                index = flow.steps[flow.at].index
+                parts = [step for step in flow.steps[: flow.at + 1] if step.index == index]
+                messages = [m for step in parts for m in (*step.recvs, *step.sends)]
+                return index, sorted({peer for peer, request in messages if not request.Test()})
         return None, []
 
     def withdraw(self) -> bool:

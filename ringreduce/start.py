@@ -10,7 +10,7 @@ from ringreduce.arguments import check_timeout
 from ringreduce.communicator import Communicator
 from ringreduce.config import Config, Environment
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.errors import RingReduceError
+from ringreduce.errors import PeerLostError, PeerTimeoutError, RingReduceError
 from ringreduce.topology import Topology, parse_nodes
 from ringreduce.transports.base import Transport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
@@ -56,15 +56,19 @@ def init(
     # Importing mpi4py.MPI initialises MPI, so it is done here and not with the package.
     from mpi4py import MPI
 
-    from ringreduce.process import close_at_exit, prepare
+    from ringreduce.process import close_at_exit, never_finalize, prepare
     from ringreduce.transports.mpi import MpiTransport
 
     prepare(environment, MPI.COMM_WORLD.Get_size())
     if mpi_comm is None and nodes is None:
         nodes = environment.nodes
     config = config or Config()
-    over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
-    comm = _communicator(over_mpi, nodes, timeout_s, config)
+    try:
+        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
+        comm = _communicator(over_mpi, nodes, timeout_s, config)
+    except (PeerTimeoutError, PeerLostError):
+        never_finalize()
+        raise
     close_at_exit(comm)
     return comm
 

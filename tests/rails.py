@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.executor import LoggedMessage
 
 LAYOUTS = [(2, 2), (3, 1, 2), (1, 4), ((0, 2), (1, 3))]
 """Equal nodes, unequal nodes, a node of one rank, ranks dealt round-robin."""
@@ -39,7 +40,7 @@ def assert_only_rails_cross(outcomes: Sequence[tuple[Any, list[Any]]]) -> None:
     shares = {rank: _interval(rank, nodes) for rank in home}
     leaving = dict.fromkeys(range(len(nodes)), 0)
     for rank, (_, log) in enumerate(outcomes):
-        for message in (rr.executor.LoggedMessage(*entry) for entry in log):
+        for message in (LoggedMessage(*entry) for entry in log):
             if home[message.peer] == home[rank]:
                 continue
             mine, theirs = shares[rank], shares[message.peer]

@@ -76,7 +76,9 @@ def send(transport: Transport, peer: int, flow: int, data: bytes | bytearray) ->
     return request
 
 
-def receive(transport: Transport, peer: int, flow: int, room: int = 64) -> tuple[Request, bytearray]:
+def receive(
+    transport: Transport, peer: int, flow: int, room: int = 64
+) -> tuple[Request, bytearray]:
     buffer = bytearray(room)
     request = transport.receiver(peer, flow, memoryview(buffer))
     request.Start()

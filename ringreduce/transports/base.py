@@ -7,6 +7,7 @@ Control messages are short, rare, and received by whoever asks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 
@@ -53,6 +54,9 @@ class Transport(Protocol):
 
     def tell(self, peer: int, message: bytes) -> None:
         """Send a control message.  It is delivered once, in order, whenever the peer listens."""
+
+    def told(self, peers: Iterable[int]) -> bool:
+        """Whether all that was told to `peers` reaches them with no further call of this rank."""
 
     def hear(self) -> list[tuple[int, bytes]]:
         """The control messages that have come since, each with the rank that sent it."""

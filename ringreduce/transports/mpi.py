@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -48,7 +49,7 @@ class MpiTransport:
         self.spins = _SPINS if len(here) <= len(os.sched_getaffinity(0)) else 0
         self._withdrawing: set[int] = set()
         self._discarding: dict[int, MPI.Request] = {}
-        self._telling: list[MPI.Request] = []
+        self._telling: dict[int, list[MPI.Request]] = {}
         self._hearing: tuple[MPI.Request, int, bytearray] | None = None
 
     # --- data ---
@@ -90,8 +91,12 @@ class MpiTransport:
     # --- control ---
 
     def tell(self, peer: int, message: bytes) -> None:
-        self._telling = [request for request in self._telling if not request.Test()]
-        self._telling.append(self._control.Isend([message, MPI.BYTE], peer, _CONTROL_TAG))
+        request = self._control.Isend([message, MPI.BYTE], peer, _CONTROL_TAG)
+        under_way = [earlier for earlier in self._telling.get(peer, ()) if not earlier.Test()]
+        self._telling[peer] = [*under_way, request]
+
+    def told(self, peers: Iterable[int]) -> bool:
+        return all(request.Test() for peer in peers for request in self._telling.get(peer, ()))
 
     def hear(self) -> list[tuple[int, bytes]]:
         heard = []
@@ -127,7 +132,6 @@ class MpiTransport:
     def close(self, broken: bool) -> None:
         if broken:
             return
-        MPI.Request.Waitall(self._telling)
         self._data.Free()
         self._control.Free()
 

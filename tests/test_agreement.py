@@ -1,0 +1,272 @@
+"""When ranks disagree: one error with one text on all of them, soon, and they can go on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.describe import describe_mismatch
+from ringreduce.devices.cpu import CpuDevice
+from ringreduce.topology import Topology
+from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.cases import CONFIG, nodes_of
+from tests.disagreements import (
+    CALLS,
+    Ended,
+    Mixed,
+    all_roots,
+    check,
+    close_too_early,
+    disagree_often,
+    every_mixture,
+    expected_words,
+    mix,
+    mix_all,
+    mix_large,
+    mixtures,
+    run_ahead,
+    swap,
+)
+
+SOON_S = 1.0
+
+
+def on_threads(program, ranks, *arguments):
+    nodes = nodes_of("two", ranks)
+    return rr.spawn(program, ranks, *arguments, nodes=nodes, config=CONFIG, timeout_s=20)
+
+
+def over_mpi(mpi, program, ranks, *arguments):
+    return mpi.run_ok("call", ranks, "tests.disagreements:over_mpi", program.__name__, *arguments)
+
+
+def in_threads(run, ranks):
+    """Call ``run(rank)`` on so many threads, and wait for them."""
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def agreed(ranks_ended: list[list[Ended]]) -> list[str]:
+    """The texts of the disagreements, all of which must have ended alike and soon on all ranks."""
+    texts = []
+    for ended in zip(*ranks_ended, strict=True):
+        same = {text for text, _ in ended}
+        assert len(same) == 1, f"not one text on all ranks: {ended}"
+        assert max(seconds for _, seconds in ended) < SOON_S
+        texts += same
+    assert "" not in texts, f"no rank noticed number {texts.index('')}"
+    numbers = [int(re.search(r"call (\d+)", text)[1]) for text in texts]
+    assert numbers == sorted(set(numbers)), "a call's number came twice"
+    return texts
+
+
+def check_words(texts: list[str], mixed: list[Mixed], size: int) -> None:
+    assert len(texts) == len(mixed)
+    for text, mixture in zip(texts, mixed, strict=True):
+        for words in expected_words(mixture, size):
+            assert words in text, mixture
+
+
+# --- every pair -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("usual", CALLS)
+def test_any_two_calls_mixed_on_threads(usual, ranks):
+    mixed = mixtures(usual, ranks, every_rank=ranks == 2)
+    check_words(agreed(on_threads(mix, ranks, mixed)), mixed, ranks)
+
+
+@pytest.mark.parametrize("ranks", [4, 5])
+@pytest.mark.parametrize("usual", ["sum", "sliced hierarchical", "gather", "broadcast 1"])
+def test_any_call_mixed_into_some_on_more_threads(usual, ranks):
+    mixed = mixtures(usual, ranks, every_rank=False)
+    check_words(agreed(on_threads(mix, ranks, mixed)), mixed, ranks)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_two_calls_mixed_over_mpi(mpi, ranks):
+    check_words(agreed(over_mpi(mpi, mix_all, ranks)), every_mixture(ranks), ranks)
+
+
+# --- other ways to disagree -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_order_of_calls_differs_on_threads(ranks):
+    agreed(on_threads(swap, ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_close_against_a_call_closes_nothing_on_threads(ranks):
+    for text in agreed(on_threads(close_too_early, ranks)):
+        assert "close()" in text
+
+
+def test_mixed_large_calls_on_threads():
+    agreed(on_threads(mix_large, 2))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("program", [swap, close_too_early, all_roots])
+def test_other_disagreements_over_mpi(mpi, program):
+    agreed(over_mpi(mpi, program, 3))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_mixed_large_calls_over_mpi(mpi, ranks):
+    agreed(over_mpi(mpi, mix_large, ranks))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("calls", [1, 3, 300])
+def test_a_root_that_is_several_calls_ahead(mpi, calls):
+    (text,) = agreed(over_mpi(mpi, run_ahead, 3, str(calls)))
+    assert "rank 0 calls broadcast(float32[0], root=0, algorithm='auto')" in text
+    assert "ranks 1 and 2 call barrier()" in text
+
+
+def test_a_root_that_is_further_ahead_than_it_remembers():
+    reports = {
+        0: {"first": 900, "calls": [0, 1], "signatures": [["broadcast", []], ["barrier", []]]},
+        1: {"first": 0, "calls": [0], "signatures": [["barrier", []]]},
+    }
+    assert describe_mismatch(reports) == (
+        "rank 0 had gone on to call 901 while rank 1 is at call 0, and can no longer tell which "
+        "call was not the same; every rank must make the same calls in the same order"
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_many_disagreements_in_a_row_on_threads(ranks):
+    agreed(on_threads(disagree_often, ranks, "100"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_many_disagreements_in_a_row_over_mpi(mpi, ranks):
+    agreed(over_mpi(mpi, disagree_often, ranks, "300"))
+
+
+def test_other_nodes_are_noticed_when_ranks_meet():
+    switchboard = Switchboard(3)
+    texts = []
+
+    def meet(rank):
+        topology = Topology(((0, 1), (2,)) if rank == 1 else ((0, 1, 2),), rank)
+        transport = ThreadTransport(switchboard, rank)
+        with pytest.raises(rr.MismatchError) as caught:
+            rr.Communicator(transport, topology, CpuDevice(), rr.Config(), timeout_s=5)
+        texts.append(str(caught.value))
+
+    in_threads(meet, 3)
+    assert set(texts) == {
+        "init: rank 1 passes nodes=((0, 1), (2,)), ranks 0 and 2 pass nodes=((0, 1, 2),); "
+        "every rank must pass the same nodes (call 0)"
+    }
+
+
+@pytest.mark.mpi
+def test_other_nodes_or_settings_are_noticed_by_init(mpi):
+    nodes, settings = zip(*mpi.run_ok("call", 3, "tests.disagreements:differ_at_init"), strict=True)
+    assert set(nodes) == {
+        "init: rank 0 passes nodes=((0,), (1, 2)), ranks 1 and 2 pass nodes=((0, 1, 2),); "
+        "every rank must pass the same nodes (call 0)"
+    }
+    assert len(set(settings)) == 1
+    assert settings[0].startswith("init: rank 0 passes config=(1048576, ")
+
+
+@pytest.mark.mpi
+def test_what_was_said_to_a_closed_communicator_disturbs_no_later_one(mpi):
+    assert mpi.run_ok("call", 2, "tests.disagreements:close_late") == [[2] * 26] * 2
+
+
+# --- what never happened --------------------------------------------------------------------------
+
+
+def test_a_refused_call_consumes_no_number():
+    def program(comm):
+        for attempt in range(5):
+            if comm.rank == attempt % comm.size:
+                with pytest.raises(ValueError, match="unknown op"):
+                    comm.all_reduce(np.ones(3), "average")
+                with pytest.raises(ValueError, match="one count"):
+                    comm.all_gather(np.ones(3), counts=[1])
+            check(comm, CALLS["sum"])
+        return comm._agreement.completed
+
+    assert on_threads(program, 3) == [6, 6, 6]
+
+
+def test_an_error_that_is_not_caught_leaves_no_rank_waiting():
+    def program(comm):
+        disagree_uncaught = CALLS["sum" if comm.rank else "max"].make
+        disagree_uncaught(comm)
+
+    with pytest.raises(rr.MismatchError, match=r"rank 0 passes op='max', ranks 1 and 2 pass"):
+        on_threads(program, 3)
+
+
+# --- nothing is unpickled, evaluated, or given to a shell -----------------------------------------
+
+SOURCES = sorted(Path(rr.__file__).parent.rglob("*.py"))
+FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
+FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_CALLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
+PICKLING = {"send", "recv", "isend", "irecv", "bcast", "gather", "allgather", "scatter", "alltoall"}
+PICKLING |= {"reduce", "allreduce", "scan", "sendrecv", "bsend", "ssend", "issend", "mprobe"}
+
+
+def dangers(source: str) -> list[str]:
+    """Whatever in a Python source unpickles, evaluates text, or starts a shell."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [name for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            pickles = "mpi4py" in source and "." in called and called.split(".")[-1] in PICKLING
+            if pickles or called in FORBIDDEN_NAMES | FORBIDDEN_CALLS:
+                found.append(called)
+            found += [
+                keyword.arg
+                for keyword in node.keywords
+                if keyword.arg in ("shell", "allow_pickle")
+                and ast.unparse(keyword.value) != "False"
+            ]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_nothing_is_unpickled_evaluated_or_given_to_a_shell(path):
+    assert dangers(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval('1')",
+        "os.system('ls')",
+        "subprocess.run('ls', shell=True)",
+        "numpy.load(path, allow_pickle=True)",
+        "from mpi4py import MPI\nMPI.COMM_WORLD.bcast(1)",
+    ],
+)
+def test_the_search_for_dangers_finds_them(source):
+    assert len(dangers(source)) == 1

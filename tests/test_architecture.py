@@ -1,0 +1,252 @@
+"""What imports what, and what is found nowhere in the package: read from its source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import ringreduce as rr
+
+PACKAGE = Path(rr.__file__).parent
+SOURCES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
+
+
+def imports_of(module: str, tree: ast.AST) -> set[str]:
+    """Every module that is named in an import statement, wherever it stands."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            base = node.module or ""
+            inner = {f"{base}.{alias.name}" for alias in node.names}
+            found |= (inner & SOURCES.keys()) or {base}
+    return found
+
+
+IMPORTS = {module: imports_of(module, tree) for module, tree in TREES.items()}
+
+
+def reached_from(*modules: str) -> set[str]:
+    """All modules of the package that importing these leads to, function-level imports included."""
+    reached: set[str] = set()
+    waiting = [m for m in SOURCES if any(m == n or m.startswith(f"{n}.") for n in modules)]
+    while waiting:
+        module = waiting.pop()
+        if module in SOURCES and module not in reached:
+            reached.add(module)
+            waiting += IMPORTS[module]
+    return reached
+
+
+def under(name: str) -> set[str]:
+    return {m for m in SOURCES if m == f"ringreduce.{name}" or m.startswith(f"ringreduce.{name}.")}
+
+
+def all_under(*names: str) -> set[str]:
+    return set().union(*(under(name) for name in names))
+
+
+# --- the direction of imports ---------------------------------------------------------------------
+
+SYMBOLIC = ("schedule", "algorithms", "matching", "check", "cost", "simulate", "draw")
+CARRIES_OUT = ("binding", "executor", "agreement", "calls", "communicator", "work", "start")
+LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "cli")
+
+
+def test_no_two_modules_import_each_other():
+    TopologicalSorter(IMPORTS).prepare()
+
+
+@pytest.mark.parametrize(
+    ("names", "never"),
+    [
+        (SYMBOLIC, ("transports", "devices", "plan", "slice_plan", "config", *CARRIES_OUT)),
+        (("plan", "slice_plan", "select"), ("transports", "devices", *CARRIES_OUT)),
+        (("devices",), ("transports", "schedule", "plan", *CARRIES_OUT)),
+        (("transports",), CARRIES_OUT),
+        (
+            ("binding", "executor"),
+            ("transports.thread", "transports.mpi", "devices.cpu", "select", "communicator"),
+        ),
+        (("agreement",), ("executor", "binding", "communicator", "transports.mpi")),
+        (("communicator", "calls"), ("transports.thread", "transports.mpi", "start", "process")),
+        (LAUNCHES, ("transports", "devices", *CARRIES_OUT)),
+    ],
+    ids=lambda names: names[0],
+)
+def test_imports_go_down_only(names, never):
+    reached = reached_from(*(f"ringreduce.{name}" for name in names))
+    assert not reached & all_under(*never)
+
+
+def test_trainers_use_public_names_alone():
+    for module in under("train"):
+        assert all(
+            name == "ringreduce" or name.startswith("ringreduce.train") or name not in SOURCES
+            for name in IMPORTS[module]
+        ), module
+        assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
+
+
+def _attributes_of(name: str, tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == name:
+            yield node.attr
+
+
+def test_every_public_name_is_there():
+    assert sorted(rr.__all__) == list(rr.__all__)
+    assert all(hasattr(rr, name) for name in rr.__all__)
+
+
+# --- other packages -------------------------------------------------------------------------------
+
+
+def importers_of(package: str) -> set[str]:
+    return {
+        module.removeprefix("ringreduce.")
+        for module, names in IMPORTS.items()
+        if any(name.split(".")[0] == package for name in names)
+    }
+
+
+def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
+    assert importers_of("mpi4py") == {"transports.mpi", "start"}
+    top_level = [
+        n for n in TREES["ringreduce.start"].body if isinstance(n, (ast.Import, ast.ImportFrom))
+    ]
+    assert not any("mpi4py" in ast.unparse(node) for node in top_level)
+
+
+def test_cupy_is_imported_by_what_runs_on_a_card_alone():
+    assert importers_of("cupy") <= {"devices.cuda", "transports.cuda"}
+
+
+def test_the_core_needs_numpy_and_mpi4py_alone():
+    standard = sys.stdlib_module_names | {"ringreduce", "numpy", "mpi4py", "cupy"}
+    others = {name.split(".")[0] for names in IMPORTS.values() for name in names} - standard
+    assert others <= {"ml_dtypes", "numba", "matplotlib", "torch"}
+
+
+def test_importing_the_package_starts_no_mpi():
+    code = (
+        "import sys, ringreduce; "
+        "print([m for m in ('mpi4py', 'cupy', 'numba', 'matplotlib') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+# --- what is found nowhere ------------------------------------------------------------------------
+
+
+def breaches_of_safety(tree: ast.AST) -> list[str]:
+    """Uses of anything that runs or loads what others have written."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [
+                n for n in names if n.split(".")[0] in ("pickle", "marshal", "shelve", "dill")
+            ]
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("eval", "exec", "compile", "__import__", "os.system", "os.popen"):
+                found.append(called)
+            found += [
+                ast.unparse(k)
+                for k in node.keywords
+                if k.arg in ("shell", "allow_pickle") and ast.unparse(k.value) != "False"
+            ]
+    return found
+
+
+def pickling_calls(tree: ast.AST) -> list[str]:
+    """mpi4py's methods of small first letter, which pickle what they send."""
+    pickle = {"send", "recv", "isend", "irecv", "bcast", "gather", "scatter", "allgather"}
+    pickle |= {"allreduce", "reduce", "alltoall", "sendrecv", "ssend", "issend", "bsend"}
+    calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    return [f.attr for f in calls if isinstance(f, ast.Attribute) and f.attr in pickle]
+
+
+def reads_of_the_environment(tree: ast.AST) -> list[str]:
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in ("os.environ", "os.environb", "os.getenv", "os.putenv")
+    ]
+
+
+def work_at_import(tree: ast.Module) -> list[str]:
+    """Statements at the top of a module that do more than define something."""
+    allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) in (
+            "TYPE_CHECKING",
+            "__name__ == '__main__'",
+        ):
+            continue
+        if not isinstance(node, allowed):
+            found.append(ast.unparse(node))
+    return found
+
+
+def module_state(tree: ast.AST) -> list[str]:
+    return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Global)]
+
+
+@pytest.mark.parametrize("module", SOURCES)
+@pytest.mark.parametrize("search", [breaches_of_safety, work_at_import, module_state])
+def test_it_is_found_nowhere(module, search):
+    assert search(TREES[module]) == []
+
+
+def test_nothing_is_pickled_over_mpi():
+    assert pickling_calls(TREES["ringreduce.transports.mpi"]) == []
+
+
+def test_the_environment_is_read_in_few_places():
+    readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
+    assert readers <= {"config", *LAUNCHES}
+
+
+# --- and would be found ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("search", "code"),
+    [
+        (breaches_of_safety, "import pickle"),
+        (breaches_of_safety, "def f():\n    from pickle import loads"),
+        (breaches_of_safety, "eval('1')"),
+        (breaches_of_safety, "os.system('ls')"),
+        (breaches_of_safety, "subprocess.run('ls', shell=True)"),
+        (breaches_of_safety, "np.load(path, allow_pickle=True)"),
+        (pickling_calls, "comm.send(x, 1)"),
+        (pickling_calls, "self._data.allgather(x)"),
+        (reads_of_the_environment, "x = os.environ.get('A')"),
+        (reads_of_the_environment, "os.getenv('A')"),
+        (work_at_import, "print('hello')"),
+        (work_at_import, "for i in range(3): x = i"),
+        (module_state, "def f():\n    global x\n    x = 1"),
+    ],
+)
+def test_what_must_not_be_there_is_noticed(search, code):
+    assert search(ast.parse(code))

@@ -1,0 +1,103 @@
+"""The executor on threads carries out schedules that no algorithm makes, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from ringreduce.agreement import Signature
+from ringreduce.plan import Plan, plan_whole
+from ringreduce.schedule import Schedule
+from tests.cases import CONFIG
+from tests.lockstep import chunk_trees
+from tests.schedules import any_schedule, one_shot, two_shot
+from tests.strategies import written
+
+KEPT, BOUND = 700, 5000
+"""Elements of an array whose messages are kept, and of one whose messages are made anew."""
+
+
+def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
+    """Run a plan as a collective would, twice: the second time all that is kept is used again."""
+    fold = comm._device.fold("sum")
+    prepared = comm._executor.prepare(plan, x.dtype, (x.shape, out.shape), fold)
+    untouched = x.copy()
+    for _ in range(2):
+        x[...] = untouched
+        header = comm._agreement.begin(Signature("by hand", ()), None)
+        comm._executor.run(prepared, x, out, header)
+        comm._agreement.end()
+
+
+def assert_carries_out(schedule: Schedule, count: int, slices: int, in_place: bool) -> None:
+    """Every rank has, of every chunk that it holds, what the schedule's tree comes to."""
+    inputs = [np.random.default_rng([5, r]).standard_normal(count) for r in range(schedule.size)]
+    trees = chunk_trees(schedule)
+
+    def evaluate(tree, span):
+        if isinstance(tree, int):
+            return inputs[tree][span]
+        left, right = tree
+        return evaluate(left, span) + evaluate(right, span)
+
+    def program(comm):
+        plan = plan_whole(schedule, comm.rank, count, 8, slices)
+        x = inputs[comm.rank].copy()
+        out = x if in_place else np.full(count, np.nan)
+        carry_out(comm, plan, x, out)
+        for placed in plan.placed:
+            for chunk in schedule.holds_after(comm.rank):
+                span = slice(placed[chunk].after, placed[chunk].after + placed[chunk].count)
+                wanted = evaluate(trees[comm.rank][chunk], span)
+                assert np.array_equal(out[span], wanted)
+
+    rr.spawn(program, schedule.size, timeout_s=20, config=CONFIG)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("count", "slices"), [(KEPT, 1), (BOUND, 1), (BOUND, 6)])
+@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("schedule_of", [one_shot, two_shot])
+def test_many_contributions_in_one_step(schedule_of, size, count, slices, in_place):
+    assert_carries_out(schedule_of(size), count, slices, in_place)
+
+
+@given(
+    schedule=any_schedule(),
+    count=st.one_of(st.integers(0, KEPT), st.integers(BOUND, 2 * BOUND)),
+    slices=st.integers(1, 3),
+    in_place=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_schedule_at_all(schedule, count, slices, in_place):
+    assert_carries_out(schedule, count, slices, in_place)
+
+
+# Chunk 0 is folded three ways and chunk 1 two ways, and both come from rank 0 in one message: the
+# last folds of both are joined, the first one stands alone.
+JOINED_IN_PART = """
+rank 0
+  >2:0,1
+rank 1
+  >2:0
+rank 2
+  <1:0+ <0:0,1+
+"""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(
+            4, marks=pytest.mark.xfail(strict=True, reason="binding folds what never was unpacked")
+        ),
+        KEPT,
+        BOUND,
+    ],
+)
+def test_folds_of_one_message_that_are_joined_in_part(count):
+    schedule = written(JOINED_IN_PART, chunks=2)
+    assert_carries_out(schedule, count, slices=1, in_place=False)
