@@ -156,7 +156,7 @@ class _Binder:
         """Bind folds; values that came with a signature are folded from where they came in."""
         folded = {span for fold in planned.folds for span in (fold.left, fold.right)}
         for span in list(operands):
-            if span not in folded:
+            if {other for other in folded if _overlap(span, other)} != {span}:
                 step.unpacks.append((self.view(span), operands.pop(span)))
         for fold in planned.folds:
             left, right = (operands.get(span, self.view(span)) for span in (fold.left, fold.right))
@@ -218,3 +218,7 @@ class _Binder:
 
     def _nbytes(self, span: Span) -> int:
         return (span.stop - span.start) * self.itemsize
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a.buffer == b.buffer and a.start < b.stop and b.start < a.stop

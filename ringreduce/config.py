@@ -14,8 +14,12 @@ from ringreduce.cost import Profile
 class Config:
     """How calls are carried out.  Every rank must use the same `plan_fields`."""
 
-    slice_bytes: int = 4 << 20
-    """Bytes of the array that go through the schedule together."""
+    slice_bytes: int | None = None
+    """Bytes of the array that go through the schedule together.
+
+    None: 16 MiB on one node, where slicing hides nothing and each message costs; 1 MiB across
+    nodes, so that the network is busy while nodes reduce.
+    """
     most_slices: int = 1024
     """At most this many slices a call; larger arrays have larger slices."""
     in_flight: int = 4

@@ -29,9 +29,10 @@ class Choice:
         return f"{self.collective} of {self.nbytes} bytes: {self.algorithm} (predicted: {priced})"
 
 
-def slice_count(nbytes: int, config: Config) -> int:
+def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
     """How many slices an array of `nbytes` is cut into."""
-    return max(1, min(-(-nbytes // config.slice_bytes), config.most_slices))
+    slice_bytes = config.slice_bytes or (16 << 20 if len(nodes) == 1 else 1 << 20)
+    return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
 
 
 def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice:
@@ -42,7 +43,7 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
     """
     names = list(ALGORITHMS[collective])
     rounded = 1 << max(nbytes - 1, 0).bit_length()
-    slices = min(slice_count(rounded, config), _PRICED_SLICES)
+    slices = min(slice_count(rounded, nodes, config), _PRICED_SLICES)
     predicted = {
         name: price(
             build(collective, name, nodes),

@@ -66,6 +66,7 @@ def over_mpi(command: str) -> dict[str, Any]:
             comm.barrier()
             start = time.perf_counter()
             call()
+            comm.barrier()
             seconds[name] = round(time.perf_counter() - start, 2)
             check(x)
     return {

@@ -88,16 +88,7 @@ rank 2
 """
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        pytest.param(
-            4, marks=pytest.mark.xfail(strict=True, reason="binding folds what never was unpacked")
-        ),
-        KEPT,
-        BOUND,
-    ],
-)
+@pytest.mark.parametrize("count", [4, KEPT, BOUND])
 def test_folds_of_one_message_that_are_joined_in_part(count):
     schedule = written(JOINED_IN_PART, chunks=2)
     assert_carries_out(schedule, count, slices=1, in_place=False)
