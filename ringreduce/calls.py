@@ -163,7 +163,9 @@ class Calls:
     ) -> tuple[Schedule, int]:
         """The schedule to run, and into how many slices the array is cut."""
         name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
-        return build(collective, name, self.nodes, root), slice_count(nbytes, self.nodes, self.config)
+        return build(collective, name, self.nodes, root), slice_count(
+            nbytes, self.nodes, self.config
+        )
 
     def _call(
         self,

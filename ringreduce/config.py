@@ -37,7 +37,7 @@ class Config:
 
     def plan_text(self) -> str:
         """The settings that decide what is sent; ranks that differ in them cannot work together."""
-        return repr((self.slice_bytes, self.most_slices, self.profile))
+        return repr((self.slice_bytes, self.most_slices, self.in_flight, self.profile))
 
 
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
