@@ -17,7 +17,7 @@ class Config:
     slice_bytes: int | None = None
     """Bytes of the array that go through the schedule together.
 
-    None: 16 MiB on one node, where slicing hides nothing and each message costs; 1 MiB across
+    None: 32 MiB on one node, where slicing hides nothing and each message costs; 1 MiB across
     nodes, so that the network is busy while nodes reduce.
     """
     most_slices: int = 1024
