@@ -22,6 +22,9 @@ _CONTROL_TAG = 0
 _YIELDS = 2000
 """Idle polls that only yield the core, before polls begin to sleep."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
+_HOST_BYTES = 16
+_ASSEMBLY_ROLL_CALL_S = 0.25
+"""How long a rank in init has to answer one that gives up."""
 _SPINS = 200
 """Idle polls that do nothing but poll, where every rank has a core of its own."""
 
@@ -39,10 +42,9 @@ class MpiTransport:
     ) -> None:
         parent = MPI.COMM_WORLD if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
-        deadline = time.monotonic() + timeout_s
-        self._data = _duplicate(parent, deadline)
-        self._control = _duplicate(parent, deadline)
-        self._nodes = _nodes(self._control, deadline)
+        assembly = _Assembly(parent, timeout_s)
+        self._data, self._control = assembly.duplicate(), assembly.duplicate()
+        self._nodes = _nodes(assembly.collect(_host()), _HOST_BYTES)
         data = self._data
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
         here = next(node for node in self._nodes if self.rank in node)
@@ -136,25 +138,68 @@ class MpiTransport:
         self._control.Free()
 
 
-def _duplicate(parent: MPI.Comm, deadline: float) -> MPI.Comm:
-    comm, request = parent.Idup()
-    _finish(request, deadline)
-    return comm
+class _Assembly:
+    """The ranks of `parent` in their first collectives, which are MPI's and cannot be given up.
+
+    A rank whose patience ends tells all others on `parent` itself, under the highest tag there is;
+    so do they when they hear it; whoever does not is named.
+    """
+
+    def __init__(self, parent: MPI.Comm, timeout_s: float) -> None:
+        self._parent, self._timeout_s = parent, timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        tag = parent.Get_attr(MPI.TAG_UB)
+        assert isinstance(tag, int), "MPI has no highest tag"
+        self._tag = tag
+        self._others = set(range(parent.Get_size())) - {parent.Get_rank()}
+        self._gave_up: set[int] = set()
+
+    def duplicate(self) -> MPI.Comm:
+        comm, request = self._parent.Idup()
+        self._finish(request)
+        return comm
+
+    def collect(self, mine: bytes) -> bytearray:
+        """What every rank passes, one behind the other; all pass as much."""
+        everybody = bytearray(len(mine) * self._parent.Get_size())
+        self._finish(self._parent.Iallgather([mine, MPI.BYTE], [everybody, MPI.BYTE]))
+        return everybody
+
+    def _finish(self, request: MPI.Request) -> None:
+        while not request.Test():
+            self._listen()
+            if self._gave_up or time.monotonic() > self._deadline:
+                raise self._give_up()
+            time.sleep(1e-4)
+
+    def _listen(self) -> None:
+        status = MPI.Status()
+        while message := self._parent.Improbe(MPI.ANY_SOURCE, self._tag, status):
+            message.Recv([bytearray(), MPI.BYTE])
+            self._gave_up.add(status.Get_source())
+
+    def _give_up(self) -> PeerTimeoutError:
+        for peer in self._others:
+            self._parent.Isend([b"", MPI.BYTE], peer, self._tag)
+        end = time.monotonic() + _ASSEMBLY_ROLL_CALL_S
+        while self._gave_up != self._others and time.monotonic() < end:
+            self._listen()
+            time.sleep(1e-3)
+        missing = sorted(self._others - self._gave_up)
+        absent = f"not there: {', '.join(map(str, missing))}" if missing else "none gets on"
+        return PeerTimeoutError(
+            f"init: waited {self._timeout_s:g} s for all ranks of the communicator; {absent}",
+            tuple(missing),
+        )
 
 
-def _nodes(comm: MPI.Comm, deadline: float) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, by host name; nodes in the order of their lowest rank."""
-    name = blake2b(socket.gethostname().encode(), digest_size=16).digest()
-    names = bytearray(16 * comm.Get_size())
-    _finish(comm.Iallgather([name, MPI.BYTE], [names, MPI.BYTE]), deadline)
+def _host() -> bytes:
+    return blake2b(socket.gethostname().encode(), digest_size=_HOST_BYTES).digest()
+
+
+def _nodes(hosts: bytearray, size: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each node, by host of `size` bytes; nodes in the order of their lowest rank."""
     nodes: dict[bytes, list[int]] = {}
-    for rank in range(comm.Get_size()):
-        nodes.setdefault(bytes(names[16 * rank : 16 * rank + 16]), []).append(rank)
+    for rank in range(len(hosts) // size):
+        nodes.setdefault(bytes(hosts[size * rank : size * (rank + 1)]), []).append(rank)
     return tuple(map(tuple, nodes.values()))
-
-
-def _finish(request: MPI.Request, deadline: float) -> None:
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise PeerTimeoutError("init: not all ranks of the communicator call init")
-        time.sleep(1e-4)

@@ -53,7 +53,7 @@ def slowly_print(kind: type, error: BaseException, trace: Any) -> None:
 
 
 def caught(comm: rr.Communicator, call: Callable[[], Any]) -> dict[str, Any]:
-    """The error that a call ends in, what later calls raise, and how long those and `close` take."""
+    """The error that a call ends in; what later calls raise, and how long they and `close` take."""
     try:
         call()
     except rr.RingReduceError as error:

@@ -1,0 +1,290 @@
+"""Bugs to plant, one at a time: each must be found by the tests.
+
+Old texts are short, and each is found exactly once in its file; a test holds them to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import ringreduce
+
+PACKAGE = Path(ringreduce.__file__).parent
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """In `file` of the package `old` becomes `new`, which breaks what `breaks` says."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+
+    @property
+    def occurrences(self) -> int:
+        """How often the old text is found; it can be planted if that is once."""
+        return (PACKAGE / self.file).read_text().count(self.old)
+
+
+MUTATIONS = [
+    # --- the plan ---
+    Mutation(
+        "shards-longer-at-the-end",
+        "plan.py",
+        "(part < count % parts)",
+        "(part >= parts - count % parts)",
+        "The last shards get the elements that do not divide, not the first.",
+    ),
+    Mutation(
+        "border-of-chunks-rounded-first",
+        "plan.py",
+        "(high - low) * share // total",
+        "(high - low) // total * share",
+        "The last elements of a slice belong to no chunk.",
+    ),
+    Mutation(
+        "fold-own-value-first",
+        "slice_plan.py",
+        "sorted([*arrived, (self.rank, self.home[chunk])])",
+        "[(self.rank, self.home[chunk]), *arrived]",
+        "Contributions are not folded in rank order.",
+    ),
+    Mutation(
+        "finished-at-every-fold",
+        "slice_plan.py",
+        "finishes = chunk in self.result and self.last_write[chunk] == index",
+        "finishes = chunk in self.result",
+        "A mean is divided again at every hop.",
+    ),
+    Mutation(
+        "partial-sum-over-own-value",
+        "slice_plan.py",
+        "local_is_in |= rank == self.rank",
+        "local_is_in = True",
+        "The sum of lower ranks is written over this rank's value before that is added.",
+    ),
+    Mutation(
+        "scratch-back-a-step-early",
+        "slice_plan.py",
+        "self.last_use[chunk] > index or",
+        "self.last_use[chunk] > index + 1 or",
+        "Scratch is lent again while the next step still sends from it.",
+    ),
+    Mutation(
+        "loans-overlap",
+        "slice_plan.py",
+        "if taken - start >= count:",
+        "if taken >= start:",
+        "Two values live in the same scratch.",
+    ),
+    Mutation(
+        "first-message-too-long",
+        "slice_plan.py",
+        "self.itemsize <= INSIDE_BYTES",
+        "self.itemsize <= 2 * INSIDE_BYTES",
+        "A first message is longer than the buffer that every receiver has for it.",
+    ),
+    Mutation(
+        "every-message-signed",
+        "slice_plan.py",
+        "signed.add(peer)",
+        "pass",
+        "Every message carries the signature, not the first of a pair.",
+    ),
+    Mutation(
+        "received-over-own-value",
+        "slice_plan.py",
+        "            not reduce\n            and len(spans)",
+        "            True\n            and len(spans)",
+        "What is to be added comes in over the value that it is to be added to.",
+    ),
+    Mutation(
+        "received-value-not-passed-on",
+        "slice_plan.py",
+        "self.home.update(overwritten)",
+        "overwritten.clear()",
+        "A rank passes its own value on in place of the one that it was sent.",
+    ),
+    # --- the executor and what it binds ---
+    Mutation(
+        "message-from-the-start-of-the-buffer",
+        "binding.py",
+        "whole[span.start * self.itemsize : span.stop * self.itemsize]",
+        "whole[: (span.stop - span.start) * self.itemsize]",
+        "Every message moves the first bytes of its buffer.",
+    ),
+    Mutation(
+        "stale-operand",
+        "binding.py",
+        "operands.pop(fold.into, None)",
+        "operands.get(fold.into)",
+        "A fold reads what came with the signature in place of what it was folded into.",
+    ),
+    Mutation(
+        "left-in-the-message",
+        "binding.py",
+        "step.unpacks.append((self.view(span), operands.pop(span)))",
+        "operands.pop(span)",
+        "What came with a signature and is not folded stays where it came in.",
+    ),
+    Mutation(
+        "received-before-the-signature-is-known",
+        "binding.py",
+        "last = after if ",
+        "last = step if ",
+        "Data of another call may be longer than the buffer it comes into.",
+    ),
+    Mutation(
+        "slices-share-scratch",
+        "executor.py",
+        "slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)",
+        "slot = min(taken, default=0)",
+        "All slices under way fold in the same scratch.",
+    ),
+    Mutation(
+        "divided-at-every-hop",
+        "executor.py",
+        "if finishes and prepared.divide_by is not None",
+        "if prepared.divide_by is not None",
+        "A mean is divided at every fold, not by the owner of a shard alone.",
+    ),
+    Mutation(
+        "out-not-written-back",
+        "executor.py",
+        "if not self.device.overlap(flat_target, target)",
+        "if self.device.overlap(flat_target, target)",
+        "An `out` that is not contiguous keeps its old values.",
+    ),
+    Mutation(
+        "last-message-not-awaited",
+        "executor.py",
+        "step.tests[tested:]",
+        "step.tests[tested:-1]",
+        "A step ends while its last message is under way.",
+    ),
+    Mutation(
+        "signature-not-compared",
+        "executor.py",
+        "if came != header:",
+        "if not came:",
+        "Ranks that make different calls are not told so.",
+    ),
+    Mutation(
+        "completed-calls-not-counted",
+        "executor.py",
+        "prepared.runs += 1",
+        "prepared.runs = 1",
+        "After a disagreement ranks wait for messages that came long before.",
+    ),
+    # --- the kernels ---
+    Mutation(
+        "min-without-nan",
+        "devices/cpu.py",
+        "np.minimum(left, right, out=into)",
+        "np.fmin(left, right, out=into)",
+        "The minimum loses NaN.",
+    ),
+    Mutation(
+        "max-without-nan",
+        "devices/cpu.py",
+        "np.maximum(left, right, out=into)",
+        "np.fmax(left, right, out=into)",
+        "The maximum loses NaN.",
+    ),
+    Mutation(
+        "mean-rounded-twice",
+        "devices/cpu.py",
+        "np.divide(array, by, array)",
+        "np.multiply(array, 1 / by, array)",
+        "A mean is rounded twice.",
+    ),
+    Mutation(
+        "flat-in-the-order-of-memory",
+        "devices/cpu.py",
+        "np.ascontiguousarray(array).reshape(-1)",
+        'array.ravel(order="K")',
+        "Arrays in Fortran's order are taken element by element in the wrong order.",
+    ),
+    Mutation(
+        "bytes-are-a-copy",
+        "devices/cpu.py",
+        'memoryview(array.data).cast("B")',
+        "memoryview(bytearray(array.tobytes()))",
+        "What is received never reaches the array.",
+    ),
+    # --- the algorithms ---
+    Mutation(
+        "last-hop-overwrites",
+        "algorithms/ring.py",
+        "reduce=True)",
+        "reduce=step < n - 2)",
+        "The last hop of a ring overwrites the owner's value.",
+    ),
+    Mutation(
+        "root-is-rank-0",
+        "algorithms/ring.py",
+        "place = (me - root) % n",
+        "place = me",
+        "Every broadcast comes from rank 0.",
+    ),
+    Mutation(
+        "one-rail-only",
+        "algorithms/hierarchical.py",
+        "for shard, rail in rails(nodes)",
+        "for shard, rail in rails(nodes)[:1]",
+        "Nodes exchange the first shard and keep the others to themselves.",
+    ),
+    # --- the transports ---
+    Mutation(
+        "flows-mixed",
+        "transports/thread.py",
+        "m.source == self.source and m.flow == self.flow",
+        "m.source == self.source",
+        "A message of one slice is taken for another's.",
+    ),
+    Mutation(
+        "latest-discarded-first",
+        "transports/thread.py",
+        "(m for m in box.sends if m.source == peer)",
+        "(m for m in reversed(box.sends) if m.source == peer)",
+        "Messages of the next call are dropped in place of those of the broken one.",
+    ),
+    Mutation(
+        "received-from-anybody",
+        "transports/mpi.py",
+        "Recv_init([buffer, MPI.BYTE], peer, flow)",
+        "Recv_init([buffer, MPI.BYTE], MPI.ANY_SOURCE, flow)",
+        "A message of one rank is taken for another's.",
+    ),
+    Mutation(
+        "received-in-any-flow",
+        "transports/mpi.py",
+        "Recv_init([buffer, MPI.BYTE], peer, flow)",
+        "Recv_init([buffer, MPI.BYTE], peer, MPI.ANY_TAG)",
+        "A message of one slice is taken for another's.",
+    ),
+    Mutation(
+        "discarded-from-anybody",
+        "transports/mpi.py",
+        "Improbe(peer, MPI.ANY_TAG, status)",
+        "Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)",
+        "A message of one rank is dropped in place of another's.",
+    ),
+    Mutation(
+        "always-taken-back",
+        "transports/mpi.py",
+        "return status.Is_cancelled()",
+        "return True",
+        "A message that came while its receive was taken back is waited for again.",
+    ),
+    Mutation(
+        "standard-sends-alone",
+        "transports/mpi.py",
+        "data.Ssend_init if synchronous_sends",
+        "data.Send_init if synchronous_sends",
+        "Sends that are to wait for their receives do not.",
+    ),
+]

@@ -1,0 +1,178 @@
+"""Does the suite find bugs?  Plants each of `mutations` in a copy of the package and runs tests.
+
+    python -m tests.planted_bugs [--out bench_results/planted_bugs.json] [--only NAME ...]
+    python -m tests.planted_bugs --markdown > docs/planted-bugs.md
+
+Under the MPI of the interpreter.  Exits with 1 when a bug survives, when the suite fails without
+one, or when a bug cannot be planted because its old text is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.mpi import ROOT, MpiJobs, processes_of
+from tests.mutations import MUTATIONS, Mutation
+
+QUICK = (
+    "tests/test_plan.py",
+    "tests/test_device.py",
+    "tests/test_executor.py",
+    "tests/test_collectives.py",
+    "tests/test_transports.py",
+    "tests/test_collectives_mpi.py",
+)
+"""Quickest first; each run ends at the first failure."""
+AGREEMENT = ("tests/test_agreement.py",)
+COPIED = ("ringreduce", "tests", "benchmarks", "pyproject.toml")
+_MOST_S = 150.0
+"""A suite that takes longer hangs, and so has found the bug too."""
+
+
+def suite_for(mutation: Mutation) -> tuple[str, ...]:
+    """The tests to run, those that ought to know first."""
+    if mutation.file.startswith("transports/"):
+        return tuple(sorted(QUICK, key=lambda name: name != "tests/test_transports.py"))
+    if mutation.name in ("signature-not-compared", "completed-calls-not-counted"):
+        return AGREEMENT
+    return (*QUICK, *AGREEMENT)
+
+
+def found_by(folder: Path, suite: Sequence[str]) -> str:
+    """The test that fails in this copy; "" if none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "tests.unshrunk"]
+    process = subprocess.Popen(
+        [*command, "-p", "no:cacheprovider", *suite],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=_MOST_S)
+    except subprocess.TimeoutExpired:
+        for pid in processes_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+        return f"no end in {_MOST_S:.0f} s"
+    if process.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", output, re.MULTILINE)
+    return failed[1] if failed else output.strip().splitlines()[-1]
+
+
+def plant(mutation: Mutation, folder: Path) -> None:
+    """Write the bug into the copy in `folder`."""
+    path = folder / "ringreduce" / mutation.file
+    path.write_text(path.read_text().replace(mutation.old, mutation.new))
+
+
+def copy_to(folder: Path) -> None:
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+
+
+def try_all(mutations: Sequence[Mutation]) -> list[dict[str, Any]]:
+    """One row a bug: which test found it, after how long."""
+    rows = []
+    for mutation in mutations:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            copy_to(folder)
+            if mutation.occurrences == 1:
+                plant(mutation, folder)
+                test = found_by(folder, suite_for(mutation))
+            else:
+                test = ""
+        row = {**asdict(mutation), "found_by": test, "seconds": round(time.monotonic() - start, 1)}
+        rows.append(row)
+        found = test or "NOT FOUND" if mutation.occurrences == 1 else "CANNOT BE PLANTED"
+        print(f"{row['seconds']:6.1f} s  {mutation.name}: {found}", flush=True)
+    return rows
+
+
+def suite_is_sound() -> bool:
+    """Whether the suite passes on an unchanged copy; otherwise finding a bug means nothing."""
+    with tempfile.TemporaryDirectory() as name:
+        copy_to(Path(name))
+        failing = found_by(Path(name), (*QUICK, *AGREEMENT))
+    if failing:
+        print(f"the suite fails without any bug: {failing}", file=sys.stderr)
+    return not failing
+
+
+def environment_of(command: str) -> dict[str, Any]:
+    """Where the record comes from, as a rank of a job sees it."""
+    with tempfile.TemporaryDirectory() as name:
+        jobs = MpiJobs(Path(name))
+        (where,) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
+        jobs.sweep()
+    return where
+
+
+def markdown() -> str:
+    """The table as a page of the documentation."""
+    lines = [
+        "# Planted bugs",
+        "",
+        "A suite that never fails proves little. `python -m tests.planted_bugs` plants each of",
+        "these bugs in a copy of the package and runs the tests, which must fail. Which test found",
+        "which is in [bench_results/planted_bugs.json](../bench_results/planted_bugs.json).",
+        "This page is made by `python -m tests.planted_bugs --markdown`; a test compares the two.",
+        "",
+        "| bug | planted in | what it breaks |",
+        "|---|---|---|",
+        *(f"| {m.name} | `{m.file}` | {m.breaks} |" for m in MUTATIONS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.planted_bugs")
+    parser.add_argument("--out", type=Path, help="where to record the run, as JSON")
+    parser.add_argument("--only", nargs="*", help="plant these alone")
+    parser.add_argument("--markdown", action="store_true", help="print the list and plant nothing")
+    options = parser.parse_args(argv)
+    if options.markdown:
+        print(markdown(), end="")
+        return 0
+    start = time.monotonic()
+    chosen = [m for m in MUTATIONS if not options.only or m.name in options.only]
+    if not options.only and not suite_is_sound():
+        return 1
+    rows = try_all(chosen)
+    missed = [row["name"] for row in rows if not row["found_by"]]
+    print(f"{len(rows) - len(missed)} of {len(rows)} bugs found", *missed, sep="\n  missed: ")
+    if options.out:
+        record = {
+            **environment_of("python -m tests.planted_bugs"),
+            "seconds": round(time.monotonic() - start, 1),
+            "planted": len(rows),
+            "missed": missed,
+            "bugs": rows,
+        }
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The list of planted bugs can be planted, and is the one in the documentation."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mpi import ROOT
+from tests.mutations import MUTATIONS
+from tests.planted_bugs import copy_to, found_by, markdown, plant
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_its_old_text_is_found_once(mutation):
+    assert mutation.occurrences == 1
+    assert mutation.old != mutation.new
+
+
+def test_there_are_enough_with_names_of_their_own():
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 20
+
+
+def test_the_documentation_lists_them():
+    assert (ROOT / "docs" / "planted-bugs.md").read_text() == markdown()
+
+
+def test_a_planted_bug_is_found_and_none_is_found_without(tmp_path):
+    copy_to(tmp_path)
+    suite = ["tests/test_device.py"]
+    assert found_by(tmp_path, suite) == ""
+    plant(next(m for m in MUTATIONS if m.name == "min-without-nan"), tmp_path)
+    assert "test_nan_on_either_side_gives_nan" in found_by(tmp_path, suite)

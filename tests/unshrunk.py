@@ -1,0 +1,13 @@
+"""A pytest plugin, ``-p tests.unshrunk``, for runs that only ask whether tests fail.
+
+Hypothesis then draws the same each time, and shrinks nothing.
+"""
+
+from __future__ import annotations
+
+from hypothesis import Phase, settings
+
+settings.register_profile(
+    "unshrunk", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
+)
+settings.load_profile("unshrunk")
