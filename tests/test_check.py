@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
 from ringreduce.check import Expression, check
-from ringreduce.matching import Place, match
 from ringreduce.errors import ScheduleError
+from ringreduce.matching import Place, match
 from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
 from tests.strategies import (
     EVERY_ALGORITHM,
