@@ -1,4 +1,4 @@
-"""Rows for bench_results/: each says which machine, versions, command and day it comes from.
+"""Rows for bench_results/: each says which machine, versions, command and day it comes from."""
 
 from __future__ import annotations
 
