@@ -31,7 +31,7 @@ _REMEMBERED_CALLS = 4096
 """A root whose sends are buffered may be that far ahead, and still tell what its calls were."""
 _LISTEN_EVERY = 16
 """Idle polls between two looks at the control channel."""
-_PATIENT_POLLS = 1000
+_PATIENT_POLLS = 2000
 """After so many idle polls they are rare enough to look at each."""
 _STALL_S = 0.1
 """After so long without progress a rank asks the others whether they are in the same call."""

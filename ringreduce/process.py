@@ -98,5 +98,7 @@ def _leave_without_finalizing(last_words: Callable[[], None], pid: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    last_words()
-    os._exit(1)
+    try:
+        last_words()
+    finally:
+        os._exit(1)

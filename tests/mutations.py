@@ -23,10 +23,9 @@ class Mutation:
     new: str
     breaks: str
 
-    @property
-    def occurrences(self) -> int:
+    def occurrences(self, package: Path = PACKAGE) -> int:
         """How often the old text is found; it can be planted if that is once."""
-        return (PACKAGE / self.file).read_text().count(self.old)
+        return (package / self.file).read_text().count(self.old)
 
 
 MUTATIONS = [

@@ -38,7 +38,7 @@ QUICK = (
 """Quickest first; each run ends at the first failure."""
 AGREEMENT = ("tests/test_agreement.py",)
 COPIED = ("ringreduce", "tests", "benchmarks", "pyproject.toml")
-_MOST_S = 150.0
+_MOST_S = 240.0
 """A suite that takes longer hangs, and so has found the bug too."""
 
 
@@ -48,7 +48,7 @@ def suite_for(mutation: Mutation) -> tuple[str, ...]:
         return tuple(sorted(QUICK, key=lambda name: name != "tests/test_transports.py"))
     if mutation.name in ("signature-not-compared", "completed-calls-not-counted"):
         return AGREEMENT
-    return (*QUICK, *AGREEMENT)
+    return QUICK
 
 
 def found_by(folder: Path, suite: Sequence[str]) -> str:
@@ -81,43 +81,32 @@ def plant(mutation: Mutation, folder: Path) -> None:
     path.write_text(path.read_text().replace(mutation.old, mutation.new))
 
 
-def copy_to(folder: Path) -> None:
+def copy_all(source: Path, folder: Path) -> None:
+    """What the suite needs, from one folder into another."""
     for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if (source / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source / name, folder / name, ignore=ignored)
         else:
-            shutil.copy(source, folder / name)
+            shutil.copy(source / name, folder / name)
 
 
-def try_all(mutations: Sequence[Mutation]) -> list[dict[str, Any]]:
-    """One row a bug: which test found it, after how long."""
+def try_all(mutations: Sequence[Mutation], sound: Path) -> list[dict[str, Any]]:
+    """One row a bug, each planted in a copy of `sound`: which test found it, after how long."""
     rows = []
     for mutation in mutations:
         start = time.monotonic()
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            copy_to(folder)
-            if mutation.occurrences == 1:
-                plant(mutation, folder)
-                test = found_by(folder, suite_for(mutation))
-            else:
-                test = ""
+        test, outcome = "", "CANNOT BE PLANTED"
+        if mutation.occurrences(sound / "ringreduce") == 1:
+            with tempfile.TemporaryDirectory() as name:
+                copy_all(sound, Path(name))
+                plant(mutation, Path(name))
+                test = found_by(Path(name), suite_for(mutation))
+            outcome = test or "NOT FOUND"
         row = {**asdict(mutation), "found_by": test, "seconds": round(time.monotonic() - start, 1)}
+        print(f"{row['seconds']:6.1f} s  {mutation.name}: {outcome}", flush=True)
         rows.append(row)
-        found = test or "NOT FOUND" if mutation.occurrences == 1 else "CANNOT BE PLANTED"
-        print(f"{row['seconds']:6.1f} s  {mutation.name}: {found}", flush=True)
     return rows
-
-
-def suite_is_sound() -> bool:
-    """Whether the suite passes on an unchanged copy; otherwise finding a bug means nothing."""
-    with tempfile.TemporaryDirectory() as name:
-        copy_to(Path(name))
-        failing = found_by(Path(name), (*QUICK, *AGREEMENT))
-    if failing:
-        print(f"the suite fails without any bug: {failing}", file=sys.stderr)
-    return not failing
 
 
 def environment_of(command: str) -> dict[str, Any]:
@@ -157,9 +146,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     start = time.monotonic()
     chosen = [m for m in MUTATIONS if not options.only or m.name in options.only]
-    if not options.only and not suite_is_sound():
-        return 1
-    rows = try_all(chosen)
+    with tempfile.TemporaryDirectory() as name:
+        # All copies are of one moment, whatever is edited meanwhile.
+        sound = Path(name)
+        copy_all(ROOT, sound)
+        failing = "" if options.only else found_by(sound, (*QUICK, *AGREEMENT))
+        if failing:
+            print(f"the suite fails without any bug: {failing}", file=sys.stderr)
+            return 1
+        rows = try_all(chosen, sound)
     missed = [row["name"] for row in rows if not row["found_by"]]
     print(f"{len(rows) - len(missed)} of {len(rows)} bugs found", *missed, sep="\n  missed: ")
     if options.out:

@@ -242,7 +242,7 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(mpi):
 # --- among threads --------------------------------------------------------------------------------
 
 
-def on_threads(program, ranks, *, transport=ThreadTransport, timeout_s=0.3, config=None):
+def on_threads(program, ranks, *, transport=ThreadTransport, timeout_s=20.0, config=None):
     """What each rank's ``program(comm)`` returned or raised; `transport` makes the rank's end."""
     switchboard = Switchboard(ranks)
     outcomes = [None] * ranks
@@ -255,7 +255,7 @@ def on_threads(program, ranks, *, transport=ThreadTransport, timeout_s=0.3, conf
                 topology,
                 CpuDevice(),
                 config or rr.Config(),
-                timeout_s[rank] if isinstance(timeout_s, list) else timeout_s,
+                timeout_s,
             ) as comm:
                 outcomes[rank] = program(comm)
         except Exception as error:
@@ -278,56 +278,51 @@ def all_timed_out(outcomes, culprits):
     return str(outcomes[0])
 
 
-@pytest.mark.parametrize("culprit", [0, 1, 3])
+IMPATIENT_S = 0.2
+"""The timeout of a call that is to fail."""
+LATE_S = 0.8
+"""Later than all others can have given up."""
+
+
+@pytest.mark.parametrize("culprit", [0, 3])
 def test_a_thread_that_never_calls_is_named_by_all(culprit):
     def program(comm):
+        comm.barrier()
         if comm.rank == culprit:
-            time.sleep(1)
-        return comm.all_reduce(np.ones(100_000))
+            time.sleep(LATE_S)
+        return comm.all_reduce(np.ones(100_000), timeout_s=IMPATIENT_S)
 
     names(all_timed_out(on_threads(program, 4), [culprit]), [culprit], 4)
 
 
 def test_two_that_never_call_are_both_named():
     def program(comm):
+        comm.barrier()
         if comm.rank in (1, 2):
-            time.sleep(1)
-        return comm.all_reduce(np.ones(100_000))
+            time.sleep(LATE_S)
+        return comm.all_reduce(np.ones(100_000), timeout_s=IMPATIENT_S)
 
     names(all_timed_out(on_threads(program, 5), [1, 2]), [1, 2], 5)
 
 
-def test_ranks_that_lose_patience_at_once_say_the_same():
+@pytest.mark.parametrize("apart_s", [0, 0.0005, 0.002])
+def test_ranks_that_lose_patience_at_once_say_the_same(apart_s):
     def program(comm):
         comm.barrier()
         if comm.rank == 0:
-            time.sleep(0.6)
-        return comm.all_reduce(1)
+            time.sleep(LATE_S)
+        return comm.all_reduce(1, timeout_s=IMPATIENT_S + apart_s * (comm.rank % 3))
 
-    for attempt in range(5):
-        timeouts = [0.1 + 0.0005 * (rank * attempt % 3) for rank in range(5)]
-        all_timed_out(on_threads(program, 5, timeout_s=timeouts), [0])
-
-
-def test_the_timeout_of_a_single_call():
-    def program(comm):
-        start = time.monotonic()
-        if comm.rank:
-            time.sleep(1)
-        try:
-            return comm.all_reduce(1, timeout_s=0.2)
-        finally:
-            assert time.monotonic() - start < 2
-
-    all_timed_out(on_threads(program, 2, timeout_s=60), [1])
+    all_timed_out(on_threads(program, 5), [0])
 
 
 def test_after_a_timeout_every_call_raises_it_again_and_close_waits_for_nobody():
     def program(comm):
+        comm.barrier()
         if comm.rank == 2:
-            time.sleep(1)
+            time.sleep(LATE_S)
         with pytest.raises(rr.PeerTimeoutError) as first:
-            comm.all_reduce(1)
+            comm.all_reduce(1, timeout_s=IMPATIENT_S)
         start = time.monotonic()
         for call in (comm.barrier, lambda: comm.all_reduce(1), lambda: comm.broadcast(1)):
             with pytest.raises(rr.PeerTimeoutError) as again:
@@ -343,12 +338,13 @@ def test_after_a_timeout_every_call_raises_it_again_and_close_waits_for_nobody()
 
 def test_ranks_that_disagree_while_another_never_calls():
     def program(comm):
+        comm.barrier()
         if comm.rank == 2:
-            time.sleep(1)
-        return comm.all_reduce(np.ones(8 + comm.rank))
+            time.sleep(LATE_S)
+        return comm.all_reduce(np.ones(8 + comm.rank), timeout_s=IMPATIENT_S)
 
     text = all_timed_out(on_threads(program, 3), [2])
-    assert "rank 1 is waiting for rank 2 in call 1" in text
+    assert "rank 1 is waiting for rank 2 in call 2" in text
 
 
 def test_a_rank_that_gives_up_is_heard_of_in_the_others_calls():
@@ -357,7 +353,7 @@ def test_a_rank_that_gives_up_is_heard_of_in_the_others_calls():
             raise KeyError("mine")
         comm.all_reduce(1)
 
-    zero, one, two = on_threads(program, 3, timeout_s=20)
+    zero, one, two = on_threads(program, 3)
     assert isinstance(one, KeyError)
     for error in (zero, two):
         assert isinstance(error, rr.PeerLostError)
@@ -374,7 +370,7 @@ def test_a_rank_that_gives_up_over_a_disagreement_lets_the_others_hear_of_it_fir
             comm.barrier()
 
     for _ in range(20):
-        *fine, last = on_threads(program, 3, timeout_s=20)
+        *fine, last = on_threads(program, 3)
         assert fine == [None, None]
         assert isinstance(last, rr.MismatchError)
 
@@ -392,12 +388,13 @@ def test_spawn_ends_when_a_rank_returns_early():
 
 def test_spawn_ends_when_a_rank_never_calls():
     def program(comm):
+        comm.barrier()
         if comm.rank == 1:
-            time.sleep(0.7)
+            time.sleep(LATE_S)
         comm.all_reduce(1)
 
     with pytest.raises(rr.PeerTimeoutError, match="rank 1 stopped answering"):
-        rr.spawn(program, 3, timeout_s=0.3)
+        rr.spawn(program, 3, timeout_s=IMPATIENT_S)
 
 
 # --- transports that fail -------------------------------------------------------------------------
@@ -436,7 +433,7 @@ def test_a_slow_call_that_moves_is_no_error():
         assert np.array_equal(total, 3 * np.arange(20_000) + 3)
         return time.monotonic() - start
 
-    timeout_s = 0.2
+    timeout_s = 0.4
     took = on_threads(program, 3, transport=SlowTransport, timeout_s=timeout_s, config=SLICED)
     assert min(took) > 3 * timeout_s
 
@@ -482,7 +479,8 @@ def faulty_call(fault, at, ranks):
     def program(comm):
         results = []
         for _ in range(3):
-            total = comm.all_reduce(np.arange(1000.0) * (comm.rank + 1))
+            x = np.arange(1000.0) * (comm.rank + 1)
+            total = comm.all_reduce(x, timeout_s=IMPATIENT_S)
             results.append(np.array_equal(total, np.arange(1000.0) * (ranks * (ranks + 1) / 2)))
         return results
 
@@ -493,12 +491,12 @@ def faulty_call(fault, at, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("at", range(1, 10))
+@pytest.mark.parametrize("at", range(2, 10, 2))
 def test_a_lost_message_is_an_error_on_all(ranks, at):
     all_timed_out(faulty_call(lose, at, ranks), [])
 
 
-@pytest.mark.parametrize("at", range(1, 10, 2))
+@pytest.mark.parametrize("at", range(2, 10, 2))
 def test_a_late_message_changes_nothing(at):
     assert faulty_call(delay, at, 3) == [[True] * 3] * 3
 

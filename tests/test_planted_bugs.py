@@ -6,12 +6,12 @@ import pytest
 
 from tests.mpi import ROOT
 from tests.mutations import MUTATIONS
-from tests.planted_bugs import copy_to, found_by, markdown, plant
+from tests.planted_bugs import copy_all, found_by, markdown, plant
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_its_old_text_is_found_once(mutation):
-    assert mutation.occurrences == 1
+    assert mutation.occurrences() == 1
     assert mutation.old != mutation.new
 
 
@@ -24,7 +24,7 @@ def test_the_documentation_lists_them():
 
 
 def test_a_planted_bug_is_found_and_none_is_found_without(tmp_path):
-    copy_to(tmp_path)
+    copy_all(ROOT, tmp_path)
     suite = ["tests/test_device.py"]
     assert found_by(tmp_path, suite) == ""
     plant(next(m for m in MUTATIONS if m.name == "min-without-nan"), tmp_path)

@@ -41,7 +41,7 @@ def outcomes_with(tmp_path_factory):
     """What every check came to on each rank of an MPI job with such sends, which runs once."""
     jobs = MpiJobs(tmp_path_factory.mktemp("contract"))
     target = "tests.transport_checks:over_mpi"
-    yield cache(lambda sends: jobs.run_ok("call", 3, target, sends, timeout_s=120))
+    yield cache(lambda sends: jobs.run("call", 3, target, sends, timeout_s=120))
     jobs.sweep()
 
 
@@ -60,5 +60,6 @@ OVER_MPI = [
     ids=[f"{sends} {name_of(check, ranks)}" for sends, check, ranks in OVER_MPI],
 )
 def test_mpi_keeps_the_contract(outcomes_with, sends, check, ranks):
-    outcomes = outcomes_with(sends)[:ranks]
-    assert [rank[name_of(check, ranks)] for rank in outcomes] == ["ok"] * ranks
+    done = outcomes_with(sends)
+    assert done.returncode == 0, done.output
+    assert [rank[name_of(check, ranks)] for rank in done.results[:ranks]] == ["ok"] * ranks

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-_LONGEST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.002
 
 
 class Switchboard:
