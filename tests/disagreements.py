@@ -227,6 +227,20 @@ def swap(comm: rr.Communicator) -> list[Ended]:
     return ended
 
 
+def mix_several_messages_a_step(comm: rr.Communicator) -> list[Ended]:
+    """On uneven nodes, ranks receive several messages of one peer in a step, one of them signed.
+
+    The odd call's second message is longer than the usual call's.
+    """
+    usual = all_reduce((600,), algorithm="hierarchical")
+    ended = []
+    for odd in (CALLS["sliced"], all_reduce((60_000,), algorithm="hierarchical")):
+        for rank in range(comm.size):
+            ended.append(odd_one(comm, rank, odd.make, usual.make))
+            check(comm, usual)
+    return ended
+
+
 def close_too_early(comm: rr.Communicator) -> list[Ended]:
     """One rank closes, the others do not: it stays open on all."""
     ended = []
@@ -309,7 +323,8 @@ def over_mpi(program: str, *arguments: str) -> Any:
     """Run a program of this module on an MPI communicator, as ``tests/programs/call.py`` does."""
     from mpi4py import MPI
 
-    nodes = nodes_of("two", MPI.COMM_WORLD.size)
+    size = MPI.COMM_WORLD.size
+    nodes = (3, 1, 2) if size == 6 else nodes_of("two", size)
     with rr.init(nodes=nodes, config=CONFIG, timeout_s=20) as comm:
         return globals()[program](comm, *arguments)
 

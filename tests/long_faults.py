@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -54,12 +56,13 @@ def run_once(jobs: MpiJobs, how: str, ending: str, seed: str) -> tuple[float, li
         return LIMIT_S, ["hangs"], str(error)
     ended_at = time.time()
     wrong = judge(done, how, victim)
-    while with_environment(str(job.results)):
+    while left := with_environment(str(job.results)):
         if time.time() - ended_at > LINGERING_S:
             wrong.append("left_over")
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
             break
         time.sleep(0.02)
-    jobs.kill(job)
     failed_at = (done.results[victim] or {}).get("failed_at")
     if failed_at is None:
         wrong.append("ended_before")

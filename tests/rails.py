@@ -6,6 +6,7 @@ Read from the executor's message log, on threads and on MPI alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,6 @@ def _interval(rank: int, nodes: Any) -> tuple[float, float]:
 
 def over_mpi(synchronous: str) -> list[Any]:
     """On each rank of an MPI job: what `log_of_all_reduce` gives under each layout."""
-    from dataclasses import replace
-
     from mpi4py import MPI
 
     world, logs = MPI.COMM_WORLD, []

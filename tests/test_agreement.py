@@ -27,6 +27,7 @@ from tests.disagreements import (
     mix,
     mix_all,
     mix_large,
+    mix_several_messages_a_step,
     mixtures,
     run_ahead,
     swap,
@@ -111,6 +112,15 @@ def test_the_order_of_calls_differs_on_threads(ranks):
 def test_a_close_against_a_call_closes_nothing_on_threads(ranks):
     for text in agreed(on_threads(close_too_early, ranks)):
         assert "close()" in text
+
+
+def test_several_messages_of_one_peer_in_a_step_on_threads():
+    agreed(rr.spawn(mix_several_messages_a_step, 6, nodes=(3, 1, 2), config=CONFIG, timeout_s=20))
+
+
+@pytest.mark.mpi
+def test_several_messages_of_one_peer_in_a_step_over_mpi(mpi):
+    agreed(over_mpi(mpi, mix_several_messages_a_step, 6))
 
 
 def test_mixed_large_calls_on_threads():

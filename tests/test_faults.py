@@ -17,7 +17,8 @@ from ringreduce.describe import describe_timeout
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
-from tests.mpi import with_environment
+from tests.long_faults import judge
+from tests.mpi import Finished, with_environment
 
 TOGETHER_S = 0.5
 """Within this time of each other all ranks raise."""
@@ -547,3 +548,29 @@ def test_the_drawing_shows_where_ranks_of_the_same_call_are():
         "  rank 1 is waiting for rank 2 in step 0 of call 5",
     ]
     assert text.splitlines()[-1] == "! did not finish: rank 0 in step 2"
+
+
+# --- the long run can find something --------------------------------------------------------------
+
+
+def told(text="rank 1 stopped answering", ranks=(1,), raised_at=0.0, error="PeerTimeoutError"):
+    return {"error": error, "text": text, "ranks": list(ranks), "raised_at": raised_at}
+
+
+@pytest.mark.parametrize(
+    ("how", "results", "wrong"),
+    [
+        ("stop", [told(), None, told(raised_at=0.4)], []),
+        ("stop", [None, {"failed_at": 0.0}, None], []),
+        ("stop", [told(ranks=[2]), None, told(ranks=[2])], ["wrong_culprits"]),
+        ("stop", [told(), None, told(raised_at=0.6)], ["differing_errors"]),
+        ("never", [told(), None, told("rank 1 has gone")], ["differing_errors"]),
+        ("never", [told(error="MismatchError")], ["wrong_culprits"]),
+        ("raise", [told("rank 1 has left", error="PeerLostError")], []),
+        ("raise", [told("rank 0 has left", error="PeerLostError")], ["wrong_culprits"]),
+        ("exit", [told("rank 1 calls close()", error="MismatchError")], []),
+        ("kill", [{"wrong_result": "1 in place of 2"}], ["wrong_results"]),
+    ],
+)
+def test_the_long_run_judges_what_ranks_say(how, results, wrong):
+    assert judge(Finished(0, "", 0.0, results), how, victim=1) == wrong

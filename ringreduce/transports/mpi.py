@@ -148,7 +148,7 @@ class _Assembly:
     def __init__(self, parent: MPI.Comm, timeout_s: float) -> None:
         self._parent, self._timeout_s = parent, timeout_s
         self._deadline = time.monotonic() + timeout_s
-        tag = parent.Get_attr(MPI.TAG_UB)
+        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI says it of no other
         assert isinstance(tag, int), "MPI has no highest tag"
         self._tag = tag
         self._others = set(range(parent.Get_size())) - {parent.Get_rank()}
