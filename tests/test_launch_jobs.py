@@ -375,7 +375,9 @@ def test_hosts_get_their_ranks_and_the_environment(script, run, short_path):
     ended = run(
         *("-n", "3", "--hosts", hosts, "--nodes", "2,1", "script.py"), env=os.environ | ours
     )
-    assert ended.stderr == ""
+    # Open MPI and its agent race to put the agent in a process group; the loser says so.
+    said = [line for line in ended.stderr.splitlines() if "setpgid" not in line]
+    assert said == []
     assert sorted(ended.stdout.splitlines()) == [
         "0 3 127.0.0.2 2,1 mine 5",
         "1 3 127.0.0.2 2,1 mine 5",
