@@ -102,6 +102,10 @@ def end_job(code: int) -> None:
         with open(os.devnull, "w") as silence:
             faulthandler.dump_traceback_later(ABORT_DEADLINE_S, exit=True, file=silence)
             mpi.COMM_WORLD.Abort(code)
+            # MPICH's may return before the process manager has ended this rank; going on would let
+            # the exit handlers run, which close communicators as if all were well.
+            time.sleep(ABORT_DEADLINE_S)
+            os._exit(code)
 
 
 def _flush() -> None:
