@@ -63,6 +63,8 @@ class Flow:
     settles: list[CopyPair] = field(default_factory=list)
     at: int = 0
     tested: int = 0
+    runs: int = 0
+    """How often it has run to its end, since its messages were last counted."""
 
     @property
     def finished(self) -> bool:

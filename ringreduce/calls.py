@@ -17,7 +17,7 @@ from ringreduce.devices.cpu import OPS
 from ringreduce.executor import Executor, Prepared
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.schedule import Schedule
-from ringreduce.select import resolve, slice_count
+from ringreduce.select import resolve, slice_count, slices_in_flight
 from ringreduce.topology import Topology
 
 
@@ -179,7 +179,8 @@ class Calls:
         fold = None if op is None else self._device.fold(op)
         divide_by = self.size if op == "mean" else None
         shapes = (array.shape, shape)
-        prepared = self._executor.prepare(plan, array.dtype, shapes, fold, divide_by)
+        in_flight = slices_in_flight(self.nodes, self.config)
+        prepared = self._executor.prepare(plan, array.dtype, shapes, fold, divide_by, in_flight)
         return Call(signature, plan.schedule, prepared, shape, array.dtype, in_place)
 
 

@@ -17,15 +17,17 @@ class Config:
     slice_bytes: int | None = None
     """Bytes of the array that go through the schedule together.
 
-    None: 32 MiB on one node, where slicing hides nothing and each message costs; 1 MiB across
-    nodes, so that the network is busy while nodes reduce.
+    None: across nodes 1 MiB, so that the network is busy while nodes reduce; on one node 2 MiB, and
+    a sixteenth of a larger array up to 4 MiB, so that folds find in the cache what has just come.
     """
     most_slices: int = 1024
     """At most this many slices a call; larger arrays have larger slices."""
-    in_flight: int = 4
-    """Slices under way at once."""
+    in_flight: int | None = None
+    """Slices under way at once.  None: 1 on one node, 4 across nodes."""
     staged_bytes: int = 16 << 10
     """Arrays up to this size are copied to memory whose messages are set up once and kept."""
+    kept_flows: int = 2048
+    """Slices whose messages stay set up for the next call on the same arrays."""
     kept_plans: int = 64
     """Plans that are kept for calls to come; the one unused for longest goes first."""
     profile: Profile = field(default_factory=Profile)

@@ -3,14 +3,17 @@
 Each slice is a flow at some step of the schedule.  Whichever flow has its messages complete reduces
 and goes on, so one slice crosses the network while the next is reduced in the node, for every
 algorithm and with no word about it in any of them.  Flows start in increasing order with at most
-`in_flight` unfinished.
+`in_flight` unfinished, each in a slot of scratch that the one `in_flight` before it has left.
+
+Messages are bound to memory once and kept: the next call on the same arrays only starts them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ringreduce.agreement import Agreement
@@ -36,17 +39,22 @@ class LoggedMessage(NamedTuple):
 
 @dataclass(eq=False)
 class Prepared:
-    """A plan with what it does to the data.  A small one keeps its memory and its messages."""
+    """A plan with what it does to the data.  A small one has memory of its own to work on."""
 
     plan: Plan
     dtype: Any
     fold: FoldFunction | None = None
     divide_by: int | None = None
-    kept: Flow | None = None
+    in_flight: int = 4
+    """Slices under way at once."""
+    staged: Flow | None = None
+    """The only flow of a small plan, bound to `staging`."""
     staging: tuple[Any, Any] = (None, None)
-    """The memory that the kept flow works on, in the shapes of input and output."""
-    runs: int = 0
-    """Calls that the kept flow has completed."""
+    """The small plan's memory, in the shapes of input and output."""
+
+
+Place = tuple[Prepared, int, int]
+"""A plan and the addresses of the input and output that its flows are bound to."""
 
 
 class Executor:
@@ -58,7 +66,10 @@ class Executor:
         self.transport, self.device, self.config = transport, device, config
         self.agreement = agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        self._kept: list[Prepared] = []
+        self._staged: list[Prepared] = []
+        self._bound: OrderedDict[Place, list[Flow]] = OrderedDict()
+        """Flows bound to the caller's memory, that used longest ago first."""
+        self._bound_count = 0
         self._running: list[Flow] = []
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
@@ -74,9 +85,10 @@ class Executor:
         shapes: tuple[tuple[int, ...], tuple[int, ...]],
         fold: FoldFunction | None = None,
         divide_by: int | None = None,
+        in_flight: int = 4,
     ) -> Prepared:
         """Make a plan ready to run on arrays of `dtype` and the `shapes` (input, output)."""
-        prepared = Prepared(plan, dtype, fold, divide_by)
+        prepared = Prepared(plan, dtype, fold, divide_by, in_flight)
         largest = max(plan.input_count, plan.output_count) * plan.itemsize
         if largest <= self.config.staged_bytes and plan.slices == 1:
             empty = self.device.empty
@@ -84,28 +96,27 @@ class Executor:
             source, target = empty(plan.input_count, dtype), empty(plan.output_count, dtype)
             scratch = empty(plan.slice(0).scratch, dtype)
             prepared.staging = source.reshape(shapes[0]), target.reshape(shapes[1])
-            prepared.kept = bind(
-                plan.slice(0),
-                (source, target, scratch),
-                plan.itemsize,
-                self.transport,
-                self.device,
-                index=0,
+            memory = (source, target, scratch)
+            prepared.staged = bind(
+                plan.slice(0), memory, plan.itemsize, self.transport, self.device, index=0
             )
-            self._kept.append(prepared)
+            self._staged.append(prepared)
         return prepared
 
     def forget(self, prepared: Prepared) -> None:
         """Let go of a prepared plan that is not running."""
-        if prepared.kept is not None:
-            self._kept.remove(prepared)
-            self._count(prepared.kept, len(prepared.kept.steps), prepared.runs)
-            prepared.kept.free()
+        if prepared.staged is not None:
+            self._staged.remove(prepared)
+            self._free(prepared.staged)
+        for place in [place for place in self._bound if place[0] is prepared]:
+            self._unbind(place)
 
     def close(self) -> None:
         """Let go of all messages and memory; nothing is under way."""
-        for prepared in list(self._kept):
+        for prepared in list(self._staged):
             self.forget(prepared)
+        for place in list(self._bound):
+            self._unbind(place)
         self._scratch.clear()
 
     # --- running ---
@@ -116,38 +127,69 @@ class Executor:
         Every signature that comes must equal `header`.  Raises an Interrupt when ranks disagree or
         stop answering.
         """
-        if prepared.kept is not None:
+        if prepared.staged is not None:
             staged_source, staged_target = prepared.staging
             staged_source[...] = source
-            self._run_flow(prepared, prepared.kept, header)
-            prepared.runs += 1
+            self._run_flow(prepared, prepared.staged, header)
             target[...] = staged_target
             return
         flat_target = self.device.flat(target)
         flat_source = flat_target if source is target else self.device.flat(source)
-        flows = self._bound_flows(prepared, flat_source, flat_target)
-        self._run_flows(prepared, flows, header)
+        self._run_flows(prepared, self._flows(prepared, flat_source, flat_target), header)
         if not self.device.overlap(flat_target, target):
             target[...] = flat_target.reshape(target.shape)
 
-    def _bound_flows(self, prepared: Prepared, source: Any, target: Any) -> Iterator[Flow]:
-        """Flows bound to flat contiguous arrays, each when its turn comes."""
-        plan = prepared.plan
-        for index in range(plan.slices):
-            taken = {flow.slot for flow in self._running}
-            slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-            scratch = self._scratch_slot(slot, plan.slice(index).scratch, prepared.dtype)
-            memory = (source, target, scratch)
-            yield bind(
-                plan.slice(index), memory, plan.itemsize, self.transport, self.device, index, slot
+    def _flows(self, prepared: Prepared, source: Any, target: Any) -> Iterator[Flow]:
+        """The flows of a plan on flat contiguous arrays, each bound when its first turn comes.
+
+        They are kept by address, without keeping the arrays: an address is only ever used while
+        the caller's array of that size lies there.
+        """
+        plan, device = prepared.plan, self.device
+        place = (prepared, device.address(source), device.address(target))
+        flows = self._bound.setdefault(place, [])
+        self._bound.move_to_end(place)
+        yield from flows
+        if len(flows) == plan.slices:
+            return
+        self._make_room(plan.slices - len(flows))
+        unowned = device.unowned(source)
+        memory = (unowned, unowned if target is source else device.unowned(target))
+        for index in range(len(flows), plan.slices):
+            planned, slot = plan.slice(index), index % prepared.in_flight
+            scratch = self._scratch_slot(slot, planned.scratch, prepared.dtype)
+            flow = bind(
+                planned, (*memory, scratch), plan.itemsize, self.transport, device, index, slot
             )
+            flows.append(flow)
+            self._bound_count += 1
+            yield flow
+
+    def _make_room(self, slices: int) -> None:
+        """Unbind what is unused for longest, so that with the `slices` of the latest few are kept."""
+        while len(self._bound) > 1 and self._bound_count + slices > self.config.kept_flows:
+            self._unbind(next(iter(self._bound)))
+
+    def _unbind(self, place: Place) -> None:
+        flows = self._bound.pop(place)
+        self._bound_count -= len(flows)
+        for flow in flows:
+            self._free(flow)
+
+    def _free(self, flow: Flow) -> None:
+        self._count(flow, len(flow.steps), flow.runs)
+        flow.free()
 
     def _scratch_slot(self, slot: int, count: int, dtype: Any) -> Any:
-        """Scratch of one flow in flight: kept, and replaced when a call needs more."""
+        """Scratch of one flow in flight: kept, and replaced when a call needs more.
+
+        By twice as much at least, since flows bound earlier keep what they are bound to.
+        """
         nbytes = count * dtype.itemsize
         kept = self._scratch.get(slot)
         if kept is None or kept.nbytes < nbytes:
-            kept = self._scratch[slot] = self.device.empty(nbytes, "u1")
+            larger = nbytes if kept is None else max(nbytes, 2 * kept.nbytes)
+            kept = self._scratch[slot] = self.device.scratch(larger)
         return kept[:nbytes].view(dtype)
 
     def _run_flow(self, prepared: Prepared, flow: Flow, header: bytes) -> None:
@@ -161,24 +203,26 @@ class Executor:
                 idle += 1
                 if idle > spins:
                     self.agreement.wait(idle - spins)
-        self._retire(flow, prepared)
+        self._retire(flow)
         self._running.clear()
 
     def _run_flows(self, prepared: Prepared, flows: Iterator[Flow], header: bytes) -> None:
         running, idle, spins = self._running, 0, self.transport.spins
-        count = prepared.plan.slices
+        begun, count, in_flight = 0, prepared.plan.slices, prepared.in_flight
+        finished = True
         while True:
-            while count and len(running) < self.config.in_flight:
-                self._begin(next(flows), header)
-                count -= 1
+            if finished:
+                while begun < count and all(flow.slot != begun % in_flight for flow in running):
+                    self._begin(next(flows), header)
+                    begun += 1
             moved = finished = False
             for flow in running:
                 if self._drive(flow, prepared, header):
                     moved = True
-                    finished |= flow.at == len(flow.steps)
+                    finished |= flow.finished
             if finished:
-                running[:] = [flow for flow in running if not self._retire(flow, prepared)]
-                if not running and not count:
+                running[:] = [flow for flow in running if not self._retire(flow)]
+                if not running and begun == count:
                     return
             if moved:
                 idle = 0
@@ -235,18 +279,16 @@ class Executor:
                 self._start(flow, steps[flow.at])
         return moved
 
-    def _retire(self, flow: Flow, prepared: Prepared) -> bool:
+    def _retire(self, flow: Flow) -> bool:
         """Finish a flow that has run all its steps; False if it has not."""
-        if flow.at < len(flow.steps):
+        if not flow.finished:
             return False
         for into, source in flow.settles:
             into[...] = source
-        if flow is not prepared.kept:
-            self._count(flow, len(flow.steps))
-            flow.free()
+        flow.runs += 1
         return True
 
-    def _count(self, flow: Flow, steps: int, times: int = 1) -> None:
+    def _count(self, flow: Flow, steps: int, times: int) -> None:
         for total, messages in zip((self._sent, self._received), flow.messages(steps), strict=True):
             for peer, count in messages.items():
                 total[peer] += count * times
@@ -277,12 +319,12 @@ class Executor:
 
     def tally(self) -> tuple[Counter[int], Counter[int]]:
         """Messages ever sent to and received from each peer, once all receives are withdrawn."""
-        for prepared in self._kept:
-            if prepared.kept is not None:
-                self._count(prepared.kept, len(prepared.kept.steps), prepared.runs)
-            prepared.runs = 0
+        staged = [prepared.staged for prepared in self._staged if prepared.staged is not None]
+        for flow in chain(staged, *self._bound.values()):
+            self._count(flow, len(flow.steps), flow.runs)
+            flow.runs = 0
         for flow in self._running:
-            self._count(flow, flow.at)
+            self._count(flow, flow.at, 1)
             if not flow.finished:
                 self._sent.update(peer for peer, _ in flow.steps[flow.at].sends)
         return self._sent, self._received
@@ -298,10 +340,6 @@ class Executor:
 
     def start_afresh(self) -> None:
         """Forget the call under way; its messages are all withdrawn, drained or complete."""
-        kept = {id(prepared.kept) for prepared in self._kept}
-        for flow in self._running:
-            if id(flow) not in kept:
-                flow.free()
         self._running.clear()
         self._withdrawn.clear()
         self._sent.clear()

@@ -31,8 +31,15 @@ class Choice:
 
 def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
     """How many slices an array of `nbytes` is cut into."""
-    slice_bytes = config.slice_bytes or (32 << 20 if len(nodes) == 1 else 1 << 20)
+    slice_bytes = config.slice_bytes
+    if slice_bytes is None:
+        slice_bytes = min(max(2 << 20, nbytes // 16), 4 << 20) if len(nodes) == 1 else 1 << 20
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
+
+
+def slices_in_flight(nodes: Nodes, config: Config) -> int:
+    """How many slices are under way at once."""
+    return config.in_flight or (1 if len(nodes) == 1 else 4)
 
 
 def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice:
@@ -51,7 +58,7 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
             rounded,
             config.profile,
             slices=slices,
-            in_flight=config.in_flight,
+            in_flight=slices_in_flight(nodes, config),
         )
         for name in names
     }

@@ -139,8 +139,8 @@ MUTATIONS = [
     Mutation(
         "slices-share-scratch",
         "executor.py",
-        "slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)",
-        "slot = min(taken, default=0)",
+        "slot = plan.slice(index), index % prepared.in_flight",
+        "slot = plan.slice(index), 0",
         "All slices under way fold in the same scratch.",
     ),
     Mutation(
@@ -174,8 +174,8 @@ MUTATIONS = [
     Mutation(
         "completed-calls-not-counted",
         "executor.py",
-        "prepared.runs += 1",
-        "prepared.runs = 1",
+        "flow.runs += 1",
+        "flow.runs = 1",
         "After a disagreement ranks wait for messages that came long before.",
     ),
     # --- the kernels ---

@@ -20,6 +20,9 @@ class Device(Protocol):
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-ordered array."""
 
+    def scratch(self, nbytes: int) -> Any:
+        """Uninitialised bytes to be written and read again and again."""
+
     def flat(self, array: Any) -> Any:
         """The elements in C order as a one-dimensional contiguous array: a view, or else a copy."""
 
@@ -31,6 +34,12 @@ class Device(Protocol):
 
     def bytes_of(self, array: Any) -> memoryview:
         """The bytes of a contiguous array, without a copy."""
+
+    def address(self, array: Any) -> int:
+        """Where the array's first byte lies."""
+
+    def unowned(self, array: Any) -> Any:
+        """The same memory as another contiguous array, which does not keep it alive."""
 
     def overlap(self, a: Any, b: Any) -> bool:
         """Whether two arrays share any byte."""
