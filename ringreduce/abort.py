@@ -104,6 +104,7 @@ def end_job(code: int) -> None:
             mpi.COMM_WORLD.Abort(code)
             # MPICH's may return before the process manager has ended this rank; going on would let
             # the exit handlers run, which close communicators as if all were well.
+            faulthandler.cancel_dump_traceback_later()
             time.sleep(ABORT_DEADLINE_S)
             os._exit(code)
 

@@ -123,6 +123,8 @@ class _Binder:
         self.flow, self.memory, self.itemsize = flow, memory, itemsize
         self.transport, self.device = transport, device
         self.dtype = memory[SCRATCH].dtype
+        self.unawaited: list[Callable[[], bool]] = []
+        """Tests of sends that an earlier part of the step has started."""
         self.bytes = [None if array is None else device.bytes_of(array) for array in memory]
 
     def view(self, span: Span) -> Any:
@@ -146,13 +148,17 @@ class _Binder:
             self._recv(message, step, last, operands)
         for message in planned.sends:
             self._send(message, step)
-        for bound in {id(step): step, id(last): last}.values():
-            requests = [request for _, request in (*bound.recvs, *bound.sends)]
-            bound.starts = [request.Start for request in requests]
-        step.tests = [request.Test for _, request in step.recvs]
-        last.tests = [request.Test for _, request in (*last.recvs, *step.sends)]
+        bound = [step] if last is step else [step, last]
+        for part in bound:
+            requests = [request for _, request in (*part.recvs, *part.sends)]
+            part.starts = [request.Start for request in requests]
+            part.tests = [request.Test for _, request in part.recvs]
+        self.unawaited += [request.Test for _, request in step.sends]
+        if not planned.goes_on:
+            last.tests += self.unawaited
+            self.unawaited = []
         self._folds(planned, last, operands)
-        return [step] if last is step else [step, last]
+        return bound
 
     def _folds(self, planned: PlannedStep, step: BoundStep, operands: dict[Span, Any]) -> None:
         """Bind folds; values that came with a signature are folded from where they came in."""

@@ -84,7 +84,9 @@ class Calls:
     def _all_reduce(self, array: np.ndarray, op: str, algorithm: str) -> Call:
         check_reduction("all_reduce", array.dtype, op, OPS)
         schedule, slices = self._schedule("all_reduce", algorithm, array.nbytes)
-        plan = plan_whole(schedule, self.rank, array.size, array.itemsize, slices)
+        plan = plan_whole(
+            schedule, self.rank, array.size, array.itemsize, slices, self.config.segment_bytes
+        )
         signature = _signature("all_reduce", array_text(array), algorithm, op=repr(op))
         return self._call(signature, plan, array, array.shape, op, in_place=True)
 
@@ -96,7 +98,9 @@ class Calls:
         check_reduction("reduce_scatter", array.dtype, op, OPS)
         schedule, slices = self._schedule("reduce_scatter", algorithm, array.nbytes)
         counts = shard_counts(array.size, self.size)
-        plan = plan_parts(schedule, self.rank, counts, array.itemsize, slices)
+        plan = plan_parts(
+            schedule, self.rank, counts, array.itemsize, slices, self.config.segment_bytes
+        )
         signature = _signature("reduce_scatter", array_text(array), algorithm, op=repr(op))
         return self._call(signature, plan, array, (counts[self.rank],), op)
 
@@ -108,7 +112,9 @@ class Calls:
         check_movable("broadcast", array.dtype)
         check_root("broadcast", root, self.size)
         schedule, slices = self._schedule("broadcast", algorithm, array.nbytes, root)
-        plan = plan_whole(schedule, self.rank, array.size, array.itemsize, slices)
+        plan = plan_whole(
+            schedule, self.rank, array.size, array.itemsize, slices, self.config.segment_bytes
+        )
         signature = _signature("broadcast", array_text(array), algorithm, root=str(root))
         return self._call(signature, plan, array, array.shape, in_place=True)
 
@@ -124,7 +130,9 @@ class Calls:
         total_bytes = sum(counts) * row * array.itemsize
         schedule, slices = self._schedule("all_gather", algorithm, total_bytes)
         in_chunks = [count * row for count in counts]
-        plan = plan_parts(schedule, self.rank, in_chunks, array.itemsize, slices)
+        plan = plan_parts(
+            schedule, self.rank, in_chunks, array.itemsize, slices, self.config.segment_bytes
+        )
         text = array_text(array, first=False)
         signature = _signature("all_gather", text, algorithm, counts=str(counts))
         return self._call(signature, plan, array, (sum(counts), *array.shape[1:]))

@@ -166,8 +166,9 @@ class Executor:
             yield flow
 
     def _make_room(self, slices: int) -> None:
-        """Unbind what is unused for longest, so that with the `slices` of the latest few are kept."""
-        while len(self._bound) > 1 and self._bound_count + slices > self.config.kept_flows:
+        """Unbind what is unused for longest, until there is room for `slices` more."""
+        most = self.config.kept_flows - slices
+        while len(self._bound) > 1 and self._bound_count > most:
             self._unbind(next(iter(self._bound)))
 
     def _unbind(self, place: Place) -> None:

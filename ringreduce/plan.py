@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from ringreduce.schedule import Chunks, Schedule, Step
-from ringreduce.slice_plan import Placed, PlannedSlice, plan_slice
+from ringreduce.slice_plan import SEGMENT_BYTES, Placed, PlannedSlice, plan_slice
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Plan:
     """Elements of INPUT, on this rank."""
     output_count: int
     """Elements of OUTPUT, on this rank."""
+    segment_bytes: int
     _slices: dict[int, PlannedSlice] = field(default_factory=dict)
     _steps: tuple[Step, ...] | None = None
 
@@ -42,12 +43,24 @@ class Plan:
             if self._steps is None:
                 self._steps = tuple(self.schedule.steps(self.rank))
             self._slices[index] = plan_slice(
-                self.schedule, self.rank, self._steps, self.placed[index], self.itemsize
+                self.schedule,
+                self.rank,
+                self._steps,
+                self.placed[index],
+                self.itemsize,
+                self.segment_bytes,
             )
         return self._slices[index]
 
 
-def plan_whole(schedule: Schedule, rank: int, count: int, itemsize: int, slices: int) -> Plan:
+def plan_whole(
+    schedule: Schedule,
+    rank: int,
+    count: int,
+    itemsize: int,
+    slices: int,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> Plan:
     """A plan for a collective whose INPUT and OUTPUT are both the whole array of `count` elements.
 
     Slices are contiguous; inside a slice the chunks lie in order, by weight.
@@ -58,7 +71,7 @@ def plan_whole(schedule: Schedule, rank: int, count: int, itemsize: int, slices:
     for low, high in _cuts(count, slices):
         borders = [low + (high - low) * share // total for share in shares] if total else []
         placed.append([Placed(a, a, b - a) for a, b in pairwise(borders)])
-    return Plan(schedule, rank, itemsize, placed, count, count)
+    return Plan(schedule, rank, itemsize, placed, count, count, segment_bytes)
 
 
 def plan_parts(
@@ -67,6 +80,7 @@ def plan_parts(
     counts: Sequence[int],
     itemsize: int,
     slices: int,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> Plan:
     """A plan for a collective in which chunk i has ``counts[i]`` elements and a rank may hold some.
 
@@ -90,6 +104,7 @@ def plan_parts(
         placed,
         sum(counts[chunk] for chunk in before),
         sum(counts[chunk] for chunk in after),
+        segment_bytes,
     )
 
 

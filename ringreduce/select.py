@@ -31,9 +31,7 @@ class Choice:
 
 def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
     """How many slices an array of `nbytes` is cut into."""
-    slice_bytes = config.slice_bytes
-    if slice_bytes is None:
-        slice_bytes = min(max(2 << 20, nbytes // 16), 4 << 20) if len(nodes) == 1 else 1 << 20
+    slice_bytes = config.slice_bytes or (64 << 20 if len(nodes) == 1 else 1 << 20)
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
 
 

@@ -29,6 +29,9 @@ INSIDE_BYTES = 4096
 
 So the first message that a peer sends in a flow is never longer than this and the signature.
 """
+SEGMENT_BYTES = 1 << 20
+"""Longer runs of chunks travel as several messages of about this size."""
+_MOST_SEGMENTS = 256
 
 
 class Message(NamedTuple):
@@ -58,13 +61,19 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step of the schedule with its memory: pack, exchange, fold."""
+    """A step of the schedule, or a part of one, with its memory: pack, exchange, fold.
+
+    Long messages that are folded come in parts, each folded while it is in the cache: the first
+    part starts all sends, and the last one awaits them.
+    """
 
     index: int
     packs: tuple[Copy, ...]
     recvs: tuple[Message, ...]
     sends: tuple[Message, ...]
     folds: tuple[Fold, ...]
+    goes_on: bool = False
+    """Whether another part of the same step follows."""
 
 
 class PlannedSlice(NamedTuple):
@@ -91,9 +100,10 @@ def plan_slice(
     steps: Sequence[Step],
     placed: Sequence[Placed],
     itemsize: int,
+    segment_bytes: int,
 ) -> PlannedSlice:
     """Plan the slice whose chunks are `placed`; `steps` are the rank's own of the schedule."""
-    return _SlicePlanner(schedule, rank, steps, placed, itemsize).plan()
+    return _SlicePlanner(schedule, rank, steps, placed, itemsize, segment_bytes).plan()
 
 
 class _Scratch:
@@ -128,8 +138,10 @@ class _SlicePlanner:
         steps: Sequence[Step],
         placed: Sequence[Placed],
         itemsize: int,
+        segment_bytes: int,
     ) -> None:
         self.rank, self.steps, self.placed, self.itemsize = rank, steps, placed, itemsize
+        self.segment = max(1, segment_bytes // itemsize)
         self.result = frozenset(schedule.holds_after(rank))
         self.home: dict[int, Span] = {
             chunk: Span(INPUT, placed[chunk].before, placed[chunk].before + placed[chunk].count)
@@ -149,8 +161,8 @@ class _SlicePlanner:
                 self.last_write.update(dict.fromkeys(recv.chunks, index))
 
     def plan(self) -> PlannedSlice:
-        steps = tuple(self._step(index) for index in range(len(self.steps)))
-        steps = tuple(step for step in steps if step.recvs or step.sends)
+        parts = [part for index in range(len(self.steps)) for part in self._step(index)]
+        steps = tuple(part for part in parts if part.recvs or part.sends)
         settles = tuple(
             Copy(self.home[chunk], self._output(chunk))
             for chunk in sorted(self.result)
@@ -158,33 +170,104 @@ class _SlicePlanner:
         )
         return PlannedSlice(steps, settles, self.scratch.size)
 
-    def _step(self, index: int) -> PlannedStep:
+    def _step(self, index: int) -> Iterator[PlannedStep]:
+        step = self.steps[index]
         packs: list[Copy] = []
+        temporary: list[int] = []
         sends: list[Message] = []
+        for send in step.sends:
+            for run in self._runs(send.chunks, send.peer, self.signed_to):
+                span = self._gather(run, packs, temporary)
+                sends += self._messages(send.peer, span, self.signed_to)
+        segments = self._segments_to_fold(step)
+        if segments:
+            yield from self._in_parts(index, step, segments, packs, sends)
+        else:
+            yield self._at_once(index, step, packs, sends)
+        self._release(index, temporary)
+
+    def _at_once(
+        self, index: int, step: Step, packs: list[Copy], sends: list[Message]
+    ) -> PlannedStep:
+        """A step that folds when everything has come and everything has left."""
         recvs: list[Message] = []
         arrived: dict[int, list[tuple[int, Span]]] = {}
         overwritten: dict[int, Span] = {}
-        temporary: list[int] = []
-
-        for send in self.steps[index].sends:
-            for run in self._runs(send.chunks, send.peer, self.signed_to):
-                span = self._gather(run, packs, temporary)
-                sends.append(self._message(send.peer, span, self.signed_to))
-        for recv in self.steps[index].recvs:
+        for recv in step.recvs:
             overwritten.update((c, _NOTHING) for c in recv.chunks if not self.placed[c].count)
             for run in self._runs(recv.chunks, recv.peer, self.signed_from):
-                span = self._landing(run, recv.reduce, temporary)
-                recvs.append(self._message(recv.peer, span, self.signed_from))
+                span = self._landing(run, recv.reduce)
+                recvs += self._messages(recv.peer, span, self.signed_from)
                 for chunk, piece in zip(run, self._pieces(run, span), strict=True):
                     if recv.reduce:
                         arrived.setdefault(chunk, []).append((recv.peer, piece))
                     else:
                         overwritten[chunk] = piece
-
-        folds = [fold for chunk in arrived for fold in self._folds(index, chunk, arrived[chunk])]
+        folds: list[Fold] = []
+        for chunk, spans in arrived.items():
+            into = self._output(chunk) if chunk in self.result else min(spans)[1]
+            folds += self._folds(index, chunk, [*spans, (self.rank, self.home[chunk])], into)
+            self.home[chunk] = into
         self.home.update(overwritten)
-        self._release(index, temporary)
         return PlannedStep(index, tuple(packs), tuple(recvs), tuple(sends), _joined(folds))
+
+    # --- steps in parts ---
+
+    def _segments_to_fold(self, step: Step) -> list[tuple[int, int]]:
+        """The (start, stop) of the parts in which the step's folded chunks are to come, if any.
+
+        They come in parts if every message of the step brings the same long run of chunks that end
+        up in the result, and none of it is sent in this step: until a send is complete its value
+        must stay.
+        """
+        brought = {(recv.chunks, recv.reduce) for recv in step.recvs}
+        if len(brought) != 1 or not step.recvs[0].reduce:
+            return []
+        runs = list(self._runs(step.recvs[0].chunks, peer=-1, signed={-1}))
+        sent = {chunk for send in step.sends for chunk in send.chunks}
+        if len(runs) != 1 or not sent.isdisjoint(runs[0]) or not self.result.issuperset(runs[0]):
+            return []
+        segments = self._segments(self._length(runs[0]))
+        return segments if len(segments) > 1 else []
+
+    def _in_parts(
+        self,
+        index: int,
+        step: Step,
+        segments: list[tuple[int, int]],
+        packs: list[Copy],
+        sends: list[Message],
+    ) -> Iterator[PlannedStep]:
+        """A step that folds each segment when it has come, in scratch that all segments share."""
+        (run,) = self._runs(step.recvs[0].chunks, peer=-1, signed={-1})
+        longest = max(stop - start for start, stop in segments)
+        landings = {recv.peer: self.scratch.lend(longest) for recv in step.recvs}
+        for number, (start, stop) in enumerate(segments):
+            recvs = []
+            folds: list[Fold] = []
+            for peer, landing in landings.items():
+                span = Span(SCRATCH, landing, landing + stop - start)
+                recvs.append(self._message(peer, span, self.signed_from))
+            offset = -start
+            for chunk in run:
+                count = self.placed[chunk].count
+                low, high = max(0, -offset), min(count, stop - start - offset)
+                if low < high:
+                    values = [(self.rank, _part(self.home[chunk], low, high))]
+                    for peer, landing in landings.items():
+                        at = landing + offset
+                        values.append((peer, Span(SCRATCH, at + low, at + high)))
+                    into = _part(self._output(chunk), low, high)
+                    folds += self._folds(index, chunk, values, into)
+                offset += count
+            more = number < len(segments) - 1
+            yield PlannedStep(
+                index, tuple(packs), tuple(recvs), tuple(sends), _joined(folds), goes_on=more
+            )
+            packs, sends = [], []
+        for landing in landings.values():
+            self.scratch.give_back(landing)
+        self.home.update({chunk: self._output(chunk) for chunk in run})
 
     # --- messages ---
 
@@ -210,6 +293,15 @@ class _SlicePlanner:
         """Whether only empty chunks lie between these two."""
         between = range(chunk + 1, following)
         return chunk < following and not any(self.placed[c].count for c in between)
+
+    def _messages(self, peer: int, span: Span, signed: set[int]) -> Iterator[Message]:
+        """The messages of one run, segment by segment: sender and receiver cut alike."""
+        for start, stop in self._segments(span.stop - span.start):
+            yield self._message(peer, _part(span, start, stop), signed)
+
+    def _segments(self, count: int) -> list[tuple[int, int]]:
+        length = max(self.segment, -(-count // _MOST_SEGMENTS))
+        return [(at, min(at + length, count)) for at in range(0, max(count, 1), length)]
 
     def _message(self, peer: int, span: Span, signed: set[int]) -> Message:
         if peer in signed:
@@ -247,7 +339,7 @@ class _SlicePlanner:
         packs.extend(map(Copy, homes, self._pieces(run, span)))
         return span
 
-    def _landing(self, run: Chunks, reduce: bool, temporary: list[int]) -> Span:
+    def _landing(self, run: Chunks, reduce: bool) -> Span:
         """Where a received run lands: in its place in OUTPUT, or in scratch to be folded."""
         spans = [self._output(chunk) for chunk in run if chunk in self.result]
         if not run:
@@ -262,20 +354,23 @@ class _SlicePlanner:
         self.loans.append((span.start, run))
         return span
 
-    def _folds(self, index: int, chunk: int, arrived: list[tuple[int, Span]]) -> Iterator[Fold]:
-        """Fold what came with the local value, left to right in ascending rank order."""
-        values = sorted([*arrived, (self.rank, self.home[chunk])])
-        lowest = min(arrived)[1]
-        into = self._output(chunk) if chunk in self.result else lowest
+    def _folds(
+        self, index: int, chunk: int, values: list[tuple[int, Span]], into: Span
+    ) -> Iterator[Fold]:
+        """Fold the (rank, value) of a chunk, the local one among them, in ascending rank order.
+
+        Until the local value is in, the sum is kept where the lowest peer's has come.
+        """
         finishes = chunk in self.result and self.last_write[chunk] == index
-        (total_rank, total), last = values[0], len(values) - 1
+        lowest = min(value for value in values if value[0] != self.rank)[1]
+        values.sort()
+        total_rank, total = values[0]
         local_is_in = total_rank == self.rank
         for position, (rank, value) in enumerate(values[1:], 1):
             local_is_in |= rank == self.rank
             target = into if local_is_in else lowest
-            yield Fold(total, value, target, finishes and position == last)
+            yield Fold(total, value, target, finishes and position == len(values) - 1)
             total = target
-        self.home[chunk] = into
 
     def _release(self, index: int, temporary: list[int]) -> None:
         """Give back the scratch that no later step reads."""
@@ -299,6 +394,10 @@ class _SlicePlanner:
 
 
 _NOTHING = Span(SCRATCH, 0, 0)
+
+
+def _part(span: Span, start: int, stop: int) -> Span:
+    return Span(span.buffer, span.start + start, span.start + stop)
 
 
 def _joined(folds: Sequence[Fold]) -> tuple[Fold, ...]:

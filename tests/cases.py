@@ -28,7 +28,7 @@ ALGORITHMS = {
     "all_gather": ("ring",),
     "broadcast": ("ring",),
 }
-CONFIG = rr.Config(slice_bytes=1 << 15, staged_bytes=1 << 14)
+CONFIG = rr.Config(slice_bytes=1 << 15, segment_bytes=6000, staged_bytes=1 << 14, in_flight=3)
 """Slices and staging small enough that every way through the executor is short."""
 
 SYNCHRONOUS_CONFIG = replace(CONFIG, synchronous_sends=True)

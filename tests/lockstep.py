@@ -19,8 +19,9 @@ from ringreduce.slice_plan import INPUT, SCRATCH, PlannedStep, Span
 
 DIVIDED = "divided"
 Tree = Any
-Program = Generator[tuple[list[tuple[int, Any]], list[int]], list[Any], None]
-"""One rank: yields its sends (peer, message) and whom it receives from; is sent what came."""
+Program = Generator[tuple[list[tuple[int, Any]], list[int], bool], list[Any] | None, None]
+"""One rank: yields its sends (peer, message), whom it receives from, and whether the sends may go
+on through its next step; is sent what came."""
 
 
 def in_lockstep(programs: Sequence[Program]) -> None:
@@ -30,21 +31,24 @@ def in_lockstep(programs: Sequence[Program]) -> None:
     """
     sent: dict[tuple[int, int], list[Any]] = defaultdict(list)
     awaited: Counter[tuple[int, int]] = Counter()
+    unmet: dict[int, list[tuple[int, int, int]]] = {}
     needs: dict[int, tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]] = {}
 
     def enter_next_step(rank: int, came: list[Any] | None) -> None:
         needs.pop(rank, None)
         try:
-            sends, peers = next(programs[rank]) if came is None else programs[rank].send(came)
+            sends, peers, goes_on = programs[rank].send(came)
         except StopIteration:
             return
-        outgoing, incoming = [], []
+        outgoing, incoming = unmet.pop(rank, []), []
         for peer, message in sends:
             outgoing.append((rank, peer, len(sent[rank, peer])))
             sent[rank, peer].append(message)
         for peer in peers:
             incoming.append((peer, rank, awaited[peer, rank]))
             awaited[peer, rank] += 1
+        if goes_on:
+            unmet[rank], outgoing = outgoing, []
         needs[rank] = outgoing, incoming
 
     for rank in range(len(programs)):
@@ -73,7 +77,7 @@ def chunk_trees(schedule: Schedule) -> list[dict[int, Tree]]:
 def _carry_out(schedule: Schedule, rank: int, values: dict[int, Tree]) -> Program:
     for step in schedule.steps(rank):
         outgoing = [(send.peer, [values[c] for c in send.chunks]) for send in step.sends]
-        came = yield outgoing, [recv.peer for recv in step.recvs]
+        came = yield outgoing, [recv.peer for recv in step.recvs], False
         contributions: dict[int, list[tuple[int, Tree]]] = defaultdict(list)
         for recv, trees in zip(step.recvs, came, strict=True):
             for chunk, tree in zip(recv.chunks, trees, strict=True):
@@ -130,12 +134,16 @@ def run_plans(plans: Sequence[Plan], memories: Sequence[Memory], divides: bool) 
 
 def _run_slice(plan: Plan, index: int, memory: Memory, divides: bool) -> Program:
     planned = plan.slice(index)
+    leaving: list[Span] = []
     for step in planned.steps:
-        assert_no_race(step, memory)
+        leaving += [send.span for send in step.sends]
+        assert_no_race(step, memory, leaving)
+        if not step.goes_on:
+            leaving = []
         for copy in step.packs:
             memory.write(copy.into, memory.read(copy.source))
         outgoing = [(m.peer, (m.signature, memory.read(m.span))) for m in step.sends]
-        came = yield outgoing, [message.peer for message in step.recvs]
+        came = yield outgoing, [message.peer for message in step.recvs], step.goes_on
         for message, (signature, values) in zip(step.recvs, came, strict=True):
             assert signature == message.signature
             memory.write(message.span, values)
@@ -153,13 +161,16 @@ def _folded(a: tuple[int, Tree], b: tuple[int, Tree], divide: bool) -> tuple[int
     return a[0], (DIVIDED, tree) if divide else tree
 
 
-def assert_no_race(step: PlannedStep, memory: Memory) -> None:
+def assert_no_race(step: PlannedStep, memory: Memory, leaving: Sequence[Span]) -> None:
     """What is received may come at any time, and what is sent may leave at any time."""
     receives = [message.span for message in step.recvs]
     for a, b in combinations(receives, 2):
         assert not memory.share(a, b), "two messages come into the same memory"
-    for send in step.sends:
-        assert not any(memory.share(send.span, span) for span in receives), "received into a send"
+    for span in leaving:
+        assert not any(memory.share(span, other) for other in receives), "received into a send"
+        if step.goes_on:
+            folded = any(memory.share(span, fold.into) for fold in step.folds)
+            assert not folded, "folded into what is being sent"
     for copy in step.packs:
         assert not any(memory.share(copy.into, other.source) for other in step.packs)
     for fold in step.folds:

@@ -32,7 +32,9 @@ def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray)
         comm._agreement.end()
 
 
-def assert_carries_out(schedule: Schedule, count: int, slices: int, in_place: bool) -> None:
+def assert_carries_out(
+    schedule: Schedule, count: int, slices: int, in_place: bool, segment_bytes: int = 1 << 20
+) -> None:
     """Every rank has, of every chunk that it holds, what the schedule's tree comes to."""
     inputs = [np.random.default_rng([5, r]).standard_normal(count) for r in range(schedule.size)]
     trees = chunk_trees(schedule)
@@ -44,7 +46,7 @@ def assert_carries_out(schedule: Schedule, count: int, slices: int, in_place: bo
         return evaluate(left, span) + evaluate(right, span)
 
     def program(comm):
-        plan = plan_whole(schedule, comm.rank, count, 8, slices)
+        plan = plan_whole(schedule, comm.rank, count, 8, slices, segment_bytes)
         x = inputs[comm.rank].copy()
         out = x if in_place else np.full(count, np.nan)
         carry_out(comm, plan, x, out)
@@ -70,10 +72,11 @@ def test_many_contributions_in_one_step(schedule_of, size, count, slices, in_pla
     count=st.one_of(st.integers(0, KEPT), st.integers(BOUND, 2 * BOUND)),
     slices=st.integers(1, 3),
     in_place=st.booleans(),
+    segment_bytes=st.sampled_from([800, 6000, 1 << 20]),
 )
-@settings(max_examples=100, deadline=None)
-def test_any_schedule_at_all(schedule, count, slices, in_place):
-    assert_carries_out(schedule, count, slices, in_place)
+@settings(max_examples=150, deadline=None)
+def test_any_schedule_at_all(schedule, count, slices, in_place, segment_bytes):
+    assert_carries_out(schedule, count, slices, in_place, segment_bytes)
 
 
 # Chunk 0 is folded three ways and chunk 1 two ways, and both come from rank 0 in one message: the

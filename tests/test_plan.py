@@ -22,16 +22,21 @@ from tests.strategies import EVERY_ALGORITHM, block_layout, layouts, written
 REDUCING = ("all_reduce", "reduce_scatter")
 ITEMSIZES = st.sampled_from([1, 8, 700, 5000])
 """Some so large that few elements are too many for a message with its signature inside."""
+SEGMENTS = st.sampled_from([1, 16, 5000, 1 << 20])
+CUT = (8, 1, 1 << 20)
 
 QUICK = settings(max_examples=60, deadline=None)
 
 
-def whole(schedule: Schedule, count: int, itemsize: int = 8, slices: int = 1) -> list[Plan]:
-    return [plan_whole(schedule, r, count, itemsize, slices) for r in range(schedule.size)]
+def whole(schedule: Schedule, count: int, *cut: int) -> list[Plan]:
+    """`cut`: bytes an element, slices, bytes a segment."""
+    cut = (*cut, *CUT[len(cut) :])
+    return [plan_whole(schedule, r, count, *cut) for r in range(schedule.size)]
 
 
-def parts(schedule: Schedule, counts, itemsize: int = 8, slices: int = 1) -> list[Plan]:
-    return [plan_parts(schedule, r, counts, itemsize, slices) for r in range(schedule.size)]
+def parts(schedule: Schedule, counts, *cut: int) -> list[Plan]:
+    cut = (*cut, *CUT[len(cut) :])
+    return [plan_parts(schedule, r, counts, *cut) for r in range(schedule.size)]
 
 
 @st.composite
@@ -41,16 +46,16 @@ def calls(draw):
     nodes = draw(layouts(max_nodes=4, max_ranks=7))
     size = sum(map(len, nodes))
     schedule = build(collective, algorithm, nodes, draw(st.integers(0, size - 1)))
-    itemsize, slices = draw(ITEMSIZES), draw(st.integers(1, 4))
+    cut = draw(ITEMSIZES), draw(st.integers(1, 4)), draw(SEGMENTS)
     count = draw(st.integers(0, 40))
     if collective == "all_gather":
         counts = draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
-        return schedule, parts(schedule, counts, itemsize, slices), counts
+        return schedule, parts(schedule, counts, *cut), counts
     if collective == "reduce_scatter":
         counts = shard_counts(count, size)
-        return schedule, parts(schedule, counts, itemsize, slices), counts
+        return schedule, parts(schedule, counts, *cut), counts
     count = 0 if collective == "barrier" else count
-    return schedule, whole(schedule, count, itemsize, slices), None
+    return schedule, whole(schedule, count, *cut), None
 
 
 # --- plans do what schedules say ------------------------------------------------------------------
@@ -96,7 +101,7 @@ def test_every_rank_gets_what_the_schedule_says(call, in_place):
 @pytest.mark.parametrize("schedule_of", [one_shot, two_shot])
 def test_many_contributions_in_one_step_are_folded_in_rank_order(schedule_of, size, in_place):
     schedule = schedule_of(size)
-    assert_follows(schedule, whole(schedule, 3 * size + 1, slices=2), None, in_place)
+    assert_follows(schedule, whole(schedule, 3 * size + 1, 8, 2), None, in_place)
     tree = chunk_trees(schedule)[0][0]
     for rank in reversed(range(1, size)):
         tree, last = tree
@@ -125,7 +130,7 @@ rank 1
 @pytest.mark.parametrize("text", [PACKED, SWAPPED])
 def test_messages_of_chunks_that_lie_apart(text, in_place):
     schedule = written(text, chunks=4, collective="moves")
-    assert_follows(schedule, whole(schedule, 22, slices=2), None, in_place)
+    assert_follows(schedule, whole(schedule, 22, 8, 2), None, in_place)
 
 
 def test_chunks_that_follow_each_other_travel_as_one_message():
@@ -149,11 +154,14 @@ def test_chunks_that_follow_each_other_travel_as_one_message():
     count=st.integers(0, 30),
     itemsize=ITEMSIZES,
     slices=st.integers(1, 3),
+    segment=SEGMENTS,
     in_place=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
-def test_any_schedule_at_all_is_carried_out_as_it_says(schedule, count, itemsize, slices, in_place):
-    assert_follows(schedule, whole(schedule, count, itemsize, slices), None, in_place)
+@settings(max_examples=300, deadline=None)
+def test_any_schedule_at_all_is_carried_out_as_it_says(
+    schedule, count, itemsize, slices, segment, in_place
+):
+    assert_follows(schedule, whole(schedule, count, itemsize, slices, segment), None, in_place)
 
 
 def test_a_plan_that_folds_in_another_order_is_noticed():
@@ -243,7 +251,7 @@ def test_equal_arguments_give_equal_plans(call, again):
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 9])
 def test_ring_all_reduce_needs_one_chunk_of_scratch(size, slices):
     count = 1009
-    for plan in whole(build("all_reduce", "ring", block_layout(size)), count, slices=slices):
+    for plan in whole(build("all_reduce", "ring", block_layout(size)), count, 8, slices):
         chunk = -(-count // slices // size) + 1
         assert all(0 < plan.slice(i).scratch <= chunk for i in range(slices))
 
@@ -252,7 +260,7 @@ def test_ring_all_reduce_needs_one_chunk_of_scratch(size, slices):
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 9])
 def test_ring_reduce_scatter_needs_two_pieces_of_scratch(size, slices):
     schedule = build("reduce_scatter", "ring", block_layout(size))
-    for plan in parts(schedule, [252] * size, slices=slices):
+    for plan in parts(schedule, [252] * size, 8, slices):
         assert all(0 < plan.slice(i).scratch <= 2 * 252 // slices for i in range(slices))
 
 
@@ -272,6 +280,19 @@ def test_hierarchical_needs_scratch_for_what_one_step_brings(nodes, count):
             for step in plan.slice(0).steps
         ]
         assert plan.slice(0).scratch == max(brought, default=0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_long_messages_are_folded_in_parts_that_share_scratch(size):
+    segment = 100
+    for plan in whole(build("all_reduce", "ring", block_layout(size)), 1009 * size, 8, 1, 800):
+        planned = plan.slice(0)
+        assert planned.scratch == segment
+        parts = [step for step in planned.steps if step.folds]
+        assert len(parts) == (size - 1) * 11
+        assert sum(not part.goes_on for part in parts) == size - 1
+        messages = [m for step in planned.steps for m in (*step.recvs, *step.sends)]
+        assert max(m.span.stop - m.span.start for m in messages) == segment
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "broadcast"])

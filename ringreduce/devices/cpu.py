@@ -37,7 +37,9 @@ class _Memory:
 
     def __init__(self, array: np.ndarray) -> None:
         flat = array.reshape(-1).view(np.uint8).__array_interface__
-        self.__array_interface__ = {key: flat[key] for key in ("data", "shape", "typestr", "version")}
+        self.__array_interface__ = {
+            key: flat[key] for key in ("data", "shape", "typestr", "version")
+        }
 
 
 class CpuDevice:
