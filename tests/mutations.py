@@ -47,9 +47,16 @@ MUTATIONS = [
     Mutation(
         "fold-own-value-first",
         "slice_plan.py",
-        "sorted([*arrived, (self.rank, self.home[chunk])])",
-        "[(self.rank, self.home[chunk]), *arrived]",
+        "values.sort()",
+        "values.sort(key=lambda value: value[0] != self.rank)",
         "Contributions are not folded in rank order.",
+    ),
+    Mutation(
+        "parts-folded-into-the-first",
+        "slice_plan.py",
+        "_part(self._output(chunk), low, high)",
+        "_part(self._output(chunk), 0, high - low)",
+        "All segments of a long message are folded into the place of the first.",
     ),
     Mutation(
         "finished-at-every-fold",
