@@ -137,16 +137,16 @@ class Agreement:
         theirs = int.from_bytes(header[16:HEADER_BYTES], "little")
         self._abort(min(theirs, self.number))
 
-    def wait(self, idle: int) -> None:
+    def wait(self, idle: int, ahead: int = 0) -> None:
         """Called at each poll that moved nothing, with their count since the last progress.
 
-        Listens to the control channel, leaves the core to others, and raises an Interrupt when the
+        With `ahead` it grows patient that many polls earlier.  Listens to the control channel, leaves the core to others, and raises an Interrupt when the
         call cannot go on or has made no progress for the timeout.
         """
         if idle == 1:
             self._waiting_since = self._looked_at = time.monotonic()
             self._asked = False
-        if idle % _LISTEN_EVERY == 0 or idle > _PATIENT_POLLS:
+        if idle % _LISTEN_EVERY == 0 or idle + ahead > _PATIENT_POLLS:
             self.listen()
             self._raise_interrupts()
             waited = self._waited()
@@ -155,7 +155,7 @@ class Agreement:
                 self._tell_all("stall", number=self.number, digest=self._digest_of(self.number))
             if waited > self._deadline_s:
                 self._raise_alarm(waited)
-        self.transport.pause(idle)
+        self.transport.pause(idle + ahead)
 
     def _waited(self) -> float:
         now = time.monotonic()

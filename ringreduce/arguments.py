@@ -119,3 +119,12 @@ def array_text(array: np.ndarray, first: bool = True) -> str:
     if not first and sizes:
         sizes[0] = ":"
     return f"{array.dtype}[{', '.join(sizes)}]"
+
+
+def as_out(where: str, out: Any) -> np.ndarray:
+    """`out` as NumPy sees it without a copy.  Raises TypeError for what shows no memory."""
+    if isinstance(out, np.ndarray):
+        return out
+    if hasattr(out, "__dlpack__"):
+        return np.from_dlpack(out)
+    raise TypeError(f"{where}: out is {type(out).__name__}; pass a NumPy array")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,11 +14,13 @@ from ringreduce.arguments import array_text, check_movable, check_reduction, che
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.devices.cpu import OPS
-from ringreduce.executor import Executor, Prepared
+from ringreduce.executor import Prepared
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.schedule import Schedule
 from ringreduce.select import resolve, slice_count, slices_in_flight
 from ringreduce.topology import Topology
+
+Shape = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -28,13 +30,36 @@ class Call:
     signature: Signature
     schedule: Schedule
     prepared: Prepared
-    shape: tuple[int, ...]
-    """Of the result."""
+    shape: Shape | None
+    """Of the result; None where this rank gets none."""
     dtype: np.dtype[Any]
-    in_place: bool
+    """Of input and result."""
+    in_place: bool = False
     """Whether ``out=x`` makes sense."""
     last_use: int = 0
     """When it was last asked for, counted in calls."""
+
+    @property
+    def on_the_wire(self) -> bool:
+        """Whether the data travel, and are combined, in another dtype than their own."""
+        return bool(self.prepared.dtype != self.dtype)
+
+
+@dataclass(slots=True, eq=False)
+class Fused:
+    """A call on a list of arrays: those of one dtype are laid end to end and reduced as one."""
+
+    signature: Signature
+    groups: list[tuple[Call, list[int]]]
+    """The call on each fused array, and which members of the list it holds, in order."""
+    last_use: int = 0
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.groups[0][0].schedule
+
+
+_Kept = TypeVar("_Kept", Call, Fused)
 
 
 class Calls:
@@ -44,65 +69,98 @@ class Calls:
     anything is sent.
     """
 
-    def __init__(
-        self, topology: Topology, device: Device, config: Config, executor: Executor
-    ) -> None:
+    def __init__(self, topology: Topology, device: Device, config: Config) -> None:
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
-        self.config, self._device, self._executor = config, device, executor
-        self._kept: dict[Any, Call] = {}
+        self.config, self._device = config, device
+        self._kept: dict[Any, Any] = {}
         self._uses = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def clear(self) -> None:
-        """Forget all calls."""
-        for key in list(self._kept):
-            self._forget(key)
-
-    def _get(self, key: Any, make: Callable[..., Call], *arguments: Any) -> Call:
-        call = self._kept.get(key)
+    def _get(self, key: Any, make: Callable[..., _Kept], *arguments: Any) -> _Kept:
+        call: _Kept | None = self._kept.get(key)
         if call is None:
             call = make(*arguments)
             while len(self._kept) >= self.config.kept_plans:
-                self._forget(min(self._kept, key=lambda kept: self._kept[kept].last_use))
+                self._kept.pop(min(self._kept, key=lambda kept: self._kept[kept].last_use))
             self._kept[key] = call
         self._uses += 1
         call.last_use = self._uses
         return call
 
-    def _forget(self, key: Any) -> None:
-        self._executor.forget(self._kept.pop(key).prepared)
+    # --- reductions ---
 
-    # --- one method a collective ---
+    def all_reduce(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
+        key = ("all_reduce", array.dtype, array.shape, op, algorithm, wire)
+        return self._get(key, self._all_reduce, array, op, algorithm, wire)
 
-    def all_reduce(self, array: np.ndarray, op: str, algorithm: str) -> Call:
-        key = ("all_reduce", array.dtype, array.shape, op, algorithm)
-        return self._get(key, self._all_reduce, array, op, algorithm)
-
-    def _all_reduce(self, array: np.ndarray, op: str, algorithm: str) -> Call:
+    def _all_reduce(self, array: np.ndarray, op: str, algorithm: str, wire: Any) -> Call:
         check_reduction("all_reduce", array.dtype, op, OPS)
-        schedule, slices = self._schedule("all_reduce", algorithm, array.nbytes)
-        plan = plan_whole(
-            schedule, self.rank, array.size, array.itemsize, slices, self.config.segment_bytes
+        dtype = _check_wire("all_reduce", array.dtype, wire)
+        plan = self._whole("all_reduce", algorithm, array, dtype)
+        signature = _signature(
+            "all_reduce", array_text(array), algorithm, op=repr(op), **_if_given(wire)
         )
-        signature = _signature("all_reduce", array_text(array), algorithm, op=repr(op))
-        return self._call(signature, plan, array, array.shape, op, in_place=True)
+        return self._call(signature, plan, array, array.shape, dtype, op, in_place=True)
 
-    def reduce_scatter(self, array: np.ndarray, op: str, algorithm: str) -> Call:
-        key = ("reduce_scatter", array.dtype, array.shape, op, algorithm)
-        return self._get(key, self._reduce_scatter, array, op, algorithm)
+    def all_reduce_list(
+        self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any = None
+    ) -> Fused:
+        layout = tuple((array.dtype, array.shape) for array in arrays)
+        key = ("all_reduce of a list", layout, op, algorithm, wire)
+        return self._get(key, self._all_reduce_list, arrays, op, algorithm, wire)
 
-    def _reduce_scatter(self, array: np.ndarray, op: str, algorithm: str) -> Call:
+    def _all_reduce_list(
+        self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any
+    ) -> Fused:
+        members: dict[np.dtype[Any], list[int]] = {}
+        for index, array in enumerate(arrays):
+            members.setdefault(array.dtype, []).append(index)
+        groups = []
+        for dtype, indices in members.items():
+            fused = np.empty(sum(arrays[index].size for index in indices), dtype)
+            used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
+            groups.append((self._all_reduce(fused, op, algorithm, used_wire), indices))
+        text = ", ".join(array_text(array) for array in arrays)
+        signature = _signature("all_reduce", f"[{text}]", algorithm, op=repr(op), **_if_given(wire))
+        if not groups:
+            groups.append((self.meeting("all_reduce", signature.arguments), []))
+        return Fused(signature, groups)
+
+    def reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
+        key = ("reduce_scatter", array.dtype, array.shape, op, algorithm, wire)
+        return self._get(key, self._reduce_scatter, array, op, algorithm, wire)
+
+    def _reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any) -> Call:
         check_reduction("reduce_scatter", array.dtype, op, OPS)
-        schedule, slices = self._schedule("reduce_scatter", algorithm, array.nbytes)
+        dtype = _check_wire("reduce_scatter", array.dtype, wire)
         counts = shard_counts(array.size, self.size)
-        plan = plan_parts(
-            schedule, self.rank, counts, array.itemsize, slices, self.config.segment_bytes
+        plan = self._parts("reduce_scatter", algorithm, counts, dtype)
+        signature = _signature(
+            "reduce_scatter", array_text(array), algorithm, op=repr(op), **_if_given(wire)
         )
-        signature = _signature("reduce_scatter", array_text(array), algorithm, op=repr(op))
-        return self._call(signature, plan, array, (counts[self.rank],), op)
+        return self._call(signature, plan, array, (counts[self.rank],), dtype, op)
+
+    def reduce(
+        self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any = None
+    ) -> Call:
+        key = ("reduce", array.dtype, array.shape, root, op, algorithm, wire)
+        return self._get(key, self._reduce, array, root, op, algorithm, wire)
+
+    def _reduce(self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any) -> Call:
+        check_reduction("reduce", array.dtype, op, OPS)
+        check_root("reduce", root, self.size)
+        dtype = _check_wire("reduce", array.dtype, wire)
+        plan = self._whole("reduce", algorithm, array, dtype, root)
+        signature = _signature(
+            "reduce", array_text(array), algorithm, root=str(root), op=repr(op), **_if_given(wire)
+        )
+        shape = array.shape if self.rank == root else None
+        return self._call(signature, plan, array, shape, dtype, op, in_place=True)
+
+    # --- moving data ---
 
     def broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
         key = ("broadcast", array.dtype, array.shape, root, algorithm)
@@ -111,100 +169,260 @@ class Calls:
     def _broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
         check_movable("broadcast", array.dtype)
         check_root("broadcast", root, self.size)
-        schedule, slices = self._schedule("broadcast", algorithm, array.nbytes, root)
-        plan = plan_whole(
-            schedule, self.rank, array.size, array.itemsize, slices, self.config.segment_bytes
-        )
+        plan = self._whole("broadcast", algorithm, array, array.dtype, root)
         signature = _signature("broadcast", array_text(array), algorithm, root=str(root))
-        return self._call(signature, plan, array, array.shape, in_place=True)
+        return self._call(signature, plan, array, array.shape, array.dtype, in_place=True)
 
-    def all_gather(self, array: np.ndarray, counts: tuple[int, ...], algorithm: str) -> Call:
+    def all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
         """`counts` are the first dimensions of all ranks' arrays."""
         key = ("all_gather", array.dtype, array.shape, counts, algorithm)
         return self._get(key, self._all_gather, array, counts, algorithm)
 
-    def _all_gather(self, array: np.ndarray, counts: tuple[int, ...], algorithm: str) -> Call:
+    def _all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
         check_movable("all_gather", array.dtype)
-        _check_counts(array, counts, self.rank, self.size)
-        row = int(np.prod(array.shape[1:], dtype=np.int64))
-        total_bytes = sum(counts) * row * array.itemsize
-        schedule, slices = self._schedule("all_gather", algorithm, total_bytes)
-        in_chunks = [count * row for count in counts]
-        plan = plan_parts(
-            schedule, self.rank, in_chunks, array.itemsize, slices, self.config.segment_bytes
-        )
+        _check_counts("all_gather", array, counts, self.rank, self.size)
+        plan = self._parts("all_gather", algorithm, _elements(array, counts), array.dtype)
         text = array_text(array, first=False)
         signature = _signature("all_gather", text, algorithm, counts=str(counts))
-        return self._call(signature, plan, array, (sum(counts), *array.shape[1:]))
+        shape = (sum(counts), *array.shape[1:])
+        return self._call(signature, plan, array, shape, array.dtype)
 
-    def exchange(self, array: np.ndarray, algorithm: str) -> Call:
-        """The all-gather before an all-gather of unknown counts: two integers from every rank.
+    def gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
+        """`counts` are the first dimensions of all ranks' arrays."""
+        key = ("gather", array.dtype, array.shape, root, counts, algorithm)
+        return self._get(key, self._gather, array, root, counts, algorithm)
 
-        It carries the signature of the all-gather that it opens.
-        """
-        key = ("exchange", array.dtype, array.shape[1:], algorithm)
-        return self._get(key, self._exchange, array, algorithm)
-
-    def _exchange(self, array: np.ndarray, algorithm: str) -> Call:
-        check_movable("all_gather", array.dtype)
-        resolve("all_gather", algorithm, self.nodes, array.nbytes, self.config)
-        integers = np.empty(2, np.int64)
-        schedule, _ = self._schedule("all_gather", "auto", integers.nbytes)
-        plan = plan_parts(schedule, self.rank, [2] * self.size, integers.itemsize, slices=1)
+    def _gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
+        check_movable("gather", array.dtype)
+        check_root("gather", root, self.size)
+        _check_counts("gather", array, counts, self.rank, self.size)
+        plan = self._parts("gather", algorithm, _elements(array, counts), array.dtype, root)
         text = array_text(array, first=False)
-        signature = _signature("all_gather", text, algorithm, counts="None")
-        return self._call(signature, plan, integers, (self.size, 2))
+        signature = _signature("gather", text, algorithm, root=str(root), counts=str(counts))
+        shape = (sum(counts), *array.shape[1:]) if self.rank == root else None
+        return self._call(signature, plan, array, shape, array.dtype)
+
+    def scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
+        """`shape` and `dtype` are those of the root's array, which all ranks know by now."""
+        key = ("scatter", dtype, shape, root, algorithm)
+        return self._get(key, self._scatter, shape, dtype, root, algorithm)
+
+    def _scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
+        counts = shard_counts(shape[0], self.size)
+        row = int(np.prod(shape[1:], dtype=np.int64))
+        plan = self._parts("scatter", algorithm, [n * row for n in counts], dtype, root)
+        signature = Signature("scatter", ())
+        source = np.empty(shape if self.rank == root else 0, dtype)
+        return self._call(signature, plan, source, (counts[self.rank], *shape[1:]), dtype)
+
+    def all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
+        key = ("all_to_all", array.dtype, array.shape, algorithm)
+        return self._get(key, self._all_to_all, array, algorithm)
+
+    def _all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
+        check_movable("all_to_all", array.dtype)
+        if array.ndim == 0 or array.shape[0] % self.size:
+            raise ValueError(
+                f"all_to_all: the array has shape {array.shape}; "
+                f"its first dimension must be a multiple of the {self.size} ranks"
+            )
+        piece = array.size // self.size
+        plan = self._parts("all_to_all", algorithm, [piece] * self.size**2, array.dtype)
+        signature = _signature("all_to_all", array_text(array), algorithm)
+        return self._call(signature, plan, array, array.shape, array.dtype)
+
+    # --- calls before and besides calls ---
+
+    def exchange(
+        self, collective: str, array: np.ndarray, algorithm: str, root: int | None = None
+    ) -> Call:
+        """The all-gather before a gather of unknown counts: two integers from every rank.
+
+        It carries the signature of the call that it opens.
+        """
+        key = ("exchange", collective, array.dtype, array.shape[1:], algorithm, root)
+        return self._get(key, self._exchange, collective, array, algorithm, root)
+
+    def _exchange(
+        self, collective: str, array: np.ndarray, algorithm: str, root: int | None
+    ) -> Call:
+        check_movable(collective, array.dtype)
+        if root is not None:
+            check_root(collective, root, self.size)
+        resolve(collective, algorithm, self.nodes, array.nbytes, self.config)
+        integers = np.empty(2, np.int64)
+        plan = self._parts("all_gather", "auto", [2] * self.size, integers.dtype, slices=1)
+        text = array_text(array, first=False)
+        rooted = {} if root is None else {"root": str(root)}
+        signature = _signature(collective, text, algorithm, **rooted, counts="None")
+        return self._call(signature, plan, integers, (self.size, 2), integers.dtype)
+
+    def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
+        """The broadcast before a scatter: what the root's array is, in `nbytes` bytes."""
+        key = ("announcement", root, nbytes, algorithm)
+        return self._get(key, self._announcement, root, nbytes, algorithm)
+
+    def _announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
+        check_root("scatter", root, self.size)
+        resolve("scatter", algorithm, self.nodes, nbytes, self.config)
+        text = np.empty(nbytes, np.uint8)
+        plan = self._whole("broadcast", "auto", text, text.dtype, root)
+        signature = _signature("scatter", None, algorithm, root=str(root))
+        return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
 
     def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
         """A barrier under a name of its own: it moves nothing but its signature."""
-        return self._get(name, self._meeting, name, arguments)
+        return self._get(("meeting", name, arguments), self._meeting, name, arguments)
 
     def _meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
-        schedule, _ = self._schedule("barrier", "auto", 0)
-        plan = plan_whole(schedule, self.rank, count=0, itemsize=1, slices=1)
-        return self._call(Signature(name, arguments), plan, np.empty(0, np.uint8), (0,))
+        nothing = np.empty(0, np.uint8)
+        plan = self._whole("barrier", "auto", nothing, nothing.dtype)
+        return self._call(Signature(name, arguments), plan, nothing, (0,), nothing.dtype)
+
+    # --- by name ---
+
+    def planned(self, collective: str, array: np.ndarray, arguments: dict[str, Any]) -> Call:
+        """The call that a collective of this name would make, not to be shared with others.
+
+        Raises ValueError for a collective that needs more than one plan, TypeError for arguments
+        that it does not have.
+        """
+        defaults = _PLANNED.get(collective)
+        if defaults is None:
+            raise ValueError(
+                f"plan: cannot plan {collective!r}; choose one of {', '.join(map(repr, _PLANNED))}"
+            )
+        unknown = set(arguments) - set(defaults)
+        missing = {"counts"} & set(defaults) - set(arguments)
+        if unknown or missing:
+            raise TypeError(
+                f"plan: {collective} takes {', '.join(defaults)}; "
+                f"got {', '.join(arguments) or 'none of them'}"
+            )
+        given = {**defaults, **arguments}
+        if "counts" in given:
+            given["counts"] = tuple(given["counts"])
+            array = array.reshape(1) if array.ndim == 0 else array
+        call: Call = getattr(self, f"_{collective}")(array, **given)
+        return call
 
     # --- what they share ---
 
-    def _schedule(
-        self, collective: str, algorithm: str, nbytes: int, root: int = 0
-    ) -> tuple[Schedule, int]:
-        """The schedule to run, and into how many slices the array is cut."""
+    def _whole(
+        self,
+        collective: str,
+        algorithm: str,
+        array: np.ndarray,
+        dtype: np.dtype[Any],
+        root: int = 0,
+    ) -> Plan:
+        """A plan on the whole of an array that travels as `dtype`."""
+        nbytes = array.size * dtype.itemsize
+        schedule = self._schedule(collective, algorithm, nbytes, root)
+        slices = slice_count(nbytes, self.nodes, self.config)
+        segment = self.config.segment_bytes
+        return plan_whole(schedule, self.rank, array.size, dtype.itemsize, slices, segment)
+
+    def _parts(
+        self,
+        collective: str,
+        algorithm: str,
+        counts: Sequence[int],
+        dtype: np.dtype[Any],
+        root: int = 0,
+        slices: int | None = None,
+    ) -> Plan:
+        """A plan on chunks of `counts` elements."""
+        nbytes = sum(counts) * dtype.itemsize
+        schedule = self._schedule(collective, algorithm, nbytes, root)
+        slices = slices or slice_count(nbytes, self.nodes, self.config)
+        segment = self.config.segment_bytes
+        return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment)
+
+    def _schedule(self, collective: str, algorithm: str, nbytes: int, root: int) -> Schedule:
         name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
-        return build(collective, name, self.nodes, root), slice_count(
-            nbytes, self.nodes, self.config
-        )
+        return build(collective, name, self.nodes, root)
 
     def _call(
         self,
         signature: Signature,
         plan: Plan,
         array: np.ndarray,
-        shape: tuple[int, ...],
+        shape: Shape | None,
+        dtype: np.dtype[Any],
         op: str | None = None,
         in_place: bool = False,
     ) -> Call:
-        fold = None if op is None else self._device.fold(op)
-        divide_by = self.size if op == "mean" else None
-        shapes = (array.shape, shape)
-        in_flight = slices_in_flight(self.nodes, self.config)
-        prepared = self._executor.prepare(plan, array.dtype, shapes, fold, divide_by, in_flight)
+        """`dtype` is what travels; the array's own is what goes in and comes out."""
+        prepared = Prepared(
+            plan,
+            dtype,
+            shapes=(array.shape, (0,) if shape is None else shape),
+            fold=None if op is None else self._device.fold(op),
+            divide_by=self.size if op == "mean" else None,
+            in_flight=slices_in_flight(self.nodes, self.config),
+        )
         return Call(signature, plan.schedule, prepared, shape, array.dtype, in_place)
 
 
-def _signature(collective: str, array: str, algorithm: str, **arguments: str) -> Signature:
-    return Signature(
-        collective, (("array", array), *arguments.items(), ("algorithm", repr(algorithm)))
-    )
+def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:
+    data = {} if array is None else {"array": array}
+    return Signature(collective, (*(data | arguments).items(), ("algorithm", repr(algorithm))))
 
 
-def _check_counts(array: np.ndarray, counts: tuple[int, ...], rank: int, size: int) -> None:
+def _if_given(wire: Any) -> dict[str, str]:
+    return {} if wire is None else {"wire": repr(wire)}
+
+
+def _elements(array: np.ndarray, counts: Shape) -> list[int]:
+    row = int(np.prod(array.shape[1:], dtype=np.int64))
+    return [count * row for count in counts]
+
+
+def _check_counts(where: str, array: np.ndarray, counts: Shape, rank: int, size: int) -> None:
     if len(counts) != size or any(count < 0 for count in counts):
         raise ValueError(
-            f"all_gather: counts={counts}; pass one count of at least 0 for each of {size} ranks"
+            f"{where}: counts={counts}; pass one count of at least 0 for each of {size} ranks"
         )
     if counts[rank] != array.shape[0]:
         raise ValueError(
-            f"all_gather: counts[{rank}] is {counts[rank]}, but this rank passes an array of "
+            f"{where}: counts[{rank}] is {counts[rank]}, but this rank passes an array of "
             f"first dimension {array.shape[0]}"
         )
+
+
+_PLANNED: dict[str, dict[str, Any]] = {
+    "all_reduce": {"op": "sum", "algorithm": "auto", "wire": None},
+    "reduce_scatter": {"op": "sum", "algorithm": "auto", "wire": None},
+    "reduce": {"root": 0, "op": "sum", "algorithm": "auto", "wire": None},
+    "broadcast": {"root": 0, "algorithm": "auto"},
+    "all_gather": {"counts": None, "algorithm": "auto"},
+    "gather": {"root": 0, "counts": None, "algorithm": "auto"},
+    "all_to_all": {"algorithm": "auto"},
+}
+"""The arguments of each collective that is one plan, with their defaults."""
+
+WIRES = ("bfloat16", "float16")
+"""What data may travel as."""
+
+
+def _check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
+    """The dtype that travels.  Raises TypeError or ValueError when `wire` makes no sense."""
+    if wire is None:
+        return dtype
+    if wire not in WIRES:
+        raise ValueError(f"{where}: unknown wire {wire!r}; choose 'bfloat16', 'float16' or None")
+    if dtype.char not in "fd":
+        raise TypeError(f"{where}: wire={wire!r} is for float32 and float64, not for {dtype}")
+    return named_dtype(wire)
+
+
+def named_dtype(name: str) -> np.dtype[Any]:
+    """A dtype by its name, those of ml_dtypes included."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from ringreduce.agreement import Agreement, Interrupt
 from ringreduce.arguments import (
     as_array,
+    as_out,
+    check_movable,
     check_out,
     check_overlap,
     check_timeout,
     same_memory,
 )
 from ringreduce.calls import Call, Calls
+from ringreduce.conductor import Conductor
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
-from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
-from ringreduce.executor import Executor, LoggedMessage
-from ringreduce.schedule import Schedule
+from ringreduce.executor import LoggedMessage
+from ringreduce.persistent import PersistentCall
+from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.select import Choice, choose
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
+
+Body = Generator[bool, None, Any]
 
 
 class Communicator:
     """A group of ranks that compute together.  Every rank makes the same calls in the same order.
 
     Made by `ringreduce.init` or `ringreduce.spawn`.  A context manager: leaving it closes it.
+
+    Arrays are what NumPy takes without a copy, and numbers, which count as 0-d arrays.  With
+    ``async_op=True`` a call returns a `Work` at once; leave its arrays alone until that is over.
 
     Attributes: `rank` and `size`; `local_rank` and `local_size` among the ranks of this node;
     `cross_rank` and `cross_size` among the ranks with this `local_rank` on all nodes.
@@ -45,42 +50,49 @@ class Communicator:
         device: Device,
         config: Config,
         timeout_s: float,
+        adopt: Callable[[Communicator], None] | None = None,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
         self.cross_rank, self.cross_size = topology.cross_rank, topology.cross_size
         self.nodes = topology.nodes
         self.config = config
-        self._transport, self._device = transport, device
-        self._agreement = Agreement(transport, timeout_s)
-        self._executor = Executor(transport, device, config, self._agreement)
-        self._calls = Calls(topology, device, config, self._executor)
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._ended: Exception | None = None
-        """Why no further call can be made; None while the communicator is usable."""
+        self._transport, self._device, self._timeout_s = transport, device, timeout_s
+        self._adopt = adopt
+        """Told of every communicator that is split off."""
+        self._splits = 0
+        self._calls = Calls(topology, device, config)
+        self._conductor = Conductor(transport, device, config, timeout_s)
+        self._line = self._conductor.line
         self._meet("init", (("nodes", repr(self.nodes)), ("config", config.plan_text())))
 
-    # --- collectives ---
+    # --- reductions ---
 
     def all_reduce(
         self,
         x: Any,
         op: str = "sum",
         *,
-        out: np.ndarray | None = None,
+        out: Any = None,
         algorithm: str = "auto",
+        wire: str | None = None,
+        async_op: bool = False,
         timeout_s: float | None = None,
-    ) -> np.ndarray:
+    ) -> Any:
         """Combine the arrays of all ranks elementwise; every rank gets the result.
 
         Args:
-            x: array of the same shape and dtype on every rank; integers, float32 or float64.
-            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.  Integers wrap; min and
-                max propagate NaN; mean is for floats.
+            x: array of the same shape and dtype on every rank, or a list of arrays: those of one
+                dtype are then reduced as one.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, or on integers and bools
+                ``"and"``, ``"or"``, ``"xor"``.  Integers wrap; min and max propagate NaN; mean is
+                for floats.
             out: where to put the result: an array of x's shape and dtype, or `x` itself (in
-                place).  None makes a new array and leaves `x` as it is.
-            algorithm: ``"ring"``, ``"hierarchical"``, or ``"auto"``: the one predicted cheapest.
+                place); a list of such for a list.  None makes a new array and leaves `x` as it is.
+            algorithm: the name of one, or ``"auto"``: the one predicted cheapest.
+            wire: ``"bfloat16"`` or ``"float16"``: what float32 and float64 are rounded to on their
+                way, at each hop, for half or a quarter of the bytes.
+            async_op: return a `Work` in place of the result.
             timeout_s: seconds without any progress until PeerTimeoutError.
 
         Returns:
@@ -94,21 +106,25 @@ class Communicator:
         >>> comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1))  # on 2 ranks
         array([3., 6.])
         """
+        if isinstance(x, (list, tuple)):
+            return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
         array = x if type(x) is np.ndarray else as_array("all_reduce", x)
-        with self._lock:
-            self._check_usable()
-            call = self._calls.all_reduce(array, op, algorithm)
-            return self._run(call, array, out, timeout_s)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls.all_reduce(array, op, algorithm, wire)
+            return self._carry_out(call, array, out, timeout_s, async_op)
 
     def reduce_scatter(
         self,
         x: Any,
         op: str = "sum",
         *,
-        out: np.ndarray | None = None,
+        out: Any = None,
         algorithm: str = "auto",
+        wire: str | None = None,
+        async_op: bool = False,
         timeout_s: float | None = None,
-    ) -> np.ndarray:
+    ) -> Any:
         """Combine the arrays of all ranks elementwise; each rank gets its part of the flat result.
 
         The first half of a ring all-reduce, also called scatter-reduce.  Returns the equivalent of
@@ -116,20 +132,67 @@ class Communicator:
         Arguments and errors: `all_reduce`; `out` has the part's shape and does not overlap `x`.
         """
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
-        with self._lock:
-            self._check_usable()
-            call = self._calls.reduce_scatter(array, op, algorithm)
-            return self._run(call, array, out, timeout_s)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls.reduce_scatter(array, op, algorithm, wire)
+            return self._carry_out(call, array, out, timeout_s, async_op)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        wire: str | None = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Combine the arrays of all ranks elementwise; rank `root` gets the result, others None.
+
+        Arguments and errors: `all_reduce`; only the root may pass `out`.
+        """
+        array = x if type(x) is np.ndarray else as_array("reduce", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls.reduce(array, root, op, algorithm, wire)
+            return self._carry_out(call, array, out, timeout_s, async_op)
+
+    # --- moving data ---
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Give every rank the array of rank `root`.
+
+        Every rank passes an array of the same shape and dtype; only the root's values count.
+        ``out=x`` overwrites it in place; otherwise the result is a new array, or `out`.
+        Errors: those of `all_reduce`.
+        """
+        array = x if type(x) is np.ndarray else as_array("broadcast", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls.broadcast(array, root, algorithm)
+            return self._carry_out(call, array, out, timeout_s, async_op)
 
     def all_gather(
         self,
         x: Any,
         *,
-        out: np.ndarray | None = None,
+        out: Any = None,
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
+        async_op: bool = False,
         timeout_s: float | None = None,
-    ) -> np.ndarray:
+    ) -> Any:
         """Concatenate the arrays of all ranks along the first axis, in rank order, on every rank.
 
         Args:
@@ -138,43 +201,157 @@ class Communicator:
             out: where to put the result; it does not overlap `x`.
             counts: the first dimension of each rank's array; the same on every rank.  None lets
                 the ranks tell each other, which costs one more small all-gather.
-            algorithm, timeout_s: as for `all_reduce`.
+            algorithm, async_op, timeout_s: as for `all_reduce`.
 
         Errors: those of `all_reduce`.
         """
-        array = x if type(x) is np.ndarray else as_array("all_gather", x)
-        array = array.reshape(1) if array.ndim == 0 else array
-        with self._lock:
-            self._check_usable()
-            if counts is None:
-                return self._all_gather_unknown(array, out, algorithm, timeout_s)
-            call = self._calls.all_gather(array, tuple(counts), algorithm)
-            return self._run(call, array, out, timeout_s)
+        array = _at_least_1d(x if type(x) is np.ndarray else as_array("all_gather", x))
+        with self._line.lock:
+            self._conductor.check_usable()
+            if counts is not None:
+                call = self._calls.all_gather(array, tuple(counts), algorithm)
+                return self._carry_out(call, array, out, timeout_s, async_op)
+            opening = self._calls.exchange("all_gather", array, algorithm)
 
-    def broadcast(
+            def known(counts: tuple[int, ...]) -> Call:
+                return self._calls.all_gather(array, counts, algorithm)
+
+            return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
+
+    def gather(
         self,
         x: Any,
         root: int = 0,
         *,
-        out: np.ndarray | None = None,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
         algorithm: str = "auto",
+        async_op: bool = False,
         timeout_s: float | None = None,
-    ) -> np.ndarray:
-        """Give every rank the array of rank `root`.
+    ) -> Any:
+        """Concatenate the arrays of all ranks along the first axis on rank `root`; others get None.
 
-        Every rank passes an array of the same shape and dtype; only the root's values count.
-        ``out=x`` overwrites it in place; otherwise the result is a new array, or `out`.
-        Errors: those of `all_reduce`.
+        Arguments and errors: `all_gather`; only the root may pass `out`.
         """
-        array = x if type(x) is np.ndarray else as_array("broadcast", x)
-        with self._lock:
-            self._check_usable()
-            call = self._calls.broadcast(array, root, algorithm)
-            return self._run(call, array, out, timeout_s)
+        array = _at_least_1d(x if type(x) is np.ndarray else as_array("gather", x))
+        with self._line.lock:
+            self._conductor.check_usable()
+            if counts is not None:
+                call = self._calls.gather(array, root, tuple(counts), algorithm)
+                return self._carry_out(call, array, out, timeout_s, async_op)
+            opening = self._calls.exchange("gather", array, algorithm, root=root)
+
+            def known(counts: tuple[int, ...]) -> Call:
+                return self._calls.gather(array, root, counts, algorithm)
+
+            return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
+
+    def scatter(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Split the array of rank `root` along the first axis; each rank gets its part.
+
+        The others pass None.  Rank r gets ``np.array_split(x, size)[r]``.  An `out` that does not
+        fit is a ValueError on its rank, after the call.  Other errors: those of `all_reduce`.
+        """
+        with self._line.lock:
+            self._conductor.check_usable()
+            opening = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
+            array = self._to_scatter(x, root)
+            view = None if out is None else as_out("scatter", out)
+            if timeout_s is not None:
+                check_timeout("scatter", timeout_s)
+
+            def known(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Call:
+                return self._calls.scatter(shape, dtype, root, algorithm)
+
+            def body(header: bytes) -> Body:
+                executor = self._conductor.executor
+                part = yield from scatter(executor, opening, known, array, view, header)
+                return out if part is view and out is not None else part
+
+            return self._conductor.run(opening, body, timeout_s, async_op)
+
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send piece j of the first axis to rank j; the result has what rank i sent as piece i.
+
+        The first dimension is a multiple of the number of ranks; shape and dtype are the same on
+        every rank.  `out` does not overlap `x`.  Errors: those of `all_reduce`.
+        """
+        array = x if type(x) is np.ndarray else as_array("all_to_all", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls.all_to_all(array, algorithm)
+            return self._carry_out(call, array, out, timeout_s, async_op)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return once every rank has called it.  Errors: those of `all_reduce`."""
         self._meet("barrier", (), timeout_s)
+
+    # --- other forms ---
+
+    def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> PersistentCall:
+        """A call on these arrays to be made again and again: checked, planned and bound once.
+
+        Args:
+            collective: ``"all_reduce"``, ``"reduce_scatter"``, ``"reduce"``, ``"broadcast"``,
+                ``"all_to_all"``, or with `counts` ``"all_gather"`` or ``"gather"``.
+            x, out, arguments: those of the collective, but for `async_op`.
+
+        Returns an object to be called, which reads `x` anew each time and returns the result.
+        """
+        timeout_s = arguments.pop("timeout_s", None)
+        array = as_array("plan", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls.planned(collective, array, arguments)
+            view = None if out is None else as_out(collective, out)
+            target = self._target(call, array, view)
+            if timeout_s is not None:
+                check_timeout(collective, timeout_s)
+            result = None if call.shape is None else target if out is None else out
+            return PersistentCall(self._conductor, call, array, target, result, timeout_s)
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks that pass the same `color`, ordered by `key`, then rank.
+
+        Collective.  ``color=None`` takes part and gets None.  Nodes, settings and timeout are those
+        of this communicator.
+        """
+        colored = -1 if color is None else color
+        if not isinstance(colored, int) or colored < (0 if color is not None else -1):
+            raise ValueError(f"split: color is {color!r}; pass an int of at least 0, or None")
+        self._splits += 1
+        told = self.all_gather(np.array([[colored, key]], np.int64), counts=[1] * self.size)
+        ranks = sorted(range(self.size), key=lambda rank: (told[rank, 1], rank))
+        members = [rank for rank in ranks if told[rank, 0] == colored]
+        if color is None:
+            return None
+        transport = self._transport.split(members, self._splits, self._timeout_s)
+        placed = [[members.index(r) for r in node if r in members] for node in self.nodes]
+        nodes = tuple(tuple(sorted(node)) for node in placed if node)
+        topology = Topology(nodes, transport.rank)
+        part = Communicator(
+            transport, topology, self._device, self.config, self._timeout_s, self._adopt
+        )
+        if self._adopt is not None:
+            self._adopt(part)
+        return part
 
     # --- what this communicator would do, and has done ---
 
@@ -188,35 +365,31 @@ class Communicator:
     @property
     def message_log(self) -> list[LoggedMessage]:
         """Every message that this rank has started; kept with ``Config(log_messages=True)``."""
-        return self._executor.log or []
+        return self._conductor.executor.log or []
 
     # --- the end ---
 
     def close(self) -> None:
         """End the communicator.  Collective: all ranks close, or all raise MismatchError.
 
+        Asynchronous calls are waited for; the error of one that nobody has waited for is raised.
         A broken communicator closes at once and waits for nobody; so does one already closed.
         """
-        if self._ended is None:
-            self._meet("close", (), parting=True)
-            self._calls.clear()
-            self._executor.close()
-            self._transport.close(broken=False)
-            self._ended = ValueError("the communicator is closed")
+        call = self._calls.meeting("close", ())
+        self._conductor.close(call, call.prepared, _NOTHING)
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
-        if self._ended is None and os.getpid() == self._pid:
-            self._break(PeerLostError(f"this rank has left the communicator: {reason}"), reason)
+        self._conductor.leave(reason)
 
     def farewell(self, seconds: float) -> None:
         """Let the other living ranks of a broken communicator get this far, for so long at most."""
-        self._agreement.farewell(seconds)
+        self._conductor.farewell(seconds)
 
     @property
     def broken(self) -> bool:
         """Whether a rank was lost, so that no call can be made any more."""
-        return isinstance(self._ended, RingReduceError)
+        return self._conductor.broken
 
     def __enter__(self) -> Self:
         return self
@@ -231,114 +404,136 @@ class Communicator:
             self.leave(f"{type(error).__name__}: {error}")
         self.close()
 
-    # --- running ---
+    # --- how calls are carried out ---
 
-    def _run(
-        self, call: Call, array: np.ndarray, out: np.ndarray | None, timeout_s: float | None
-    ) -> np.ndarray:
-        target = self._target(call, array, out)
+    def _carry_out(
+        self, call: Call, array: np.ndarray, out: Any, timeout_s: float | None, async_op: bool
+    ) -> Any:
+        """A call that is one plan."""
+        view = out if out is None or type(out) is np.ndarray else as_out(_name(call), out)
+        target = self._target(call, array, view)
         if timeout_s is not None:
-            check_timeout(call.signature.collective, timeout_s)
-        try:
-            header = self._agreement.begin(call.signature, timeout_s)
-            self._executor.run(call.prepared, array, target, header)
-            self._agreement.end()
-        except BaseException as error:
-            raise self._broken_off(error, call.schedule) from None
-        return target if out is None else out
+            check_timeout(_name(call), timeout_s)
+        result = None if call.shape is None else target if out is None else out
+        if async_op or call.on_the_wire or not self._line.empty:
+
+            def body(header: bytes) -> Body:
+                yield from move(self._conductor.executor, call, array, target, header)
+                return result
+
+            return self._conductor.run(call, body, timeout_s, async_op)
+        self._conductor.carry_out(call, call.prepared, array, target, timeout_s)
+        return result
 
     def _target(self, call: Call, array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Where the result goes: a new array, `out`, or the input itself if `out` is that."""
+        if call.shape is None:
+            if out is not None:
+                raise ValueError(
+                    f"{_name(call)}: out on rank {self.rank}; only the root gets a result"
+                )
+            return np.empty(0, call.dtype)
         if out is None:
             return np.empty(call.shape, call.dtype)
-        where = call.signature.collective
-        check_out(where, out, call.shape, call.dtype)
+        check_out(_name(call), out, call.shape, call.dtype)
         if np.may_share_memory(array, out):
             if call.in_place and same_memory(array, out):
                 return array
-            check_overlap(where, array, out)
+            check_overlap(_name(call), array, out)
         return out
 
-    def _all_gather_unknown(
-        self, array: np.ndarray, out: np.ndarray | None, algorithm: str, timeout_s: float | None
-    ) -> np.ndarray:
+    def _all_reduce_list(
+        self,
+        members: Sequence[Any],
+        op: str,
+        out: Any,
+        algorithm: str,
+        wire: str | None,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        arrays = [as_array("all_reduce", member) for member in members]
+        with self._line.lock:
+            self._conductor.check_usable()
+            fused = self._calls.all_reduce_list(arrays, op, algorithm, wire)
+            targets = self._list_targets(arrays, out)
+            if timeout_s is not None:
+                check_timeout("all_reduce", timeout_s)
+            results = targets if out is None else out
+
+            def body(header: bytes) -> Body:
+                yield from reduce_list(self._conductor.executor, fused, arrays, targets, header)
+                return results
+
+            return self._conductor.run(fused, body, timeout_s, async_op)
+
+    def _list_targets(self, arrays: Sequence[np.ndarray], out: Any) -> list[np.ndarray]:
+        if out is None:
+            return [np.empty(array.shape, array.dtype) for array in arrays]
+        if not isinstance(out, (list, tuple)) or len(out) != len(arrays):
+            raise ValueError(f"all_reduce: x is a list of {len(arrays)}; pass as many in out")
+        targets = [as_out("all_reduce", member) for member in out]
+        for array, target in zip(arrays, targets, strict=True):
+            check_out("all_reduce", target, array.shape, array.dtype)
+            if np.may_share_memory(array, target) and not same_memory(array, target):
+                check_overlap("all_reduce", array, target)
+        return targets
+
+    def _gather_unknown(
+        self,
+        opening: Call,
+        known: Callable[[tuple[int, ...]], Call],
+        array: np.ndarray,
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
         """Exchange first dimensions, then gather.  A wrong `out` on one rank is an error on all."""
+        name = _name(opening)
         if timeout_s is not None:
-            check_timeout("all_gather", timeout_s)
-        if out is not None:
-            check_out("all_gather", out, (*out.shape[:1], *array.shape[1:]), array.dtype)
-            check_overlap("all_gather", array, out)
-        rows = np.array([array.shape[0], -1 if out is None else out.shape[0]], np.int64)
-        exchange = self._calls.exchange(array, algorithm)
-        table = np.empty((self.size, 2), np.int64)
-        try:
-            header = self._agreement.begin(exchange.signature, timeout_s)
-            self._executor.run(exchange.prepared, rows, table, header)
-            counts = tuple(table[:, 0].tolist())
-            call = self._calls.all_gather(array, counts, algorithm)
-            wrong = [r for r in range(self.size) if table[r, 1] not in (-1, sum(counts))]
-            if not wrong:
-                target = np.empty(call.shape, call.dtype) if out is None else out
-                self._executor.run(call.prepared, array, target, header)
-            self._agreement.end()
-        except BaseException as error:
-            raise self._broken_off(error, exchange.schedule) from None
-        if wrong:
-            raise ValueError(
-                f"all_gather: out on rank {wrong[0]} has first dimension {table[wrong[0], 1]}, "
-                f"the result has {sum(counts)}"
-            )
-        return target
+            check_timeout(name, timeout_s)
+        view = None if out is None else as_out(name, out)
+        if view is not None:
+            check_out(name, view, (*view.shape[:1], *array.shape[1:]), array.dtype)
+            check_overlap(name, array, view)
+
+        def body(header: bytes) -> Body:
+            executor = self._conductor.executor
+            result = yield from gather_unknown(executor, opening, known, array, view, header)
+            return out if result is view and out is not None else result
+
+        return self._conductor.run(opening, body, timeout_s, async_op)
+
+    def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
+        """The root's array; None elsewhere."""
+        if self.rank != root:
+            if x is not None:
+                raise ValueError(f"scatter: rank {self.rank} passes an array; only the root does")
+            return None
+        array = as_array("scatter", x)
+        check_movable("scatter", array.dtype)
+        if array.ndim == 0:
+            raise ValueError("scatter: got a 0-d array; it has no first axis to split along")
+        return array
 
     def _meet(
         self,
         name: str,
         arguments: tuple[tuple[str, str], ...],
         timeout_s: float | None = None,
-        parting: bool = False,
     ) -> None:
         """A barrier under a name of its own: what all ranks agree on besides array calls."""
-        with self._lock:
-            self._check_usable()
-            call = self._calls.meeting(name, arguments)
-            self._run(call, _NOTHING, None, timeout_s)
-            if parting:
-                try:
-                    self._agreement.part()
-                except BaseException as error:
-                    raise self._broken_off(error, call.schedule) from None
+        with self._line.lock:
+            self._conductor.check_usable()
+            self._carry_out(self._calls.meeting(name, arguments), _NOTHING, None, timeout_s, False)
 
-    # --- errors ---
 
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise ValueError(
-                "this process was forked from the one that made the communicator; "
-                "make calls in that one, or start ranks with 'ringreduce run'"
-            )
-        if self._ended is not None:
-            raise self._ended.with_traceback(None)
+def _name(call: Call) -> str:
+    return call.signature.collective
 
-    def _broken_off(self, error: BaseException, schedule: Schedule) -> BaseException:
-        """What to raise in place of `error`, which broke a call off."""
-        if isinstance(error, Interrupt):
-            try:
-                settled = self._agreement.settle(error, self._executor, schedule)
-            except BaseException as worse:
-                error = worse
-            else:
-                if not isinstance(settled, MismatchError):
-                    self._ended = settled
-                return settled
-        if isinstance(error, Exception):
-            error = self._transport.translate(error)
-        reason = f"{type(error).__name__}: {error}"
-        self._break(error if isinstance(error, RingReduceError) else PeerLostError(reason), reason)
-        return error
 
-    def _break(self, error: Exception, reason: str) -> None:
-        self._ended = error
-        self._agreement.leave(reason)
+def _at_least_1d(array: np.ndarray) -> np.ndarray:
+    return array.reshape(1) if array.ndim == 0 else array
 
 
 _NOTHING = np.empty(0, np.uint8)

@@ -39,10 +39,12 @@ class LoggedMessage(NamedTuple):
 
 @dataclass(eq=False)
 class Prepared:
-    """A plan with what it does to the data.  A small one has memory of its own to work on."""
+    """A plan with what it does to the data, and where its messages are while it is in use."""
 
     plan: Plan
     dtype: Any
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    """Of input and output."""
     fold: FoldFunction | None = None
     divide_by: int | None = None
     in_flight: int = 4
@@ -50,7 +52,16 @@ class Prepared:
     staged: Flow | None = None
     """The only flow of a small plan, bound to `staging`."""
     staging: tuple[Any, Any] = (None, None)
-    """The small plan's memory, in the shapes of input and output."""
+    """The small plan's own memory, in the shapes of input and output."""
+    bound: Flow | None = None
+    """Its only flow, bound to the only arrays that it is ever run on."""
+    last_run: int = 0
+    """When it was last run, counted in runs; the executor keeps what ran last."""
+
+    @property
+    def nbytes(self) -> int:
+        """The longer of its input and output."""
+        return max(self.plan.input_count, self.plan.output_count) * self.plan.itemsize
 
 
 Place = tuple[Prepared, int, int]
@@ -67,6 +78,9 @@ class Executor:
         self.agreement = agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
         self._staged: list[Prepared] = []
+        self._runs = 0
+        self._for_good: list[Flow] = []
+        """Flows bound to the only arrays that their plans are run on."""
         self._bound: OrderedDict[Place, list[Flow]] = OrderedDict()
         """Flows bound to the caller's memory, that used longest ago first."""
         self._bound_count = 0
@@ -76,38 +90,55 @@ class Executor:
         self._withdrawn: dict[int, bool] = {}
         self._scratch: dict[int, Any] = {}
 
-    # --- preparing ---
+    @property
+    def busy(self) -> bool:
+        """Whether a plan is being run."""
+        return bool(self._running)
 
-    def prepare(
-        self,
-        plan: Plan,
-        dtype: Any,
-        shapes: tuple[tuple[int, ...], tuple[int, ...]],
-        fold: FoldFunction | None = None,
-        divide_by: int | None = None,
-        in_flight: int = 4,
-    ) -> Prepared:
-        """Make a plan ready to run on arrays of `dtype` and the `shapes` (input, output)."""
-        prepared = Prepared(plan, dtype, fold, divide_by, in_flight)
-        largest = max(plan.input_count, plan.output_count) * plan.itemsize
-        if largest <= self.config.staged_bytes and plan.slices == 1:
-            empty = self.device.empty
-            # Apart, so that folds are not in place: NumPy takes twice as long where one element is.
-            source, target = empty(plan.input_count, dtype), empty(plan.output_count, dtype)
-            scratch = empty(plan.slice(0).scratch, dtype)
-            prepared.staging = source.reshape(shapes[0]), target.reshape(shapes[1])
-            memory = (source, target, scratch)
-            prepared.staged = bind(
-                plan.slice(0), memory, plan.itemsize, self.transport, self.device, index=0
+    # --- staging ---
+
+    def _stage(self, prepared: Prepared) -> None:
+        """Give a small plan memory of its own, and bind its messages to that."""
+        while len(self._staged) >= self.config.kept_plans:
+            self.forget(min(self._staged, key=lambda kept: kept.last_run))
+        plan, empty = prepared.plan, self.device.empty
+        # Apart, so that folds are not in place: NumPy takes twice as long where one element is.
+        source, target = (empty(n, prepared.dtype) for n in (plan.input_count, plan.output_count))
+        scratch = empty(plan.slice(0).scratch, prepared.dtype)
+        prepared.staging = source.reshape(prepared.shapes[0]), target.reshape(prepared.shapes[1])
+        memory = (source, target, scratch)
+        prepared.staged = bind(
+            plan.slice(0), memory, plan.itemsize, self.transport, self.device, index=0
+        )
+        self._staged.append(prepared)
+
+    def bind_for_good(self, prepared: Prepared, source: Any, target: Any) -> None:
+        """Promise that the plan will only ever be run on these arrays, which it keeps alive.
+
+        Without effect on what is not contiguous or is cut in slices.
+        """
+        flat = [self.device.flat(array) for array in (source, target)]
+        pairs = zip(flat, (source, target), strict=True)
+        in_place = all(one.size == 0 or self.device.overlap(one, other) for one, other in pairs)
+        if prepared.plan.slices == 1 and in_place:
+            planned = prepared.plan.slice(0)
+            scratch = self.device.scratch(planned.scratch * prepared.dtype.itemsize)
+            memory = (
+                flat[0],
+                flat[0] if target is source else flat[1],
+                scratch.view(prepared.dtype),
             )
-            self._staged.append(prepared)
-        return prepared
+            prepared.bound = bind(
+                planned, memory, prepared.plan.itemsize, self.transport, self.device, index=0
+            )
+            self._for_good.append(prepared.bound)
 
     def forget(self, prepared: Prepared) -> None:
-        """Let go of a prepared plan that is not running."""
+        """Let go of a prepared plan's messages and memory; it is not running, and may run again."""
         if prepared.staged is not None:
             self._staged.remove(prepared)
             self._free(prepared.staged)
+            prepared.staged, prepared.staging = None, (None, None)
         for place in [place for place in self._bound if place[0] is prepared]:
             self._unbind(place)
 
@@ -117,6 +148,8 @@ class Executor:
             self.forget(prepared)
         for place in list(self._bound):
             self._unbind(place)
+        while self._for_good:
+            self._free(self._for_good.pop())
         self._scratch.clear()
 
     # --- running ---
@@ -127,16 +160,65 @@ class Executor:
         Every signature that comes must equal `header`.  Raises an Interrupt when ranks disagree or
         stop answering.
         """
-        if prepared.staged is not None:
-            staged_source, staged_target = prepared.staging
-            staged_source[...] = source
-            self._run_flow(prepared, prepared.staged, header)
-            target[...] = staged_target
+        if prepared.bound is not None:
+            self._run_flow(prepared, prepared.bound, header)
+        elif prepared.staged is not None or self._is_small(prepared):
+            flow, source_copy, target_copy = self._staged_flow(prepared)
+            source_copy[...] = source
+            self._run_flow(prepared, flow, header)
+            target[...] = target_copy
+        else:
+            idle, spins = 0, self.transport.spins
+            for moved in self.advance(prepared, source, target, header):
+                idle = 0 if moved else idle + 1
+                if idle > spins:
+                    self.agreement.wait(idle - spins)
+
+    def _is_small(self, prepared: Prepared) -> bool:
+        return prepared.nbytes <= self.config.staged_bytes and prepared.plan.slices == 1
+
+    def _staged_flow(self, prepared: Prepared) -> tuple[Flow, Any, Any]:
+        """The flow of a small plan, and the input and output that it is bound to."""
+        if prepared.staged is None:
+            self._stage(prepared)
+        assert prepared.staged is not None
+        self._runs += 1
+        prepared.last_run = self._runs
+        return prepared.staged, *prepared.staging
+
+    def _run_flow(self, prepared: Prepared, flow: Flow, header: bytes) -> None:
+        """Run a flow alone to its end, where every tenth of a microsecond counts."""
+        self._begin(flow, header)
+        idle, spins, last = 0, self.transport.spins, len(flow.steps)
+        while flow.at < last:
+            if self._drive(flow, prepared, header):
+                idle = 0
+            else:
+                idle += 1
+                if idle > spins:
+                    self.agreement.wait(idle - spins)
+        self._retire(flow)
+        self._running.clear()
+
+    def advance(
+        self, prepared: Prepared, source: Any, target: Any, header: bytes
+    ) -> Iterator[bool]:
+        """`run` in steps that do not wait: each says whether it got any further."""
+        device = self.device
+        if prepared.bound is not None:
+            yield from self._run_flows(prepared, iter((prepared.bound,)), header)
             return
-        flat_target = self.device.flat(target)
-        flat_source = flat_target if source is target else self.device.flat(source)
-        self._run_flows(prepared, self._flows(prepared, flat_source, flat_target), header)
-        if not self.device.overlap(flat_target, target):
+        if self._is_small(prepared):
+            flow, source_copy, target_copy = self._staged_flow(prepared)
+            source_copy[...] = source
+            yield from self._run_flows(prepared, iter((flow,)), header)
+            target[...] = target_copy
+            return
+        flat_target = device.flat(target)
+        flat_source = flat_target if source is target else device.flat(source)
+        flows = self._flows(prepared, flat_source, flat_target)
+        yield from self._run_flows(prepared, flows, header)
+        if not device.overlap(flat_target, target):
             target[...] = flat_target.reshape(target.shape)
 
     def _flows(self, prepared: Prepared, source: Any, target: Any) -> Iterator[Flow]:
@@ -193,22 +275,10 @@ class Executor:
             kept = self._scratch[slot] = self.device.scratch(larger)
         return kept[:nbytes].view(dtype)
 
-    def _run_flow(self, prepared: Prepared, flow: Flow, header: bytes) -> None:
-        """`_run_flows` for a flow alone, where every tenth of a microsecond counts."""
-        self._begin(flow, header)
-        idle, spins, last = 0, self.transport.spins, len(flow.steps)
-        while flow.at < last:
-            if self._drive(flow, prepared, header):
-                idle = 0
-            else:
-                idle += 1
-                if idle > spins:
-                    self.agreement.wait(idle - spins)
-        self._retire(flow)
-        self._running.clear()
-
-    def _run_flows(self, prepared: Prepared, flows: Iterator[Flow], header: bytes) -> None:
-        running, idle, spins = self._running, 0, self.transport.spins
+    def _run_flows(
+        self, prepared: Prepared, flows: Iterator[Flow], header: bytes
+    ) -> Iterator[bool]:
+        running = self._running
         begun, count, in_flight = 0, prepared.plan.slices, prepared.in_flight
         finished = True
         while True:
@@ -225,12 +295,7 @@ class Executor:
                 running[:] = [flow for flow in running if not self._retire(flow)]
                 if not running and begun == count:
                     return
-            if moved:
-                idle = 0
-            else:
-                idle += 1
-                if idle > spins:
-                    self.agreement.wait(idle - spins)
+            yield moved
 
     def _begin(self, flow: Flow, header: bytes) -> None:
         for own in flow.own_signatures:
@@ -321,7 +386,7 @@ class Executor:
     def tally(self) -> tuple[Counter[int], Counter[int]]:
         """Messages ever sent to and received from each peer, once all receives are withdrawn."""
         staged = [prepared.staged for prepared in self._staged if prepared.staged is not None]
-        for flow in chain(staged, *self._bound.values()):
+        for flow in chain(staged, self._for_good, *self._bound.values()):
             self._count(flow, len(flow.steps), flow.runs)
             flow.runs = 0
         for flow in self._running:

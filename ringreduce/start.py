@@ -65,7 +65,7 @@ def init(
     config = config or Config()
     try:
         over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
-        comm = _communicator(over_mpi, nodes, timeout_s, config)
+        comm = _communicator(over_mpi, nodes, timeout_s, config, adopt=close_at_exit)
     except (PeerTimeoutError, PeerLostError):
         never_finalize()
         raise
@@ -125,8 +125,12 @@ def spawn(
 
 
 def _communicator(
-    transport: Transport, nodes: NodesArgument, timeout_s: float, config: Config | None
+    transport: Transport,
+    nodes: NodesArgument,
+    timeout_s: float,
+    config: Config | None,
+    adopt: Callable[[Communicator], None] | None = None,
 ) -> Communicator:
     found = transport.nodes() if nodes is None else parse_nodes(nodes, transport.size)
     topology = Topology(found, transport.rank)
-    return Communicator(transport, topology, CpuDevice(), config or Config(), timeout_s)
+    return Communicator(transport, topology, CpuDevice(), config or Config(), timeout_s, adopt)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.agreement import Signature
+from ringreduce.executor import Prepared
 from ringreduce.plan import Plan, plan_whole
 from ringreduce.schedule import Schedule
 from tests.cases import CONFIG
@@ -23,13 +24,14 @@ KEPT, BOUND = 700, 5000
 def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
     """Run a plan as a collective would, twice: the second time all that is kept is used again."""
     fold = comm._device.fold("sum")
-    prepared = comm._executor.prepare(plan, x.dtype, (x.shape, out.shape), fold)
+    prepared = Prepared(plan, x.dtype, (x.shape, out.shape), fold, in_flight=3)
+    conductor = comm._conductor
     untouched = x.copy()
     for _ in range(2):
         x[...] = untouched
-        header = comm._agreement.begin(Signature("by hand", ()), None)
-        comm._executor.run(prepared, x, out, header)
-        comm._agreement.end()
+        header = conductor._agreement.begin(Signature("by hand", ()), None)
+        conductor.executor.run(prepared, x, out, header)
+        conductor._agreement.end()
 
 
 def assert_carries_out(

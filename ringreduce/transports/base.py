@@ -7,7 +7,7 @@ Control messages are short, rare, and received by whoever asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 
@@ -32,6 +32,8 @@ class Transport(Protocol):
     name: str
     spins: int
     """Idle polls worth making before the first `pause`."""
+    threads: bool
+    """Whether another thread may use it, one at a time."""
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
         """A message, not yet started, that sends `buffer` to `peer`."""
@@ -66,6 +68,12 @@ class Transport(Protocol):
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that share each node, as far as the transport can tell.  Collective."""
+
+    def split(self, members: Sequence[int], number: int, timeout_s: float) -> Transport:
+        """One for these ranks alone, in this order.  Collective among them.
+
+        `number` says which split of this transport it is, the same on all ranks.
+        """
 
     def close(self, broken: bool) -> None:
         """Let go of everything.  Collective, unless the communicator is broken."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -23,6 +24,8 @@ _YIELDS = 2000
 """Idle polls that only yield the core, before polls begin to sleep."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 _HOST_BYTES = 16
+_GROUP_TAGS = 1 << 15
+"""Tags that every MPI has."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
 """How long a rank in init has to answer one that gives up."""
 _SPINS = 200
@@ -46,9 +49,11 @@ class MpiTransport:
         self._data, self._control = assembly.duplicate(), assembly.duplicate()
         self._nodes = _nodes(assembly.collect(_host()), _HOST_BYTES)
         data = self._data
+        self._synchronous_sends = synchronous_sends
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
         here = next(node for node in self._nodes if self.rank in node)
         self.spins = _SPINS if len(here) <= len(os.sched_getaffinity(0)) else 0
+        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._withdrawing: set[int] = set()
         self._discarding: dict[int, MPI.Request] = {}
         self._telling: dict[int, list[MPI.Request]] = {}
@@ -130,6 +135,27 @@ class MpiTransport:
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return self._nodes
+
+    def split(self, members: Sequence[int], number: int, timeout_s: float) -> MpiTransport:
+        """MPI makes groups in calls that cannot be given up: a thread makes it, if it may."""
+        made: list[MPI.Comm] = []
+
+        def make() -> None:
+            assert isinstance(self._data, MPI.Intracomm)
+            group = self._data.Get_group().Incl(list(members))
+            made.append(self._data.Create_group(group, number % _GROUP_TAGS))
+
+        if self.threads:
+            thread = threading.Thread(target=make, daemon=True)
+            thread.start()
+            thread.join(timeout_s)
+        else:
+            make()
+        if not made:
+            raise PeerTimeoutError(f"split: no group within {timeout_s:g} s", ranks=())
+        part = MpiTransport(made[0], timeout_s, self._synchronous_sends)
+        made[0].Free()
+        return part
 
     def close(self, broken: bool) -> None:
         if broken:

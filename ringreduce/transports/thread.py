@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,13 @@ class Switchboard:
 
     def __init__(self, size: int) -> None:
         self.mailboxes = [_Mailbox() for _ in range(size)]
+        self._parts: dict[tuple[int, ...], Switchboard] = {}
+        self._lock = threading.Lock()
+
+    def part(self, number: int, members: Sequence[int]) -> Switchboard:
+        """The one of these ranks in the split of this number: the same for all of them."""
+        with self._lock:
+            return self._parts.setdefault((number, *members), Switchboard(len(members)))
 
 
 @dataclass(eq=False)
@@ -82,11 +89,13 @@ class ThreadTransport:
 
     name = "thread"
     spins = 0
+    threads = True
 
     def __init__(self, switchboard: Switchboard, rank: int) -> None:
         self.rank = rank
         self.size = len(switchboard.mailboxes)
         self._boxes = switchboard.mailboxes
+        self._switchboard = switchboard
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, self.rank, peer, flow, buffer, sends=True)
@@ -137,6 +146,10 @@ class ThreadTransport:
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(self.size)),)
+
+    def split(self, members: Sequence[int], number: int, timeout_s: float) -> ThreadTransport:
+        part = self._switchboard.part(number, members)
+        return ThreadTransport(part, members.index(self.rank))
 
     def close(self, broken: bool) -> None:
         pass

@@ -1,0 +1,178 @@
+"""Carries a communicator's calls out, one at a time and in order, and ends it when one fails.
+
+Between the collectives, which know what a call means, and the executor, which knows how data move.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+from ringreduce.agreement import Agreement, Interrupt, Signature
+from ringreduce.config import Config
+from ringreduce.devices.base import Device
+from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
+from ringreduce.executor import Executor, Prepared
+from ringreduce.schedule import Schedule
+from ringreduce.transports.base import Transport
+from ringreduce.work import Line, Program
+
+Body = Callable[[bytes], Generator[bool, None, Any]]
+"""What a call does with the header of its messages; a ValueError that it returns is raised."""
+
+_LEAVING_S = 1.0
+"""How long a call under way may take to notice that this rank leaves."""
+
+
+class Opening(Protocol):
+    """What is known of a call before it begins."""
+
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def schedule(self) -> Schedule: ...
+
+
+class Left(PeerLostError):
+    """This rank gives up the communicator."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this rank has left the communicator: {reason}")
+        self.reason = reason
+
+
+class Conductor:
+    """One communicator's calls: their order, their errors, their end."""
+
+    def __init__(
+        self, transport: Transport, device: Device, config: Config, timeout_s: float
+    ) -> None:
+        self._transport = transport
+        self._agreement = Agreement(transport, timeout_s)
+        self.executor = Executor(transport, device, config, self._agreement)
+        self.line = Line(self._agreement.wait, transport.spins, transport.threads)
+        self._pid = os.getpid()
+        self._ended: Exception | None = None
+        """Why no further call can be made; None while the communicator is usable."""
+
+    # --- calls ---
+
+    def check_usable(self) -> None:
+        """Raise the reason when no call can be made.  With the line's lock held."""
+        if os.getpid() != self._pid:
+            raise ValueError(
+                "this process was forked from the one that made the communicator; "
+                "make calls in that one, or start ranks with 'ringreduce run'"
+            )
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
+        if self.executor.busy and self.line.empty:
+            raise ValueError("a call from within a call, such as from a signal handler")
+
+    def carry_out(
+        self,
+        opening: Opening,
+        prepared: Prepared,
+        source: Any,
+        target: Any,
+        timeout_s: float | None = None,
+    ) -> None:
+        """One call, now; nothing is in line."""
+        try:
+            header = self._agreement.begin(opening.signature, timeout_s)
+            self.executor.run(prepared, source, target, header)
+            self._agreement.end()
+        except BaseException as error:
+            raise self._broken_off(error, opening.schedule) from None
+
+    def run(
+        self, opening: Opening, body: Body, timeout_s: float | None, async_op: bool = False
+    ) -> Any:
+        """A call that does what `body` says, in its turn: its result, or the Work."""
+        program = self._program(opening, body, timeout_s)
+        if async_op:
+            return self.line.put(program)
+        return self.line.run(program) if self.line.empty else self.line.put(program).wait()
+
+    def _program(self, opening: Opening, body: Body, timeout_s: float | None) -> Program:
+        self.check_usable()
+        try:
+            header = self._agreement.begin(opening.signature, timeout_s)
+            result = yield from body(header)
+            self._agreement.end()
+        except BaseException as error:
+            raise self._broken_off(error, opening.schedule) from None
+        if isinstance(result, ValueError):
+            raise result
+        return result
+
+    # --- the end ---
+
+    def close(self, opening: Opening, prepared: Prepared, nothing: Any) -> None:
+        """Finish what is in line, part from the others, and let go of everything.
+
+        `opening` and `prepared` are the last call.  Raises the error of a Work that nobody has
+        waited for.
+        """
+        with self.line.lock:
+            self.line.drain()
+            unseen = self.line.unseen_error()
+            if self._ended is None:
+                self.check_usable()
+                self.carry_out(opening, prepared, nothing, nothing)
+                try:
+                    self._agreement.part()
+                except BaseException as error:
+                    raise self._broken_off(error, opening.schedule) from None
+                self.executor.close()
+                self._transport.close(broken=False)
+                self._ended = ValueError("the communicator is closed")
+            self.line.close()
+            if unseen is not None:
+                raise unseen.with_traceback(None)
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls can still be made."""
+        return self._ended is None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a rank was lost, so that no call can be made any more."""
+        return isinstance(self._ended, RingReduceError)
+
+    def leave(self, reason: str) -> None:
+        """Give up without the others: they raise PeerLostError with `reason` in the next call."""
+        if self._ended is None and os.getpid() == self._pid:
+            if not self.line.empty:
+                self.line.interrupt(Left(reason), _LEAVING_S)
+            if self._ended is None:
+                self._break(Left(reason), reason)
+
+    def farewell(self, seconds: float) -> None:
+        """Let the other living ranks of a broken communicator get this far, for so long at most."""
+        self._agreement.farewell(seconds)
+
+    # --- errors ---
+
+    def _broken_off(self, error: BaseException, schedule: Schedule) -> BaseException:
+        """What to raise in place of `error`, which broke a call off."""
+        if isinstance(error, Interrupt):
+            try:
+                settled = self._agreement.settle(error, self.executor, schedule)
+            except BaseException as worse:
+                error = worse
+            else:
+                if not isinstance(settled, MismatchError):
+                    self._ended = settled
+                return settled
+        if isinstance(error, Exception):
+            error = self._transport.translate(error)
+        reason = error.reason if isinstance(error, Left) else f"{type(error).__name__}: {error}"
+        self._break(error if isinstance(error, RingReduceError) else PeerLostError(reason), reason)
+        return error
+
+    def _break(self, error: Exception, reason: str) -> None:
+        self._ended = error
+        self._agreement.leave(reason)

@@ -1,0 +1,50 @@
+"""A call on the same arrays, again and again, with everything checked and bound once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringreduce.calls import Call
+from ringreduce.conductor import Conductor
+from ringreduce.programs import move
+
+
+class PersistentCall:
+    """Made by `Communicator.plan`.  Every rank calls it as it would make the call itself.
+
+    What is checked once: types, shapes, memory.  What still travels with each call: its signature.
+    The arrays are read and written in place, so keep using them and do not resize them.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        call: Call,
+        source: np.ndarray,
+        target: np.ndarray,
+        result: Any,
+        timeout_s: float | None,
+    ) -> None:
+        self._conductor, self._call, self._result = conductor, call, result
+        self._source, self._target, self._timeout_s = source, target, timeout_s
+        if not call.on_the_wire:
+            conductor.executor.bind_for_good(call.prepared, source, target)
+
+    def __call__(self) -> Any:
+        """Make the call once, and return its result: the same array each time."""
+        conductor = self._conductor
+        with conductor.line.lock:
+            conductor.check_usable()
+            if conductor.line.empty and not self._call.on_the_wire:
+                conductor.carry_out(
+                    self._call, self._call.prepared, self._source, self._target, self._timeout_s
+                )
+            else:
+                conductor.run(self._call, self._body, self._timeout_s)
+        return self._result
+
+    def _body(self, header: bytes) -> Any:
+        executor = self._conductor.executor
+        yield from move(executor, self._call, self._source, self._target, header)

@@ -1,0 +1,121 @@
+"""What calls do that are more than one plan on the caller's arrays, poll by poll.
+
+Generators in the manner of `ringreduce.work`: they say whether they got any further, and return the
+result.  A ValueError that one returns is raised once the call is over, so that no rank is left
+waiting for the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringreduce.calls import Call, Fused, named_dtype
+from ringreduce.executor import Executor
+
+Steps = Generator[bool, None, Any]
+
+ANNOUNCED_BYTES = 2048
+"""Room for dtype and shape of any array that NumPy can make."""
+
+
+def move(
+    executor: Executor, call: Call, source: np.ndarray, target: np.ndarray, header: bytes
+) -> Steps:
+    """One plan, on copies in another dtype if the data travel in that."""
+    if not call.on_the_wire:
+        yield from executor.advance(call.prepared, source, target, header)
+        return
+    sent = source.astype(call.prepared.dtype)
+    came = sent if target.shape == source.shape else np.empty(target.shape, sent.dtype)
+    yield from executor.advance(call.prepared, sent, came, header)
+    target[...] = came
+
+
+def reduce_list(
+    executor: Executor,
+    fused: Fused,
+    arrays: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    header: bytes,
+) -> Steps:
+    """Lay arrays of one dtype end to end, reduce them in place, and deal the result out.
+
+    All are read before any is written, so that a target may be any of the arrays.
+    """
+    laid = []
+    for call, members in fused.groups:
+        whole = np.empty(call.shape or 0, call.dtype)
+        at = 0
+        for index in members:
+            array = arrays[index]
+            whole[at : at + array.size].reshape(array.shape)[...] = array
+            at += array.size
+        laid.append(whole)
+    for (call, members), whole in zip(fused.groups, laid, strict=True):
+        yield from move(executor, call, whole, whole, header)
+        at = 0
+        for index in members:
+            target = targets[index]
+            target[...] = whole[at : at + target.size].reshape(target.shape)
+            at += target.size
+
+
+def gather_unknown(
+    executor: Executor,
+    opening: Call,
+    known: Callable[[tuple[int, ...]], Call],
+    array: np.ndarray,
+    out: np.ndarray | None,
+    header: bytes,
+) -> Steps:
+    """Exchange first dimensions, then gather as `known` says.  A wrong `out` is an error on all."""
+    size = executor.transport.size
+    rows = np.array([array.shape[0], -1 if out is None else out.shape[0]], np.int64)
+    table = np.empty((size, 2), np.int64)
+    yield from executor.advance(opening.prepared, rows, table, header)
+    counts = tuple(table[:, 0].tolist())
+    wrong = [rank for rank in range(size) if table[rank, 1] not in (-1, sum(counts))]
+    if wrong:
+        return ValueError(
+            f"{opening.signature.collective}: out on rank {wrong[0]} has first dimension "
+            f"{table[wrong[0], 1]}, the result has {sum(counts)}"
+        )
+    call = known(counts)
+    target = out
+    if target is None:
+        target = np.empty(0 if call.shape is None else call.shape, call.dtype)
+    yield from executor.advance(call.prepared, array, target, header)
+    return None if call.shape is None else target
+
+
+def scatter(
+    executor: Executor,
+    opening: Call,
+    known: Callable[[tuple[int, ...], np.dtype[Any]], Call],
+    array: np.ndarray | None,
+    out: np.ndarray | None,
+    header: bytes,
+) -> Steps:
+    """Announce what the root's array is, then deal it out as `known` says."""
+    announced = np.zeros(ANNOUNCED_BYTES, np.uint8)
+    if array is not None:
+        said = json.dumps([array.dtype.name, array.shape]).encode()
+        announced[: len(said)] = np.frombuffer(said, np.uint8)
+    yield from executor.advance(opening.prepared, announced, announced, header)
+    name, shape = json.loads(announced.tobytes().rstrip(b"\0"))
+    call = known(tuple(shape), named_dtype(name))
+    assert call.shape is not None
+    fits = out is None or (out.shape == call.shape and out.dtype == call.dtype)
+    target = out if fits and out is not None else np.empty(call.shape, call.dtype)
+    source = np.empty(0, call.dtype) if array is None else array
+    yield from executor.advance(call.prepared, source, target, header)
+    if not fits and out is not None:
+        return ValueError(
+            f"scatter: out is {out.dtype}{list(out.shape)}, "
+            f"this rank's part is {call.dtype}{list(call.shape)}"
+        )
+    return target
