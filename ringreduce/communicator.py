@@ -400,9 +400,10 @@ class Communicator:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
+        if error is None:
+            self.close()
+        else:
             self.leave(f"{type(error).__name__}: {error}")
-        self.close()
 
     # --- how calls are carried out ---
 

@@ -149,6 +149,7 @@ class Conductor:
                 self.line.interrupt(Left(reason), _LEAVING_S)
             if self._ended is None:
                 self._break(Left(reason), reason)
+            self.line.close()
 
     def farewell(self, seconds: float) -> None:
         """Let the other living ranks of a broken communicator get this far, for so long at most."""
