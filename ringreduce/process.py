@@ -81,6 +81,8 @@ def _close(comm: Communicator, pid: int) -> None:
     except BaseException:
         traceback.print_exc()
         comm.leave("its process ends")
+        if not comm.broken:  # closed well, but a call that nobody had waited for has failed
+            _leave_without_finalizing(lambda: None, pid)
     if comm.broken:
         _leave_without_finalizing(lambda: comm.farewell(_FAREWELL_S), pid)
 

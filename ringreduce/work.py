@@ -97,6 +97,8 @@ class Line:
                     )
                     self._thread.start()
                 self._arrived.notify()
+        else:
+            self.advance()
         return work
 
     def run(self, program: Program) -> Any:
