@@ -36,13 +36,10 @@ class Call:
     """Of input and result."""
     in_place: bool = False
     """Whether ``out=x`` makes sense."""
+    converts: bool = False
+    """Whether the data travel, and are combined, in another dtype than their own."""
     last_use: int = 0
     """When it was last asked for, counted in calls."""
-
-    @property
-    def on_the_wire(self) -> bool:
-        """Whether the data travel, and are combined, in another dtype than their own."""
-        return bool(self.prepared.dtype != self.dtype)
 
 
 @dataclass(slots=True, eq=False)
@@ -362,7 +359,8 @@ class Calls:
             divide_by=self.size if op == "mean" else None,
             in_flight=slices_in_flight(self.nodes, self.config),
         )
-        return Call(signature, plan.schedule, prepared, shape, array.dtype, in_place)
+        converts = bool(dtype != array.dtype)
+        return Call(signature, plan.schedule, prepared, shape, array.dtype, in_place, converts)
 
 
 def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:

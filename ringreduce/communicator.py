@@ -106,13 +106,14 @@ class Communicator:
         >>> comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1))  # on 2 ranks
         array([3., 6.])
         """
-        if isinstance(x, (list, tuple)):
-            return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
-        array = x if type(x) is np.ndarray else as_array("all_reduce", x)
+        if type(x) is not np.ndarray:
+            if isinstance(x, (list, tuple)):
+                return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
+            x = as_array("all_reduce", x)
         with self._line.lock:
             self._conductor.check_usable()
-            call = self._calls.all_reduce(array, op, algorithm, wire)
-            return self._carry_out(call, array, out, timeout_s, async_op)
+            call = self._calls.all_reduce(x, op, algorithm, wire)
+            return self._carry_out(call, x, out, timeout_s, async_op)
 
     def reduce_scatter(
         self,
@@ -411,12 +412,15 @@ class Communicator:
         self, call: Call, array: np.ndarray, out: Any, timeout_s: float | None, async_op: bool
     ) -> Any:
         """A call that is one plan."""
-        view = out if out is None or type(out) is np.ndarray else as_out(_name(call), out)
-        target = self._target(call, array, view)
+        if out is None and call.shape is not None:
+            result = target = np.empty(call.shape, call.dtype)
+        else:
+            view = out if out is None or type(out) is np.ndarray else as_out(_name(call), out)
+            target = self._target(call, array, view)
+            result = None if call.shape is None else out
         if timeout_s is not None:
             check_timeout(_name(call), timeout_s)
-        result = None if call.shape is None else target if out is None else out
-        if async_op or call.on_the_wire or not self._line.empty:
+        if async_op or call.converts or self._line.works:
 
             def body(header: bytes) -> Body:
                 yield from move(self._conductor.executor, call, array, target, header)

@@ -21,6 +21,7 @@ from ringreduce.work import Line, Program
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""
 
+_getpid = os.getpid
 _LEAVING_S = 1.0
 """How long a call under way may take to notice that this rank leaves."""
 
@@ -34,7 +35,7 @@ class Opening(Protocol):
     def schedule(self) -> Schedule: ...
 
 
-class Left(PeerLostError):
+class LeavingError(PeerLostError):
     """This rank gives up the communicator."""
 
     def __init__(self, reason: str) -> None:
@@ -60,14 +61,14 @@ class Conductor:
 
     def check_usable(self) -> None:
         """Raise the reason when no call can be made.  With the line's lock held."""
-        if os.getpid() != self._pid:
+        if _getpid() != self._pid:
             raise ValueError(
                 "this process was forked from the one that made the communicator; "
                 "make calls in that one, or start ranks with 'ringreduce run'"
             )
         if self._ended is not None:
             raise self._ended.with_traceback(None)
-        if self.executor.busy and self.line.empty:
+        if self.executor.running and not self.line.works:
             raise ValueError("a call from within a call, such as from a signal handler")
 
     def carry_out(
@@ -93,7 +94,7 @@ class Conductor:
         program = self._program(opening, body, timeout_s)
         if async_op:
             return self.line.put(program)
-        return self.line.run(program) if self.line.empty else self.line.put(program).wait()
+        return self.line.put(program).wait() if self.line.works else self.line.run(program)
 
     def _program(self, opening: Opening, body: Body, timeout_s: float | None) -> Program:
         self.check_usable()
@@ -145,10 +146,10 @@ class Conductor:
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
         if self._ended is None and os.getpid() == self._pid:
-            if not self.line.empty:
-                self.line.interrupt(Left(reason), _LEAVING_S)
+            if self.line.works:
+                self.line.interrupt(LeavingError(reason), _LEAVING_S)
             if self._ended is None:
-                self._break(Left(reason), reason)
+                self._break(LeavingError(reason), reason)
             self.line.close()
 
     def farewell(self, seconds: float) -> None:
@@ -170,7 +171,7 @@ class Conductor:
                 return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
-        reason = error.reason if isinstance(error, Left) else f"{type(error).__name__}: {error}"
+        reason = error.reason if isinstance(error, LeavingError) else f"{type(error).__name__}: {error}"
         self._break(error if isinstance(error, RingReduceError) else PeerLostError(reason), reason)
         return error
 

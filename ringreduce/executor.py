@@ -84,20 +84,16 @@ class Executor:
         self._bound: OrderedDict[Place, list[Flow]] = OrderedDict()
         """Flows bound to the caller's memory, that used longest ago first."""
         self._bound_count = 0
-        self._running: list[Flow] = []
+        self.running: list[Flow] = []
+        """The flows that are under way; none between calls."""
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._withdrawn: dict[int, bool] = {}
         self._scratch: dict[int, Any] = {}
 
-    @property
-    def busy(self) -> bool:
-        """Whether a plan is being run."""
-        return bool(self._running)
-
     # --- staging ---
 
-    def _stage(self, prepared: Prepared) -> None:
+    def _stage(self, prepared: Prepared) -> Flow:
         """Give a small plan memory of its own, and bind its messages to that."""
         while len(self._staged) >= self.config.kept_plans:
             self.forget(min(self._staged, key=lambda kept: kept.last_run))
@@ -107,10 +103,11 @@ class Executor:
         scratch = empty(plan.slice(0).scratch, prepared.dtype)
         prepared.staging = source.reshape(prepared.shapes[0]), target.reshape(prepared.shapes[1])
         memory = (source, target, scratch)
-        prepared.staged = bind(
+        flow = prepared.staged = bind(
             plan.slice(0), memory, plan.itemsize, self.transport, self.device, index=0
         )
         self._staged.append(prepared)
+        return flow
 
     def bind_for_good(self, prepared: Prepared, source: Any, target: Any) -> None:
         """Promise that the plan will only ever be run on these arrays, which it keeps alive.
@@ -163,10 +160,12 @@ class Executor:
         if prepared.bound is not None:
             self._run_flow(prepared, prepared.bound, header)
         elif prepared.staged is not None or self._is_small(prepared):
-            flow, source_copy, target_copy = self._staged_flow(prepared)
-            source_copy[...] = source
+            flow = prepared.staged or self._stage(prepared)
+            self._runs = prepared.last_run = self._runs + 1
+            staged_source, staged_target = prepared.staging
+            staged_source[...] = source
             self._run_flow(prepared, flow, header)
-            target[...] = target_copy
+            target[...] = staged_target
         else:
             idle, spins = 0, self.transport.spins
             for moved in self.advance(prepared, source, target, header):
@@ -176,15 +175,6 @@ class Executor:
 
     def _is_small(self, prepared: Prepared) -> bool:
         return prepared.nbytes <= self.config.staged_bytes and prepared.plan.slices == 1
-
-    def _staged_flow(self, prepared: Prepared) -> tuple[Flow, Any, Any]:
-        """The flow of a small plan, and the input and output that it is bound to."""
-        if prepared.staged is None:
-            self._stage(prepared)
-        assert prepared.staged is not None
-        self._runs += 1
-        prepared.last_run = self._runs
-        return prepared.staged, *prepared.staging
 
     def _run_flow(self, prepared: Prepared, flow: Flow, header: bytes) -> None:
         """Run a flow alone to its end, where every tenth of a microsecond counts."""
@@ -197,8 +187,8 @@ class Executor:
                 idle += 1
                 if idle > spins:
                     self.agreement.wait(idle - spins)
-        self._retire(flow)
-        self._running.clear()
+        self._settle(flow)
+        self.running.clear()
 
     def advance(
         self, prepared: Prepared, source: Any, target: Any, header: bytes
@@ -209,10 +199,12 @@ class Executor:
             yield from self._run_flows(prepared, iter((prepared.bound,)), header)
             return
         if self._is_small(prepared):
-            flow, source_copy, target_copy = self._staged_flow(prepared)
-            source_copy[...] = source
+            flow = prepared.staged or self._stage(prepared)
+            self._runs = prepared.last_run = self._runs + 1
+            staged_source, staged_target = prepared.staging
+            staged_source[...] = source
             yield from self._run_flows(prepared, iter((flow,)), header)
-            target[...] = target_copy
+            target[...] = staged_target
             return
         flat_target = device.flat(target)
         flat_source = flat_target if source is target else device.flat(source)
@@ -278,7 +270,7 @@ class Executor:
     def _run_flows(
         self, prepared: Prepared, flows: Iterator[Flow], header: bytes
     ) -> Iterator[bool]:
-        running = self._running
+        running = self.running
         begun, count, in_flight = 0, prepared.plan.slices, prepared.in_flight
         finished = True
         while True:
@@ -301,7 +293,7 @@ class Executor:
         for own in flow.own_signatures:
             own[:] = header
         flow.at = flow.tested = 0
-        self._running.append(flow)
+        self.running.append(flow)
         if flow.steps:
             self._start(flow, flow.steps[0])
 
@@ -349,10 +341,13 @@ class Executor:
         """Finish a flow that has run all its steps; False if it has not."""
         if not flow.finished:
             return False
+        self._settle(flow)
+        return True
+
+    def _settle(self, flow: Flow) -> None:
         for into, source in flow.settles:
             into[...] = source
         flow.runs += 1
-        return True
 
     def _count(self, flow: Flow, steps: int, times: int) -> None:
         for total, messages in zip((self._sent, self._received), flow.messages(steps), strict=True):
@@ -363,7 +358,7 @@ class Executor:
 
     def where(self) -> tuple[int | None, list[int]]:
         """The step that the earliest unfinished flow is at, and the peers that it waits for."""
-        for flow in self._running:
+        for flow in self.running:
             if not flow.finished:
                 index = flow.steps[flow.at].index
                 parts = [step for step in flow.steps[: flow.at + 1] if step.index == index]
@@ -373,7 +368,7 @@ class Executor:
 
     def withdraw(self) -> bool:
         """Take back the receives that are under way.  False: some must be asked for again."""
-        for flow in self._running:
+        for flow in self.running:
             for peer, request in [] if flow.finished else flow.steps[flow.at].recvs:
                 if id(request) not in self._withdrawn:
                     untouched = self.transport.withdraw(request)
@@ -389,7 +384,7 @@ class Executor:
         for flow in chain(staged, self._for_good, *self._bound.values()):
             self._count(flow, len(flow.steps), flow.runs)
             flow.runs = 0
-        for flow in self._running:
+        for flow in self.running:
             self._count(flow, flow.at, 1)
             if not flow.finished:
                 self._sent.update(peer for peer, _ in flow.steps[flow.at].sends)
@@ -399,14 +394,14 @@ class Executor:
         """Whether every send that was started is complete."""
         return all(
             request.Test()
-            for flow in self._running
+            for flow in self.running
             for step in flow.steps[: flow.at + 1]
             for _, request in step.sends
         )
 
     def start_afresh(self) -> None:
         """Forget the call under way; its messages are all withdrawn, drained or complete."""
-        self._running.clear()
+        self.running.clear()
         self._withdrawn.clear()
         self._sent.clear()
         self._received.clear()

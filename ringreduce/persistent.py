@@ -29,7 +29,7 @@ class PersistentCall:
     ) -> None:
         self._conductor, self._call, self._result = conductor, call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
-        if not call.on_the_wire:
+        if not call.converts:
             conductor.executor.bind_for_good(call.prepared, source, target)
 
     def __call__(self) -> Any:
@@ -37,7 +37,7 @@ class PersistentCall:
         conductor = self._conductor
         with conductor.line.lock:
             conductor.check_usable()
-            if conductor.line.empty and not self._call.on_the_wire:
+            if not conductor.line.works and not self._call.converts:
                 conductor.carry_out(
                     self._call, self._call.prepared, self._source, self._target, self._timeout_s
                 )

@@ -26,7 +26,7 @@ def move(
     executor: Executor, call: Call, source: np.ndarray, target: np.ndarray, header: bytes
 ) -> Steps:
     """One plan, on copies in another dtype if the data travel in that."""
-    if not call.on_the_wire:
+    if not call.converts:
         yield from executor.advance(call.prepared, source, target, header)
         return
     sent = source.astype(call.prepared.dtype)

@@ -72,7 +72,8 @@ class Line:
         self.lock = threading.RLock()
         """Held while a call finds its place in the order."""
         self._wait, self._spins, self._threads = wait, spins, threads
-        self._works: deque[Work] = deque()
+        self.works: deque[Work] = deque()
+        """Those that are not over yet, in order."""
         self._arrived = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failed: list[Work] = []
@@ -80,15 +81,10 @@ class Line:
         self._ended = False
         self._idle = 0
 
-    @property
-    def empty(self) -> bool:
-        """Whether every call in line is over."""
-        return not self._works
-
     def put(self, program: Program) -> Work:
         """Let a program have its turn when all before it are over.  Call it with the lock held."""
         work = Work(self, program)
-        self._works.append(work)
+        self.works.append(work)
         if self._threads:
             with self._arrived:
                 if self._thread is None:
@@ -128,21 +124,21 @@ class Line:
         if self._threads:
             return
         with self.lock:
-            if self._works:
-                self._poll(self._works[0], self._spins, ahead=0)
+            if self.works:
+                self._poll(self.works[0], self._spins, ahead=0)
 
     def interrupt(self, error: BaseException, seconds: float) -> None:
         """Raise `error` in the program that has its turn, and wait a while for the line to end."""
         self._interrupt = error
         end = time.monotonic() + seconds
-        while self._works and time.monotonic() < end:
+        while self.works and time.monotonic() < end:
             self.advance()
             time.sleep(1e-3)
         self._interrupt = None
 
     def drain(self) -> None:
         """Wait until every work in line is over.  Call it with the lock held."""
-        for work in list(self._works):
+        for work in list(self.works):
             self.await_(work.completed, None)
 
     def close(self) -> None:
@@ -162,11 +158,11 @@ class Line:
         """The thread: one work after another."""
         while True:
             with self._arrived:
-                while not self._works:
+                while not self.works:
                     if self._ended:
                         return
                     self._arrived.wait()
-            work = self._works[0]
+            work = self.works[0]
             while not self._poll(work, spins=0, ahead=_AHEAD):
                 pass
 
@@ -183,7 +179,7 @@ class Line:
             result, error = None, raised
             self._failed = [work, *(failed for failed in self._failed if failed.unseen_error)]
         self._idle = 0
-        self._works.popleft()
+        self.works.popleft()
         work.finish(result, error)
         return True
 
