@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -298,7 +299,7 @@ class Calls:
             )
         given = {**defaults, **arguments}
         if "counts" in given:
-            given["counts"] = tuple(given["counts"])
+            given["counts"] = tuple(map(operator.index, given["counts"]))
             array = array.reshape(1) if array.ndim == 0 else array
         call: Call = getattr(self, f"_{collective}")(array, **given)
         return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -210,7 +211,7 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             if counts is not None:
-                call = self._calls.all_gather(array, tuple(counts), algorithm)
+                call = self._calls.all_gather(array, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
             opening = self._calls.exchange("all_gather", array, algorithm)
 
@@ -238,7 +239,7 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             if counts is not None:
-                call = self._calls.gather(array, root, tuple(counts), algorithm)
+                call = self._calls.gather(array, root, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
             opening = self._calls.exchange("gather", array, algorithm, root=root)
 
@@ -322,7 +323,7 @@ class Communicator:
             self._conductor.check_usable()
             call = self._calls.planned(collective, array, arguments)
             view = None if out is None else as_out(collective, out)
-            target = self._target(call, array, view)
+            array, target = self._placed(call, array, view)
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
@@ -376,8 +377,9 @@ class Communicator:
         Asynchronous calls are waited for; the error of one that nobody has waited for is raised.
         A broken communicator closes at once and waits for nobody; so does one already closed.
         """
-        call = self._calls.meeting("close", ())
-        self._conductor.close(call, call.prepared, _NOTHING)
+        with self._line.lock:
+            call = self._calls.meeting("close", ())
+            self._conductor.close(call, call.prepared, _NOTHING)
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
@@ -412,11 +414,12 @@ class Communicator:
         self, call: Call, array: np.ndarray, out: Any, timeout_s: float | None, async_op: bool
     ) -> Any:
         """A call that is one plan."""
+        result: Any
         if out is None and call.shape is not None:
             result = target = np.empty(call.shape, call.dtype)
         else:
             view = out if out is None or type(out) is np.ndarray else as_out(_name(call), out)
-            target = self._target(call, array, view)
+            array, target = self._placed(call, array, view)
             result = None if call.shape is None else out
         if timeout_s is not None:
             check_timeout(_name(call), timeout_s)
@@ -430,22 +433,24 @@ class Communicator:
         self._conductor.carry_out(call, call.prepared, array, target, timeout_s)
         return result
 
-    def _target(self, call: Call, array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-        """Where the result goes: a new array, `out`, or the input itself if `out` is that."""
+    def _placed(
+        self, call: Call, array: np.ndarray, out: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where the call reads and writes: one array if `out` is the input itself."""
         if call.shape is None:
             if out is not None:
                 raise ValueError(
                     f"{_name(call)}: out on rank {self.rank}; only the root gets a result"
                 )
-            return np.empty(0, call.dtype)
+            return array, np.empty(0, call.dtype)
         if out is None:
-            return np.empty(call.shape, call.dtype)
+            return array, np.empty(call.shape, call.dtype)
         check_out(_name(call), out, call.shape, call.dtype)
         if np.may_share_memory(array, out):
             if call.in_place and same_memory(array, out):
-                return array
+                return out, out
             check_overlap(_name(call), array, out)
-        return out
+        return array, out
 
     def _all_reduce_list(
         self,
@@ -499,6 +504,8 @@ class Communicator:
             check_timeout(name, timeout_s)
         view = None if out is None else as_out(name, out)
         if view is not None:
+            if view.ndim == 0:
+                raise ValueError(f"{name}: out is 0-d; the result has at least one dimension")
             check_out(name, view, (*view.shape[:1], *array.shape[1:]), array.dtype)
             check_overlap(name, array, view)
 
@@ -539,6 +546,10 @@ def _name(call: Call) -> str:
 
 def _at_least_1d(array: np.ndarray) -> np.ndarray:
     return array.reshape(1) if array.ndim == 0 else array
+
+
+def _integers(counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(operator.index, counts))
 
 
 _NOTHING = np.empty(0, np.uint8)

@@ -5,9 +5,13 @@ Between the collectives, which know what a call means, and the executor, which k
 
 from __future__ import annotations
 
+import contextvars
+import copy
 import os
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
+
+import numpy as np
 
 from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.config import Config
@@ -21,6 +25,8 @@ from ringreduce.work import Line, Program
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""
 
+_WITHDRAWING_S = 0.05
+"""How long a broken communicator tries to take its receives back."""
 _getpid = os.getpid
 _LEAVING_S = 1.0
 """How long a call under way may take to notice that this rank leaves."""
@@ -52,7 +58,8 @@ class Conductor:
         self._transport = transport
         self._agreement = Agreement(transport, timeout_s)
         self.executor = Executor(transport, device, config, self._agreement)
-        self.line = Line(self._agreement.wait, transport.spins, transport.threads)
+        self.line = Line(self._agreement.wait, transport.spins, transport.threads, _quiet_context)
+        self._quietly = _quiet_context().run
         self._pid = os.getpid()
         self._ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
@@ -82,7 +89,7 @@ class Conductor:
         """One call, now; nothing is in line."""
         try:
             header = self._agreement.begin(opening.signature, timeout_s)
-            self.executor.run(prepared, source, target, header)
+            self._quietly(self.executor.run, prepared, source, target, header)
             self._agreement.end()
         except BaseException as error:
             raise self._broken_off(error, opening.schedule) from None
@@ -94,7 +101,9 @@ class Conductor:
         program = self._program(opening, body, timeout_s)
         if async_op:
             return self.line.put(program)
-        return self.line.put(program).wait() if self.line.works else self.line.run(program)
+        if self.line.works:
+            return self.line.put(program).wait()
+        return self._quietly(self.line.run, program)
 
     def _program(self, opening: Opening, body: Body, timeout_s: float | None) -> Program:
         self.check_usable()
@@ -127,7 +136,7 @@ class Conductor:
                 except BaseException as error:
                     raise self._broken_off(error, opening.schedule) from None
                 self.executor.close()
-                self._transport.close(broken=False)
+                self._transport.close()
                 self._ended = ValueError("the communicator is closed")
             self.line.close()
             if unseen is not None:
@@ -167,14 +176,28 @@ class Conductor:
                 error = worse
             else:
                 if not isinstance(settled, MismatchError):
-                    self._ended = settled
+                    self._ended = copy.copy(settled)
+                    self.executor.abandon(_WITHDRAWING_S)
                 return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
-        reason = error.reason if isinstance(error, LeavingError) else f"{type(error).__name__}: {error}"
+        reason = (
+            error.reason if isinstance(error, LeavingError) else f"{type(error).__name__}: {error}"
+        )
         self._break(error if isinstance(error, RingReduceError) else PeerLostError(reason), reason)
         return error
 
     def _break(self, error: Exception, reason: str) -> None:
-        self._ended = error
+        self._ended = copy.copy(error)  # this one keeps the caller's frames alive
         self._agreement.leave(reason)
+        self.executor.abandon(_WITHDRAWING_S)
+
+
+def _quiet_context() -> contextvars.Context:
+    """A context in which NumPy neither warns of overflow or NaN in a fold, nor raises for it.
+
+    What one rank folds is the result of all: whether the caller there wants errors cannot matter.
+    """
+    context = contextvars.copy_context()
+    context.run(np.seterr, all="ignore")
+    return context

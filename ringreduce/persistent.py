@@ -32,6 +32,9 @@ class PersistentCall:
         if not call.converts:
             conductor.executor.bind_for_good(call.prepared, source, target)
 
+    def __del__(self) -> None:
+        self._conductor.executor.discard(self._call.prepared)
+
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
         conductor = self._conductor

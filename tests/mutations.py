@@ -118,8 +118,8 @@ MUTATIONS = [
     Mutation(
         "message-from-the-start-of-the-buffer",
         "binding.py",
-        "whole[span.start * self.itemsize : span.stop * self.itemsize]",
-        "whole[: (span.stop - span.start) * self.itemsize]",
+        "self.bytes[span.buffer][span.start * self.itemsize : span.stop * self.itemsize]",
+        "self.bytes[span.buffer][: (span.stop - span.start) * self.itemsize]",
         "Every message moves the first bytes of its buffer.",
     ),
     Mutation(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -269,6 +273,66 @@ def test_spawn_raises_what_a_rank_raised_and_wakes_the_others():
     with pytest.raises(KeyError, match="mine"):
         rr.spawn(program, 4, timeout_s=20)
     assert sorted(seen) == [0, 1, 3]
+
+
+def test_a_read_only_view_of_out_is_in_place():
+    def program(comm):
+        for count in (3, 5000):
+            out = np.arange(count) * (comm.rank + 1.0)
+            view = out.view()
+            view.flags.writeable = False
+            assert comm.all_reduce(view, out=out) is out
+            assert np.array_equal(out, np.arange(count) * 6.0)
+
+    rr.spawn(program, 3)
+
+
+@pytest.mark.parametrize("state", ["raise", "warn"])
+def test_the_callers_numpy_error_state_does_not_matter(state):
+    """What overflows on one rank is the result of all, whatever that rank thinks of overflow."""
+
+    def program(comm):
+        with np.errstate(all=state), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for count in (3, 5000):
+                x = np.full(count, np.finfo(np.float32).max, np.float32)
+                assert np.all(np.isinf(comm.all_reduce(x)))
+                assert np.all(np.isinf(comm.all_reduce(x, async_op=True).wait()))
+                assert np.all(np.isnan(comm.all_reduce(np.inf * (1 - 2 * comm.rank) * x)))
+
+    rr.spawn(program, 2)
+
+
+def test_counts_may_be_any_integers():
+    def program(comm):
+        given = np.array([2, 2]) if comm.rank else [2, np.int32(2)]
+        return comm.all_gather(np.ones(2), counts=given).size
+
+    assert rr.spawn(program, 2) == [4, 4]
+
+
+def test_what_is_dropped_is_let_go_of():
+    """Planned calls that nobody keeps, and arrays that calls were made on."""
+
+    def program(comm):
+        arrays = []
+        for _ in range(5):
+            x = np.ones(5000)
+            arrays.append(weakref.ref(x))
+            comm.all_reduce(x)
+            comm.plan("all_reduce", x, out=x)()
+        del x
+        comm.plan("all_reduce", np.ones(1))
+        gc.collect()
+        return [array() is None for array in arrays]
+
+    assert rr.spawn(program, 2) == [[True] * 5] * 2
+
+
+@pytest.mark.parametrize("name", ["slice_bytes", "segment_bytes", "in_flight", "kept_plans"])
+def test_settings_that_make_no_sense_are_refused(name):
+    with pytest.raises(ValueError, match=f"Config: {name} is 0; pass an int of at least 1"):
+        rr.Config(**{name: 0})
 
 
 def test_plans_are_kept_and_bounded():
