@@ -529,8 +529,8 @@ class PausingDevice(CpuDevice):
     def __init__(self):
         self.go_on = threading.Event()
 
-    def fold(self, op):
-        fold = super().fold(op)
+    def fold(self, op, dtype):
+        fold = super().fold(op, dtype)
 
         def paused(left, right, into):
             self.go_on.wait()
