@@ -356,7 +356,7 @@ class Calls:
             plan,
             dtype,
             shapes=(array.shape, (0,) if shape is None else shape),
-            fold=None if op is None else self._device.fold(op),
+            fold=None if op is None else self._device.fold(op, dtype),
             divide_by=self.size if op == "mean" else None,
             in_flight=slices_in_flight(self.nodes, self.config),
         )

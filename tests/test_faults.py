@@ -529,7 +529,7 @@ class PausingDevice(CpuDevice):
     def __init__(self):
         self.go_on = threading.Event()
 
-    def fold(self, op, dtype):
+    def fold(self, op, dtype=None):
         fold = super().fold(op, dtype)
 
         def paused(left, right, into):
