@@ -16,7 +16,8 @@ from ringreduce.errors import ScheduleError
 from ringreduce.matching import Place, match
 from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
 from tests.strategies import (
-    EVERY_ALGORITHM,
+    ALL_ALGORITHMS,
+    HIERARCHICAL,
     ROOTED,
     Ranks,
     block_layout,
@@ -30,7 +31,7 @@ from tests.strategies import (
 
 
 @pytest.mark.parametrize("size", range(1, 65))
-@pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
+@pytest.mark.parametrize(("collective", "algorithm"), ALL_ALGORITHMS)
 def test_it_is_right_on_one_node(collective: str, algorithm: str, size: int) -> None:
     check(build(collective, algorithm, block_layout(size)))
 
@@ -45,7 +46,7 @@ def test_it_is_right_for_every_root(collective: str, algorithm: str, size: int, 
     check(build(collective, algorithm, block_layout(size), root))
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
+@pytest.mark.parametrize(("collective", "algorithm"), ALL_ALGORITHMS)
 @given(nodes=layouts(max_ranks=16))
 @settings(max_examples=15, deadline=None)
 def test_it_is_right_on_small_layouts(
@@ -54,15 +55,30 @@ def test_it_is_right_on_small_layouts(
     check(build(collective, algorithm, nodes))
 
 
-@given(nodes=layouts())
-@settings(max_examples=20, deadline=None)
-def test_hierarchical_is_right_on_any_layout(nodes: list[list[int]]) -> None:
-    check(build("all_reduce", "hierarchical", nodes))
+@pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
+@given(nodes=layouts(max_ranks=16), draws=st.data())
+@settings(max_examples=10, deadline=None)
+def test_it_is_right_for_any_root_on_small_layouts(
+    collective: str, algorithm: str, nodes: list[list[int]], draws: st.DataObject
+) -> None:
+    root = draws.draw(st.integers(0, sum(map(len, nodes)) - 1))
+    check(build(collective, algorithm, nodes, root))
+
+
+@given(nodes=layouts(), names=st.sampled_from(HIERARCHICAL))
+@settings(max_examples=40, deadline=None)
+def test_hierarchical_is_right_on_any_layout(
+    nodes: list[list[int]], names: tuple[str, str]
+) -> None:
+    check(build(*names, nodes))
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 1, 1, 1), (2, 2), (8,) * 8, (1, 2, 3, 5, 7, 11)])
-def test_hierarchical_is_right_on_blocks(sizes: tuple[int, ...]) -> None:
-    check(build("all_reduce", "hierarchical", block_layout(*sizes)))
+@pytest.mark.parametrize(("collective", "algorithm"), HIERARCHICAL)
+def test_hierarchical_is_right_on_blocks(
+    collective: str, algorithm: str, sizes: tuple[int, ...]
+) -> None:
+    check(build(collective, algorithm, block_layout(*sizes)))
 
 
 # --- what a proof says ----------------------------------------------------------------------------
@@ -449,7 +465,7 @@ def test_what_a_rank_hears_in_a_step_it_cannot_pass_on_in_that_step() -> None:
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     """A right schedule of any algorithm, on at most 9 ranks."""
-    collective, algorithm = draw(st.sampled_from(EVERY_ALGORITHM))
+    collective, algorithm = draw(st.sampled_from(ALL_ALGORITHMS))
     return build(collective, algorithm, draw(layouts(max_nodes=4, max_ranks=9)))
 
 
