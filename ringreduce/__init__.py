@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringreduce.algorithms.registered import register_algorithm
     from ringreduce.communicator import Communicator
     from ringreduce.config import Config
     from ringreduce.errors import (
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         ScheduleError,
     )
     from ringreduce.start import init, spawn
+    from ringreduce.work import Work
 
 __all__ = [
     "Communicator",
@@ -26,12 +28,21 @@ __all__ = [
     "PeerTimeoutError",
     "RingReduceError",
     "ScheduleError",
+    "Work",
     "init",
+    "register_algorithm",
     "spawn",
 ]
 __version__ = "0.1.0"
 
-_MODULES = {"Communicator": "communicator", "Config": "config", "init": "start", "spawn": "start"}
+_MODULES = {
+    "Communicator": "communicator",
+    "Config": "config",
+    "Work": "work",
+    "init": "start",
+    "register_algorithm": "algorithms.registered",
+    "spawn": "start",
+}
 
 
 def __getattr__(name: str) -> Any:

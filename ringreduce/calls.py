@@ -360,6 +360,9 @@ class Calls:
             divide_by=self.size if op == "mean" else None,
             in_flight=slices_in_flight(self.nodes, self.config),
         )
+        if plan.schedule.digest:
+            said = (*signature.arguments, ("schedule", plan.schedule.digest))
+            signature = Signature(signature.collective, said)
         converts = bool(dtype != array.dtype)
         return Call(signature, plan.schedule, prepared, shape, array.dtype, in_place, converts)
 

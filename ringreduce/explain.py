@@ -27,7 +27,7 @@ from ringreduce.picture.legend import nodes_text
 from ringreduce.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.runs import runs
 from ringreduce.schedule import Schedule
-from ringreduce.select import choose, resolve, slice_count, slices_in_flight
+from ringreduce.select import choose, predict, resolve, slice_count, slices_in_flight
 from ringreduce.topology import Nodes, parse_nodes
 
 _IN_PARTS = frozenset(["reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"])
@@ -206,7 +206,9 @@ def _prices(request: Request, config: Config, name: str) -> list[str]:
     """The predicted time of every candidate, the cheapest first."""
     nodes, nbytes = request.layout, request.nbytes
     auto = resolve(request.collective, "auto", nodes, nbytes, config)
-    predicted_s = choose(request.collective, nodes, nbytes, config).predicted_s
+    predicted_s = dict(choose(request.collective, nodes, nbytes, config).predicted_s)
+    if name not in predicted_s:
+        predicted_s[name] = predict(request.collective, name, nodes, nbytes, config)
     rows = [("candidate", "predicted", "")]
     for candidate in sorted(predicted_s, key=predicted_s.__getitem__):
         notes = ["auto takes it"] * (candidate == auto) + ["shown here"] * (candidate == name)

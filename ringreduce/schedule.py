@@ -87,6 +87,8 @@ class Schedule:
     holds_before: Callable[[int], Chunks]
     holds_after: Callable[[int], Chunks]
     claim: Callable[[int], Claim]
+    digest: str = ""
+    """Tells schedules of one name apart, where ranks could mean different ones by it."""
 
 
 def joined(parts: Iterable[Chunks]) -> Chunks:

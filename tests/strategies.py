@@ -33,15 +33,16 @@ PARAMETRISED = [
 ]
 """All-reduces that the table does not list, since their parameters are part of the name."""
 
-ALL_ALGORITHMS = [
+EVERY_ALGORITHM = [
     *((collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]),
     *(("all_reduce", name) for name in PARAMETRISED),
 ]
-PART_BY_PART = [pair for pair in ALL_ALGORITHMS if pair[0] in {"gather", "scatter", "all_to_all"}]
+PART_BY_PART = [
+    pair for pair in EVERY_ALGORITHM if pair[0] in {"gather", "scatter", "all_to_all"}
+]
 """Those whose ranks hold different chunks before and after, each of any length."""
-EVERY_ALGORITHM = [pair for pair in ALL_ALGORITHMS if pair not in PART_BY_PART]
 ROOTED = [
-    pair for pair in ALL_ALGORITHMS if pair[0] in {"broadcast", "reduce", "gather", "scatter"}
+    pair for pair in EVERY_ALGORITHM if pair[0] in {"broadcast", "reduce", "gather", "scatter"}
 ]
 
 Ranks = list[list[Step]]

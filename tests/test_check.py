@@ -16,7 +16,7 @@ from ringreduce.errors import ScheduleError
 from ringreduce.matching import Place, match
 from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
 from tests.strategies import (
-    ALL_ALGORITHMS,
+    EVERY_ALGORITHM,
     HIERARCHICAL,
     ROOTED,
     Ranks,
@@ -31,7 +31,7 @@ from tests.strategies import (
 
 
 @pytest.mark.parametrize("size", range(1, 65))
-@pytest.mark.parametrize(("collective", "algorithm"), ALL_ALGORITHMS)
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 def test_it_is_right_on_one_node(collective: str, algorithm: str, size: int) -> None:
     check(build(collective, algorithm, block_layout(size)))
 
@@ -46,7 +46,7 @@ def test_it_is_right_for_every_root(collective: str, algorithm: str, size: int, 
     check(build(collective, algorithm, block_layout(size), root))
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), ALL_ALGORITHMS)
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 @given(nodes=layouts(max_ranks=16))
 @settings(max_examples=15, deadline=None)
 def test_it_is_right_on_small_layouts(
@@ -465,7 +465,7 @@ def test_what_a_rank_hears_in_a_step_it_cannot_pass_on_in_that_step() -> None:
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     """A right schedule of any algorithm, on at most 9 ranks."""
-    collective, algorithm = draw(st.sampled_from(ALL_ALGORITHMS))
+    collective, algorithm = draw(st.sampled_from(EVERY_ALGORITHM))
     return build(collective, algorithm, draw(layouts(max_nodes=4, max_ranks=9)))
 
 

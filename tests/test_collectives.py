@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
+from ringreduce.algorithms import ALGORITHMS
 from tests import bits, rails
 from tests.case_strategies import cases
 from tests.cases import CONFIG, Case, nodes_of, run_case
@@ -179,7 +180,7 @@ MISUSES = [
     (lambda c: c.all_reduce(np.zeros(2, "datetime64[s]")), TypeError, "cannot be sent"),
     (lambda c: c.all_reduce(np.zeros(2, [("a", "f4")])), TypeError, "cannot be sent"),
     (lambda c: c.all_reduce(np.zeros(2, ">f8")), TypeError, "byte order"),
-    (lambda c: c.all_reduce(np.zeros(2, "complex64")), TypeError, "cannot be reduced"),
+    (lambda c: c.all_reduce(np.zeros(2, "complex64"), "max"), TypeError, "complex64"),
     (lambda c: c.all_reduce("text"), TypeError, "got str"),
     (lambda c: c.all_reduce(None), TypeError, "got NoneType"),
     (lambda c: c.reduce_scatter([1, 2]), TypeError, "got a list"),
@@ -255,8 +256,8 @@ def test_explain_prices_every_candidate():
         return comm.explain(1 << 26)
 
     choice = rr.spawn(program, 4, nodes=(2, 2))[0]
-    assert set(choice.predicted_s) == {"ring", "hierarchical"}
-    assert choice.algorithm == min(choice.predicted_s, key=choice.predicted_s.get)
+    assert set(choice.predicted_s) == set(ALGORITHMS["all_reduce"])
+    assert choice.predicted_s[choice.algorithm] <= 1.02 * min(choice.predicted_s.values())
     assert "hierarchical" in str(choice)
 
 

@@ -48,6 +48,7 @@ from ringreduce.algorithms.halving_doubling import (
     halving_reduce_scatter,
 )
 from ringreduce.algorithms.hierarchical import Nodes
+from ringreduce.algorithms.registered import registered
 from ringreduce.algorithms.ring import (
     ring_all_gather,
     ring_all_reduce,
@@ -200,6 +201,8 @@ def parse(collective: str, algorithm: str) -> Builder:
     known = ALGORITHMS[collective]
     if algorithm in known:
         return known[algorithm]
+    if own := registered(collective, algorithm):
+        return own
     if collective == "all_reduce":
         if flat := _by_name(algorithm):
             return among_all(collective, algorithm, flat)

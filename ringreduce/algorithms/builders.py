@@ -101,7 +101,7 @@ def among_all(collective: str, name: str, algorithm: Algorithm) -> Builder:
         group = [rank for node in nodes for rank in node]
         parts = algorithm.parts(len(group))
         chunks, sizes = _chunks(collective, group, parts), (1,) * parts
-        before, after = _holders(collective, len(group), root, parts)
+        before, after = holders(collective, len(group), root, parts)
         return Schedule(
             collective=collective,
             algorithm=name + algorithm.shape(len(group)),
@@ -181,6 +181,11 @@ def build_barrier(nodes: Nodes, root: int) -> Schedule:
 # --- whose chunks ---------------------------------------------------------------------------------
 
 
+def default_parts(collective: str, n: int) -> int:
+    """A chunk for each rank, or in an all-to-all for each pair."""
+    return each_pair(n) if collective == "all_to_all" else each(n)
+
+
 def _chunks(collective: str, group: Sequence[int], parts: int) -> list[Chunks]:
     """One chunk a part.  Where a part belongs to a place its chunk has the number of the rank."""
     if collective in ("all_reduce", "broadcast", "reduce"):
@@ -190,7 +195,7 @@ def _chunks(collective: str, group: Sequence[int], parts: int) -> list[Chunks]:
     return [(rank,) for rank in group]
 
 
-def _holders(
+def holders(
     collective: str, n: int, root: int, parts: int
 ) -> tuple[Callable[[int], Chunks], Callable[[int], Chunks]]:
     """Which chunks each rank holds before and after."""
