@@ -3,7 +3,8 @@
 The model is alpha-beta-gamma, simulated event by event with the steps' own meaning:
 
 - A message starts when its sender and its receiver are both in their steps.  It occupies a port of
-  each for a while of its own and for beta a byte; then the sender is done with it, and alpha later it is delivered.
+  each for a while of its own and for beta a byte; then the sender is done with it, and alpha later
+  it is delivered.
 - Inside a node each rank has one port out and one port in.  Between nodes all ranks of a node share
   the node's one port out and one port in.  Messages from one rank to one other follow each other;
   those of several pairs of ranks share a port equally, as TCP connections do.
@@ -45,7 +46,8 @@ class Profile:
     """What links and cores can do.
 
     The defaults are no measurements: they are the round numbers of shared memory (1 µs, 8 GB/s), of
-    10 Gbit/s Ethernet (20 µs), of 1 or 2 µs to make a message, and of a core that folds 8 GB/s.  `ringreduce tune` measures.
+    10 Gbit/s Ethernet (20 µs), of 1 or 2 µs to make a message, and of a core that folds 8 GB/s.
+    `ringreduce tune` measures.
     """
 
     in_node: Link = Link(1e-6, 1 / 8e9, message_s=1e-6)
