@@ -36,7 +36,9 @@ _PATIENT_POLLS = 2000
 _STALL_S = 0.1
 """After so long without progress a rank asks the others whether they are in the same call."""
 _ABSENT_S = 1.0
-"""A rank that has not looked for longer was itself stopped: the time beyond was no waiting."""
+"""A rank that has not looked for longer was itself stopped: that was no waiting."""
+_GAP_COUNTS_S = 0.1
+"""What such a time counts all the same, so that a rank which is always late gives up some day."""
 _ROLL_CALL_S = 0.25
 """How long a rank has to answer an alarm before it counts as silent."""
 _VERDICT_S = 0.1
@@ -161,7 +163,7 @@ class Agreement:
     def _waited(self) -> float:
         now = time.monotonic()
         if now - self._looked_at > _ABSENT_S:
-            self._waiting_since += now - self._looked_at - _ABSENT_S
+            self._waiting_since += now - self._looked_at - _GAP_COUNTS_S
         self._looked_at = now
         return now - self._waiting_since
 
