@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringreduce.algorithms.registered import register_algorithm
     from ringreduce.communicator import Communicator
     from ringreduce.config import Config
     from ringreduce.errors import (
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
+    from ringreduce.register import register_algorithm
     from ringreduce.start import init, spawn
     from ringreduce.work import Work
 
@@ -40,7 +40,7 @@ _MODULES = {
     "Config": "config",
     "Work": "work",
     "init": "start",
-    "register_algorithm": "algorithms.registered",
+    "register_algorithm": "register",
     "spawn": "start",
 }
 
