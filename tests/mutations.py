@@ -160,8 +160,8 @@ MUTATIONS = [
     Mutation(
         "out-not-written-back",
         "executor.py",
-        "if not self.device.overlap(flat_target, target)",
-        "if self.device.overlap(flat_target, target)",
+        "if not device.overlap(flat_target, target)",
+        "if device.overlap(flat_target, target)",
         "An `out` that is not contiguous keeps its old values.",
     ),
     Mutation(
