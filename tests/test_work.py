@@ -80,15 +80,19 @@ def test_leaving_breaks_off_what_is_in_line():
 
 
 def test_who_leaves_waits_for_nothing_that_is_in_line():
+    left = threading.Event()
+
     def program(comm):
         if comm.rank == 0:
             work = comm.all_reduce(1, async_op=True)
             comm.leave("enough")
+            left.set()
             with pytest.raises(rr.PeerLostError, match="enough"):
                 work.wait(timeout_s=5)
         else:
+            left.wait()
             with pytest.raises(rr.PeerLostError, match="rank 0 has left the communicator: enough"):
-                comm.barrier()
+                comm.all_reduce(1)
 
     rr.spawn(program, 2, timeout_s=20)
 
