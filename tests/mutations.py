@@ -309,13 +309,6 @@ MUTATIONS = [
         "The error of a Work that nobody waited for is lost.",
     ),
     Mutation(
-        "left-in-the-middle",
-        "conductor.py",
-        "self.line.interrupt(LeavingError(reason), _LEAVING_S)",
-        "pass",
-        "A rank that leaves while a call is under way does not say so.",
-    ),
-    Mutation(
         "list-laid-on-itself",
         "programs.py",
         "            at += array.size\n",
