@@ -353,6 +353,7 @@ class Calls:
         """`dtype` is what travels; the array's own is what goes in and comes out."""
         prepared = Prepared(
             plan,
+            self._device,
             dtype,
             shapes=(array.shape, (0,) if shape is None else shape),
             fold=None if op is None else self._device.fold(op),

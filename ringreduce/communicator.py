@@ -62,7 +62,7 @@ class Communicator:
         """Told of every communicator that is split off."""
         self._splits = 0
         self._calls = Calls(topology, device, config)
-        self._conductor = Conductor(transport, device, config, timeout_s)
+        self._conductor = Conductor(transport, config, timeout_s)
         self._line = self._conductor.line
         self._meet("init", (("nodes", repr(self.nodes)), ("config", config.plan_text())))
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.config import Config
-from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor, Prepared
 from ringreduce.schedule import Schedule
@@ -46,12 +45,10 @@ class LeavingError(PeerLostError):
 class Conductor:
     """One communicator's calls: their order, their errors, their end."""
 
-    def __init__(
-        self, transport: Transport, device: Device, config: Config, timeout_s: float
-    ) -> None:
+    def __init__(self, transport: Transport, config: Config, timeout_s: float) -> None:
         self._transport = transport
         self._agreement = Agreement(transport, timeout_s)
-        self.executor = Executor(transport, device, config, self._agreement)
+        self.executor = Executor(transport, config, self._agreement)
         self.line = Line(self._agreement.wait, transport.spins, transport.threads)
         self._pid = os.getpid()
         self._ended: Exception | None = None

@@ -46,6 +46,7 @@ class CpuDevice:
     """NumPy arrays."""
 
     name = "cpu"
+    queue = None
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)
