@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Protocol
 
 from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.config import Config
+from ringreduce.devices.base import Queue
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor, Prepared
 from ringreduce.schedule import Schedule
@@ -85,13 +87,29 @@ class Conductor:
             raise self._broken_off(error, opening.schedule) from None
 
     def run(
-        self, opening: Opening, body: Body, timeout_s: float | None, async_op: bool = False
+        self,
+        opening: Opening,
+        body: Body,
+        timeout_s: float | None,
+        async_op: bool = False,
+        queue: Queue | None = None,
     ) -> Any:
-        """A call that does what `body` says, in its turn: its result, or the Work."""
+        """A call that does what `body` says, in its turn: its result, or the Work.
+
+        What it asks of a device with a queue is in order with what the caller asks of that before
+        and after.  A Work is over when the device has done it all.
+        """
+        if queue is not None:
+            queue.follow()
+            body = partial(_queued, queue, body, async_op)
         program = self._program(opening, body, timeout_s)
         if async_op:
             return self.line.put(program)
-        return self.line.put(program).wait() if self.line.works else self.line.run(program)
+        try:
+            return self.line.put(program).wait() if self.line.works else self.line.run(program)
+        finally:
+            if queue is not None:
+                queue.lead()
 
     def _program(self, opening: Opening, body: Body, timeout_s: float | None) -> Program:
         self.check_usable()
@@ -168,10 +186,35 @@ class Conductor:
                 return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
-        reason = error.reason if isinstance(error, LeavingError) else f"{type(error).__name__}: {error}"
+        reason = (
+            error.reason if isinstance(error, LeavingError) else f"{type(error).__name__}: {error}"
+        )
         self._break(error if isinstance(error, RingReduceError) else PeerLostError(reason), reason)
         return error
 
     def _break(self, error: Exception, reason: str) -> None:
         self._ended = error
         self._agreement.leave(reason)
+
+
+def _queued(
+    queue: Queue, body: Body, to_the_end: bool, header: bytes
+) -> Generator[bool, None, Any]:
+    """What `body` does, with all that it asks of a device in its queue."""
+    steps = body(header)
+    result = None
+    going_on = True
+    while going_on:
+        moved = False
+        with queue.selected():
+            try:
+                moved = next(steps)
+            except StopIteration as end:
+                result, going_on = end.value, False
+        yield moved
+    if to_the_end:
+        mark = queue.mark()
+        mark.set()
+        while not mark.reached():
+            yield False
+    return result

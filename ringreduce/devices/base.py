@@ -20,7 +20,7 @@ class Device(Protocol):
 
     @property
     def queue(self) -> Queue | None:
-        """What arrays that the processor cannot reach are worked on through; None in host memory."""
+        """What all work on arrays goes through that the processor cannot reach, or else None."""
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-ordered array."""
