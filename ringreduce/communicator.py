@@ -452,10 +452,11 @@ class Communicator:
                 )
             shape = 0 if call.shape is None else call.shape
             return device.empty(shape, call.dtype)
+        name = _name(call)
         if type(out) is not np.ndarray or call.queue is not None:
-            out = as_out(_name(call), out, array)
-        check_out(_name(call), out, call.shape, call.dtype)
-        return place_out(_name(call), device, array, out, call.in_place)
+            out = as_out(name, out, array)
+        check_out(name, out, call.shape, call.dtype)
+        return place_out(name, device, array, out, call.in_place)
 
     def _all_reduce_list(
         self,
