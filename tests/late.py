@@ -101,8 +101,20 @@ class Card:
         """An array that will have these values, once the current stream gets there."""
         values = np.array(values)
         late = self.array(values.shape, values.dtype)
-        late[...] = values
+        self.assign(late, values)
         return late
+
+    def assign(self, array: LateArray, values: Any) -> None:
+        array[...] = values
+
+    def at_once(self, array: LateArray) -> np.ndarray:
+        """What the array has now, whatever is still to be done on it."""
+        return now(array).copy()
+
+    def values(self, array: LateArray) -> np.ndarray:
+        """What the array has when all work is done."""
+        self.finish()
+        return now(array).copy()
 
 
 _AGAIN = object()
@@ -148,7 +160,8 @@ class LateArray(np.ndarray):
         return converted
 
     def tolist(self) -> Any:
-        return values(self).tolist()
+        assert self.card is not None
+        return self.card.values(self).tolist()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         assert self.card is not None
@@ -158,13 +171,6 @@ class LateArray(np.ndarray):
 def now(array: np.ndarray) -> np.ndarray:
     """The array's memory as it is at this moment."""
     return array.view(np.ndarray)
-
-
-def values(array: LateArray) -> np.ndarray:
-    """What the array has when all work is done."""
-    assert array.card is not None
-    array.card.finish()
-    return now(array).copy()
 
 
 class LateDevice:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringreduce.devices.cpu import OPS, CpuDevice
-from tests.late import Card, LateDevice, values
+from tests.late import Card, LateDevice
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float16", "float32", "float64")
@@ -42,7 +42,7 @@ class OnLateCard(OnHost):
         return self.card.put(content)
 
     def get(self, array):
-        return values(array)
+        return self.card.values(array)
 
 
 class OnCard(OnHost):

@@ -12,10 +12,18 @@ from hypothesis import HealthCheck, given, settings
 import ringreduce as rr
 from ringreduce import placement, staging
 from tests.case_strategies import cases
-from tests.cases import CONFIG, Case, expected, nodes_of, values_of
-from tests.late import Card, LateArray, LateDevice, LateMark, LateQueue, values
-
-COUNTS = (0, 1, 700, 5000, 60_001)
+from tests.cases import CONFIG, nodes_of
+from tests.late import Card, LateArray, LateDevice, LateMark, LateQueue
+from tests.on_cards import (
+    COUNTS,
+    PROGRAMS,
+    asynchronous,
+    on_the_same_arrays,
+    one_after_another,
+    ramp,
+    run_case,
+    total,
+)
 
 
 def spawn(program, ranks, *args, nodes=None):
@@ -34,59 +42,6 @@ def spawn(program, ranks, *args, nodes=None):
         )
 
 
-def ramp(comm, count, number=0):
-    """Different on every rank, at every index and in every call; sums are exact."""
-    return np.arange(count) * (comm.rank + 1.0) + number
-
-
-def total(comm, count, number=0):
-    n = comm.size
-    return np.arange(count) * (n * (n + 1) / 2) + number * n
-
-
-# --- any call -------------------------------------------------------------------------------------
-
-
-def as_view(card: Card, content: np.ndarray, view: str) -> LateArray:
-    """The same values on the card, in memory of another order."""
-    if content.ndim == 0 or view == "plain":
-        return card.put(content)
-    if view == "fortran":
-        array = card.array(content.shape[::-1], content.dtype).T
-    elif view == "strided":
-        array = card.array((*content.shape[:-1], 2 * content.shape[-1]), content.dtype)[..., ::2]
-    else:
-        array = card.array(content.shape, content.dtype)[::-1]
-    array[...] = content
-    return array
-
-
-def run_late(comm: rr.Communicator, card: Card, case: Case) -> None:
-    """The call, between work of the caller's own that must come before it and after it."""
-    before = values_of(case, comm.rank)
-    x = as_view(card, before, case.view)
-    out = None
-    if case.out == "in_place" and case.collective in ("all_reduce", "broadcast"):
-        out = x
-    elif case.out != "new":
-        wanted = expected(case, comm.rank)
-        out = as_view(card, np.zeros(wanted.shape, wanted.dtype), case.view)
-    options = {"out": out, "algorithm": case.algorithm}
-    if case.collective in ("all_reduce", "reduce_scatter"):
-        result = getattr(comm, case.collective)(x, case.op, **options)
-    elif case.collective == "broadcast":
-        result = comm.broadcast(x, case.root, **options)
-    else:
-        result = comm.all_gather(x, **options)
-    kept = card.array(result.shape, result.dtype)
-    kept[...] = result
-    for array in (x, result):
-        array[...] = np.zeros((), array.dtype)
-    assert isinstance(result, LateArray)
-    assert out is None or result is out
-    assert np.array_equal(values(kept), expected(case, comm.rank)), f"rank {comm.rank}: {case}"
-
-
 @given(case=cases(range(1, 6)))
 @settings(
     max_examples=100,
@@ -94,103 +49,10 @@ def run_late(comm: rr.Communicator, card: Card, case: Case) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_any_case_gives_what_numpy_gives(case):
-    spawn(run_late, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
+    spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
 
 
 # --- programs -------------------------------------------------------------------------------------
-
-
-def one_after_another(comm, card):
-    """The same memory again and again; what comes of each call is copied by the caller's stream."""
-    kept = []
-    for number in range(12):
-        count = COUNTS[number % len(COUNTS)]
-        x = card.put(ramp(comm, count, number))
-        result = comm.all_reduce(x, out=x if number % 2 else None)
-        kept.append((card.array(count, np.float64), total(comm, count, number)))
-        kept[-1][0][...] = result
-        x[...] = -1.0
-    assert all(np.array_equal(values(got), wanted) for got, wanted in kept)
-
-
-def on_the_same_arrays(comm, card):
-    """Messages stay bound: the next call comes into blocks that may still be copied from."""
-    for count in COUNTS:
-        x, out = card.array(count, np.float64), card.array(count, np.float64)
-        kept = []
-        for number in range(4):
-            x[...] = ramp(comm, count, number)
-            assert comm.all_reduce(x, out=out) is out
-            kept.append((card.array(count, np.float64), total(comm, count, number)))
-            kept[-1][0][...] = out
-        assert all(np.array_equal(values(got), wanted) for got, wanted in kept)
-
-
-def asynchronous(comm, card):
-    """When a Work is over its result is there, whatever stream looks at it."""
-    works = []
-    for number in range(8):
-        x = card.put(ramp(comm, COUNTS[number % len(COUNTS)], number))
-        works.append(comm.all_reduce(x, async_op=True))
-    last = comm.all_reduce(card.put(ramp(comm, 700)))
-    for number, work in enumerate(works):
-        result = work.wait().view(np.ndarray)
-        assert np.array_equal(result, total(comm, COUNTS[number % len(COUNTS)], number))
-    assert np.array_equal(values(last), total(comm, 700))
-
-
-def persistent(comm, card):
-    for count in COUNTS:
-        x, out = card.array(count, np.float64), card.array(count, np.float64)
-        op = comm.plan("all_reduce", x, out=out)
-        kept = []
-        for number in range(3):
-            x[...] = ramp(comm, count, number)
-            assert op() is out
-            kept.append((card.array(count, np.float64), total(comm, count, number)))
-            kept[-1][0][...] = out
-        assert all(np.array_equal(values(got), wanted) for got, wanted in kept)
-
-
-def lists_and_wire(comm, card):
-    members = [card.put(ramp(comm, 700)), card.put(ramp(comm, 60).astype(np.int16).reshape(3, 20))]
-    members.append(card.put(ramp(comm, 5000))[::-2])
-    results = comm.all_reduce(members)
-    comm.all_reduce(members, out=members)
-    for result, member, wanted in zip(
-        results,
-        members,
-        (total(comm, 700), total(comm, 60).reshape(3, 20), total(comm, 5000)[::-2]),
-        strict=True,
-    ):
-        assert np.array_equal(values(result), wanted)
-        assert np.array_equal(values(member), wanted)
-    small = card.put((ramp(comm, 100) % 8).astype(np.float32))
-    wanted = sum(np.arange(100) * (rank + 1.0) % 8 for rank in range(comm.size))
-    assert np.array_equal(values(comm.all_reduce(small, wire="float16")), wanted)
-
-
-def other_collectives(comm, card):
-    mine = card.put(np.full((comm.rank + 1, 3), comm.rank))
-    everybody = np.concatenate([np.full((rank + 1, 3), rank) for rank in range(comm.size)])
-    assert np.array_equal(values(comm.all_gather(mine)), everybody)
-    counts = range(1, comm.size + 1)
-    assert np.array_equal(values(comm.all_gather(mine, counts=counts)), everybody)
-    comm.barrier()
-    assert np.array_equal(values(comm.broadcast(mine[:1], root=comm.size - 1)), everybody[-1:])
-    shard = comm.reduce_scatter(card.put(ramp(comm, 5000)), "max")
-    wanted = np.array_split(np.arange(5000.0) * comm.size, comm.size)[comm.rank]
-    assert np.array_equal(values(shard), wanted)
-
-
-PROGRAMS = [
-    one_after_another,
-    on_the_same_arrays,
-    asynchronous,
-    persistent,
-    lists_and_wire,
-    other_collectives,
-]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -205,7 +67,7 @@ def test_some_ranks_on_cards_and_some_in_host_memory():
             x = ramp(comm, count)
             result = comm.all_reduce(card.put(x) if comm.rank % 2 else x)
             assert isinstance(result, LateArray) == bool(comm.rank % 2)
-            result = values(result) if comm.rank % 2 else result
+            result = card.values(result) if comm.rank % 2 else result
             assert np.array_equal(result, total(comm, count))
 
     spawn(program, 4)
@@ -229,7 +91,7 @@ def test_ranks_that_disagree_go_on(count):
             with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
                 comm.all_reduce(card.put(np.ones(2 if comm.rank == 0 else count + 2)))
             result = comm.all_reduce(card.put(ramp(comm, count, number)))
-            assert np.array_equal(values(result), total(comm, count, number))
+            assert np.array_equal(card.values(result), total(comm, count, number))
 
     spawn(program, 3)
 
@@ -261,7 +123,7 @@ def test_out_lives_where_the_array_does():
             comm.all_reduce(x[1:], out=x[:-1])
         with pytest.raises(TypeError, match="out has dtype float32"):
             comm.all_reduce(x, out=card.put(np.ones(4, np.float32)))
-        assert np.array_equal(values(comm.all_reduce(x, out=x)), np.ones(4))
+        assert np.array_equal(card.values(comm.all_reduce(x, out=x)), np.ones(4))
 
     spawn(program, 1)
 
