@@ -74,6 +74,17 @@ class Staged:
     """Where the signature of what is sent goes in the block, and where it is from."""
 
 
+class Landing:
+    """Where data are copied in by assignment, as the executor unpacks what was signed rightly."""
+
+    def __init__(self, queue: Queue, block: Block, array: Any) -> None:
+        self._queue, self._block, self._array = queue, block, array
+
+    def __setitem__(self, _: Any, host: Any) -> None:
+        self._queue.copy_in(host, self._array)
+        self._block.copied.set()
+
+
 class Outbox:
     """The sends of one step: each starts when its data have arrived in its block, in order."""
 
@@ -217,22 +228,28 @@ class StagingBinder(Binder):
         self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, Any]
     ) -> None:
         """Received data are copied to their span, and never folded from where they came in."""
-        inside = message.signature == INSIDE
-        if message.signature == BESIDE:
-            buffer = memoryview(bytearray(HEADER_BYTES + INSIDE_BYTES))
-            step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
-            self._recvs.append((step, Staged(self.add_recv(message, buffer, step))))
-        block, host, buffer = self._block(
-            message.span, HEADER_BYTES if inside else 0, INSIDE_BYTES if inside else 0
-        )
-        if inside:
-            step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
-        part = step if inside else last
-        request = self.add_recv(message, buffer, part)
-        self._recvs.append((part, Staged(request, block, host, self._array(message.span))))
+        if message.signature == INSIDE:
+            self._recv_signed(message, step)
+        else:
+            if message.signature == BESIDE:
+                buffer = memoryview(bytearray(HEADER_BYTES + INSIDE_BYTES))
+                step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
+                self._recvs.append((step, Staged(self.add_recv(message, buffer, step))))
+            block, host, buffer = self._block(message.span)
+            request = self.add_recv(message, buffer, last)
+            self._recvs.append((last, Staged(request, block, host, self._array(message.span))))
         step.notes.append(("recv", message.peer, self.nbytes(message.span)))
 
-    def _block(self, span: Span, start: int, room: int = 0) -> tuple[Block, Any, memoryview]:
+    def _recv_signed(self, message: Message, step: BoundStep) -> None:
+        """A message with its signature inside: copied in once that is known to be right."""
+        block, host, buffer = self._block(message.span, HEADER_BYTES, INSIDE_BYTES)
+        step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
+        self._recvs.append((step, Staged(self.add_recv(message, buffer, step), block)))
+        array = self._array(message.span)
+        if array is not None:
+            step.unpacks.append((Landing(self._queue, block, array), host))
+
+    def _block(self, span: Span, start: int = 0, room: int = 0) -> tuple[Block, Any, memoryview]:
         """The next block, its bytes for the data from `start` on, and all that is a message."""
         nbytes = self.nbytes(span)
         length = start + max(nbytes, room)

@@ -80,6 +80,10 @@ def test_no_two_modules_import_each_other():
             ("binding", "executor"),
             ("transports.thread", "transports.mpi", "devices.cpu", "select", "communicator"),
         ),
+        (
+            ("staging",),
+            ("transports.thread", "transports.mpi", "devices.cpu", "devices.cuda", "communicator"),
+        ),
         (("agreement",), ("executor", "binding", "communicator", "transports.mpi")),
         (("communicator", "calls"), ("transports.thread", "transports.mpi", "start", "process")),
         (LAUNCHES, ("transports", "devices", *CARRIES_OUT)),
