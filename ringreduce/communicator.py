@@ -456,6 +456,8 @@ class Communicator:
         if type(out) is not np.ndarray or call.queue is not None:
             out = as_out(name, out, array)
         check_out(name, out, call.shape, call.dtype)
+        if call.queue is None and not np.may_share_memory(array, out):
+            return out
         return place_out(name, device, array, out, call.in_place)
 
     def _all_reduce_list(
