@@ -1,11 +1,15 @@
-"""Draws docs/ring.svg: ring all-reduce among four ranks, from the very schedule that runs.
+"""Draws the pages' pictures, from the very schedules that run.
 
-python docs/picture.py > docs/ring.svg
+python docs/picture.py > docs/ring.svg                          ring all-reduce among four ranks
+python docs/picture.py hierarchical > docs/hierarchical.svg     as `ringreduce explain` draws it
 """
 
 from __future__ import annotations
 
+import sys
+
 from ringreduce.algorithms import build
+from ringreduce.picture import to_svg
 from ringreduce.schedule import Schedule
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
@@ -129,5 +133,13 @@ def picture(schedule: Schedule) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def hierarchical() -> str:
+    nodes = [[0, 1, 2], [3], [4, 5, 6, 7]]
+    return to_svg(build("all_reduce", "hierarchical", nodes), nodes)
+
+
 if __name__ == "__main__":
-    print(picture(build("all_reduce", "ring", [[0, 1, 2, 3]])), end="")
+    if sys.argv[1:] == ["hierarchical"]:
+        print(hierarchical(), end="")
+    else:
+        print(picture(build("all_reduce", "ring", [[0, 1, 2, 3]])), end="")

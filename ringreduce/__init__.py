@@ -16,7 +16,9 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
+    from ringreduce.register import register_algorithm
     from ringreduce.start import init, spawn
+    from ringreduce.work import Work
 
 __all__ = [
     "Communicator",
@@ -26,12 +28,21 @@ __all__ = [
     "PeerTimeoutError",
     "RingReduceError",
     "ScheduleError",
+    "Work",
     "init",
+    "register_algorithm",
     "spawn",
 ]
 __version__ = "0.1.0"
 
-_MODULES = {"Communicator": "communicator", "Config": "config", "init": "start", "spawn": "start"}
+_MODULES = {
+    "Communicator": "communicator",
+    "Config": "config",
+    "Work": "work",
+    "init": "start",
+    "register_algorithm": "register",
+    "spawn": "start",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,9 @@ _PATIENT_POLLS = 2000
 _STALL_S = 0.1
 """After so long without progress a rank asks the others whether they are in the same call."""
 _ABSENT_S = 1.0
-"""A rank that has not looked for so long was itself stopped: that time was no waiting."""
+"""A rank that has not looked for longer was itself stopped: that was no waiting."""
+_GAP_COUNTS_S = 0.1
+"""What such a time counts all the same, so that a rank which is always late gives up some day."""
 _ROLL_CALL_S = 0.25
 """How long a rank has to answer an alarm before it counts as silent."""
 _VERDICT_S = 0.1
@@ -101,7 +103,7 @@ class Agreement:
         self._epoch = 0
         """How often ranks have disagreed and gone on."""
         self._abort_at: int | None = None
-        self._expected: dict[int, tuple[int, str]] = {}
+        self._expected: dict[int, str] = {}
         self._reports: dict[int, dict[str, Any]] = {}
         self._statuses: dict[int, dict[str, Any]] = {}
         self._left: dict[int, dict[str, Any]] = {}
@@ -140,8 +142,9 @@ class Agreement:
     def wait(self, idle: int, ahead: int = 0) -> None:
         """Called at each poll that moved nothing, with their count since the last progress.
 
-        With `ahead` it grows patient that many polls earlier.  Listens to the control channel, leaves the core to others, and raises an Interrupt when the
-        call cannot go on or has made no progress for the timeout.
+        With `ahead` it grows patient that many polls earlier.  Listens to the control channel,
+        leaves the core to others, and raises an Interrupt when the call cannot go on or has made
+        no progress for the timeout.
         """
         if idle == 1:
             self._waiting_since = self._looked_at = time.monotonic()
@@ -160,7 +163,7 @@ class Agreement:
     def _waited(self) -> float:
         now = time.monotonic()
         if now - self._looked_at > _ABSENT_S:
-            self._waiting_since += now - self._looked_at
+            self._waiting_since += now - self._looked_at - _GAP_COUNTS_S
         self._looked_at = now
         return now - self._waiting_since
 
@@ -218,7 +221,7 @@ class Agreement:
     def _hear_stall(self, peer: int, message: dict[str, Any]) -> None:
         number = message["number"]
         if number > self.number:
-            self._expected[number] = (peer, message["digest"])
+            self._expected[number] = message["digest"]
         elif self._digest_of(number) not in ("", message["digest"]):
             self._tell_all("abort", number=number)
             self._note_abort(number)
@@ -242,7 +245,7 @@ class Agreement:
 
     def _compare_expected(self, number: int, signature: Signature) -> None:
         for expected in [n for n in self._expected if n <= number]:
-            _, digest = self._expected.pop(expected)
+            digest = self._expected.pop(expected)
             if expected == number and digest != signature.digest.hex():
                 self._tell_all("abort", number=number)
                 self._note_abort(number)

@@ -77,6 +77,11 @@ class Flow:
             for _, request in (*step.recvs, *step.sends):
                 yield request
 
+    @property
+    def size(self) -> int:
+        """How many messages it has."""
+        return sum(len(step.recvs) + len(step.sends) for step in self.steps)
+
     def messages(self, steps: int) -> tuple[Counter[int], Counter[int]]:
         """How many messages the first `steps` steps send to and receive from each peer."""
         done = self.steps[:steps]
@@ -134,6 +139,8 @@ class Binder:
         self.dtype = memory[SCRATCH].dtype
         self.unawaited: list[Callable[[], bool]] = []
         """Tests of sends that an earlier part of the step has started."""
+        in_reach = device.queue is None
+        self.bytes = [device.bytes_of(array) for array in memory] if in_reach else []
 
     def view(self, span: Span) -> Any:
         return self.memory[span.buffer][span.start : span.stop]
@@ -204,7 +211,7 @@ class Binder:
         if message.signature is None:
             self.add_recv(message, self._plain(message.span), last)
         else:
-            buffer, payload = self._signed(message.span, INSIDE_BYTES)
+            buffer, payload = self._landing(message)
             step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
             self.add_recv(message, buffer, step)
             if message.signature == BESIDE:
@@ -224,18 +231,19 @@ class Binder:
         return request
 
     def _signed(self, span: Span, room: int = 0) -> tuple[memoryview, Any]:
-        """Memory for a message with its signature before it: all of it, and the data's part.
-
-        With `room` for as much data as any first message brings, it is never too short.
-        """
+        """Memory for a message with its signature before it: all of it, and the data's part."""
         nbytes = self.nbytes(span)
         memory = self.device.empty(HEADER_BYTES + max(nbytes, room), "u1")
         payload = memory[HEADER_BYTES : HEADER_BYTES + nbytes].view(self.dtype)
         return self.device.bytes_of(memory), payload
 
+    def _landing(self, message: Message) -> tuple[memoryview, Any]:
+        """Memory for a first message, with room for as much as any brings: never too short."""
+        inside = message.span if message.signature == INSIDE else Span(SCRATCH, 0, 0)
+        return self._signed(inside, INSIDE_BYTES)
+
     def _plain(self, span: Span) -> memoryview:
-        whole = self.device.bytes_of(self.memory[span.buffer])
-        return whole[span.start * self.itemsize : span.stop * self.itemsize]
+        return self.bytes[span.buffer][span.start * self.itemsize : span.stop * self.itemsize]
 
     def nbytes(self, span: Span) -> int:
         return (span.stop - span.start) * self.itemsize

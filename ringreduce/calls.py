@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -300,7 +301,7 @@ class Calls:
             )
         given = {**defaults, **arguments}
         if "counts" in given:
-            given["counts"] = tuple(given["counts"])
+            given["counts"] = tuple(map(operator.index, given["counts"]))
             array = array.reshape(1) if array.ndim == 0 else array
         call: Call = getattr(self, f"_{collective}")(array, **given)
         return call
@@ -358,10 +359,13 @@ class Calls:
             self.device,
             dtype,
             shapes=(array.shape, (0,) if shape is None else shape),
-            fold=None if op is None else self.device.fold(op),
+            fold=None if op is None else self.device.fold(op, dtype),
             divide_by=self.size if op == "mean" else None,
             in_flight=slices_in_flight(self.nodes, self.config),
         )
+        if plan.schedule.digest:
+            said = (*signature.arguments, ("schedule", plan.schedule.digest))
+            signature = Signature(signature.collective, said)
         converts = bool(dtype != array.dtype)
         return Call(
             signature,

@@ -1,8 +1,9 @@
-"""The command line: `ringreduce run`, `train` and `doctor`."""
+"""The command line: `ringreduce run`, `train`, `explain` and `doctor`."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ringreduce.doctor import main as doctor
 
         return doctor()
+    if options.command == "explain":
+        return _explain(parser, options)
     try:
         job = _job(options, rest)
     except ValueError as error:
@@ -33,6 +36,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"ringreduce {options.command}: {error}", file=sys.stderr)
         return 1
+
+
+def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from ringreduce import explain
+
+    if options.ranks is None and not options.nodes:
+        parser.error("explain: how many ranks? --ranks 8, or --nodes 3,1,4")
+    try:
+        request = explain.Request(
+            ranks=options.ranks if options.ranks is not None else sum(options.nodes),
+            nodes=options.nodes,
+            collective=options.collective,
+            algorithm=options.algorithm,
+            root=options.root,
+            nbytes=options.nbytes,
+            dtype=options.dtype,
+            prove=options.prove,
+            svg=options.svg,
+            png=options.png,
+        )
+    except ValueError as error:
+        parser.error(f"explain: {error}")
+    return explain.main(request)
 
 
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
@@ -77,6 +103,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_job_options(train)
+    explain = commands.add_parser(
+        "explain",
+        help="show, price and prove an algorithm without running it",
+        usage="ringreduce explain (--ranks N | --nodes 3,1,4) [options]",
+        description="Who sends what when, how much, and how long every candidate takes.",
+        allow_abbrev=False,
+    )
+    _add_explain_options(explain)
     commands.add_parser("doctor", help="say what a bug report needs, and what to repair")
     return parser
 
@@ -93,6 +127,34 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         help="seconds without progress after which a collective fails",
     )
     add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
+
+
+def _add_explain_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-n", "--ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
+    add("--nodes", type=_nodes, default=(), metavar="3,1,4", help="ranks of each node")
+    add("--collective", default="all_reduce", metavar="NAME", help="default: all_reduce")
+    add("--algorithm", default="auto", metavar="NAME", help="default: auto, the cheapest")
+    add("--root", type=int, default=0, metavar="RANK", help="of a rooted collective; default: 0")
+    add(
+        "--bytes",
+        dest="nbytes",
+        type=_bytes,
+        default=1 << 20,
+        metavar="64M",
+        help="of the whole array; K, M and G are powers of 1024; default: 1M",
+    )
+    add("--dtype", default="float32", metavar="NAME", help="default: float32")
+    add("--svg", type=Path, metavar="FILE", help="write a picture of it")
+    add("--png", type=Path, metavar="FILE", help="the same; needs pip install 'ringreduce[plot]'")
+    add("--check", dest="prove", action="store_true", help="prove it here and now")
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; wanted one such as 4096, 8K or 64M")
+    return int(match[1]) << 10 * " KMG".index(match[2] or " ")
 
 
 def _hosts(text: str) -> Hosts:

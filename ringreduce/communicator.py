@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.executor import LoggedMessage
 from ringreduce.persistent import PersistentCall
-from ringreduce.placement import as_array, as_out, card_of, check_together, open_card, place_out
+from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
 from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.select import Choice, choose
 from ringreduce.topology import Topology
@@ -208,7 +209,7 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             if counts is not None:
-                call = self._calls_on(array).all_gather(array, tuple(counts), algorithm)
+                call = self._calls_on(array).all_gather(array, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
             opening = self._calls.exchange("all_gather", array, algorithm)
 
@@ -236,7 +237,7 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             if counts is not None:
-                call = self._calls_on(array).gather(array, root, tuple(counts), algorithm)
+                call = self._calls_on(array).gather(array, root, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
             opening = self._calls.exchange("gather", array, algorithm, root=root)
 
@@ -322,7 +323,7 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             call = self._calls_on(array).planned(collective, array, arguments)
-            target = self._target(call, array, out)
+            array, target = self._placed(call, array, out)
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
@@ -376,8 +377,9 @@ class Communicator:
         Asynchronous calls are waited for; the error of one that nobody has waited for is raised.
         A broken communicator closes at once and waits for nobody; so does one already closed.
         """
-        call = self._calls.meeting("close", ())
-        self._conductor.close(call, call.prepared, _NOTHING)
+        with self._line.lock:
+            call = self._calls.meeting("close", ())
+            self._conductor.close(call, call.prepared, _NOTHING)
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
@@ -412,12 +414,12 @@ class Communicator:
         self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
     ) -> Any:
         """A call that is one plan."""
-        target: Any
         result: Any
+        target: Any
         if out is None and call.shape is not None and call.queue is None:
             result = target = np.empty(call.shape, call.dtype)
         else:
-            target = self._target(call, array, out)
+            array, target = self._placed(call, array, out)
             result = None if call.shape is None else target if out is None else out
         if timeout_s is not None:
             check_timeout(_name(call), timeout_s)
@@ -442,8 +444,8 @@ class Communicator:
             self._on_cards[card] = calls
         return calls
 
-    def _target(self, call: Call, array: Any, out: Any) -> Any:
-        """Where the result goes: a new array, `out`, or the input itself if `out` is that."""
+    def _placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
+        """Where the call reads and writes: one array if `out` is the input itself."""
         device = call.prepared.device
         if call.shape is None or out is None:
             if out is not None:
@@ -451,14 +453,14 @@ class Communicator:
                     f"{_name(call)}: out on rank {self.rank}; only the root gets a result"
                 )
             shape = 0 if call.shape is None else call.shape
-            return device.empty(shape, call.dtype)
+            return array, device.empty(shape, call.dtype)
         name = _name(call)
         if type(out) is not np.ndarray or call.queue is not None:
             out = as_out(name, out, array)
         check_out(name, out, call.shape, call.dtype)
         if call.queue is None and not np.may_share_memory(array, out):
-            return out
-        return place_out(name, device, array, out, call.in_place)
+            return array, out
+        return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
 
     def _all_reduce_list(
         self,
@@ -504,8 +506,10 @@ class Communicator:
         empty = _maker_of_results(device)
         view = None if out is None else as_out(name, out, array)
         if view is not None:
+            if view.ndim == 0:
+                raise ValueError(f"{name}: out is 0-d; the result has at least one dimension")
             check_out(name, view, (*view.shape[:1], *array.shape[1:]), array.dtype)
-            place_out(name, device, array, view, in_place=False)
+            is_input(name, device, array, view, allowed=False)
 
         def body(header: bytes) -> Body:
             executor = self._conductor.executor
@@ -552,7 +556,7 @@ def _list_targets(device: Device, arrays: Sequence[np.ndarray], out: Any) -> lis
     for array, member in zip(arrays, out, strict=True):
         target = as_out("all_reduce", member, array)
         check_out("all_reduce", target, array.shape, array.dtype)
-        place_out("all_reduce", device, array, target, in_place=True)
+        is_input("all_reduce", device, array, target, allowed=True)
         targets.append(target)
     return targets
 
@@ -563,6 +567,10 @@ def _name(call: Call) -> str:
 
 def _at_least_1d(array: np.ndarray) -> np.ndarray:
     return array.reshape(1) if array.ndim == 0 else array
+
+
+def _integers(counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(operator.index, counts))
 
 
 _NOTHING = np.empty(0, np.uint8)

@@ -5,10 +5,14 @@ Between the collectives, which know what a call means, and the executor, which k
 
 from __future__ import annotations
 
+import contextvars
+import copy
 import os
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Protocol
+
+import numpy as np
 
 from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.config import Config
@@ -22,6 +26,8 @@ from ringreduce.work import Line, Program
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""
 
+_WITHDRAWING_S = 0.05
+"""How long a broken communicator tries to take its receives back."""
 _getpid = os.getpid
 _LEAVING_S = 1.0
 """How long a call under way may take to notice that this rank leaves."""
@@ -51,7 +57,8 @@ class Conductor:
         self._transport = transport
         self._agreement = Agreement(transport, timeout_s)
         self.executor = Executor(transport, config, self._agreement)
-        self.line = Line(self._agreement.wait, transport.spins, transport.threads)
+        self.line = Line(self._agreement.wait, transport.spins, transport.threads, _quiet_context)
+        self._quietly = _quiet_context().run
         self._pid = os.getpid()
         self._ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
@@ -81,7 +88,7 @@ class Conductor:
         """One call, now; nothing is in line."""
         try:
             header = self._agreement.begin(opening.signature, timeout_s)
-            self.executor.run(prepared, source, target, header)
+            self._quietly(self.executor.run, prepared, source, target, header)
             self._agreement.end()
         except BaseException as error:
             raise self._broken_off(error, opening.schedule) from None
@@ -106,7 +113,9 @@ class Conductor:
         if async_op:
             return self.line.put(program)
         try:
-            return self.line.put(program).wait() if self.line.works else self.line.run(program)
+            if self.line.works:
+                return self.line.put(program).wait()
+            return self._quietly(self.line.run, program)
         finally:
             if queue is not None:
                 queue.lead()
@@ -142,7 +151,7 @@ class Conductor:
                 except BaseException as error:
                     raise self._broken_off(error, opening.schedule) from None
                 self.executor.close()
-                self._transport.close(broken=False)
+                self._transport.close()
                 self._ended = ValueError("the communicator is closed")
             self.line.close()
             if unseen is not None:
@@ -182,7 +191,8 @@ class Conductor:
                 error = worse
             else:
                 if not isinstance(settled, MismatchError):
-                    self._ended = settled
+                    self._ended = copy.copy(settled)
+                    self.executor.abandon(_WITHDRAWING_S)
                 return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
@@ -193,8 +203,9 @@ class Conductor:
         return error
 
     def _break(self, error: Exception, reason: str) -> None:
-        self._ended = error
+        self._ended = copy.copy(error)  # this one keeps the caller's frames alive
         self._agreement.leave(reason)
+        self.executor.abandon(_WITHDRAWING_S)
 
 
 def _queued(
@@ -218,3 +229,13 @@ def _queued(
         while not mark.reached():
             yield False
     return result
+
+
+def _quiet_context() -> contextvars.Context:
+    """A context in which NumPy neither warns of overflow or NaN in a fold, nor raises for it.
+
+    What one rank folds is the result of all: whether the caller there wants errors cannot matter.
+    """
+    context = contextvars.copy_context()
+    context.run(np.seterr, all="ignore")
+    return context

@@ -12,7 +12,10 @@ from ringreduce.cost import Profile
 
 @dataclass(frozen=True)
 class Config:
-    """How calls are carried out.  Every rank must use the same `plan_fields`."""
+    """How calls are carried out.
+
+    Ranks that work together agree on what decides what is sent; `init` sees to it.
+    """
 
     slice_bytes: int | None = None
     """Bytes of the array that go through the schedule together.
@@ -28,8 +31,8 @@ class Config:
     """Slices under way at once.  None: 1 on one node, 4 across nodes."""
     staged_bytes: int = 16 << 10
     """Arrays up to this size are copied to memory whose messages are set up once and kept."""
-    kept_flows: int = 2048
-    """Slices whose messages stay set up for the next call on the same arrays."""
+    kept_messages: int = 16384
+    """Messages of larger arrays that stay set up for the next call on the same arrays."""
     kept_plans: int = 64
     """Plans that are kept for calls to come; the one unused for longest goes first."""
     profile: Profile = field(default_factory=Profile)
@@ -39,13 +42,26 @@ class Config:
     log_messages: bool = False
     """Keep a record of every message in ``Communicator.message_log``."""
 
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                if value is None and name in _MAY_BE_NONE:
+                    continue
+                raise ValueError(f"Config: {name} is {value!r}; pass an int of at least 1")
+
     def plan_text(self) -> str:
-        """The settings that decide what is sent; ranks that differ in them cannot work together."""
+        """The settings that decide what is sent; ranks that differ in them cannot work together.
+
+        How much is kept is up to each rank: it changes what is set up, not what is sent.
+        """
         return repr(
             (self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight, self.profile)
         )
 
 
+_MAY_BE_NONE = ("slice_bytes", "in_flight")
+_COUNTS = (*_MAY_BE_NONE, "segment_bytes", "most_slices", "kept_messages", "kept_plans")
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 

@@ -3,7 +3,8 @@
 The model is alpha-beta-gamma, simulated event by event with the steps' own meaning:
 
 - A message starts when its sender and its receiver are both in their steps.  It occupies a port of
-  each for beta a byte; then the sender is done with it, and alpha later it is delivered.
+  each for a while of its own and for beta a byte; then the sender is done with it, and alpha later
+  it is delivered.
 - Inside a node each rank has one port out and one port in.  Between nodes all ranks of a node share
   the node's one port out and one port in.  Messages from one rank to one other follow each other;
   those of several pairs of ranks share a port equally, as TCP connections do.
@@ -29,10 +30,15 @@ from ringreduce.schedule import Schedule
 
 @dataclass(frozen=True)
 class Link:
-    """What one message costs: `alpha_s` once, `beta_s_per_byte` for each of its bytes."""
+    """What one message costs: `alpha_s` until it is there, `beta_s_per_byte` for each of its bytes.
+
+    For `message_s` it keeps its two ranks busy, so that many at once cost more than one: the
+    overhead of the LogP model, which the published formulas leave out.
+    """
 
     alpha_s: float
     beta_s_per_byte: float
+    message_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,12 @@ class Profile:
     """What links and cores can do.
 
     The defaults are no measurements: they are the round numbers of shared memory (1 µs, 8 GB/s), of
-    10 Gbit/s Ethernet (20 µs), and of a core that folds 8 GB/s.  `ringreduce tune` measures.
+    10 Gbit/s Ethernet (20 µs), of 1 or 2 µs to make a message, and of a core that folds 8 GB/s.
+    `ringreduce tune` measures.
     """
 
-    in_node: Link = Link(1e-6, 1 / 8e9)
-    between_nodes: Link = Link(20e-6, 8 / 10e9)
+    in_node: Link = Link(1e-6, 1 / 8e9, message_s=1e-6)
+    between_nodes: Link = Link(20e-6, 8 / 10e9, message_s=2e-6)
     gamma_s_per_byte: float = 1 / 8e9
 
 
@@ -121,7 +128,8 @@ class _Wiring:
         else:
             link = self._profile.between_nodes
             ports = (2 * (self.size + source), 2 * (self.size + target) + 1)
-        return _Wire(sender, receiver, message_bytes * link.beta_s_per_byte, link.alpha_s, ports)
+        transfer_s = link.message_s + message_bytes * link.beta_s_per_byte
+        return _Wire(sender, receiver, transfer_s, link.alpha_s, ports)
 
 
 @dataclass(eq=False, slots=True)

@@ -10,7 +10,9 @@ Messages are bound to memory once and kept: the next call on the same arrays onl
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import contextlib
+import time
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -67,6 +69,9 @@ class Prepared:
         return max(self.plan.input_count, self.plan.output_count) * self.plan.itemsize
 
 
+_ABANDONED: list[Any] = []
+"""Memory of broken communicators with messages under way: MPI may reach it until the very end."""
+
 Place = tuple[Prepared, int, int]
 """A plan and the addresses of the input and output that its flows are bound to."""
 
@@ -79,11 +84,14 @@ class Executor:
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
         self._staged: list[Prepared] = []
         self._runs = 0
-        self._for_good: list[Flow] = []
-        """Flows bound to the only arrays that their plans are run on."""
+        self._for_good: list[Prepared] = []
+        """Plans with a flow that is bound to the only arrays that they are run on."""
+        self._discarded: deque[Prepared] = deque()
         self._bound: OrderedDict[Place, list[Flow]] = OrderedDict()
         """Flows bound to the caller's memory, that used longest ago first."""
         self._bound_count = 0
+        self._held: tuple[Any, ...] = ()
+        """The caller's arrays, while messages that do not keep them alive are under way."""
         self.running: list[Flow] = []
         """The flows that are under way; none between calls."""
         self._sent: Counter[int] = Counter()
@@ -112,13 +120,14 @@ class Executor:
     def bind_for_good(self, prepared: Prepared, source: Any, target: Any) -> None:
         """Promise that the plan will only ever be run on these arrays, which it keeps alive.
 
-        Without effect on what is not contiguous or is cut in slices.
+        Without effect on what is not contiguous or is cut in slices.  Until `discard`.
         """
+        self._free_discarded()
         device = prepared.device
         flat = [device.flat(array) for array in (source, target)]
         pairs = zip(flat, (source, target), strict=True)
-        in_place = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
-        if prepared.plan.slices == 1 and in_place:
+        direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
+        if prepared.plan.slices == 1 and direct:
             planned = prepared.plan.slice(0)
             scratch = device.scratch(planned.scratch * prepared.dtype.itemsize)
             memory = (
@@ -127,10 +136,22 @@ class Executor:
                 scratch.view(prepared.dtype),
             )
             prepared.bound = self._bind(prepared, memory, index=0)
-            self._for_good.append(prepared.bound)
+            self._for_good.append(prepared)
+
+    def discard(self, prepared: Prepared) -> None:
+        """The plan will not be run again: let go of it soon.  From any thread at any time."""
+        self._discarded.append(prepared)
+
+    def _free_discarded(self) -> None:
+        while self._discarded:
+            self.forget(self._discarded.popleft())
 
     def forget(self, prepared: Prepared) -> None:
         """Let go of a prepared plan's messages and memory; it is not running, and may run again."""
+        if prepared.bound is not None:
+            self._for_good.remove(prepared)
+            self._free(prepared.bound)
+            prepared.bound = None
         if prepared.staged is not None:
             self._staged.remove(prepared)
             self._free(prepared.staged)
@@ -140,12 +161,10 @@ class Executor:
 
     def close(self) -> None:
         """Let go of all messages and memory; nothing is under way."""
-        for prepared in list(self._staged):
+        for prepared in [*self._staged, *self._for_good]:
             self.forget(prepared)
         for place in list(self._bound):
             self._unbind(place)
-        while self._for_good:
-            self._free(self._for_good.pop())
         self._scratch.clear()
         for device in {device for device, _ in self._blocks}:
             if device.queue is not None:
@@ -211,8 +230,10 @@ class Executor:
             return
         flat_target = device.flat(target)
         flat_source = flat_target if source is target else device.flat(source)
+        self._held = source, target, flat_source, flat_target
         flows = self._flows(prepared, flat_source, flat_target)
         yield from self._run_flows(prepared, flows, header)
+        self._held = ()
         if not device.overlap(flat_target, target):
             target[...] = flat_target.reshape(target.shape)
 
@@ -229,15 +250,15 @@ class Executor:
         yield from flows
         if len(flows) == plan.slices:
             return
-        self._make_room(plan.slices - len(flows))
         unowned = device.unowned(source)
         memory = (unowned, unowned if target is source else device.unowned(target))
         for index in range(len(flows), plan.slices):
             planned, slot = plan.slice(index), index % prepared.in_flight
             scratch = self._scratch_slot(device, slot, planned.scratch, prepared.dtype)
             flow = self._bind(prepared, (*memory, scratch), index, slot)
+            self._make_room(flow.size)
             flows.append(flow)
-            self._bound_count += 1
+            self._bound_count += flow.size
             yield flow
 
     def _bind(
@@ -253,16 +274,15 @@ class Executor:
             blocks = self._blocks[device, slot] = Blocks(device.queue)
         return bind_staging(*bound_to, blocks, index, slot)
 
-    def _make_room(self, slices: int) -> None:
-        """Unbind what is unused for longest, until there is room for `slices` more."""
-        most = self.config.kept_flows - slices
+    def _make_room(self, messages: int) -> None:
+        """Unbind what is unused for longest, until there is room for so many messages more."""
+        most = self.config.kept_messages - messages
         while len(self._bound) > 1 and self._bound_count > most:
             self._unbind(next(iter(self._bound)))
 
     def _unbind(self, place: Place) -> None:
-        flows = self._bound.pop(place)
-        self._bound_count -= len(flows)
-        for flow in flows:
+        for flow in self._bound.pop(place):
+            self._bound_count -= flow.size
             self._free(flow)
 
     def _free(self, flow: Flow) -> None:
@@ -396,8 +416,9 @@ class Executor:
 
     def tally(self) -> tuple[Counter[int], Counter[int]]:
         """Messages ever sent to and received from each peer, once all receives are withdrawn."""
-        staged = [prepared.staged for prepared in self._staged if prepared.staged is not None]
-        for flow in chain(staged, self._for_good, *self._bound.values()):
+        alone = [flow for kept in self._staged if (flow := kept.staged) is not None]
+        alone += [flow for kept in self._for_good if (flow := kept.bound) is not None]
+        for flow in chain(alone, *self._bound.values()):
             self._count(flow, len(flow.steps), flow.runs)
             flow.runs = 0
         for flow in self.running:
@@ -415,9 +436,23 @@ class Executor:
             for _, request in step.sends
         )
 
+    def abandon(self, seconds: float) -> None:
+        """Give up what is under way, for good: take receives back, as far as they go in this time.
+
+        What cannot be taken back may still be written to or read by peers, so its memory is kept
+        for as long as the process lives.
+        """
+        end = time.monotonic() + seconds
+        with contextlib.suppress(Exception):  # whatever MPI says now, this rank is giving up
+            while not self.withdraw() and time.monotonic() < end:
+                self.transport.pause(1)
+        if self.running:
+            _ABANDONED.append((self, self._held))
+
     def start_afresh(self) -> None:
         """Forget the call under way; its messages are all withdrawn, drained or complete."""
         self.running.clear()
+        self._held = ()
         self._withdrawn.clear()
         self._sent.clear()
         self._received.clear()

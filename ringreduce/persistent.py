@@ -35,6 +35,9 @@ class PersistentCall:
                 conductor.executor.bind_for_good(call.prepared, source, target)
         self._at_once = not call.converts and call.queue is None
 
+    def __del__(self) -> None:
+        self._conductor.executor.discard(self._call.prepared)
+
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
         conductor = self._conductor

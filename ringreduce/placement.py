@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from ringreduce.arguments import as_array as as_host_array
 from ringreduce.arguments import as_out as as_host_out
 from ringreduce.arguments import check_overlap, overlap_error, same_memory
@@ -60,22 +58,21 @@ def check_together(where: str, arrays: list[Any]) -> None:
         raise TypeError(f"{where}: {said}; pass lists of arrays that live in the same place")
 
 
-def place_out(where: str, device: Device, x: Any, out: Any, in_place: bool) -> Any:
-    """Where the result goes: `out`, or `x` itself where `out` is that and `in_place` allows it.
+def is_input(where: str, device: Device, x: Any, out: Any, allowed: bool) -> bool:
+    """Whether `out` is the input itself, if that is allowed.
 
     Raises ValueError when they share some memory otherwise.
     """
     if device.queue is None:
-        if np.may_share_memory(x, out):
-            if in_place and same_memory(x, out):
-                return x
-            check_overlap(where, x, out)
+        if allowed and same_memory(x, out):
+            return True
+        check_overlap(where, x, out)
     elif device.overlap(x, out):
         layouts = [(a.shape, a.strides, device.address(a)) for a in (x, out)]
-        if in_place and layouts[0] == layouts[1]:
-            return x
+        if allowed and layouts[0] == layouts[1]:
+            return True
         raise overlap_error(where)
-    return out
+    return False
 
 
 def _place(card: int | None) -> str:

@@ -61,7 +61,9 @@ def plan_whole(
     slices: int,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> Plan:
-    """A plan for a collective whose INPUT and OUTPUT are both the whole array of `count` elements.
+    """A plan for a collective whose INPUT is the whole array of `count` elements, and OUTPUT too.
+
+    A rank that holds nothing after has no OUTPUT.
 
     Slices are contiguous; inside a slice the chunks lie in order, by weight.
     """
@@ -71,7 +73,8 @@ def plan_whole(
     for low, high in _cuts(count, slices):
         borders = [low + (high - low) * share // total for share in shares] if total else []
         placed.append([Placed(a, a, b - a) for a, b in pairwise(borders)])
-    return Plan(schedule, rank, itemsize, placed, count, count, segment_bytes)
+    output_count = count if schedule.holds_after(rank) or not schedule.weights else 0
+    return Plan(schedule, rank, itemsize, placed, count, output_count, segment_bytes)
 
 
 def plan_parts(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from ringreduce.errors import ScheduleError
 
@@ -65,6 +65,10 @@ class Claim:
     received: int
     """Chunks received."""
 
+    def __add__(self, then: Claim) -> Claim:
+        """One after the other."""
+        return Claim(self.steps + then.steps, self.sent + then.sent, self.received + then.received)
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -83,6 +87,13 @@ class Schedule:
     holds_before: Callable[[int], Chunks]
     holds_after: Callable[[int], Chunks]
     claim: Callable[[int], Claim]
+    digest: str = ""
+    """Tells schedules of one name apart, where ranks could mean different ones by it."""
+
+
+def joined(parts: Iterable[Chunks]) -> Chunks:
+    """The chunks of several parts, to travel as one message."""
+    return tuple(chain.from_iterable(parts))
 
 
 def in_parallel(*schedules: Iterable[Step]) -> Steps:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config
 from ringreduce.cost import price
 from ringreduce.topology import Nodes
 
 _PRICED_SLICES = 8
 """Slices that are priced at most: beyond, a pipeline is filled and time grows with bytes alone."""
+_AS_GOOD_AS_EQUAL = 0.02
+_DIRECT, _MOST_DIRECT = ("one_shot", "two_shot", "direct", "star", "pairwise"), 32
 
 
 @dataclass(frozen=True)
@@ -40,27 +42,43 @@ def slices_in_flight(nodes: Nodes, config: Config) -> int:
     return config.in_flight or (1 if len(nodes) == 1 else 4)
 
 
+def candidates(collective: str, nodes: Nodes) -> list[str]:
+    """The algorithms that are worth a price among these ranks.
+
+    With very many ranks those in which everybody talks to everybody are not, and take longest to
+    price.  Between nodes the first to be tried is the one that knows of them.
+    """
+    names = list(ALGORITHMS[collective])
+    if sum(map(len, nodes)) > _MOST_DIRECT and len(names) > 2:
+        names = [name for name in names if name not in _DIRECT]
+    if len(nodes) == 1:
+        return [name for name in names if name != "hierarchical"]
+    return sorted(names, key=lambda name: name != "hierarchical")
+
+
 def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice:
     """Price every algorithm of `collective` and take the cheapest.
 
-    A pure function of its arguments, so all ranks choose alike.  Sizes are priced as the next power
-    of two, so that similar calls are carried out alike.
+    Of those that are as good as equal, the first candidate.  A pure function of its arguments, so
+    all ranks choose alike.  Sizes are priced as the next power of two, so that similar calls are
+    carried out alike.
     """
-    names = list(ALGORITHMS[collective])
+    names = candidates(collective, nodes)
     rounded = 1 << max(nbytes - 1, 0).bit_length()
-    slices = min(slice_count(rounded, nodes, config), _PRICED_SLICES)
-    predicted = {
-        name: price(
-            build(collective, name, nodes),
-            nodes,
-            rounded,
-            config.profile,
-            slices=slices,
-            in_flight=slices_in_flight(nodes, config),
-        )
-        for name in names
-    }
-    return Choice(collective, nbytes, min(names, key=predicted.__getitem__), predicted)
+    predicted = {name: predict(collective, name, nodes, rounded, config) for name in names}
+    enough = min(predicted.values()) * (1 + _AS_GOOD_AS_EQUAL)
+    chosen = next(name for name in names if predicted[name] <= enough)
+    return Choice(collective, nbytes, chosen, predicted)
+
+
+def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:
+    """The seconds that a call should take.  Raises ValueError for an unknown algorithm."""
+    schedule = build(collective, algorithm, nodes)
+    slices, in_flight = slice_count(nbytes, nodes, config), slices_in_flight(nodes, config)
+    if in_flight == 1:
+        return slices * price(schedule, nodes, nbytes / slices, config.profile)
+    priced = min(slices, _PRICED_SLICES)
+    return price(schedule, nodes, nbytes, config.profile, slices=priced, in_flight=in_flight)
 
 
 def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> str:
@@ -68,13 +86,9 @@ def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
 
     Raises ValueError when there is none of that name.
     """
-    known = ALGORITHMS[collective]
-    if algorithm == "auto":
-        only = len(known) == 1 or len(nodes) == 1
-        return next(iter(known)) if only else choose(collective, nodes, nbytes, config).algorithm
-    if algorithm not in known:
-        raise ValueError(
-            f"{collective}: unknown algorithm {algorithm!r}; "
-            f"choose one of {', '.join(map(repr, ('auto', *known)))}"
-        )
-    return algorithm
+    if algorithm != "auto":
+        parse(collective, algorithm)
+        return algorithm
+    if len(ALGORITHMS[collective]) == 1:
+        return next(iter(ALGORITHMS[collective]))
+    return choose(collective, nodes, nbytes, config).algorithm

@@ -10,7 +10,7 @@ from ringreduce.arguments import check_timeout
 from ringreduce.communicator import Communicator
 from ringreduce.config import Config, Environment
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.errors import PeerLostError, PeerTimeoutError, RingReduceError
+from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.topology import Topology, parse_nodes
 from ringreduce.transports.base import Transport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
@@ -62,11 +62,18 @@ def init(
     prepare(environment, MPI.COMM_WORLD.Get_size())
     if mpi_comm is None and nodes is None:
         nodes = environment.nodes
+    if nodes is not None:
+        parse_nodes(nodes, (mpi_comm or MPI.COMM_WORLD).Get_size())
     config = config or Config()
+    over_mpi = None
     try:
         over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
         comm = _communicator(over_mpi, nodes, timeout_s, config, adopt=close_at_exit)
-    except (PeerTimeoutError, PeerLostError):
+    except MismatchError:
+        assert over_mpi is not None
+        over_mpi.close()
+        raise
+    except BaseException:
         never_finalize()
         raise
     close_at_exit(comm)

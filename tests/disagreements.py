@@ -98,6 +98,61 @@ def broadcast(count: int, root: int) -> Called:
     )
 
 
+def reduce(count: int, root: int) -> Called:
+    def wanted(rank: int, size: int) -> Any:
+        return np.sum(ramps(size, count), axis=0) if rank == root else None
+
+    return Called(
+        "reduce",
+        lambda c: c.reduce(ramp(c.rank, count), root),
+        wanted,
+        lambda size: said(f"float32[{count}]", root=f"{root}", op="'sum'"),
+    )
+
+
+def gather(count: int, root: int) -> Called:
+    def wanted(rank: int, size: int) -> Any:
+        return np.concatenate(ramps(size, count)) if rank == root else None
+
+    return Called(
+        "gather",
+        lambda c: c.gather(ramp(c.rank, count), root),
+        wanted,
+        lambda size: said("float32[:]", root=f"{root}", counts="None"),
+    )
+
+
+def scatter(count: int, root: int) -> Called:
+    return Called(
+        "scatter",
+        lambda c: c.scatter(ramp(root, count) if c.rank == root else None, root),
+        lambda rank, size: np.array_split(ramp(root, count), size)[rank],
+        lambda size: {"root": f"root={root}", "algorithm": "algorithm='auto'"},
+    )
+
+
+def all_to_all(rows: int) -> Called:
+    """`rows` for each rank."""
+    return Called(
+        "all_to_all",
+        lambda c: c.all_to_all(ramp(c.rank, rows * c.size)),
+        lambda rank, size: np.concatenate(
+            [np.split(ramp(other, rows * size), size)[rank] for other in range(size)]
+        ),
+        lambda size: said(f"float32[{rows * size}]"),
+    )
+
+
+def fused(*counts: int) -> Called:
+    text = ", ".join(f"float32[{count}]" for count in counts)
+    return Called(
+        "all_reduce",
+        lambda c: np.concatenate(c.all_reduce([ramp(c.rank, count) for count in counts])),
+        lambda rank, size: np.concatenate([np.sum(ramps(size, n), axis=0) for n in counts]),
+        lambda size: said(f"[{text}]", op="'sum'"),
+    )
+
+
 BARRIER = Called("barrier", lambda c: c.barrier(), lambda rank, size: None, lambda size: {})
 
 CALLS = {
@@ -120,6 +175,15 @@ CALLS = {
     "broadcast 0": broadcast(8, root=0),
     "broadcast 1": broadcast(8, root=1),
     "sliced broadcast 1": broadcast(30_000, root=1),
+    "reduce 0": reduce(8, root=0),
+    "sliced reduce 1": reduce(40_000, root=1),
+    "to root 1": gather(5, root=1),
+    "from root 0": scatter(8, root=0),
+    "sliced from root 1": scatter(30_000, root=1),
+    "all to all": all_to_all(3),
+    "sliced all to all": all_to_all(9_000),
+    "list": fused(3, 5),
+    "another list": fused(5, 3),
     "barrier": BARRIER,
 }
 """Small ones and large ones: signatures inside and beside, staged or not, one slice or several."""
@@ -214,7 +278,7 @@ def mix_all(comm: rr.Communicator) -> list[Ended]:
 
 
 def every_mixture(size: int) -> list[Mixed]:
-    return [mixed for usual in CALLS for mixed in mixtures(usual, size, every_rank=True)]
+    return [mixed for usual in CALLS for mixed in mixtures(usual, size, every_rank=size == 2)]
 
 
 def swap(comm: rr.Communicator) -> list[Ended]:

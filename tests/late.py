@@ -195,8 +195,8 @@ class LateDevice:
         flat[...] = array
         return flat.reshape(-1)
 
-    def fold(self, op: str) -> Callable[..., None]:
-        fold = self._cpu.fold(op)
+    def fold(self, op: str, dtype: Any = None) -> Callable[..., None]:
+        fold = self._cpu.fold(op, dtype)
         return lambda *arrays: self.card.ask(partial(fold, *map(now, arrays)))
 
     def divide(self, array: LateArray, by: int) -> None:

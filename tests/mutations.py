@@ -118,8 +118,8 @@ MUTATIONS = [
     Mutation(
         "message-from-the-start-of-the-buffer",
         "binding.py",
-        "whole[span.start * self.itemsize : span.stop * self.itemsize]",
-        "whole[: (span.stop - span.start) * self.itemsize]",
+        "self.bytes[span.buffer][span.start * self.itemsize : span.stop * self.itemsize]",
+        "self.bytes[span.buffer][: (span.stop - span.start) * self.itemsize]",
         "Every message moves the first bytes of its buffer.",
     ),
     Mutation(
@@ -160,8 +160,8 @@ MUTATIONS = [
     Mutation(
         "out-not-written-back",
         "executor.py",
-        "if not self.device.overlap(flat_target, target)",
-        "if self.device.overlap(flat_target, target)",
+        "if not device.overlap(flat_target, target)",
+        "if device.overlap(flat_target, target)",
         "An `out` that is not contiguous keeps its old values.",
     ),
     Mutation(

@@ -198,7 +198,20 @@ def other_collectives(comm, card):
     assert np.array_equal(card.values(comm.all_gather(mine)), everybody)
     counts = range(1, comm.size + 1)
     assert np.array_equal(card.values(comm.all_gather(mine, counts=counts)), everybody)
+    pieces = card.put(np.arange(comm.size) + 10 * comm.rank)
+    swapped = comm.all_to_all(pieces)
+    assert np.array_equal(card.values(swapped), 10 * np.arange(comm.size) + comm.rank)
     comm.barrier()
+    for root in range(comm.size):
+        at_root = comm.gather(mine, root)
+        summed = comm.reduce(card.put(ramp(comm, 5000)), root)
+        part = comm.scatter(card.put(everybody) if comm.rank == root else None, root)
+        assert (at_root is None) == (summed is None) == (comm.rank != root)
+        if comm.rank == root:
+            assert np.array_equal(card.values(at_root), everybody)
+            assert np.array_equal(card.values(summed), total(comm, 5000))
+            part = card.values(part)
+        assert np.array_equal(part, np.array_split(everybody, comm.size)[comm.rank])
     assert np.array_equal(card.values(comm.broadcast(mine[:1], root=comm.size - 1)), everybody[-1:])
     shard = comm.reduce_scatter(card.put(ramp(comm, 5000)), "max")
     wanted = np.array_split(np.arange(5000.0) * comm.size, comm.size)[comm.rank]

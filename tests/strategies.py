@@ -13,9 +13,34 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.schedule import Claim, Recv, Schedule, Send, Step, from_text
 
-EVERY_ALGORITHM = [
-    (collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]
+IN_NODE = ["ring", "halving_doubling", "two_shot"]
+ALONG_RAILS = [
+    *(name for name in ALGORITHMS["all_reduce"] if name != "hierarchical"),
+    "star(3)",
 ]
+HIERARCHICAL = [
+    ("all_reduce", f"hierarchical({in_node}, {along_rails})")
+    for in_node in IN_NODE
+    for along_rails in ALONG_RAILS
+]
+"""Every combination of what it may use in the node and along the rails."""
+
+PARAMETRISED = [
+    "star(2)",
+    "star(5)",
+    "hierarchical(two_shot, halving_doubling)",
+    "hierarchical(halving_doubling, star(3))",
+]
+"""All-reduces that the table does not list, since their parameters are part of the name."""
+
+EVERY_ALGORITHM = [
+    *((collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]),
+    *(("all_reduce", name) for name in PARAMETRISED),
+]
+PART_BY_PART = [
+    pair for pair in EVERY_ALGORITHM if pair[0] in {"gather", "scatter", "all_to_all"}
+]
+"""Those whose ranks hold different chunks before and after, each of any length."""
 ROOTED = [
     pair for pair in EVERY_ALGORITHM if pair[0] in {"broadcast", "reduce", "gather", "scatter"}
 ]

@@ -17,6 +17,7 @@ from ringreduce.matching import Place, match
 from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
 from tests.strategies import (
     EVERY_ALGORITHM,
+    HIERARCHICAL,
     ROOTED,
     Ranks,
     block_layout,
@@ -54,15 +55,30 @@ def test_it_is_right_on_small_layouts(
     check(build(collective, algorithm, nodes))
 
 
-@given(nodes=layouts())
-@settings(max_examples=20, deadline=None)
-def test_hierarchical_is_right_on_any_layout(nodes: list[list[int]]) -> None:
-    check(build("all_reduce", "hierarchical", nodes))
+@pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
+@given(nodes=layouts(max_ranks=16), draws=st.data())
+@settings(max_examples=10, deadline=None)
+def test_it_is_right_for_any_root_on_small_layouts(
+    collective: str, algorithm: str, nodes: list[list[int]], draws: st.DataObject
+) -> None:
+    root = draws.draw(st.integers(0, sum(map(len, nodes)) - 1))
+    check(build(collective, algorithm, nodes, root))
+
+
+@given(nodes=layouts(), names=st.sampled_from(HIERARCHICAL))
+@settings(max_examples=40, deadline=None)
+def test_hierarchical_is_right_on_any_layout(
+    nodes: list[list[int]], names: tuple[str, str]
+) -> None:
+    check(build(*names, nodes))
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 1, 1, 1), (2, 2), (8,) * 8, (1, 2, 3, 5, 7, 11)])
-def test_hierarchical_is_right_on_blocks(sizes: tuple[int, ...]) -> None:
-    check(build("all_reduce", "hierarchical", block_layout(*sizes)))
+@pytest.mark.parametrize(("collective", "algorithm"), HIERARCHICAL)
+def test_hierarchical_is_right_on_blocks(
+    collective: str, algorithm: str, sizes: tuple[int, ...]
+) -> None:
+    check(build(collective, algorithm, block_layout(*sizes)))
 
 
 # --- what a proof says ----------------------------------------------------------------------------

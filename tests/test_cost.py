@@ -23,10 +23,17 @@ NET_A, NET_B = 70e-6, 9e-10
 PROFILE = Profile(Link(A, B), Link(NET_A, NET_B), G)
 NBYTES = 1 << 20
 SIZES = [*range(1, 10), 16, 31]
+Formula = Callable[[int, float], float]
+"""(p or k, n) -> seconds."""
 
 
 def seconds(text: str, nodes: list[list[int]], nbytes: int = NBYTES, chunks: int = 1) -> float:
     return price(written(text, chunks), nodes, nbytes, PROFILE)
+
+
+def words(value: object) -> str:
+    """The ids of cases: their names alone."""
+    return value if isinstance(value, str) else ""
 
 
 def close(value: float) -> object:
@@ -36,27 +43,122 @@ def close(value: float) -> object:
 # --- the published formulas: p ranks, n bytes -----------------------------------------------------
 
 
+ANY_SIZE: list[tuple[str, str, Formula]] = [
+    (
+        "all_reduce",
+        "ring",
+        lambda p, n: 2 * (p - 1) * A + 2 * n * (p - 1) / p * B + n * (p - 1) / p * G,
+    ),
+    ("all_reduce", "one_shot", lambda p, n: (p > 1) * A + (p - 1) * n * (B + G)),
+    (
+        "all_reduce",
+        "two_shot",
+        lambda p, n: 2 * (p > 1) * A + 2 * n * (p - 1) / p * B + n * (p - 1) / p * G,
+    ),
+    ("all_reduce", "star", lambda p, n: 2 * (p > 1) * A + (p - 1) * n * (2 * B + G)),
+    (
+        "all_reduce",
+        "star(4)",
+        lambda p, n: 2 * (p > 1) * A + (p - 1) * n / min(4, p) * (2 * B + G),
+    ),
+    ("reduce_scatter", "ring", lambda p, n: (p - 1) * A + n * (p - 1) / p * (B + G)),
+    ("reduce_scatter", "direct", lambda p, n: (p > 1) * A + n * (p - 1) / p * (B + G)),
+    ("all_gather", "ring", lambda p, n: (p - 1) * A + n * (p - 1) / p * B),
+    ("all_gather", "direct", lambda p, n: (p > 1) * A + n * (p - 1) / p * B),
+    ("all_gather", "bruck", lambda p, n: ceil(log2(p)) * A + n * (p - 1) / p * B),
+    ("broadcast", "ring", lambda p, n: (p - 1) * (A + n * B)),
+    ("broadcast", "star", lambda p, n: (p > 1) * A + (p - 1) * n * B),
+    ("reduce", "ring", lambda p, n: (p - 1) * (A + n * (B + G))),
+    ("reduce", "tree", lambda p, n: ceil(log2(p)) * (A + n * (B + G))),
+    ("reduce", "star", lambda p, n: (p > 1) * A + (p - 1) * n * (B + G)),
+    ("gather", "star", lambda p, n: (p > 1) * A + n * (p - 1) / p * B),
+    ("gather", "tree", lambda p, n: ceil(log2(p)) * A + n * (p - 1) / p * B),
+    ("scatter", "star", lambda p, n: (p > 1) * A + n * (p - 1) / p * B),
+    ("all_to_all", "direct", lambda p, n: (p > 1) * A + n / p * (p - 1) / p * B),
+    ("all_to_all", "pairwise", lambda p, n: (p - 1) * A + n / p * (p - 1) / p * B),
+    ("barrier", "dissemination", lambda p, n: ceil(log2(p)) * A),
+]
+TWO_AND_MORE: list[tuple[str, str, Formula]] = [
+    (
+        "broadcast",
+        "scatter_all_gather",
+        lambda p, n: (p - 1) * A + n * B + n * (p - 2) / (p - 1) * B,
+    ),
+    (
+        "reduce",
+        "reduce_scatter_gather",
+        lambda p, n: (p - 1) * A + n * (B + G) + n * (p - 2) / (p - 1) * (B + G),
+    ),
+]
+
+
 @pytest.mark.parametrize("p", SIZES)
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "formula"), [*ANY_SIZE, *TWO_AND_MORE], ids=words
+)
+def test_one_node(collective: str, algorithm: str, formula: Formula, p: int) -> None:
+    schedule = build(collective, algorithm, block_layout(p))
+    cost = formula(p, NBYTES) if p > 1 else 0
+    assert price(schedule, block_layout(p), NBYTES, PROFILE) == close(cost)
+
+
+@pytest.mark.parametrize("k", range(6))
 @pytest.mark.parametrize(
     ("collective", "algorithm", "formula"),
     [
         (
             "all_reduce",
-            "ring",
-            lambda p, n: 2 * (p - 1) * A + 2 * n * (p - 1) / p * B + n * (p - 1) / p * G,
+            "halving_doubling",
+            lambda k, n: 2 * k * A + n * (1 - 1 / 2**k) * (2 * B + G),
         ),
-        ("reduce_scatter", "ring", lambda p, n: (p - 1) * A + n * (p - 1) / p * (B + G)),
-        ("all_gather", "ring", lambda p, n: (p - 1) * A + n * (p - 1) / p * B),
-        ("broadcast", "ring", lambda p, n: (p - 1) * (A + n * B)),
-        ("barrier", "dissemination", lambda p, n: ceil(log2(p)) * A),
+        ("all_reduce", "doubling", lambda k, n: k * (A + n * (B + G))),
+        ("all_reduce", "tree", lambda k, n: k * (2 * A + n * (2 * B + G))),
+        (
+            "all_reduce",
+            "double_tree",
+            lambda k, n: 2 * k * A + (k > 0) * (2 * k - 1) * n * (B + G / 2),
+        ),
+        ("reduce_scatter", "halving_doubling", lambda k, n: k * A + n * (1 - 1 / 2**k) * (B + G)),
+        ("all_gather", "halving_doubling", lambda k, n: k * A + n * (1 - 1 / 2**k) * B),
+        ("broadcast", "tree", lambda k, n: k * (A + n * B)),
+        ("scatter", "tree", lambda k, n: k * A + n * (1 - 1 / 2**k) * B),
+        ("all_to_all", "bruck", lambda k, n: k * (A + n / 2**k / 2 * B)),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=words,
 )
-def test_one_node(
-    collective: str, algorithm: str, formula: Callable[[int, float], float], p: int
+def test_one_node_of_two_to_the_k_ranks(
+    collective: str, algorithm: str, formula: Formula, k: int
 ) -> None:
-    schedule = build(collective, algorithm, block_layout(p))
-    assert price(schedule, block_layout(p), NBYTES, PROFILE) == close(formula(p, NBYTES))
+    layout = block_layout(2**k)
+    cost = formula(k, NBYTES)
+    assert price(build(collective, algorithm, layout), layout, NBYTES, PROFILE) == close(cost)
+
+
+@pytest.mark.parametrize("p", [3, 5, 6, 7, 12, 31])
+@pytest.mark.parametrize(
+    ("algorithm", "formula"),
+    [
+        (
+            "halving_doubling",
+            lambda k, n: 2 * (k + 1) * A + n * (2 * B + G) + n * (1 - 1 / 2**k) * (2 * B + G),
+        ),
+        ("doubling", lambda k, n: (k + 2) * (A + n * B) + (k + 1) * n * G),
+    ],
+    ids=words,
+)
+def test_the_data_go_to_a_neighbour_and_back_where_ranks_are_no_power_of_two(
+    algorithm: str, formula: Formula, p: int
+) -> None:
+    layout = block_layout(p)
+    cost = formula(p.bit_length() - 1, NBYTES)
+    assert price(build("all_reduce", algorithm, layout), layout, NBYTES, PROFILE) == close(cost)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (2, 3), (3, 3), (4, 8)])
+def test_a_torus_on_one_node(rows: int, columns: int) -> None:
+    p, layout = rows * columns, block_layout(rows * columns)
+    cost = 2 * (rows + columns - 2) * A + NBYTES * (p - 1) / p * (2 * B + G)
+    assert price(build("all_reduce", "torus", layout), layout, NBYTES, PROFILE) == close(cost)
 
 
 @pytest.mark.parametrize("s", [1, 2, 3, 4, 8])
@@ -70,25 +172,14 @@ def test_hierarchical_on_equal_nodes(nodes: int, s: int) -> None:
     assert price(schedule, layout, n, PROFILE) == close(in_node + rails)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, 16])
-def test_recursive_doubling(p: int) -> None:
-    distances = [1 << k for k in range(p.bit_length() - 1)]
-    text = "".join(
-        f"rank {me}\n" + "".join(f" >{me ^ d}:0 <{me ^ d}:0+\n" for d in distances)
-        for me in range(p)
-    )
-    assert seconds(text, block_layout(p)) == close(log2(p) * (A + NBYTES * (B + G)))
-
-
-@pytest.mark.parametrize("p", SIZES)
-def test_one_shot(p: int) -> None:
-    """Everybody sends everything to everybody, whatever the order of the messages in the step."""
-    text = ""
-    for me in range(p):
-        others = [rank for rank in range(p) if rank != me]
-        messages = [f">{rank}:0" for rank in others] + [f"<{rank}:0+" for rank in others]
-        text += f"rank {me}\n {' '.join(messages) or '-'}\n"
-    assert seconds(text, block_layout(p)) == close((p > 1) * A + (p - 1) * NBYTES * (B + G))
+@pytest.mark.parametrize("s", [1, 2, 4])
+@pytest.mark.parametrize("h", [1, 2, 4, 8])
+def test_hierarchical_of_two_shot_and_halving_doubling(h: int, s: int) -> None:
+    n, layout = NBYTES, block_layout(*[s] * h)
+    in_node = 2 * (s > 1) * A + n * (s - 1) / s * (2 * B + G)
+    rails = 2 * log2(h) * NET_A + n * (h - 1) / h * (2 * NET_B + G / s)
+    schedule = build("all_reduce", "hierarchical(two_shot, halving_doubling)", layout)
+    assert price(schedule, layout, n, PROFILE) == close(in_node + rails)
 
 
 @pytest.mark.parametrize("workers", range(1, 9))
@@ -183,6 +274,17 @@ def test_a_rank_folds_for_one_flow_at_a_time() -> None:
     first = A + NBYTES / 2 / 8 * B
     sliced = price(ring, layout, NBYTES, slow_folds, slices=8, in_flight=8)
     assert sliced == close(first + NBYTES / 2 * 1e-6)
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+@pytest.mark.parametrize("p", [3, 4, 8, 15, 16, 31])
+def test_sliced_double_trees_move_the_data_in_the_time_of_one_message(
+    collective: str, p: int
+) -> None:
+    layout, free = block_layout(p), Profile(Link(0, B), Link(0, B), 0)
+    trees = build(collective, "double_tree", layout)
+    cost = price(trees, layout, NBYTES, free, slices=200, in_flight=20)
+    assert TRANSFER * (1 - 1e-9) < cost < 1.05 * TRANSFER
 
 
 @pytest.mark.parametrize("p", [2, 3, 5, 9])

@@ -262,7 +262,9 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(mpi):
 # --- among threads --------------------------------------------------------------------------------
 
 
-def on_threads(program, ranks, *, transport=ThreadTransport, timeout_s=20.0, config=None):
+def on_threads(
+    program, ranks, *, transport=ThreadTransport, timeout_s=20.0, config=None, devices=None
+):
     """What each rank's ``program(comm)`` returned or raised; `transport` makes the rank's end."""
     switchboard = Switchboard(ranks)
     outcomes = [None] * ranks
@@ -273,7 +275,7 @@ def on_threads(program, ranks, *, transport=ThreadTransport, timeout_s=20.0, con
             with rr.Communicator(
                 transport(switchboard, rank),
                 topology,
-                CpuDevice(),
+                devices[rank] if devices else CpuDevice(),
                 config or rr.Config(),
                 timeout_s,
             ) as comm:
@@ -347,7 +349,8 @@ def test_after_a_timeout_every_call_raises_it_again_and_close_waits_for_nobody()
         for call in (comm.barrier, lambda: comm.all_reduce(1), lambda: comm.broadcast(1)):
             with pytest.raises(rr.PeerTimeoutError) as again:
                 call()
-            assert again.value is first.value
+            assert str(again.value) == str(first.value)
+            assert again.value.ranks == first.value.ranks
         comm.close()
         comm.close()
         assert time.monotonic() - start < 0.1
@@ -500,7 +503,7 @@ def faulty_call(fault, at, ranks):
         results = []
         for _ in range(3):
             x = np.arange(1000.0) * (comm.rank + 1)
-            total = comm.all_reduce(x, timeout_s=IMPATIENT_S)
+            total = comm.all_reduce(x, algorithm="ring", timeout_s=IMPATIENT_S)
             results.append(np.array_equal(total, np.arange(1000.0) * (ranks * (ranks + 1) / 2)))
         return results
 
@@ -519,6 +522,40 @@ def test_a_lost_message_is_an_error_on_all(ranks, at):
 @pytest.mark.parametrize("at", range(2, 10, 2))
 def test_a_late_message_changes_nothing(at):
     assert faulty_call(delay, at, 3) == [[True] * 3] * 3
+
+
+class PausingDevice(CpuDevice):
+    """Folds only once it is told to go on: its rank is busy and answers nobody."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+
+    def fold(self, op, dtype=None):
+        fold = super().fold(op, dtype)
+
+        def paused(left, right, into):
+            self.go_on.wait()
+            fold(left, right, into)
+
+        return paused
+
+
+def test_a_late_rank_writes_nothing_into_arrays_that_others_use_again():
+    """Rank 1 goes on after rank 0 has given the call up, written to its array, and dropped it."""
+    device, kept = PausingDevice(), []
+
+    def program(comm):
+        x = np.arange(100_000.0)
+        with pytest.raises(rr.RingReduceError):
+            comm.all_reduce(x, out=x)
+        if comm.rank == 0:
+            x[:] = 7
+            kept.append(x)
+            device.go_on.set()
+            time.sleep(0.5)
+
+    on_threads(program, 2, devices=[CpuDevice(), device], timeout_s=0.3)
+    assert np.all(kept[0] == 7)
 
 
 # --- whom to blame --------------------------------------------------------------------------------

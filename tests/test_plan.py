@@ -48,8 +48,9 @@ def calls(draw):
     schedule = build(collective, algorithm, nodes, draw(st.integers(0, size - 1)))
     cut = draw(ITEMSIZES), draw(st.integers(1, 4)), draw(SEGMENTS)
     count = draw(st.integers(0, 40))
-    if collective == "all_gather":
-        counts = draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
+    if collective in ("all_gather", "gather", "scatter", "all_to_all"):
+        chunks = len(schedule.weights)
+        counts = draw(st.lists(st.integers(0, 9), min_size=chunks, max_size=chunks))
         return schedule, parts(schedule, counts, *cut), counts
     if collective == "reduce_scatter":
         counts = shard_counts(count, size)

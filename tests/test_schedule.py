@@ -10,11 +10,13 @@ from ringreduce.algorithms import build
 from ringreduce.config import Config
 from ringreduce.errors import ScheduleError
 from ringreduce.schedule import (
+    Claim,
     Recv,
     Send,
     Step,
     from_text,
     in_parallel,
+    joined,
     step_from_text,
     step_to_text,
     to_text,
@@ -110,6 +112,14 @@ def test_one_schedule_alone_stays_as_it_is() -> None:
 
 def test_no_schedules_are_no_steps() -> None:
     assert list(in_parallel()) == []
+
+
+def test_parts_travel_together_in_order() -> None:
+    assert joined([(3,), (), (1, 2)]) == (3, 1, 2)
+
+
+def test_claims_of_phases_add_up() -> None:
+    assert Claim(1, 2, 3) + Claim(10, 20, 30) == Claim(11, 22, 33)
 
 
 # --- the table of algorithms ----------------------------------------------------------------------

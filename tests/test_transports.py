@@ -23,7 +23,7 @@ def test_threads_keep_the_contract(check, ranks):
         transport = ThreadTransport(switchboard, rank)
         try:
             check(transport)
-            transport.close(broken=False)
+            transport.close()
         except BaseException as error:
             failures.append(error)
 

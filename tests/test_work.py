@@ -71,9 +71,9 @@ def test_leaving_breaks_off_what_is_in_line():
             comm.all_reduce(1, async_op=True)
             comm.all_reduce(2, async_op=True)
             raise KeyError("mine")
+        works = [comm.all_reduce(number, async_op=True) for number in (1, 2, 3)]
         with pytest.raises(rr.PeerLostError, match=r"rank 0 has left.*KeyError: 'mine'"):
-            for number in (1, 2, 3):
-                comm.all_reduce(number)
+            works[-1].wait()
 
     with pytest.raises(KeyError, match="mine"):
         rr.spawn(program, 3, timeout_s=20)

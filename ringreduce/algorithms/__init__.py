@@ -1,131 +1,179 @@
 """The algorithms, and the table that finds them: which collectives each one knows.
 
-An algorithm file holds generators alone.  Here each gets what the rest of the library needs to know
-of it: how long its chunks are, who holds what before and after, and what its docstring claims.
+An algorithm file holds generators alone, `claims` says what they promise, and `builders` makes
+schedules of them.  Here they get their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import pairwise
-from math import lcm
+import re
+from collections.abc import Iterable, Mapping
 
-from ringreduce.algorithms.dissemination import dissemination_barrier
-from ringreduce.algorithms.hierarchical import (
-    Nodes,
-    cut_points,
-    hierarchical_all_reduce,
-    owned_shards,
+from ringreduce.algorithms import claims
+from ringreduce.algorithms.bruck import bruck_all_gather, bruck_all_to_all
+from ringreduce.algorithms.builders import (
+    Algorithm,
+    Builder,
+    RootedAlgorithm,
+    among_all,
+    build_barrier,
+    each,
+    each_other,
+    each_pair,
+    each_power,
+    from_root,
+    hierarchical_builder,
+    one,
+    two,
+    whole,
+    whole_rooted,
 )
+from ringreduce.algorithms.direct import (
+    direct_all_gather,
+    direct_all_to_all,
+    direct_reduce_scatter,
+    one_shot_all_reduce,
+    pairwise_all_to_all,
+    two_shot_all_reduce,
+)
+from ringreduce.algorithms.double_tree import (
+    double_tree_all_reduce,
+    double_tree_broadcast,
+    double_tree_reduce,
+)
+from ringreduce.algorithms.doubling import doubling_all_reduce
+from ringreduce.algorithms.halving_doubling import (
+    doubling_all_gather,
+    halving_doubling_all_reduce,
+    halving_reduce_scatter,
+)
+from ringreduce.algorithms.hierarchical import Nodes
+from ringreduce.algorithms.registered import registered
 from ringreduce.algorithms.ring import (
     ring_all_gather,
     ring_all_reduce,
     ring_broadcast,
+    ring_reduce,
     ring_reduce_scatter,
 )
-from ringreduce.schedule import Chunks, Claim, Schedule, Steps
-
-Builder = Callable[[Nodes, int], Schedule]
-"""(nodes, root) -> schedule.  The nodes list every rank once; only rooted collectives read root."""
-
-RingSteps = Callable[[list[int], int, list[Chunks]], Steps]
-
-
-def _ring(collective: str, algorithm: RingSteps, steps_per_peer: int, own: str) -> Builder:
-    """A ring of all ranks with one chunk each.
-
-    Every rank takes, sends and receives `steps_per_peer` steps and chunks for each other rank.
-    `own` says where a rank has its own chunk only: ``"before"``, ``"after"``, or ``""``: nowhere.
-    """
-
-    def build_ring(nodes: Nodes, root: int) -> Schedule:
-        n = size_of(nodes)
-        claim = Claim(*[steps_per_peer * (n - 1)] * 3)
-        every = tuple(range(n))
-        return Schedule(
-            collective=collective,
-            algorithm="ring",
-            size=n,
-            weights=(1,) * n,
-            steps=lambda rank: algorithm(list(range(n)), rank, [(i,) for i in range(n)]),
-            holds_before=lambda rank: (rank,) if own == "before" else every,
-            holds_after=lambda rank: (rank,) if own == "after" else every,
-            claim=lambda rank: claim,
-        )
-
-    return build_ring
+from ringreduce.algorithms.scatter_gather import (
+    reduce_scatter_gather_reduce,
+    scatter_all_gather_broadcast,
+)
+from ringreduce.algorithms.star import (
+    star_all_reduce,
+    star_broadcast,
+    star_gather,
+    star_reduce,
+    star_scatter,
+)
+from ringreduce.algorithms.torus import torus_all_reduce, torus_name
+from ringreduce.algorithms.tree import (
+    tree_all_reduce,
+    tree_broadcast,
+    tree_gather,
+    tree_reduce,
+    tree_scatter,
+)
+from ringreduce.schedule import Schedule
 
 
-def _ring_broadcast(nodes: Nodes, root: int) -> Schedule:
-    n = size_of(nodes)
-    return Schedule(
-        collective="broadcast",
-        algorithm="ring",
-        size=n,
-        weights=(1,),
-        steps=lambda rank: ring_broadcast(range(n), rank, root, (0,)),
-        holds_before=lambda rank: (0,) if rank == root else (),
-        holds_after=lambda rank: (0,),
-        claim=lambda rank: Claim(
-            steps=n - 1, sent=int((rank - root) % n != n - 1), received=int(rank != root)
-        ),
-    )
+def _star(servers: int) -> Algorithm:
+    """The star with so many servers, or with all ranks as servers where there are fewer."""
+    return Algorithm(star_all_reduce, claims.star_all_reduce, parts=lambda n: min(servers, n))
 
 
-def _dissemination_barrier(nodes: Nodes, root: int) -> Schedule:
-    n = size_of(nodes)
-    return Schedule(
-        collective="barrier",
-        algorithm="dissemination",
-        size=n,
-        weights=(),
-        steps=lambda rank: dissemination_barrier(range(n), rank),
-        holds_before=lambda rank: (),
-        holds_after=lambda rank: (),
-        claim=lambda rank: Claim(steps=(n - 1).bit_length(), sent=0, received=0),
-    )
+_ALL_REDUCE: Mapping[str, Algorithm] = {
+    "ring": Algorithm(ring_all_reduce, claims.ring_all_reduce, each),
+    "halving_doubling": Algorithm(
+        halving_doubling_all_reduce, claims.halving_doubling_all_reduce, each_power
+    ),
+    "doubling": Algorithm(whole(doubling_all_reduce), claims.doubling_all_reduce, one),
+    "one_shot": Algorithm(whole(one_shot_all_reduce), claims.one_shot_all_reduce, one),
+    "two_shot": Algorithm(two_shot_all_reduce, claims.two_shot_all_reduce, each),
+    "tree": Algorithm(whole(tree_all_reduce), claims.tree_all_reduce, one),
+    "double_tree": Algorithm(double_tree_all_reduce, claims.double_tree_all_reduce, two),
+    "torus": Algorithm(torus_all_reduce, claims.torus_all_reduce, each, torus_name),
+    "star": _star(servers=1),
+}
+_REDUCE_SCATTER: Mapping[str, Algorithm] = {
+    "ring": Algorithm(ring_reduce_scatter, claims.ring_reduce_scatter, each),
+    "halving_doubling": Algorithm(halving_reduce_scatter, claims.halving_reduce_scatter, each),
+    "direct": Algorithm(direct_reduce_scatter, claims.direct_reduce_scatter, each),
+}
+_ALL_GATHER: Mapping[str, Algorithm] = {
+    "ring": Algorithm(ring_all_gather, claims.ring_all_gather, each),
+    "halving_doubling": Algorithm(doubling_all_gather, claims.doubling_all_gather, each),
+    "bruck": Algorithm(bruck_all_gather, claims.bruck_all_gather, each),
+    "direct": Algorithm(direct_all_gather, claims.direct_all_gather, each),
+}
+_ALL_TO_ALL: Mapping[str, Algorithm] = {
+    "direct": Algorithm(direct_all_to_all, claims.direct_all_to_all, each_pair),
+    "pairwise": Algorithm(pairwise_all_to_all, claims.pairwise_all_to_all, each_pair),
+    "bruck": Algorithm(bruck_all_to_all, claims.bruck_all_to_all, each_pair),
+}
+_BROADCAST: Mapping[str, RootedAlgorithm] = {
+    "ring": RootedAlgorithm(whole_rooted(ring_broadcast), claims.ring_broadcast, one),
+    "tree": RootedAlgorithm(whole_rooted(tree_broadcast), claims.tree_broadcast, one),
+    "double_tree": RootedAlgorithm(double_tree_broadcast, claims.double_tree_broadcast, two),
+    "scatter_all_gather": RootedAlgorithm(
+        scatter_all_gather_broadcast, claims.scatter_all_gather_broadcast, each_other
+    ),
+    "star": RootedAlgorithm(whole_rooted(star_broadcast), claims.star_broadcast, one),
+}
+_REDUCE: Mapping[str, RootedAlgorithm] = {
+    "tree": RootedAlgorithm(whole_rooted(tree_reduce), claims.tree_reduce, one),
+    "ring": RootedAlgorithm(whole_rooted(ring_reduce), claims.ring_reduce, one),
+    "double_tree": RootedAlgorithm(double_tree_reduce, claims.double_tree_reduce, two),
+    "reduce_scatter_gather": RootedAlgorithm(
+        reduce_scatter_gather_reduce, claims.reduce_scatter_gather_reduce, each_other
+    ),
+    "star": RootedAlgorithm(whole_rooted(star_reduce), claims.star_reduce, one),
+}
+_GATHER: Mapping[str, RootedAlgorithm] = {
+    "star": RootedAlgorithm(star_gather, claims.star_reduce, each),
+    "tree": RootedAlgorithm(tree_gather, claims.tree_gather, each),
+}
+_SCATTER: Mapping[str, RootedAlgorithm] = {
+    "star": RootedAlgorithm(star_scatter, claims.star_broadcast, each),
+    "tree": RootedAlgorithm(tree_scatter, claims.tree_scatter, each),
+}
+
+_IN_NODE = {"ring": "ring", "halving_doubling": "halving_doubling", "two_shot": "direct"}
+"""All-reduces that are a reduce-scatter and an all-gather, and what these two are called."""
 
 
-def _hierarchical_all_reduce(nodes: Nodes, root: int) -> Schedule:
-    hosts, cuts = len(nodes), cut_points(nodes)
-    scale = lcm(*map(len, nodes))
-    shards = [int((high - low) * scale) for low, high in pairwise(cuts)]
-    every = tuple(range(len(shards) * hosts))
+def _hierarchical(name: str, in_node: str, along_rails: Algorithm) -> Builder:
+    halves = _IN_NODE[in_node]
+    return hierarchical_builder(name, _REDUCE_SCATTER[halves], along_rails, _ALL_GATHER[halves])
 
-    def claim(rank: int) -> Claim:
-        node = next(list(node) for node in nodes if rank in node)
-        me, s = node.index(rank), len(node)
-        left, mine, right = (len(owned_shards(cuts, s, (me + d) % s)) for d in (-1, 0, 1))
-        along_rails = 2 * (hosts - 1) * mine
-        return Claim(
-            steps=2 * (s - 1) + 2 * (hosts - 1),
-            sent=(2 * len(shards) - mine - right) * hosts + along_rails,
-            received=(2 * len(shards) - mine - left) * hosts + along_rails,
-        )
 
-    return Schedule(
-        collective="all_reduce",
-        algorithm="hierarchical",
-        size=size_of(nodes),
-        weights=tuple(length for length in shards for _ in range(hosts)),
-        steps=lambda rank: hierarchical_all_reduce(nodes, rank),
-        holds_before=lambda rank: every,
-        holds_after=lambda rank: every,
-        claim=claim,
-    )
+def _all(collective: str, algorithms: Mapping[str, Algorithm]) -> dict[str, Builder]:
+    return {name: among_all(collective, name, known) for name, known in algorithms.items()}
+
+
+def _rooted(collective: str, algorithms: Mapping[str, RootedAlgorithm]) -> dict[str, Builder]:
+    return {name: from_root(collective, name, known) for name, known in algorithms.items()}
 
 
 ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "all_reduce": {
-        "ring": _ring("all_reduce", ring_all_reduce, 2, own=""),
-        "hierarchical": _hierarchical_all_reduce,
+        **_all("all_reduce", _ALL_REDUCE),
+        "hierarchical": _hierarchical("hierarchical", "ring", _ALL_REDUCE["ring"]),
     },
-    "reduce_scatter": {"ring": _ring("reduce_scatter", ring_reduce_scatter, 1, own="after")},
-    "all_gather": {"ring": _ring("all_gather", ring_all_gather, 1, own="before")},
-    "broadcast": {"ring": _ring_broadcast},
-    "barrier": {"dissemination": _dissemination_barrier},
+    "reduce_scatter": _all("reduce_scatter", _REDUCE_SCATTER),
+    "all_gather": _all("all_gather", _ALL_GATHER),
+    "broadcast": _rooted("broadcast", _BROADCAST),
+    "reduce": _rooted("reduce", _REDUCE),
+    "gather": _rooted("gather", _GATHER),
+    "scatter": _rooted("scatter", _SCATTER),
+    "all_to_all": _all("all_to_all", _ALL_TO_ALL),
+    "barrier": {"dissemination": build_barrier},
 }
-"""Collective -> algorithm name -> builder of its schedule."""
+"""Collective -> algorithm name -> builder of its schedule.
+
+All-reduce knows two more by their parameters, which `parse` reads.
+"""
 
 
 def size_of(nodes: Nodes) -> int:
@@ -134,5 +182,58 @@ def size_of(nodes: Nodes) -> int:
 
 
 def build(collective: str, algorithm: str, nodes: Nodes, root: int = 0) -> Schedule:
-    """The schedule of `collective` by `algorithm` for ranks placed on `nodes`."""
-    return ALGORITHMS[collective][algorithm](nodes, root)
+    """The schedule of `collective` by `algorithm` for ranks placed on `nodes`.
+
+    Raises ValueError when there is no such algorithm.
+    """
+    return parse(collective, algorithm)(nodes, root)
+
+
+def parse(collective: str, algorithm: str) -> Builder:
+    """The builder that a name stands for, with its parameters if it has any.
+
+    Two all-reduces have: ``"star(k)"`` has k servers, ``"hierarchical(a, b)"`` uses a in the node
+    and b along the rails.  Raises ValueError when the name or a parameter is unknown.
+
+    >>> parse("all_reduce", "hierarchical(two_shot, doubling)")([[0, 1], [2, 3]], 0).claim(0)
+    Claim(steps=3, sent=3, received=3)
+    """
+    known = ALGORITHMS[collective]
+    if algorithm in known:
+        return known[algorithm]
+    if own := registered(collective, algorithm):
+        return own
+    if collective == "all_reduce":
+        if flat := _by_name(algorithm):
+            return among_all(collective, algorithm, flat)
+        levels = re.fullmatch(r"hierarchical\((\w+), *(.+)\)", algorithm)
+        if levels and levels[1] in _IN_NODE and (rails := _by_name(levels[2])):
+            return _hierarchical(algorithm, levels[1], rails)
+    raise ValueError(f"{collective}: {_what_is_wrong(collective, algorithm)}")
+
+
+def _by_name(name: str) -> Algorithm | None:
+    """The all-reduce that knows no nodes, the star with its servers among them."""
+    star = re.fullmatch(r"star\(([1-9][0-9]*)\)", name)
+    return _star(int(star[1])) if star else _ALL_REDUCE.get(name)
+
+
+def _what_is_wrong(collective: str, algorithm: str) -> str:
+    name, known = algorithm.partition("(")[0], ALGORITHMS[collective]
+    wanted = {
+        "star": "write 'star(k)', with k servers, at least 1",
+        "hierarchical": "write 'hierarchical(a, b)', where a, in the node, is one of "
+        f"{_quoted(_IN_NODE)}, and b, along the rails, is one of {_quoted(_ALL_REDUCE)} or "
+        "'star(k)'",
+    }
+    if name not in known:
+        parametrised = wanted if collective == "all_reduce" else {}
+        also = f"; {' and '.join(map(repr, parametrised))} take parameters" if parametrised else ""
+        return f"unknown algorithm {algorithm!r}; choose one of {_quoted(['auto', *known])}{also}"
+    if collective == "all_reduce" and name in wanted:
+        return f"unknown parameters in {algorithm!r}; {wanted[name]}"
+    return f"{name!r} takes no parameters, but {algorithm!r} has some"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

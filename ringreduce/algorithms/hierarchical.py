@@ -1,60 +1,72 @@
 """Hierarchical: reduce inside each node, all-reduce between nodes, gather inside each node.
 
 Only the middle phase crosses the network, and each node's data crosses it once, however many ranks
-share the node.  Nodes may differ in size and hold any ranks.
+share the node.  Nodes may differ in size and hold any ranks.  Which algorithms the phases use is
+left to who calls: a reduce-scatter and an all-gather for the node, an all-reduce for the rails.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import lcm
 
-from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from ringreduce.schedule import Steps, in_parallel
+from ringreduce.schedule import Chunks, Steps, in_parallel, joined
 
 Nodes = Sequence[Sequence[int]]
 """The ranks of each node, in order."""
 
+GroupSteps = Callable[[Sequence[int], int, Sequence[Chunks]], Steps]
+"""(group, me, chunks) -> the steps of ``group[me]``; ``chunks[i]`` are those of part i."""
 
-def cut_points(nodes: Nodes) -> list[Fraction]:
-    """Where shards begin and end, 0 and 1 included: j/s for all node sizes s.
 
-    Between two neighbouring cut points lies a shard that exactly one rank of each node owns.
+def cut_points(nodes: Nodes) -> list[int]:
+    """Where shards begin and end: at j/s of the data for all node sizes s, ends included.
+
+    Between two neighbouring cut points lies a shard that exactly one rank of each node owns.  The
+    unit is such that all of them are whole numbers.
     """
-    return sorted({Fraction(j, len(node)) for node in nodes for j in range(len(node) + 1)})
+    whole = lcm(*map(len, nodes))
+    return sorted({j * whole // s for s in map(len, nodes) for j in range(s + 1)})
 
 
-def owned_shards(cuts: Sequence[Fraction], node_size: int, local_rank: int) -> list[int]:
+def owned_shards(cuts: Sequence[int], node_size: int, local_rank: int) -> list[int]:
     """The contiguous shards that lie in this local rank's 1/node_size of the data."""
-    low, high = (bisect_left(cuts, Fraction(local_rank + end, node_size)) for end in (0, 1))
+    part = cuts[-1] // node_size
+    low, high = (bisect_left(cuts, (local_rank + end) * part) for end in (0, 1))
     return list(range(low, high))
 
 
-def hierarchical_all_reduce(nodes: Nodes, rank: int) -> Steps:
-    """Reduce-scatter in the node, ring all-reduce along each rail, all-gather in the node.
+def hierarchical_all_reduce(
+    nodes: Nodes,
+    rank: int,
+    shards: Sequence[Sequence[Chunks]],
+    reduce_scatter: GroupSteps,
+    all_reduce: GroupSteps,
+    all_gather: GroupSteps,
+) -> Steps:
+    """`reduce_scatter` in the node, `all_reduce` along each rail, `all_gather` in the node.
 
-    A rail is the owners of one shard, one a node.  With H nodes each shard is H chunks; chunk
-    ``shard * H + i`` is the part of it that node i finishes.  A rank on several rails serves them
-    in one step.  2(s-1) + 2(H-1) steps for a rank whose node has s ranks; with K shards, m of them
-    the rank's own and m' its right neighbour's, it sends (2K-m-m')H + 2(H-1)m chunks.
+    A rail is the owners of one shard, one a node; ``shards[i]`` are the parts into which their
+    algorithm cuts shard i.  A rank on several rails serves them in one step.  It takes the steps of
+    the three phases; with rings 2(s-1) + 2(H-1), on a node of s ranks, one of H.
     """
-    cuts, width = cut_points(nodes), len(nodes)
+    cuts = cut_points(nodes)
     here, node = next((i, node) for i, node in enumerate(nodes) if rank in node)
     me = list(node).index(rank)
     owned = [owned_shards(cuts, len(node), local) for local in range(len(node))]
-    parts = [tuple(s * width + i for s in mine for i in range(width)) for mine in owned]
+    chunks = [joined(part for shard in mine for part in shards[shard]) for mine in owned]
 
-    yield from ring_reduce_scatter(node, me, parts)
+    yield from reduce_scatter(node, me, chunks)
     yield from in_parallel(
         *(
-            ring_all_reduce(rail, here, [(shard * width + i,) for i in range(width)])
+            all_reduce(rail, here, shards[shard])
             for shard, rail in rails(nodes)
             if rail[here] == rank
         )
     )
-    yield from ring_all_gather(node, me, parts)
+    yield from all_gather(node, me, chunks)
 
 
 def rails(nodes: Nodes) -> list[tuple[int, list[int]]]:

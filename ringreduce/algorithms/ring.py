@@ -66,3 +66,20 @@ def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> S
             sends=(Send(ring[(me + 1) % n], chunks),) if step == place else (),
             recvs=(Recv(ring[me - 1], chunks),) if step == place - 1 else (),
         )
+
+
+def ring_reduce(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+    """`ring_broadcast` backwards: each adds its own to what comes and hands it on, towards `root`.
+
+    n-1 steps, of which a rank takes part in at most two; the farthest only sends.  Sliced, it is a
+    pipeline as well.
+    """
+    n = len(ring)
+    hops = (me - root) % n
+    for step in range(n - 1):
+        yield Step(
+            sends=(Send(ring[me - 1], chunks),) if step == n - 1 - hops else (),
+            recvs=(Recv(ring[(me + 1) % n], reduce=True, chunks=chunks),)
+            if step == n - 2 - hops
+            else (),
+        )

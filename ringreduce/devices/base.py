@@ -31,8 +31,8 @@ class Device(Protocol):
     def flat(self, array: Any) -> Any:
         """The elements in C order as a one-dimensional contiguous array: a view, or else a copy."""
 
-    def fold(self, op: str) -> FoldFunction:
-        """The function that combines two arrays under `op`."""
+    def fold(self, op: str, dtype: Any = None) -> FoldFunction:
+        """The function that combines two arrays under `op`; knowing their dtype it need not look."""
 
     def divide(self, array: Any, by: int) -> None:
         """``array /= by``, once rounded."""

@@ -70,7 +70,7 @@ class CpuDevice:
     def flat(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array).reshape(-1)
 
-    def fold(self, op: str) -> FoldFunction:
+    def fold(self, op: str, dtype: Any = None) -> FoldFunction:
         return OPS[op]
 
     def divide(self, array: np.ndarray, by: int) -> None:

@@ -75,5 +75,5 @@ class Transport(Protocol):
         `number` says which split of this transport it is, the same on all ranks.
         """
 
-    def close(self, broken: bool) -> None:
-        """Let go of everything.  Collective, unless the communicator is broken."""
+    def close(self) -> None:
+        """Let go of everything.  Collective."""

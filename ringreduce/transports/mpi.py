@@ -157,9 +157,7 @@ class MpiTransport:
         made[0].Free()
         return part
 
-    def close(self, broken: bool) -> None:
-        if broken:
-            return
+    def close(self) -> None:
         self._data.Free()
         self._control.Free()
 

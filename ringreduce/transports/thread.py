@@ -151,5 +151,5 @@ class ThreadTransport:
         part = self._switchboard.part(number, members)
         return ThreadTransport(part, members.index(self.rank))
 
-    def close(self, broken: bool) -> None:
+    def close(self) -> None:
         pass

@@ -1,0 +1,47 @@
+"""Bruck: as few steps as there are doublings, for any number of ranks.
+
+Source: Bruck, Ho, Kipnis, Upfal & Weathersby, "Efficient algorithms for all-to-all communications
+in multiport message-passing systems", IEEE TPDS 8(11), 1997.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, joined
+
+
+def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """In step k tell the rank 2^k places to the left all that one has, as far as it is new there.
+
+    ceil(log2 n) steps; each rank sends and receives (n-1)/n of the data.
+    """
+    n, distance = len(group), 1
+    while distance < n:
+        new = range(min(distance, n - distance))
+        left, right = (me - distance) % n, (me + distance) % n
+        yield Step(
+            sends=(Send(group[left], joined(chunks[(me + i) % n] for i in new)),),
+            recvs=(Recv(group[right], joined(chunks[(right + i) % n] for i in new)),),
+        )
+        distance *= 2
+
+
+def bruck_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """``chunks[i * n + j]`` goes from place i to place j: in step k 2^k places on, if that is due.
+
+    A chunk whose way is w places long takes one hop for each bit of w.  ceil(log2 n) steps; each
+    rank sends one chunk for each bit of each number below n, about (n/2) log2 n.
+    """
+    n, distance = len(group), 1
+
+    def due(place: int) -> Chunks:
+        """What is at this place and has this step's hop before it: it comes from way % distance."""
+        ways = [way for way in range(n) if way & distance]
+        starts = [(place - way % distance) % n for way in ways]
+        return joined(chunks[i * n + (i + way) % n] for i, way in zip(starts, ways, strict=True))
+
+    while distance < n:
+        left, right = (me - distance) % n, (me + distance) % n
+        yield Step(sends=(Send(group[right], due(me)),), recvs=(Recv(group[left], due(left)),))
+        distance *= 2

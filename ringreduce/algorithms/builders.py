@@ -1,0 +1,222 @@
+"""From a generator to a Schedule: what the rest of the library needs to know of an algorithm.
+
+That is into how many chunks the data are cut, who holds which of them before and after, and what
+the algorithm claims.  Ranks take their places in the order of the nodes, so that neighbours share a
+node wherever they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ringreduce.algorithms import claims
+from ringreduce.algorithms.dissemination import dissemination_barrier
+from ringreduce.algorithms.hierarchical import (
+    GroupSteps,
+    Nodes,
+    cut_points,
+    hierarchical_all_reduce,
+)
+from ringreduce.schedule import Chunks, Claim, Schedule, Steps, joined
+
+Builder = Callable[[Nodes, int], Schedule]
+"""(nodes, root) -> schedule.  The nodes list every rank once; only rooted collectives read root."""
+
+RootedSteps = Callable[[Sequence[int], int, int, Sequence[Chunks]], Steps]
+"""(group, me, root, chunks) -> the steps of ``group[me]``; `root` is a place in the group too."""
+
+Parts = Callable[[int], int]
+"""How many parts the data of so many ranks are cut into."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What the ranks of any group can do together."""
+
+    steps: GroupSteps
+    claim: claims.GroupClaim
+    parts: Parts
+    shape: Callable[[int], str] = lambda n: ""
+    """What the schedule's name says besides the algorithm's, for so many ranks."""
+
+
+@dataclass(frozen=True)
+class RootedAlgorithm:
+    """What the ranks of any group can do for one of them."""
+
+    steps: RootedSteps
+    claim: claims.RootedClaim
+    parts: Parts
+
+
+def one(n: int) -> int:
+    """The data travel whole."""
+    return 1
+
+
+def two(n: int) -> int:
+    """Halves."""
+    return 2
+
+
+def each(n: int) -> int:
+    """A part for each rank."""
+    return n
+
+
+def each_other(n: int) -> int:
+    """A part for each rank but the root, at least one."""
+    return max(1, n - 1)
+
+
+def each_power(n: int) -> int:
+    """A part for each rank of the largest power of two."""
+    return 1 << claims.floor_log2(n)
+
+
+def each_pair(n: int) -> int:
+    """A part from each rank to each."""
+    return n * n
+
+
+def whole(steps: Callable[[Sequence[int], int, Chunks], Steps]) -> GroupSteps:
+    """An algorithm that moves all chunks together, as one that is given parts."""
+    return lambda group, me, chunks: steps(group, me, joined(chunks))
+
+
+def whole_rooted(steps: Callable[[Sequence[int], int, int, Chunks], Steps]) -> RootedSteps:
+    """The same for a rooted one."""
+    return lambda group, me, root, chunks: steps(group, me, root, joined(chunks))
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def among_all(collective: str, name: str, algorithm: Algorithm) -> Builder:
+    """The builder of `collective` by an algorithm of all ranks."""
+
+    def build_among_all(nodes: Nodes, root: int) -> Schedule:
+        group = [rank for node in nodes for rank in node]
+        parts = algorithm.parts(len(group))
+        chunks, sizes = _chunks(collective, group, parts), (1,) * parts
+        before, after = holders(collective, len(group), root, parts)
+        return Schedule(
+            collective=collective,
+            algorithm=name + algorithm.shape(len(group)),
+            size=len(group),
+            weights=sizes,
+            steps=lambda rank: algorithm.steps(group, group.index(rank), chunks),
+            holds_before=before,
+            holds_after=after,
+            claim=lambda rank: algorithm.claim(group, group.index(rank), sizes),
+        )
+
+    return build_among_all
+
+
+def from_root(collective: str, name: str, algorithm: RootedAlgorithm) -> Builder:
+    """The builder of `collective`, which is rooted, by an algorithm of all ranks."""
+
+    def build_from_root(nodes: Nodes, root: int) -> Schedule:
+        place = [rank for node in nodes for rank in node].index(root)
+        here = Algorithm(
+            steps=lambda group, me, chunks: algorithm.steps(group, me, place, chunks),
+            claim=lambda group, me, sizes: algorithm.claim(len(group), me, place),
+            parts=algorithm.parts,
+        )
+        return among_all(collective, name, here)(nodes, root)
+
+    return build_from_root
+
+
+def hierarchical_builder(
+    name: str, reduce_scatter: Algorithm, rail_all_reduce: Algorithm, all_gather: Algorithm
+) -> Builder:
+    """The builder of an all-reduce from a pair of algorithms in the node and one along the rails.
+
+    Every shard is cut into the parts that the rails' algorithm wants.
+    """
+
+    def build_hierarchical(nodes: Nodes, root: int) -> Schedule:
+        parts, cuts = rail_all_reduce.parts(len(nodes)), cut_points(nodes)
+        lengths = [high - low for low, high in pairwise(cuts)]
+        shards = [[(shard * parts + i,) for i in range(parts)] for shard in range(len(lengths))]
+        every = tuple(range(len(lengths) * parts))
+
+        return Schedule(
+            collective="all_reduce",
+            algorithm=name,
+            size=sum(map(len, nodes)),
+            weights=tuple(length for length in lengths for _ in range(parts)),
+            steps=lambda rank: hierarchical_all_reduce(
+                nodes, rank, shards, reduce_scatter.steps, rail_all_reduce.steps, all_gather.steps
+            ),
+            holds_before=lambda rank: every,
+            holds_after=lambda rank: every,
+            claim=lambda rank: claims.hierarchical_all_reduce(
+                nodes, rank, parts, reduce_scatter.claim, rail_all_reduce.claim, all_gather.claim
+            ),
+        )
+
+    return build_hierarchical
+
+
+def build_barrier(nodes: Nodes, root: int) -> Schedule:
+    """The barrier: no chunks, and messages that say no more than that they came."""
+    group = [rank for node in nodes for rank in node]
+    return Schedule(
+        collective="barrier",
+        algorithm="dissemination",
+        size=len(group),
+        weights=(),
+        steps=lambda rank: dissemination_barrier(group, group.index(rank)),
+        holds_before=lambda rank: (),
+        holds_after=lambda rank: (),
+        claim=lambda rank: Claim(claims.ceil_log2(len(group)), sent=0, received=0),
+    )
+
+
+# --- whose chunks ---------------------------------------------------------------------------------
+
+
+def default_parts(collective: str, n: int) -> int:
+    """A chunk for each rank, or in an all-to-all for each pair."""
+    return each_pair(n) if collective == "all_to_all" else each(n)
+
+
+def _chunks(collective: str, group: Sequence[int], parts: int) -> list[Chunks]:
+    """One chunk a part.  Where a part belongs to a place its chunk has the number of the rank."""
+    if collective in ("all_reduce", "broadcast", "reduce"):
+        return [(i,) for i in range(parts)]
+    if collective == "all_to_all":
+        return [(sender * len(group) + receiver,) for sender in group for receiver in group]
+    return [(rank,) for rank in group]
+
+
+def holders(
+    collective: str, n: int, root: int, parts: int
+) -> tuple[Callable[[int], Chunks], Callable[[int], Chunks]]:
+    """Which chunks each rank holds before and after."""
+    every = tuple(range(parts))
+
+    def all_of_them(rank: int) -> Chunks:
+        return every
+
+    def its_own(rank: int) -> Chunks:
+        return (rank,)
+
+    def at_the_root(rank: int) -> Chunks:
+        return every if rank == root else ()
+
+    return {
+        "all_reduce": (all_of_them, all_of_them),
+        "reduce_scatter": (all_of_them, its_own),
+        "all_gather": (its_own, all_of_them),
+        "broadcast": (at_the_root, all_of_them),
+        "reduce": (all_of_them, at_the_root),
+        "gather": (its_own, at_the_root),
+        "scatter": (at_the_root, its_own),
+        "all_to_all": (lambda rank: every[rank * n : (rank + 1) * n], lambda rank: every[rank::n]),
+    }[collective]

@@ -1,0 +1,93 @@
+"""Direct: everybody reads from everybody, in one step or two.
+
+Sources: one-shot and two-shot are the names of NVIDIA's custom all-reduce kernels in TensorRT-LLM;
+the all-to-alls are in Thakur, Rabenseifner & Gropp, "Optimization of collective communication
+operations in MPICH", IJHPCA 19(1), 2005.
+
+`group` lists the ranks, `me` is this rank's place in it.  Peers are listed from the next place on,
+so that no two ranks start with the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringreduce.schedule import Chunks, Recv, Send, Step, Steps
+
+
+def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+    """Send everything to everybody, and fold what comes in rank order.
+
+    One step; each rank sends the data n-1 times and folds n values at once.
+    """
+    others = [group[i] for i in _others(group, me)]
+    if others:
+        yield Step(
+            sends=tuple(Send(peer, chunks) for peer in others),
+            recvs=tuple(Recv(peer, chunks, reduce=True) for peer in others),
+        )
+
+
+def direct_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Send each rank its part; ``group[me]`` folds all n values of ``chunks[me]`` at once.
+
+    One step; each rank sends (n-1)/n of the data.
+    """
+    others = _others(group, me)
+    if others:
+        yield Step(
+            sends=tuple(Send(group[i], chunks[i]) for i in others),
+            recvs=tuple(Recv(group[i], chunks[me], reduce=True) for i in others),
+        )
+
+
+def direct_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Send one's own part to everybody.  One step; each rank receives (n-1)/n of the data."""
+    others = _others(group, me)
+    if others:
+        yield Step(
+            sends=tuple(Send(group[i], chunks[me]) for i in others),
+            recvs=tuple(Recv(group[i], chunks[i]) for i in others),
+        )
+
+
+def two_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Direct reduce-scatter, then direct all-gather.
+
+    Two steps; each rank sends 2(n-1)/n of the data, the least that any algorithm can.
+    """
+    yield from direct_reduce_scatter(group, me, chunks)
+    yield from direct_all_gather(group, me, chunks)
+
+
+def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """``chunks[i * n + j]`` goes from place i to place j: all of them at once.
+
+    One step of n-1 messages each way.
+    """
+    n = len(group)
+    others = _others(group, me)
+    if others:
+        yield Step(
+            sends=tuple(Send(group[i], chunks[me * n + i]) for i in others),
+            recvs=tuple(Recv(group[i], chunks[i * n + me]) for i in others),
+        )
+
+
+def pairwise_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """`direct_all_to_all`, one message each way at a time.
+
+    n-1 steps; in step k to the place k+1 to the right, and from the one k+1 to the left.
+    """
+    n = len(group)
+    for distance in range(1, n):
+        to, source = (me + distance) % n, (me - distance) % n
+        yield Step(
+            sends=(Send(group[to], chunks[me * n + to]),),
+            recvs=(Recv(group[source], chunks[source * n + me]),),
+        )
+
+
+def _others(group: Sequence[int], me: int) -> list[int]:
+    """All places but this one."""
+    return [(me + i) % len(group) for i in range(1, len(group))]

@@ -1,0 +1,34 @@
+"""Recursive doubling: exchange everything, with ranks ever farther away.
+
+Source: Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19(1), 2005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringreduce.algorithms.pairs import in_pairs
+from ringreduce.schedule import Chunks, Recv, Send, Step, Steps
+
+
+def doubling_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+    """In step k exchange sums with the rank whose place differs in bit k alone, and add.
+
+    log2 p steps, p the largest power of two among n, and two more where n is none (see `pairs`).
+    Each step moves all of the data each way.  The ranks take their places in ascending order:
+    then all ranks of one half are below all of the other, and every pair adds in the same order.
+    """
+    ascending = sorted(group)
+
+    def core(ranks: Sequence[int], place: int) -> Steps:
+        distance = 1
+        while distance < len(ranks):
+            partner = ranks[place ^ distance]
+            yield Step((Send(partner, chunks),), (Recv(partner, chunks, reduce=True),))
+            distance *= 2
+
+    me = ascending.index(group[me])
+    yield from in_pairs(
+        ascending, me, core, lambda i: chunks, lambda i: chunks, reduce=(True, False)
+    )

@@ -1,0 +1,109 @@
+"""Halving-doubling: exchange halves of halves, then double what is finished.
+
+Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004, LNCS 3036.
+
+`group` lists the ranks, `me` is this rank's place in it, and ``chunks[i]`` are the chunks that
+place ``i`` is responsible for.  Where n is no power of two, p is the largest below, and
+`pairs` says how the rest takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringreduce.algorithms.pairs import Member, in_pairs, teams
+from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, joined
+
+
+def halving_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Recursive halving: give away half of what is left, summing; end owning ``chunks[me]``.
+
+    log2 p steps, and two more where n is no power of two: then n-p ranks lend their neighbour all
+    but their own part, and add what comes of that to it.  Else each rank sends (n-1)/n of the data.
+    """
+    parts = [joined(team) for team in teams(chunks)]
+    yield from in_pairs(
+        group,
+        me,
+        core=lambda ranks, place: _halve(ranks, place, parts),
+        lends=lambda i: _all_but(chunks, i),
+        gets_back=lambda i: chunks[i],
+        reduce=(True, True),
+    )
+
+
+def doubling_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Recursive doubling: swap all one has with ranks ever farther away; every rank ends with all.
+
+    log2 p steps, and two more where n is no power of two: then n-p ranks lend their neighbour their
+    own part, and get all others from it.  Else each rank receives (n-1)/n of the data.
+    """
+    parts = [joined(team) for team in teams(chunks)]
+    yield from in_pairs(
+        group,
+        me,
+        core=lambda ranks, place: _double(ranks, place, parts),
+        lends=lambda i: chunks[i],
+        gets_back=lambda i: _all_but(chunks, i),
+        reduce=(False, False),
+    )
+
+
+def halving_doubling_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Halve down to one of p parts, ``chunks``, each; double up to the whole again.
+
+    2 log2 p steps; each rank sends 2(p-1)/p of the data.  Two more steps where n is no power of
+    two, in which n-p ranks hand their data to a neighbour and get the sum from it.
+    """
+
+    def core(ranks: Sequence[int], place: int) -> Steps:
+        order = _nearest_first(range(len(ranks)))
+        ranks, place = [ranks[i] for i in order], order.index(place)
+        yield from _halve(ranks, place, chunks)
+        yield from _double(ranks, place, chunks)
+
+    everything = joined(chunks)
+    yield from in_pairs(
+        group, me, core, lambda i: everything, lambda i: everything, reduce=(True, False)
+    )
+
+
+def _halve(ranks: Sequence[int], me: int, parts: Sequence[Chunks]) -> Steps:
+    if len(ranks) > 1:
+        partner, mine, theirs = _halves(ranks, me)
+        yield Step(
+            sends=(Send(partner, joined(parts[theirs])),),
+            recvs=(Recv(partner, joined(parts[mine]), reduce=True),),
+        )
+        yield from _halve(ranks[mine], me % (len(ranks) // 2), parts[mine])
+
+
+def _double(ranks: Sequence[int], me: int, parts: Sequence[Chunks]) -> Steps:
+    if len(ranks) > 1:
+        partner, mine, theirs = _halves(ranks, me)
+        yield from _double(ranks[mine], me % (len(ranks) // 2), parts[mine])
+        yield Step(
+            sends=(Send(partner, joined(parts[mine])),),
+            recvs=(Recv(partner, joined(parts[theirs])),),
+        )
+
+
+def _halves(ranks: Sequence[int], me: int) -> tuple[int, slice, slice]:
+    """The rank at my place in the other half, the places of my half, and those of the other."""
+    half = len(ranks) // 2
+    low, high = slice(half), slice(half, None)
+    return (ranks[me + half], low, high) if me < half else (ranks[me - half], high, low)
+
+
+def _all_but(chunks: Sequence[Chunks], i: int) -> Chunks:
+    return joined((*chunks[:i], *chunks[i + 1 :]))
+
+
+def _nearest_first(members: Sequence[Member]) -> list[Member]:
+    """An order in which place i and the one half the list away were neighbours, and so on.
+
+    So the longest messages go to the nearest ranks, and each message is a run of chunks.
+    """
+    if len(members) == 1:
+        return list(members)
+    return _nearest_first(members[::2]) + _nearest_first(members[1::2])

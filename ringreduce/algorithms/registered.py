@@ -1,0 +1,75 @@
+"""Algorithms that people write in scripts of their own: proven before they run, found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from hashlib import blake2b
+
+from ringreduce.algorithms.builders import Builder, default_parts, holders
+from ringreduce.algorithms.hierarchical import Nodes
+from ringreduce.check import check
+from ringreduce.schedule import Claim, Schedule, Step, to_text
+
+OwnSteps = Callable[..., Iterable[Step]]
+"""``steps(size, rank)``, or ``steps(size, rank, root)`` for a collective with a root."""
+
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_REMEMBERED = 16
+"""Proven schedules that are kept, by nodes and root."""
+
+_registered: dict[tuple[str, str], Builder] = {}
+"""(collective, name) -> builder.  A name means the same to every communicator of the process."""
+
+
+def registered(collective: str, name: str) -> Builder | None:
+    """The builder of an algorithm that was registered under this name."""
+    return _registered.get((collective, name))
+
+
+def remember(
+    collective: str, name: str, steps: OwnSteps, chunks: Callable[[int], int] | None
+) -> None:
+    """Let a name stand for a schedule; `ringreduce.register` says how, and checks the name."""
+    _registered[collective, name] = _builder(collective, name, steps, chunks)
+
+
+def _builder(
+    collective: str, name: str, steps: OwnSteps, chunks: Callable[[int], int] | None
+) -> Builder:
+    @lru_cache(_REMEMBERED)
+    def build_own(nodes: tuple[tuple[int, ...], ...], root: int) -> Schedule:
+        size = sum(map(len, nodes))
+        parts = chunks(size) if chunks else default_parts(collective, size)
+        before, after = holders(collective, size, root, parts)
+        rooted = (root,) if collective in ROOTED else ()
+        ranks = [tuple(steps(size, rank, *rooted)) for rank in range(size)]
+        text = to_text(ranks)
+        schedule = Schedule(
+            collective=collective,
+            algorithm=name,
+            size=size,
+            weights=(1,) * parts,
+            steps=lambda rank: iter(ranks[rank]),
+            holds_before=before,
+            holds_after=after,
+            claim=lambda rank: _counted(ranks[rank]),
+            digest=blake2b(text.encode(), digest_size=8).hexdigest(),
+        )
+        check(schedule)
+        return schedule
+
+    def build(nodes: Nodes, root: int) -> Schedule:
+        return build_own(tuple(map(tuple, nodes)), root)
+
+    return build
+
+
+def _counted(steps: Iterable[Step]) -> Claim:
+    """What the steps come to: nobody else has promised anything."""
+    steps = tuple(steps)
+    return Claim(
+        steps=len(steps),
+        sent=sum(len(send.chunks) for step in steps for send in step.sends),
+        received=sum(len(recv.chunks) for step in steps for recv in step.recvs),
+    )

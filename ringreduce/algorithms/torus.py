@@ -1,0 +1,46 @@
+"""Two-dimensional torus: rings along the rows, then along the columns, then along the rows again.
+
+Source: Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash",
+arXiv:1811.05233, 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+
+from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from ringreduce.schedule import Chunks, Steps, joined
+
+
+def torus_shape(n: int) -> tuple[int, int]:
+    """Rows and columns of the torus of n ranks: as square as it goes, and rows no shorter.
+
+    A prime number of ranks is a single row.
+    """
+    rows = next(rows for rows in range(isqrt(n), 0, -1) if n % rows == 0)
+    return rows, n // rows
+
+
+def torus_name(n: int) -> str:
+    """What a drawing or an error adds to the algorithm's name."""
+    rows, columns = torus_shape(n)
+    return f" of {rows} x {columns}" + (", which is the ring" if rows == 1 else "")
+
+
+def torus_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
+    """Ring reduce-scatter in the row, all-reduce in the column, all-gather in the row.
+
+    With r rows and c columns 2(c-1) + 2(r-1) steps; each rank sends 2(n-1)/n of the data.  With a
+    prime number of ranks it is the ring.  ``chunks`` are n parts, r one after the other for each
+    column.
+    """
+    rows, columns = torus_shape(len(group))
+    row, column = divmod(me, columns)
+    my_row, my_column = group[row * columns : (row + 1) * columns], group[column::columns]
+    by_column = [chunks[i * rows : (i + 1) * rows] for i in range(columns)]
+    parts = [joined(mine) for mine in by_column]
+
+    yield from ring_reduce_scatter(my_row, column, parts)
+    yield from ring_all_reduce(my_column, row, by_column[column])
+    yield from ring_all_gather(my_row, column, parts)

@@ -1,0 +1,103 @@
+"""Binomial tree: whoever has the data passes it on, half as far each time.
+
+Source: Johnsson & Ho, "Optimum broadcasting and personalized communication in hypercubes", IEEE
+Transactions on Computers 38(9), 1989.
+
+`group` lists the ranks, `me` is this rank's place in it, `root` the root's.  Counted from the root,
+place v is responsible for itself and the d-1 places that follow, as far as there are any, where d
+is the lowest bit of v.  All ranks take ceil(log2 n) steps, empty ones while others are at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, joined
+
+
+def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+    """The root sends everything to the rank half the group away, then both do so in their half.
+
+    ceil(log2 n) steps.  A rank sends the data once for each child, the root ceil(log2 n) times.
+    """
+    for edge in reversed(_edges(group, me, root)):
+        yield Step(
+            sends=tuple(Send(child, chunks) for child in edge.child),
+            recvs=tuple(Recv(parent, chunks) for parent in edge.parent),
+        )
+
+
+def tree_reduce(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+    """`tree_broadcast` backwards: a rank adds what each child sends, then sends the sum on.
+
+    ceil(log2 n) steps.  A rank receives the data once for each child, the root ceil(log2 n) times.
+    """
+    for edge in _edges(group, me, root):
+        yield Step(
+            sends=tuple(Send(parent, chunks) for parent in edge.parent),
+            recvs=tuple(Recv(child, chunks, reduce=True) for child in edge.child),
+        )
+
+
+def tree_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+    """Reduce to the first place, then broadcast from there.
+
+    2 ceil(log2 n) steps; the first rank sends and receives the data ceil(log2 n) times.
+    """
+    yield from tree_reduce(group, me, 0, chunks)
+    yield from tree_broadcast(group, me, 0, chunks)
+
+
+def tree_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
+    """The root's ``chunks[i]`` go to place i: each child gets those that it is responsible for.
+
+    ceil(log2 n) steps; the root sends (n-1)/n of the data, and nobody receives more than half.
+    """
+    for edge in reversed(_edges(group, me, root)):
+        theirs = joined(chunks[i] for i in edge.below)
+        yield Step(
+            sends=tuple(Send(child, theirs) for child in edge.child),
+            recvs=tuple(Recv(parent, theirs) for parent in edge.parent),
+        )
+
+
+def tree_gather(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
+    """`tree_scatter` backwards: ``chunks[i]`` of place i go to the root, more in each message.
+
+    ceil(log2 n) steps; the root receives (n-1)/n of the data, and nobody sends more than half.
+    """
+    for edge in _edges(group, me, root):
+        theirs = joined(chunks[i] for i in edge.below)
+        yield Step(
+            sends=tuple(Send(parent, theirs) for parent in edge.parent),
+            recvs=tuple(Recv(child, theirs) for child in edge.child),
+        )
+
+
+class _Edge(NamedTuple):
+    """Of one step: the rank above or the rank below, at most one of the two."""
+
+    parent: tuple[int, ...]
+    child: tuple[int, ...]
+    below: list[int]
+    """The places that the lower end of the edge is responsible for."""
+
+
+def _edges(group: Sequence[int], me: int, root: int) -> list[_Edge]:
+    """This rank's edges, the shortest first."""
+    n, edges = len(group), []
+    ranks = [*group[root:], *group[:root]]
+    place = (me - root) % n
+    for distance in (1 << k for k in range((n - 1).bit_length())):
+        parent: tuple[int, ...] = ()
+        child: tuple[int, ...] = ()
+        lower = place
+        if place % (2 * distance) == distance:
+            parent = (ranks[place - distance],)
+        elif place % (2 * distance) == 0 and place + distance < n:
+            lower = place + distance
+            child = (ranks[lower],)
+        below = range(lower, min(lower + distance, n)) if parent or child else ()
+        edges.append(_Edge(parent, child, [(root + v) % n for v in below]))
+    return edges

@@ -1,0 +1,266 @@
+"""`ringreduce explain`: a collective in words, numbers and a picture, without running it.
+
+It prints who sends what when, what each rank takes, sends and receives, and the predicted time of
+every candidate; on demand it proves the schedule there and then.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.check import Proof, check
+from ringreduce.config import Config
+from ringreduce.draw import draw
+from ringreduce.errors import ScheduleError
+from ringreduce.picture import to_png, to_svg
+from ringreduce.picture.legend import nodes_text
+from ringreduce.plan import plan_parts, plan_whole, shard_counts
+from ringreduce.runs import runs
+from ringreduce.schedule import Schedule
+from ringreduce.select import choose, predict, resolve, slice_count, slices_in_flight
+from ringreduce.topology import Nodes, parse_nodes
+
+_IN_PARTS = frozenset(["reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"])
+"""Collectives whose chunks are the pieces of ``array_split``."""
+_MOST_RANKS = 8
+"""Drawn side by side."""
+_MOST_ROWS = 16
+"""Of ranks that differ."""
+_LONGEST_EXPRESSION = 60
+_PLACE = re.compile(r"step (\d+): rank (\d+)|rank (\d+) in step (\d+)")
+"""Where a ScheduleError has found what is wrong; it says so in words alone."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call to explain, and what to do with it.  Raises ValueError where it makes no sense."""
+
+    ranks: int
+    nodes: Sequence[int] = ()
+    """The ranks of each node; empty: all ranks on one."""
+    collective: str = "all_reduce"
+    algorithm: str = "auto"
+    root: int = 0
+    nbytes: int = 1 << 20
+    dtype: str = "float32"
+    prove: bool = False
+    svg: Path | None = None
+    png: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.collective not in ALGORITHMS:
+            raise ValueError(
+                f"unknown collective {self.collective!r}; choose one of {', '.join(ALGORITHMS)}"
+            )
+        if self.ranks < 1:
+            raise ValueError(f"{self.ranks} ranks; wanted at least 1")
+        if self.nodes and sum(self.nodes) != self.ranks:
+            raise ValueError(f"--nodes has {sum(self.nodes)} ranks, --ranks asks for {self.ranks}")
+        if not 0 <= self.root < self.ranks:
+            raise ValueError(f"root {self.root} is none of the ranks 0 to {self.ranks - 1}")
+        if self.nbytes % self.itemsize:
+            raise ValueError(
+                f"{self.nbytes} bytes are no whole number of {self.dtype}, "
+                f"which has {self.itemsize} bytes"
+            )
+        if self.algorithm != "auto":
+            build(self.collective, self.algorithm, self.layout, self.root)
+
+    @property
+    def layout(self) -> Nodes:
+        """The ranks of each node."""
+        return parse_nodes(self.nodes or (self.ranks,), self.ranks)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            raise ValueError(f"unknown dtype {self.dtype!r}; wanted one such as float32") from None
+        if dtype.kind not in "biufc":
+            raise ValueError(f"dtype {self.dtype!r} cannot be sent; wanted numbers or bools")
+        return dtype.itemsize
+
+
+def main(request: Request) -> int:
+    """Print the explanation, write the pictures.  Returns the exit code, having said why not 0."""
+    try:
+        return _explain(request, Config())
+    except (ScheduleError, ImportError, OSError) as error:
+        print(f"ringreduce explain: {error}", file=sys.stderr)
+        return 2 if isinstance(error, OSError) else 1
+
+
+def _explain(request: Request, config: Config) -> int:
+    nodes, nbytes = request.layout, request.nbytes
+    name = request.algorithm
+    if name == "auto":
+        name = resolve(request.collective, "auto", nodes, nbytes, config)
+    schedule = build(request.collective, name, nodes, request.root)
+    print(_headline(request, schedule))
+    proven: list[str] = []
+    if request.prove:
+        try:
+            proven = _proven(schedule, check(schedule))
+        except ScheduleError as error:
+            _print_section(_marked_drawing(schedule, error), "", f"NOT proven: {error}")
+            return 1
+    _print_section(*_drawing(schedule))
+    _print_section(*_traffic(schedule, _chunk_bytes(request, schedule, config), nbytes))
+    _print_section(*_prices(request, config, name))
+    if proven:
+        _print_section(*proven)
+    for path, picture in ((request.svg, to_svg), (request.png, to_png)):
+        if path:
+            drawn = picture(schedule, nodes if len(nodes) > 1 else None)
+            path.write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
+            _print_section(f"wrote {path}")
+    return 0
+
+
+def _print_section(*lines: str) -> None:
+    print("", *lines, sep="\n")
+
+
+def _headline(request: Request, schedule: Schedule) -> str:
+    where = nodes_text([len(node) for node in request.layout])
+    return (
+        f"{schedule.collective} · {schedule.algorithm} · {request.ranks} ranks on {where} · "
+        f"{_bytes_text(request.nbytes)} of {request.dtype}"
+    )
+
+
+# --- the drawing ----------------------------------------------------------------------------------
+
+
+def _drawing(schedule: Schedule) -> list[str]:
+    """The first steps of as many ranks as fit side by side into the terminal."""
+    lines: list[str] = []
+    for ranks in range(min(schedule.size, _MOST_RANKS), 0, -1):
+        lines = draw(schedule, max_ranks=ranks).splitlines()
+        grid = [line for line in lines if not line.startswith((">", "…"))]
+        if not sys.stdout.isatty() or max(map(len, grid)) <= shutil.get_terminal_size().columns:
+            break
+    left_out = any(line.endswith("not drawn") for line in lines)
+    return lines + ["--svg FILE draws all of it"] * left_out
+
+
+def _marked_drawing(schedule: Schedule, error: ScheduleError) -> str:
+    """The schedule with those steps marked that the error names, if any."""
+    failed = {
+        int(rank_after or rank_before): int(step_before or step_after)
+        for step_before, rank_after, rank_before, step_after in _PLACE.findall(str(error))
+    }
+    return draw([schedule.steps(rank) for rank in range(schedule.size)], failed=failed)
+
+
+# --- what each rank takes, sends and receives -----------------------------------------------------
+
+
+def _chunk_bytes(request: Request, schedule: Schedule, config: Config) -> list[int]:
+    """The length of every chunk, all slices together: exactly as the planner cuts it."""
+    count, chunks = request.nbytes // request.itemsize, len(schedule.weights)
+    slices = slice_count(request.nbytes, request.layout, config)
+    if schedule.collective in _IN_PARTS:
+        plan = plan_parts(schedule, 0, shard_counts(count, chunks), request.itemsize, slices)
+    else:
+        plan = plan_whole(schedule, 0, count, request.itemsize, slices)
+    return [
+        sum(placed[chunk].count for placed in plan.placed) * request.itemsize
+        for chunk in range(chunks)
+    ]
+
+
+def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> list[str]:
+    """A row for all ranks that do alike, with multiples of the array."""
+    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank in range(schedule.size):
+        steps = list(schedule.steps(rank))
+        sends = [chunk for step in steps for send in step.sends for chunk in send.chunks]
+        recvs = [chunk for step in steps for recv in step.recvs for chunk in recv.chunks]
+        sent, received = (sum(chunk_bytes[c] for c in chunks) for chunks in (sends, recvs))
+        alike[len(steps), sent, received].append(rank)
+    rows = [("ranks", "steps", "sends bytes", "", "receives bytes", "")]
+    for (count, sent, received), ranks in list(alike.items())[:_MOST_ROWS]:
+        amounts = [(f"{n:,}", f"({n / nbytes:.2f}x)" if nbytes else "") for n in (sent, received)]
+        rows.append((",".join(runs(ranks)), str(count), *amounts[0], *amounts[1]))
+    more = len(alike) - _MOST_ROWS
+    return [*_table(rows), *[f"… {more} more that differ"] * (more > 0)]
+
+
+# --- how long it takes ----------------------------------------------------------------------------
+
+
+def _prices(request: Request, config: Config, name: str) -> list[str]:
+    """The predicted time of every candidate, the cheapest first."""
+    nodes, nbytes = request.layout, request.nbytes
+    auto = resolve(request.collective, "auto", nodes, nbytes, config)
+    predicted_s = dict(choose(request.collective, nodes, nbytes, config).predicted_s)
+    if name not in predicted_s:
+        predicted_s[name] = predict(request.collective, name, nodes, nbytes, config)
+    rows = [("candidate", "predicted", "")]
+    for candidate in sorted(predicted_s, key=predicted_s.__getitem__):
+        notes = ["auto takes it"] * (candidate == auto) + ["shown here"] * (candidate == name)
+        rows.append((candidate, f"{1e6 * predicted_s[candidate]:,.1f} µs", ", ".join(notes)))
+    slices, in_flight = slice_count(nbytes, nodes, config), slices_in_flight(nodes, config)
+    how = f"in {slices} slices, {in_flight} in flight" if slices > 1 else "in one slice"
+    return [*_table(rows), f"{how}; links as in the default profile"]
+
+
+# --- why it is right ------------------------------------------------------------------------------
+
+
+def _proven(schedule: Schedule, proof: Proof) -> list[str]:
+    """What the check has proven, a line a property."""
+    lines = []
+    if proof.results:
+        chunk, expression = next(iter(proof.results.items()))
+        text = textwrap.shorten(str(expression), _LONGEST_EXPRESSION, placeholder=" …")
+        lines += [
+            "every result holds every contribution exactly once",
+            f"all ranks form the same expression, hence the same bits; chunk {chunk} is {text}",
+        ]
+    lines += [
+        f"every send meets one receive of the same chunks: {proof.messages} messages, none left",
+        "no deadlock, even when every send waits for its receive",
+        "no step races with itself",
+        f"steps and chunks are as claimed: up to {proof.steps} steps, {proof.chunks} chunks moved",
+        f"chunks are held before and after by those whom {schedule.collective} promises them",
+    ]
+    if schedule.collective == "barrier":
+        lines.append("nobody leaves before having heard from everybody")
+    return ["proven:", *(f"  {line}" for line in lines)]
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _bytes_text(nbytes: int) -> str:
+    """In the largest unit that divides it, such as 64 MiB."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes and nbytes % size == 0:
+            return f"{nbytes // size} {unit}"
+    return f"{nbytes} bytes"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns, the first one aligned to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,186 @@
+"""A schedule's picture as elements: frames, lanes, arrows, and words around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import sqrt
+
+from ringreduce.matching import Message, chunks_text
+from ringreduce.picture.layout import MARGIN, NAME_WIDTH, TOP, Arrow, Layout
+from ringreduce.picture.legend import facts, legend
+from ringreduce.picture.marks import (
+    EDGE,
+    FAINT,
+    FRAME,
+    INK,
+    LANE,
+    LARGEST_HEAD,
+    PAPER,
+    head,
+    label,
+    label_of,
+    label_width,
+    line,
+)
+from ringreduce.picture.palette import Paints
+from ringreduce.picture.svg import element, text, text_width, tooltip
+from ringreduce.picture.timeline import Timeline
+from ringreduce.schedule import Schedule
+
+_PAD = 7.0
+"""From the end of a lane to what stands in it."""
+_BAR_GAP = 3.0
+_TITLE, _FACTS, _NAME, _NUMBER = 18.0, 12.0, 12.0, 11.0
+"""Font sizes."""
+_LABELLED_FROM = 16.0
+"""The height that a message must have for itself at its start to be labelled there."""
+_FAR_NAMES_FROM = 12
+"""Columns, or ranks, from which names stand on the far side too."""
+
+
+class Drawing:
+    """A schedule laid out: its size, and its elements."""
+
+    def __init__(self, schedule: Schedule, nodes: Sequence[Sequence[int]] | None) -> None:
+        every = list(range(schedule.size))
+        if nodes is not None and sorted(rank for node in nodes for rank in node) != every:
+            raise ValueError(f"picture: nodes {nodes} do not list ranks 0 to {every[-1]} once")
+        self._schedule, self._framed = schedule, nodes is not None
+        self._total = sum(schedule.weights) or 1
+        self._nodes = nodes or [every]
+        self._timeline = Timeline.of(schedule)
+        self._layout = Layout(
+            self._timeline,
+            self._nodes,
+            framed=self._framed,
+            label_width=max(
+                (label_width(label_of(m.chunks)) for m in self._timeline.messages), default=0.0
+            ),
+        )
+        self._paints = Paints(len(schedule.weights))
+        self._title = f"{schedule.collective} · {schedule.algorithm}"
+        self._facts = facts(schedule, nodes, self._timeline)
+        self._far = self._timeline.columns >= _FAR_NAMES_FROM, schedule.size >= _FAR_NAMES_FROM
+        needed = max(
+            self._layout.right + (NAME_WIDTH if self._far[0] else _PAD),
+            MARGIN + text_width(self._title, _TITLE),
+            MARGIN + text_width(self._facts, _FACTS),
+        )
+        self.width = needed + MARGIN
+        self._legend_top = self._layout.bottom + (36 if self._far[1] else 16)
+        width = self.width - 2 * MARGIN
+        self._legend, height = legend(schedule, self._timeline, self._paints, width)
+        self.height = self._legend_top + height + MARGIN / 2
+
+    def svg(self) -> str:
+        """The whole document."""
+        arrows = self._layout.arrows()
+        size = {"width": self.width, "height": self.height}
+        outline = {"x": 0.5, "y": 0.5, "width": self.width - 1, "height": self.height - 1, "rx": 10}
+        at_legend = f"translate({MARGIN:g} {self._legend_top:.12g})"
+        elements = [
+            tooltip(self._title),
+            element("rect", **outline, fill=PAPER, stroke=EDGE),
+            *self._words(),
+            *self._frames(),
+            *self._lanes(),
+            *map(self._message, arrows),
+            # After all lines, so that none crosses a label out.
+            *map(self._label, filter(_has_label, arrows)),
+            element("g", "".join(self._legend), transform=at_legend),
+            element("defs", "".join(self._paints.definitions())),
+        ]
+        document = element(
+            "svg",
+            "\n".join(["", *elements, ""]),
+            xmlns="http://www.w3.org/2000/svg",
+            **size,
+            viewBox=f"0 0 {self.width:.12g} {self.height:.12g}",
+            font_family="system-ui, sans-serif",
+            fill=INK,
+        )
+        return document + "\n"
+
+    def _words(self) -> Iterator[str]:
+        """The title, and the number of each column."""
+        yield text(MARGIN, 34, self._title, _TITLE, font_weight="bold")
+        yield text(MARGIN, 56, self._facts, _FACTS, fill=FAINT)
+        axis = "step" if self._timeline.in_lockstep else "time"
+        for y in (TOP - 10, self._layout.bottom + 20)[: 1 + self._far[1]]:
+            if self._timeline.columns:
+                yield text(self._layout.left - 10, y, axis, _NUMBER, fill=FAINT, text_anchor="end")
+            for column in range(self._timeline.columns):
+                middle = self._layout.x(column + 0.5)
+                yield text(middle, y, str(column), _NUMBER, fill=FAINT, text_anchor="middle")
+
+    def _frames(self) -> Iterator[str]:
+        """A frame round each node's lanes."""
+        sides = {"x": MARGIN - _PAD, "width": self.width - 2 * (MARGIN - _PAD), "rx": 8}
+        for number, (top, bottom) in enumerate(self._layout.frames if self._framed else ()):
+            frame = element("rect", y=top, height=bottom - top, **sides, fill=FRAME, stroke=EDGE)
+            name = text(MARGIN, top + 16, f"node {number}", _NUMBER, font_weight="bold", fill=FAINT)
+            yield element("g", frame + name, class_="node")
+
+    def _lanes(self) -> Iterator[str]:
+        """Each rank's name, and a bar for each of its steps."""
+        layout = self._layout
+        for rank in layout.tops:
+            y = layout.y(rank) + 4
+            name = text(layout.left - 10, y, f"rank {rank}", _NAME, text_anchor="end")
+            if self._far[0]:
+                name += text(layout.right + 10, y, f"rank {rank}", _NAME)
+            borders = pairwise(self._timeline.borders[rank])
+            bars = [self._bar(rank, step, *columns) for step, columns in enumerate(borders)]
+            yield element("g", name + "".join(bars), class_="rank", data_rank=rank)
+
+    def _bar(self, rank: int, step: int, begin: int, end: int) -> str:
+        return element(
+            "rect",
+            tooltip(f"rank {rank}, step {step}"),
+            x=self._layout.x(begin) + _BAR_GAP / 2,
+            y=self._layout.tops[rank],
+            width=(end - begin) * self._layout.column - _BAR_GAP,
+            height=self._layout.lanes[rank],
+            rx=6,
+            fill=LANE,
+        )
+
+    def _message(self, arrow: Arrow) -> str:
+        """The line of a message, and its head."""
+        message, reduce = arrow.message, arrow.message.reduce
+        paint = self._paints.of(message.chunks)
+        (x1, y1), (x2, y2) = arrow.start, arrow.end
+        begin, tip, size = x1 + _PAD, x2 - _PAD, min(LARGEST_HEAD, 0.45 * arrow.room[1])
+        if _has_label(arrow):
+            begin += label_width(label_of(message.chunks))
+        share = sum(self._schedule.weights[chunk] for chunk in message.chunks) / self._total
+        width = min(1.5 + 3 * sqrt(share), 0.6 * min(arrow.room))
+        return element(
+            "g",
+            tooltip(_sentence(message))
+            + line((begin, y1), (tip - 2 * size, y2), paint, width, reduce=reduce)
+            + head((tip, y2), size, paint, reduce=reduce),
+            class_=f"message {'reduce' if reduce else 'overwrite'}",
+            data_sender=message.sender.rank,
+            data_receiver=message.receiver.rank,
+            data_chunks=" ".join(map(str, message.chunks)),
+        )
+
+    def _label(self, arrow: Arrow) -> str:
+        x, y = arrow.start
+        chunks = arrow.message.chunks
+        return element("g", label(x + _PAD, y, label_of(chunks), self._paints.of(chunks)))
+
+
+def _has_label(arrow: Arrow) -> bool:
+    return bool(arrow.message.chunks) and arrow.room[0] >= _LABELLED_FROM
+
+
+def _sentence(message: Message) -> str:
+    sender, receiver = message.sender, message.receiver
+    does = " is added in" if message.reduce else " replaces" if message.chunks else ""
+    return (
+        f"rank {sender.rank}, step {sender.step}, to rank {receiver.rank}, step {receiver.step}: "
+        f"{chunks_text(message.chunks)}{does}"
+    )

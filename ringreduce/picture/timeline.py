@@ -1,0 +1,61 @@
+"""When everything happens, if every message takes one column of time and nobody dawdles.
+
+>>> from ringreduce.algorithms import build
+>>> timeline = Timeline.of(build("all_reduce", "ring", nodes=[[0, 1, 2]]))
+>>> timeline.columns, len(timeline.messages)
+(4, 12)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ringreduce.matching import Message, Place, Posted, match, other_end, progress
+from ringreduce.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The columns of a schedule's steps and messages.
+
+    A message is in the first column in which both its ranks are in their steps.  A step lasts from
+    the end of the one before until the column after its last message, and one column at least.
+    """
+
+    borders: Sequence[Sequence[int]]
+    """Rank -> the column in which each step begins; at last, the one after its last step."""
+    messages: Mapping[Message, int]
+    """Message -> its column."""
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Timeline:
+        """Raises ScheduleError when a message is left over, or nobody can go on."""
+        ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
+        messages: dict[Message, int] = {}
+        posted: Posted = defaultdict(list)
+        for message in match(ranks):
+            posted[message.sender].append(message)
+            posted[message.receiver].append(message)
+        borders: list[list[int]] = [[] for _ in ranks]
+        for place in progress(ranks, posted):
+            before = posted.get(Place(place.rank, place.step - 1), ())
+            begun = borders[place.rank][-1] + 1 if place.step else 0
+            borders[place.rank].append(max([begun, *(messages[m] + 1 for m in before)]))
+            for message in posted.get(place, ()):
+                other = other_end(message, place.rank)
+                if other.step < len(borders[other.rank]):
+                    both = borders[place.rank][place.step], borders[other.rank][other.step]
+                    messages[message] = max(both)
+        return cls(borders, messages)
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are."""
+        return max((borders[-1] for borders in self.borders), default=0)
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether column k is the step k of every rank that has one."""
+        return all(list(borders) == list(range(len(borders))) for borders in self.borders)
