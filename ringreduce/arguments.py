@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
-REDUCIBLE = frozenset(np.dtype(code) for code in "bhilqBHILQfd")
-"""Dtypes that can be reduced: the integers, float32 and float64."""
-_MOVABLE_KINDS = "biufc"
+from ringreduce.devices.short_floats import is_short
+
+_BITWISE = ("and", "or", "xor")
+_ON_FLOATS = ("sum", "mean", "min", "max", "prod")
+_REDUCTIONS: dict[np.dtype, tuple[str, ...]] = {
+    **dict.fromkeys(map(np.dtype, "?"), ("min", "max", *_BITWISE)),
+    **dict.fromkeys(map(np.dtype, "bhilqBHILQ"), ("sum", "min", "max", "prod", *_BITWISE)),
+    **dict.fromkeys(map(np.dtype, "efdg"), _ON_FLOATS),
+    **dict.fromkeys(map(np.dtype, "FDG"), ("sum", "mean", "prod")),
+}
+"""What can be done to bools, integers, floats and complex numbers; to bfloat16 as to floats."""
 
 
 def as_array(where: str, x: Any) -> np.ndarray:
@@ -39,9 +47,14 @@ def _shows_memory(x: Any) -> bool:
     return True
 
 
+def _reductions(dtype: np.dtype) -> tuple[str, ...]:
+    """The ops that `dtype` can be reduced by; none if it cannot even be sent."""
+    return _REDUCTIONS.get(dtype, _ON_FLOATS if is_short(dtype) else ())
+
+
 def check_movable(where: str, dtype: np.dtype) -> None:
     """Raises TypeError unless `dtype` is plain numbers or bools in this machine's byte order."""
-    if dtype.kind not in _MOVABLE_KINDS or not dtype.isnative:
+    if not _reductions(dtype):
         raise TypeError(
             f"{where}: dtype {dtype} cannot be sent; "
             "pass numbers or bools in this machine's byte order"
@@ -53,12 +66,18 @@ def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
     check_movable(where, dtype)
     if op not in ops:
         raise ValueError(f"{where}: unknown op {op!r}; choose one of {', '.join(map(repr, ops))}")
-    if dtype not in REDUCIBLE:
-        raise TypeError(
-            f"{where}: dtype {dtype} cannot be reduced; pass integers, float32 or float64"
-        )
-    if op == "mean" and dtype.kind != "f":
-        raise TypeError(f"{where}: op='mean' on {dtype} would round; use op='sum', or pass floats")
+    if op not in _reductions(dtype):
+        raise TypeError(f"{where}: op={op!r} on {dtype} {_refusal(op, dtype)}")
+
+
+def _refusal(op: str, dtype: np.dtype) -> str:
+    if op in _BITWISE:
+        return "has no meaning; pass integers or bools"
+    if dtype.kind == "c":
+        return "has no meaning, complex numbers have no order; use op='sum', 'mean' or 'prod'"
+    if dtype.kind == "b":
+        return "gives no bool; use op='and', 'or' or 'xor', or pass numbers"
+    return "would round; use op='sum', or pass floats"
 
 
 def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:

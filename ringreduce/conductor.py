@@ -5,14 +5,11 @@ Between the collectives, which know what a call means, and the executor, which k
 
 from __future__ import annotations
 
-import contextvars
 import copy
 import os
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Protocol
-
-import numpy as np
 
 from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.config import Config
@@ -57,8 +54,7 @@ class Conductor:
         self._transport = transport
         self._agreement = Agreement(transport, timeout_s)
         self.executor = Executor(transport, config, self._agreement)
-        self.line = Line(self._agreement.wait, transport.spins, transport.threads, _quiet_context)
-        self._quietly = _quiet_context().run
+        self.line = Line(self._agreement.wait, transport.spins, transport.threads)
         self._pid = os.getpid()
         self._ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
@@ -88,7 +84,7 @@ class Conductor:
         """One call, now; nothing is in line."""
         try:
             header = self._agreement.begin(opening.signature, timeout_s)
-            self._quietly(self.executor.run, prepared, source, target, header)
+            self.executor.run(prepared, source, target, header)
             self._agreement.end()
         except BaseException as error:
             raise self._broken_off(error, opening.schedule) from None
@@ -115,7 +111,7 @@ class Conductor:
         try:
             if self.line.works:
                 return self.line.put(program).wait()
-            return self._quietly(self.line.run, program)
+            return self.line.run(program)
         finally:
             if queue is not None:
                 queue.lead()
@@ -229,13 +225,3 @@ def _queued(
         while not mark.reached():
             yield False
     return result
-
-
-def _quiet_context() -> contextvars.Context:
-    """A context in which NumPy neither warns of overflow or NaN in a fold, nor raises for it.
-
-    What one rank folds is the result of all: whether the caller there wants errors cannot matter.
-    """
-    context = contextvars.copy_context()
-    context.run(np.seterr, all="ignore")
-    return context

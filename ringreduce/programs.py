@@ -31,12 +31,17 @@ def move(
     if not call.converts:
         yield from executor.advance(call.prepared, source, target, header)
         return
-    sent = source.astype(call.prepared.dtype)
-    came = sent
-    if target.shape != source.shape:
-        came = call.prepared.device.empty(target.shape, sent.dtype)
-    yield from executor.advance(call.prepared, sent, came, header)
-    target[...] = came
+    prepared = call.prepared
+    device = prepared.device
+    sent = device.empty(source.size, prepared.dtype)
+    device.convert(device.flat(source), sent)
+    came = sent if target.size == source.size else device.empty(target.size, prepared.dtype)
+    shapes = prepared.shapes
+    yield from executor.advance(prepared, sent.reshape(shapes[0]), came.reshape(shapes[1]), header)
+    flat = device.flat(target)
+    device.convert(came, flat)
+    if not device.overlap(flat, target):
+        target[...] = flat.reshape(target.shape)
 
 
 def reduce_list(

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextvars import Context
 from typing import Any
 
 Program = Generator[bool, None, Any]
@@ -69,18 +68,10 @@ class Work:
 class Line:
     """The calls of one communicator that wait for their turn."""
 
-    def __init__(
-        self,
-        wait: Callable[[int, int], None],
-        spins: int,
-        threads: bool,
-        context: Callable[[], Context],
-    ) -> None:
+    def __init__(self, wait: Callable[[int, int], None], spins: int, threads: bool) -> None:
         self.lock = threading.RLock()
         """Held while a call finds its place in the order."""
         self._wait, self._spins, self._threads = wait, spins, threads
-        self._context = context()
-        """In which works are carried out."""
         self.works: deque[Work] = deque()
         """Those that are not over yet, in order."""
         self._arrived = threading.Condition()
@@ -98,8 +89,7 @@ class Line:
             with self._arrived:
                 if self._thread is None:
                     self._thread = threading.Thread(
-                        target=self._context.run,
-                        args=(self._carry_out,),
+                        target=self._carry_out,
                         name="ringreduce progress",
                         daemon=True,
                     )
@@ -137,7 +127,7 @@ class Line:
             return
         with self.lock:
             if self.works:
-                self._context.run(self._poll, self.works[0], self._spins, ahead=0)
+                self._poll(self.works[0], self._spins, ahead=0)
 
     def interrupt(self, error: BaseException, seconds: float) -> None:
         """Raise `error` in the program that has its turn, and wait a while for the line to end."""

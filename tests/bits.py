@@ -30,8 +30,9 @@ def digests(comm: rr.Communicator, algorithm: str, repeats: int = 2) -> dict[str
         f"{op} {dtype}": [
             _digest(comm, awkward(dtype, comm.rank), op, algorithm) for _ in range(repeats)
         ]
-        for op in OPS
         for dtype in FLOATS
+        if dtype != "longdouble"  # whose padding bytes mean nothing
+        for op in OPS[dtype]
     }
 
 

@@ -10,35 +10,60 @@ from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.algorithms import ALGORITHMS as TABLE
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-FLOATS = ("float32", "float64")
-DTYPES = INTEGERS + FLOATS
-OPS = ("sum", "mean", "min", "max", "prod")
+SHORT = ("float16", "bfloat16")
+FLOATS = ("float32", "float64", "longdouble", *SHORT)
+COMPLEX = ("complex64", "complex128")
+DTYPES = (*INTEGERS, *FLOATS, *COMPLEX, "bool")
+BITWISE = ("and", "or", "xor")
+OPS = {
+    **dict.fromkeys(INTEGERS, ("sum", "min", "max", "prod", *BITWISE)),
+    **dict.fromkeys(FLOATS, ("sum", "mean", "min", "max", "prod")),
+    **dict.fromkeys(COMPLEX, ("sum", "mean", "prod")),
+    "bool": ("min", "max", *BITWISE),
+}
+"""dtype -> what it can be reduced by."""
 VIEWS = ("plain", "strided", "negative", "fortran")
 OUTS = ("new", "given", "in_place")
 LAYOUTS = ("one", "two", "uneven", "dealt")
 SIZES = ("empty", "few", "inside", "staged", "beside", "sliced")
 ALGORITHMS = {
-    "all_reduce": ("ring", "hierarchical"),
-    "reduce_scatter": ("ring",),
-    "all_gather": ("ring",),
-    "broadcast": ("ring",),
+    **{name: tuple(known) for name, known in TABLE.items() if name != "barrier"},
+    "all_reduce": (
+        *TABLE["all_reduce"],
+        *("star(2)", "hierarchical(two_shot, halving_doubling)", "hierarchical(ring, one_shot)"),
+    ),
 }
 CONFIG = rr.Config(slice_bytes=1 << 15, segment_bytes=6000, staged_bytes=1 << 14, in_flight=3)
 """Slices and staging small enough that every way through the executor is short."""
 
+assert np.dtype("bfloat16") == ml_dtypes.bfloat16, "ml_dtypes has not named its dtypes"
+
 SYNCHRONOUS_CONFIG = replace(CONFIG, synchronous_sends=True)
 
-_FOLDS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
+_FOLDS = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "prod": np.multiply,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+GATHERS = ("all_gather", "gather")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call.  `shape` is that of rank 0; all_gather's ranks have `rank` more rows each."""
+    """One call.  `shape` is that of rank 0; a gather's ranks have `rank` more rows each."""
 
     collective: str
     algorithm: str
@@ -90,7 +115,7 @@ def size_range(size: str, ranks: int, itemsize: int) -> tuple[int, int]:
 def values_of(case: Case, rank: int) -> np.ndarray:
     """The input of `rank`, C-ordered: integers small enough that float sums are exact."""
     shape = case.shape
-    if case.collective == "all_gather" and shape:
+    if case.collective in GATHERS and shape:
         shape = (shape[0] + rank, *shape[1:])
     pool, count = _pool(case.dtype, case.op), int(np.prod(shape))
     start = (case.seed + rank * _BETWEEN_RANKS) % (pool.size - count + 1)
@@ -106,32 +131,53 @@ def _pool(dtype: str, op: str) -> np.ndarray:
     """Random numbers from which inputs are cut: far quicker than drawing them for each case."""
     rng = np.random.default_rng(1)
     kind = np.dtype(dtype)
-    if kind.kind != "f":
+    if kind.kind in "iu":
         info = np.iinfo(kind)
         pool = rng.integers(info.min, info.max, _POOL, kind, endpoint=True)
+    elif kind.kind == "b":
+        pool = rng.random(_POOL) < 0.5
+    elif kind.kind == "c":
+        pool = rng.choice([-1, 1, 1j, -1j, 1 + 1j, 2], _POOL).astype(kind)
     elif op == "prod":
         pool = rng.choice([-2.0, -1.0, 0.5, 1.0, 2.0], _POOL).astype(kind)
     else:
-        pool = rng.integers(-1000, 1000, _POOL).astype(kind)
+        most = 20 if kind.itemsize == 2 else 1000  # sums of 16-bit floats are exact up to 256
+        pool = rng.integers(-most, most, _POOL).astype(kind)
     pool.flags.writeable = False
     return pool
 
 
-def expected(case: Case, rank: int) -> np.ndarray:
-    """What `rank` must get, computed from everybody's input."""
+def expected(case: Case, rank: int) -> np.ndarray | None:
+    """What `rank` must get, computed from everybody's input; None where that is nothing."""
     inputs = [values_of(case, other) for other in range(case.ranks)]
+    if case.collective in ("reduce", "gather") and rank != case.root:
+        return None
     if case.collective == "broadcast":
         return inputs[case.root]
-    if case.collective == "all_gather":
+    if case.collective in GATHERS:
         return np.concatenate([np.atleast_1d(values) for values in inputs])
+    if case.collective == "scatter":
+        return np.array_split(inputs[case.root], case.ranks)[rank]
+    if case.collective == "all_to_all":
+        return np.concatenate([np.split(values, case.ranks)[rank] for values in inputs])
     # Wrapping integers and exact floats: the order of folding does not matter.
     with np.errstate(over="ignore"):
         total = np.asarray(reduce(_FOLDS[case.op], inputs))
     if case.op == "mean":
-        total = np.asarray(total / np.asarray(case.ranks, total.dtype))
+        total = _divided(total, case.ranks)
     if case.collective == "reduce_scatter":
         return np.array_split(total.reshape(-1), case.ranks)[rank]
     return total
+
+
+def _divided(total: np.ndarray, by: int) -> np.ndarray:
+    """Once rounded: 16-bit floats in float32, complex numbers by their parts."""
+    if total.dtype.itemsize == 2:
+        return np.asarray(total.astype(np.float32) / np.float32(by)).astype(total.dtype)
+    if total.dtype.kind == "c":
+        parts = np.ascontiguousarray(total).reshape(-1).view(total.real.dtype)
+        return (parts / by).view(total.dtype).reshape(total.shape)
+    return np.asarray(total / np.asarray(by, total.dtype))
 
 
 def run_case(comm: rr.Communicator, case: Case) -> None:
@@ -140,12 +186,16 @@ def run_case(comm: rr.Communicator, case: Case) -> None:
     before = values_of(case, comm.rank)
     x = _as_view(before, case.view)
     out = None
-    if case.out == "in_place" and case.collective in ("all_reduce", "broadcast"):
-        out = x
-    elif case.out != "new":
-        out = _as_view(np.zeros(wanted.shape, wanted.dtype), case.view)
-    result = _call(comm, case, x, out)
+    if wanted is not None and case.out != "new":
+        in_place = case.out == "in_place" and case.collective in IN_PLACE
+        out = x if in_place else _as_view(np.zeros(wanted.shape, wanted.dtype), case.view)
+    result = call(comm, case, x, out)
 
+    if out is not x:
+        assert np.array_equal(x, before), "the input was changed"
+    if wanted is None:
+        assert result is None
+        return
     assert result.dtype == wanted.dtype
     assert result.shape == wanted.shape
     assert np.array_equal(result, wanted), f"rank {comm.rank}: {case}"
@@ -154,21 +204,26 @@ def run_case(comm: rr.Communicator, case: Case) -> None:
         assert not np.shares_memory(result, x)
     else:
         assert result is out
-    if out is not x:
-        assert np.array_equal(x, before), "the input was changed"
     if case.view == "strided" and out is not None and out.ndim:
         assert not out.base[..., 1::2].any(), "memory between the elements of out was changed"
 
 
-def _call(comm: rr.Communicator, case: Case, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+IN_PLACE = ("all_reduce", "reduce", "broadcast")
+"""Collectives that may write to their input."""
+
+
+def call(comm: rr.Communicator, case: Case, x: Any, out: Any) -> Any:
+    """The call itself, on arrays wherever they live."""
     options: dict[str, Any] = {"out": out, "algorithm": case.algorithm}
-    if case.collective == "broadcast":
-        return comm.broadcast(x, case.root, **options)
-    if case.collective == "all_gather":
-        if case.seed % 2 and case.shape:
-            options["counts"] = [case.shape[0] + rank for rank in range(case.ranks)]
-        return comm.all_gather(x, **options)
-    return getattr(comm, case.collective)(x, case.op, **options)
+    if case.collective in GATHERS and case.seed % 2 and case.shape:
+        options["counts"] = [case.shape[0] + rank for rank in range(case.ranks)]
+    if case.collective in ("broadcast", "gather", "scatter", "reduce"):
+        options["root"] = case.root
+    if case.collective == "scatter" and comm.rank != case.root:
+        return comm.scatter(None, **options)
+    if case.collective in REDUCTIONS:
+        options["op"] = case.op
+    return getattr(comm, case.collective)(x, **options)
 
 
 def _as_view(values: np.ndarray, view: str) -> np.ndarray:

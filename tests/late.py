@@ -153,12 +153,6 @@ class LateArray(np.ndarray):
         here, value = now(self), now(value) if isinstance(value, LateArray) else np.array(value)
         self.card.ask(partial(here.__setitem__, key, value))
 
-    def astype(self, dtype: Any, *_: Any, **__: Any) -> LateArray:
-        assert self.card is not None
-        converted = self.card.array(self.shape, dtype)
-        converted[...] = self
-        return converted
-
     def tolist(self) -> Any:
         assert self.card is not None
         return self.card.values(self).tolist()
@@ -195,12 +189,23 @@ class LateDevice:
         flat[...] = array
         return flat.reshape(-1)
 
-    def fold(self, op: str, dtype: Any = None) -> Callable[..., None]:
+    def fold(self, op: str, dtype: Any) -> Callable[..., None]:
         fold = self._cpu.fold(op, dtype)
         return lambda *arrays: self.card.ask(partial(fold, *map(now, arrays)))
 
+    def fold_many(self, op: str, dtype: Any) -> Callable[..., None]:
+        fold = self._cpu.fold_many(op, dtype)
+
+        def fold_many(sources: Any, into: LateArray) -> None:
+            self.card.ask(partial(fold, list(map(now, sources)), now(into)))
+
+        return fold_many
+
     def divide(self, array: LateArray, by: int) -> None:
         self.card.ask(partial(self._cpu.divide, now(array), by))
+
+    def convert(self, source: LateArray, into: LateArray) -> None:
+        self.card.ask(partial(self._cpu.convert, now(source), now(into)))
 
     def bytes_of(self, array: np.ndarray) -> memoryview:
         return self._cpu.bytes_of(array)

@@ -51,7 +51,7 @@ class Feeder:
         self.job, self.wanted = job, wanted
         self.done: Counter[Cell] = Counter()
         self.marginals: dict[str, Counter[Any]] = {
-            axis: Counter() for axis in ("algorithm_asked", "out", "root", "dimensions", "sends")
+            axis: Counter() for axis in ("view", "out", "root", "dimensions", "sends")
         }
         self.failures: list[str] = []
         self._drawn: list[tuple[Cell, Case]] = []
@@ -89,7 +89,7 @@ class Feeder:
 
     def _count(self, cell: Cell, case: Case) -> None:
         self.done[cell] += 1
-        self.marginals["algorithm_asked"][case.algorithm] += 1
+        self.marginals["view"][case.view] += 1
         self.marginals["out"][case.out] += 1
         self.marginals["root"][case.root] += 1
         self.marginals["dimensions"][len(case.shape)] += 1

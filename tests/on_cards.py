@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from tests.cases import CONFIG, Case, expected, values_of
+from tests.cases import CONFIG, IN_PLACE, Case, call, expected, values_of
 
 COUNTS = (0, 1, 700, 5000, 60_001)
 _SPIN = r"""
@@ -95,28 +95,27 @@ def as_view(card: Any, content: np.ndarray, view: str) -> Any:
 
 def run_case(comm: rr.Communicator, card: Any, case: Case) -> None:
     """The call, between work of the caller's own that must come before it and after it."""
-    before = values_of(case, comm.rank)
-    x = as_view(card, before, case.view)
+    wanted = expected(case, comm.rank)
+    x = as_view(card, values_of(case, comm.rank), case.view)
     out = None
-    if case.out == "in_place" and case.collective in ("all_reduce", "broadcast"):
-        out = x
-    elif case.out != "new":
-        wanted = expected(case, comm.rank)
-        out = as_view(card, np.zeros(wanted.shape, wanted.dtype), case.view)
-    options = {"out": out, "algorithm": case.algorithm}
-    if case.collective in ("all_reduce", "reduce_scatter"):
-        result = getattr(comm, case.collective)(x, case.op, **options)
-    elif case.collective == "broadcast":
-        result = comm.broadcast(x, case.root, **options)
-    else:
-        result = comm.all_gather(x, **options)
-    kept = card.array(result.shape, result.dtype)
-    kept[...] = result
-    for array in (x, result):
-        array[...] = 0
-    assert type(result) is type(x)
+    if wanted is not None and case.out != "new":
+        in_place = case.out == "in_place" and case.collective in IN_PLACE
+        out = x if in_place else as_view(card, np.zeros(wanted.shape, wanted.dtype), case.view)
+    result = call(comm, case, x, out)
+    if wanted is None:
+        assert result is None
+        return
     assert out is None or result is out
-    assert np.array_equal(card.values(kept), expected(case, comm.rank)), f"rank {comm.rank}: {case}"
+    if type(result) is np.ndarray:
+        assert case.collective == "scatter"
+        got = result
+    else:
+        kept = card.array(result.shape, result.dtype)
+        kept[...] = result
+        for array in (x, result):
+            array[...] = 0
+        got = card.values(kept)
+    assert np.array_equal(got, wanted), f"rank {comm.rank}: {case}"
 
 
 # --- programs -------------------------------------------------------------------------------------

@@ -37,9 +37,7 @@ EVERY_ALGORITHM = [
     *((collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]),
     *(("all_reduce", name) for name in PARAMETRISED),
 ]
-PART_BY_PART = [
-    pair for pair in EVERY_ALGORITHM if pair[0] in {"gather", "scatter", "all_to_all"}
-]
+PART_BY_PART = [pair for pair in EVERY_ALGORITHM if pair[0] in {"gather", "scatter", "all_to_all"}]
 """Those whose ranks hold different chunks before and after, each of any length."""
 ROOTED = [
     pair for pair in EVERY_ALGORITHM if pair[0] in {"broadcast", "reduce", "gather", "scatter"}

@@ -60,9 +60,12 @@ def all_under(*names: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-SYMBOLIC = ("schedule", "algorithms", "matching", "check", "cost", "simulate", "draw")
-CARRIES_OUT = ("binding", "executor", "agreement", "calls", "communicator", "work", "start")
-LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "cli")
+SYMBOLIC = ("schedule", "algorithms", "matching", "check", "cost", "simulate", "draw", "picture")
+CARRIES_OUT = (
+    *("binding", "executor", "agreement", "calls", "work", "conductor", "programs", "persistent"),
+    *("communicator", "start"),
+)
+LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "explain", "cli")
 
 
 def test_no_two_modules_import_each_other():
@@ -138,16 +141,27 @@ def test_cupy_is_imported_by_what_runs_on_a_card_alone():
     assert importers_of("cupy") <= {"devices.cuda", "transports.cuda"}
 
 
+def test_numba_is_imported_by_what_is_only_imported_to_compile():
+    written_for_it = {"devices.elements", "devices.kernels"}
+    assert importers_of("numba") == {"devices.compiling", *written_for_it}
+    lazily = {"numba", "llvmlite"} | {f"ringreduce.{name}" for name in written_for_it}
+    for module in SOURCES.keys() - lazily:
+        for node in TREES[module].body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                assert not imports_of(module, ast.Module([node], [])) & lazily, module
+
+
 def test_the_core_needs_numpy_and_mpi4py_alone():
     standard = sys.stdlib_module_names | {"ringreduce", "numpy", "mpi4py", "cupy"}
     others = {name.split(".")[0] for names in IMPORTS.values() for name in names} - standard
-    assert others <= {"ml_dtypes", "numba", "matplotlib", "torch"}
+    assert others <= {"ml_dtypes", "numba", "llvmlite", "matplotlib", "resvg_py", "torch"}
 
 
 def test_importing_the_package_starts_no_mpi():
     code = (
         "import sys, ringreduce; "
-        "print([m for m in ('mpi4py', 'cupy', 'numba', 'matplotlib') if m in sys.modules])"
+        "print([m for m in ('mpi4py', 'cupy', 'numba', 'ml_dtypes', 'matplotlib') "
+        "if m in sys.modules])"
     )
     command = [sys.executable, "-c", code]
     said = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)

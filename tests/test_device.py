@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from ringreduce.arguments import check_reduction
 from ringreduce.devices.cpu import OPS, CpuDevice
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-FLOATS = ["float32", "float64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64", "longdouble"]
+COMPLEX = ["complex64", "complex128", "clongdouble"]
 
 
 @pytest.fixture
@@ -29,9 +32,16 @@ def on(device, values, dtype):
 def folded(device, op, left, right, dtype):
     """What the device makes of two arrays of plain numbers."""
     into = device.empty(len(left), dtype)
-    with np.errstate(all="ignore"):
-        device.fold(op)(on(device, left, dtype), on(device, right, dtype), into)
+    device.fold(op, dtype)(on(device, left, dtype), on(device, right, dtype), into)
     return into.tolist()
+
+
+def can_be_reduced(dtype, op):
+    try:
+        check_reduction("test", np.dtype(dtype), op, OPS)
+    except TypeError:
+        return False
+    return True
 
 
 # --- folds ----------------------------------------------------------------------------------------
@@ -42,19 +52,53 @@ MEANINGS = {
     "min": min,
     "max": max,
     "prod": operator.mul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
 }
+REDUCTIONS = [
+    (op, dtype)
+    for op in MEANINGS
+    for dtype in ["bool", *INTEGERS, *FLOATS, *COMPLEX]
+    if can_be_reduced(dtype, op)
+]
 
 
 def test_every_op_is_tested():
     assert set(MEANINGS) == set(OPS)
 
 
-@pytest.mark.parametrize("dtype", INTEGERS + FLOATS)
-@pytest.mark.parametrize("op", MEANINGS)
+def test_each_kind_of_dtype_can_be_reduced_by_what_has_a_meaning():
+    possible = {
+        dtype: {op for op, other in REDUCTIONS if other == dtype} for _, dtype in REDUCTIONS
+    }
+    bitwise, ordered = {"and", "or", "xor"}, {"min", "max"}
+    assert possible == {
+        "bool": ordered | bitwise,
+        **{dtype: {"sum", "prod"} | ordered | bitwise for dtype in INTEGERS},
+        **{dtype: {"sum", "prod", "mean"} | ordered for dtype in FLOATS},
+        **{dtype: {"sum", "prod", "mean"} for dtype in COMPLEX},
+    }
+
+
+@pytest.mark.parametrize(("op", "dtype"), REDUCTIONS)
 def test_folds_mean_what_they_say(device, op, dtype):
     left, right = [1, 2, 5, 0, 7], [3, 2, 4, 9, 1]
+    if dtype == "bool":
+        left, right = [False, False, True, True], [False, True, False, True]
+    if dtype in COMPLEX:
+        left = [value + 2j for value in left]
     wanted = [MEANINGS[op](a, b) for a, b in zip(left, right, strict=True)]
     assert folded(device, op, left, right, dtype) == wanted
+
+
+@pytest.mark.parametrize(("op", "dtype"), REDUCTIONS)
+def test_the_result_has_the_dtype_of_the_operands(device, op, dtype):
+    left, right = on(device, [0, 1], dtype), on(device, [1, 1], dtype)
+    into = device.empty(2, dtype)
+    device.fold(op, dtype)(left, right, into)
+    assert into.dtype == dtype
+    assert left.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -69,7 +113,7 @@ def test_integers_wrap(device, op, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("op", MEANINGS)
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
 def test_nan_on_either_side_gives_nan(device, op, dtype):
     nan = float("nan")
     for left, right in (([nan], [1.0]), ([1.0], [nan]), ([nan], [nan]), ([nan], [np.inf])):
@@ -88,20 +132,21 @@ def test_infinities_fold_as_ieee_says(device, dtype):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_each_sum_is_rounded_once(device, dtype):
     # Half of the last bit of 1 rounds to even; a hair more rounds up.
-    eps = float(np.finfo(dtype).eps)
-    up = 1 + eps
-    hair = eps / 2 * (1 + 2 * eps)
-    assert folded(device, "sum", [1.0, 1.0], [eps / 2, hair], dtype) == [1.0, up]
+    one, two = np.asarray(1, dtype), np.asarray(2, dtype)
+    eps = ml_dtypes.finfo(dtype).eps if dtype == "bfloat16" else np.finfo(dtype).eps
+    hair = eps / two * (one + two * eps)
+    assert folded(device, "sum", [one, one], [eps / two, hair], dtype) == [one, one + eps]
 
 
-@pytest.mark.parametrize("op", MEANINGS)
+@pytest.mark.parametrize(("op", "dtype"), REDUCTIONS)
 @pytest.mark.parametrize("aliased", ["left", "right"])
-def test_the_result_may_go_into_either_operand(device, op, aliased):
-    left, right = on(device, range(1, 1001), "int64"), on(device, range(1001, 1, -1), "int64")
-    wanted = folded(device, op, left.tolist(), right.tolist(), "int64")
+def test_the_result_may_go_into_either_operand(device, op, dtype, aliased):
+    left = on(device, np.arange(1, 1002) % 101, dtype)
+    right = on(device, np.arange(1002, 1, -1) % 97, dtype)
+    wanted = folded(device, op, left.tolist(), right.tolist(), dtype)
     into, other = (left, right) if aliased == "left" else (right, left)
     kept = other.tolist()
-    device.fold(op)(left, right, into)
+    device.fold(op, dtype)(left, right, into)
     assert into.tolist() == wanted
     assert other.tolist() == kept
 
@@ -112,18 +157,80 @@ def test_minus_is_kept_where_zero_is_added_to_minus_zero(device, dtype):
     assert not np.signbit(folded(device, "sum", [-0.0], [0.0], dtype)).any()
 
 
-@pytest.mark.parametrize("op", MEANINGS)
-def test_folding_nothing_is_possible(device, op):
-    assert folded(device, op, [], [], "float32") == []
+@pytest.mark.parametrize(("op", "dtype"), REDUCTIONS)
+def test_folding_nothing_is_possible(device, op, dtype):
+    assert folded(device, op, [], [], dtype) == []
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("by", [1, 2, 3, 7, 1000])
 def test_division_is_rounded_once(device, dtype, by):
-    array = on(device, [1.0, 2.0, -7.5, 1e30, 0.0], dtype)
-    wanted = np.asarray(array.tolist(), dtype) / np.asarray(by, dtype)
+    values = np.asarray([1.0, 2.0, -7.5, 3e4, 0.0], dtype)
+    array = on(device, values, dtype)
+    wide = np.float32 if values.itemsize == 2 else dtype
+    wanted = (values.astype(wide) / np.asarray(by, wide)).astype(dtype)
     device.divide(array, by)
     assert array.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_complex_numbers_are_divided_part_by_part(device, dtype):
+    real, imaginary = np.asarray([7.0, -0.0, np.inf]), np.asarray([-1.0, 3.0, 5.0])
+    array = on(device, [complex(*parts) for parts in zip(real, imaginary, strict=True)], dtype)
+    part = array.real.dtype
+    device.divide(array, 3)
+    assert array.real.tolist() == (real.astype(part) / part.type(3)).tolist()
+    assert array.imag.tolist() == (imaginary.astype(part) / part.type(3)).tolist()
+
+
+@pytest.mark.parametrize("dtype", FLOATS + COMPLEX)
+def test_neither_overflow_nor_nan_is_warned_of_or_raised(device, dtype):
+    largest = (ml_dtypes.finfo if dtype == "bfloat16" else np.finfo)(dtype).max
+    left, right = on(device, [np.inf, largest, np.nan], dtype), on(device, [-np.inf, 2, 1], dtype)
+    into = device.empty(3, dtype)
+    tiny = on(device, [1e-7 if dtype == "float16" else np.finfo(np.float32).tiny], dtype)
+    with np.errstate(all="raise"):
+        for op in [op for op in MEANINGS if can_be_reduced(dtype, op)]:
+            device.fold(op, dtype)(left, right, into)
+            device.fold_many(op, dtype)([left, right, left], into)
+        device.divide(tiny, 3)
+
+
+# --- many at once, and conversions ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "dtype"), REDUCTIONS)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_many_are_folded_from_left_to_right(device, op, dtype, count):
+    sources = [on(device, np.arange(7) % 3 + i % 2, dtype) for i in range(count)]
+    wanted = on(device, sources[0], dtype)
+    for source in sources[1:]:
+        device.fold(op, dtype)(wanted, source, wanted)
+    into = device.empty(7, dtype)
+    device.fold_many(op, dtype)(sources, into)
+    assert into.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int16"])
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_many_may_be_folded_into_one_of_them(device, dtype, place):
+    sources = [on(device, np.arange(150_001) % 11 + i, dtype) for i in range(4)]
+    device.fold_many("sum", dtype)(sources, sources[place])
+    wanted = np.asarray(4 * (np.arange(150_001) % 11) + 6, dtype)
+    assert sources[place].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("short", ["float16", "bfloat16"])
+@pytest.mark.parametrize("long", ["float32", "float64"])
+def test_conversions_there_and_back(device, short, long):
+    values = on(device, [0.0, -0.0, 1.5, -240.0, 0.1, np.inf, -np.inf, 1e-6, 3e38], long)
+    shorter, again = device.empty(9, short), device.empty(9, long)
+    device.convert(values, shorter)
+    device.convert(shorter, again)
+    with np.errstate(over="ignore"):
+        wanted = np.asarray(values.tolist(), long).astype(short)
+    assert shorter.tolist() == wanted.tolist()
+    assert again.tolist() == wanted.astype(long).tolist()
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -169,15 +276,15 @@ def test_zero_dimensional_arrays_are_flat_ones_of_one_element(device):
     assert array.tolist() == 8
 
 
-@pytest.mark.parametrize("dtype", INTEGERS + FLOATS)
+@pytest.mark.parametrize("dtype", ["bool", *INTEGERS, *FLOATS, *COMPLEX])
 def test_bytes_are_those_of_the_array_itself(device, dtype):
     array = on(device, [1, 2, 3], dtype)
     seen = device.bytes_of(array)
     assert (seen.itemsize, seen.ndim, len(seen)) == (1, 1, 3 * array.itemsize)
     seen[:] = bytes(len(seen))
     assert array.tolist() == [0, 0, 0]
-    array[1] = 5
-    assert bytes(seen) == np.array([0, 5, 0], dtype).tobytes()
+    array[1] = 1
+    assert np.frombuffer(seen, dtype).tolist() == [0, 1, 0]
 
 
 def test_bytes_of_a_part_begin_where_the_part_begins(device):

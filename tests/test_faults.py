@@ -530,7 +530,7 @@ class PausingDevice(CpuDevice):
     def __init__(self):
         self.go_on = threading.Event()
 
-    def fold(self, op, dtype=None):
+    def fold(self, op, dtype):
         fold = super().fold(op, dtype)
 
         def paused(left, right, into):

@@ -1,14 +1,25 @@
-"""Arrays in host memory, combined by NumPy."""
+"""Arrays in host memory, combined by NumPy; 16-bit floats by kernels of our own."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ringreduce.devices.base import FoldFunction
+from ringreduce.devices import compiling
+from ringreduce.devices.base import FoldFunction, FoldManyFunction
+from ringreduce.devices.short_floats import (
+    accumulate_with_numpy,
+    convert_with_numpy,
+    divide_with_numpy,
+    fold_with_numpy,
+    is_short,
+)
 
 
 def _minimum(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
@@ -19,17 +30,46 @@ def _maximum(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
     np.maximum(left, right, out=into)
 
 
+def _divide(array: np.ndarray, by: int) -> None:
+    if array.dtype.kind == "c":  # by its parts: dividing by a complex number multiplies them too
+        array = array.view(array.real.dtype)
+    np.divide(array, by, array)
+
+
 OPS: dict[str, FoldFunction] = {
     "sum": np.add,
     "mean": np.add,
     "min": _minimum,
     "max": _maximum,
     "prod": np.multiply,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 """Integers wrap; min and max propagate NaN."""
 
-
+_BITS, _PAIRS = np.dtype(np.uint16), np.dtype(np.uint32)
+_PAIRED = ("sum-bfloat16", "prod-bfloat16")
+"""Kernels that have a faster sister for two elements at a time."""
 _HUGE_PAGE, _WORTH_A_PAGE = 2 << 20, 256 << 10
+_BLOCK = 1 << 16
+"""Elements that are folded many at a time: few enough that what is accumulated stays in cache."""
+
+
+def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` without NumPy's floating-point warnings, whatever the caller has set.
+
+    An overflow or inf - inf is what the numbers of all ranks give: no rank can help it, and an
+    exception on one of them would break the call.  NumPy keeps its settings in a context variable,
+    and entering a copy of a context costs 0.1 us where ``np.errstate`` costs 1 us.
+    """
+    context = Context()
+    context.run(np.seterr, all="ignore")
+
+    def quiet(*arguments: Any) -> None:
+        context.copy().run(function, *arguments)  # a context itself is one thread's at a time
+
+    return quiet
 
 
 class _Memory:
@@ -43,10 +83,19 @@ class _Memory:
 
 
 class CpuDevice:
-    """NumPy arrays."""
+    """NumPy arrays.
+
+    One thread at a time folds, divides and converts, with its methods or with what they return.
+    """
 
     name = "cpu"
     queue = None
+
+    def __init__(self) -> None:
+        self._divide, self._convert = quietly(_divide), quietly(convert_with_numpy)
+        self._divide_short = quietly(divide_with_numpy)
+
+    # --- memory ---
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)
@@ -70,13 +119,9 @@ class CpuDevice:
     def flat(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array).reshape(-1)
 
-    def fold(self, op: str, dtype: Any = None) -> FoldFunction:
-        return OPS[op]
-
-    def divide(self, array: np.ndarray, by: int) -> None:
-        np.divide(array, by, array)
-
     def bytes_of(self, array: np.ndarray) -> memoryview:
+        if array.dtype.isbuiltin != 1:  # the buffer protocol has no name for bfloat16
+            array = array.reshape(-1).view(np.uint8)
         return memoryview(array.data).cast("B") if array.size else memoryview(bytearray())
 
     def address(self, array: np.ndarray) -> int:
@@ -88,3 +133,91 @@ class CpuDevice:
 
     def overlap(self, a: np.ndarray, b: np.ndarray) -> bool:
         return np.shares_memory(a, b)
+
+    # --- arithmetic ---
+
+    def fold(self, op: str, dtype: Any) -> FoldFunction:
+        dtype = np.dtype(dtype)
+        if not is_short(dtype):
+            return quietly(OPS[op]) if dtype.kind in "fc" else OPS[op]
+        if op == "mean":
+            op = "sum"
+            compiling.kernel(f"divide-{dtype.name}")  # now, not in the middle of a call
+        name = f"{op}-{dtype.name}"
+        kernel = compiling.kernel(name)
+        if kernel is None:
+            return quietly(fold_with_numpy(op, dtype))
+        paired = name in _PAIRED and compiling.kernel(f"{name}-pairs")
+        return partial(_fold_pairs, paired, kernel) if paired else partial(_fold_bits, kernel)
+
+    def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
+        dtype = np.dtype(dtype)
+        widened = is_short(dtype) and op not in ("min", "max")
+        move = self.convert if widened else _copy
+        accumulate = self._accumulate(op, dtype) if widened else _onto(self.fold(op, dtype))
+        block = np.empty(_BLOCK, np.float32 if widened else dtype)
+
+        def fold_all(sources: Sequence[np.ndarray], into: np.ndarray) -> None:
+            for start in range(0, into.size, _BLOCK):
+                here = slice(start, start + _BLOCK)
+                total = block[: into[here].size]
+                move(sources[0][here], total)
+                for source in sources[1:]:
+                    accumulate(source[here], total)
+                move(total, into[here])
+
+        return fold_all
+
+    def _accumulate(self, op: str, dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], None]:
+        """``accumulate(source, total)``, in float32."""
+        op = "sum" if op == "mean" else op
+        kernel = compiling.kernel(f"accumulate-{op}-{dtype.name}")
+        if kernel is None:
+            return quietly(accumulate_with_numpy(op))
+        return lambda source, total: kernel(source.view(_BITS), total)
+
+    def divide(self, array: np.ndarray, by: int) -> None:
+        if not is_short(array.dtype):
+            self._divide(array, by)
+            return
+        kernel = compiling.kernel(f"divide-{array.dtype.name}")
+        if kernel is None:
+            self._divide_short(array, by)
+        else:
+            kernel(array.view(_BITS), np.float32(by))
+
+    def convert(self, source: np.ndarray, into: np.ndarray) -> None:
+        kernel = compiling.kernel(f"{source.dtype.name}-{into.dtype.name}")
+        if kernel is None:
+            self._convert(source, into)
+        else:
+            kernel(_bits(source), _bits(into))
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return array.view(_BITS) if array.itemsize == _BITS.itemsize else array
+
+
+def _fold_bits(kernel: FoldFunction, left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
+    kernel(left.view(_BITS), right.view(_BITS), into.view(_BITS))
+
+
+def _fold_pairs(
+    kernel_of_pairs: FoldFunction,
+    kernel: FoldFunction,
+    left: np.ndarray,
+    right: np.ndarray,
+    into: np.ndarray,
+) -> None:
+    if into.size % 2:
+        _fold_bits(kernel, left[-1:], right[-1:], into[-1:])
+        left, right, into = left[:-1], right[:-1], into[:-1]
+    kernel_of_pairs(left.view(_PAIRS), right.view(_PAIRS), into.view(_PAIRS))
+
+
+def _copy(source: np.ndarray, into: np.ndarray) -> None:
+    into[...] = source
+
+
+def _onto(fold: FoldFunction) -> Callable[[np.ndarray, np.ndarray], None]:
+    return lambda source, total: fold(total, source, total)

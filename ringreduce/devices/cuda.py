@@ -16,7 +16,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from ringreduce.devices import cuda_kernels
-from ringreduce.devices.base import FoldFunction
+from ringreduce.devices.base import FoldFunction, FoldManyFunction
 
 _THREADS, _MOST_BLOCKS = 256, 4096
 """Of a kernel; each of its threads goes over the array in steps of all of them."""
@@ -75,55 +75,54 @@ class CudaDevice:
 
     # --- arithmetic ---
 
-    def fold(self, op: str, dtype: Any = None) -> FoldFunction:
-        if dtype is not None:
-            self._kernel(cuda_kernels.fold_name(op, np.dtype(dtype).name), np.dtype(dtype).name)
+    def fold(self, op: str, dtype: Any) -> FoldFunction:
+        name = np.dtype(dtype).name
+        kernel = self._kernel(cuda_kernels.fold_name(op, name), name)
 
         def fold(left: Any, right: Any, into: Any) -> None:
-            name = into.dtype.name
-            self._launch(cuda_kernels.fold_name(op, name), name, into.size, left, right, into)
+            _launch(kernel, into.size, left, right, into)
 
         return fold
 
-    def fold_many(self, op: str, dtype: Any) -> Callable[[Sequence[Any], Any], None]:
-        """``fold_many(sources, into)``: one array or more in this order; 16 bits round once."""
-        dtype, fold = np.dtype(dtype), self.fold(op, dtype)
-        widened = dtype.name in cuda_kernels.SHORT and op not in ("min", "max")
+    def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
+        dtype = np.dtype(dtype)
+        if dtype.name in cuda_kernels.SHORT and op not in ("min", "max"):
+            return self._fold_many_widened(op, dtype)
+        fold = self.fold(op, dtype)
 
         def fold_many(sources: Sequence[Any], into: Any) -> None:
-            total = self.empty(into.size, np.float32 if widened else dtype)
-            if widened:
-                self.convert(sources[0], total)
-                kernel = cuda_kernels.accumulate_name(op, dtype.name)
-                for source in sources[1:]:
-                    self._launch(kernel, dtype.name, total.size, source, total)
-                self.convert(total, into)
-            else:
-                total[...] = sources[0]
-                for source in sources[1:]:
-                    fold(total, source, total)
-                into[...] = total
+            total = self.empty(into.size, dtype)
+            total[...] = sources[0]
+            for source in sources[1:]:
+                fold(total, source, total)
+            into[...] = total
+
+        return fold_many
+
+    def _fold_many_widened(self, op: str, dtype: np.dtype) -> FoldManyFunction:
+        kernel = self._kernel(cuda_kernels.accumulate_name(op, dtype.name), dtype.name)
+
+        def fold_many(sources: Sequence[Any], into: Any) -> None:
+            total = self.empty(into.size, np.float32)
+            self.convert(sources[0], total)
+            for source in sources[1:]:
+                _launch(kernel, total.size, source, total)
+            self.convert(total, into)
 
         return fold_many
 
     def divide(self, array: Any, by: int) -> None:
         name = array.dtype.name
-        self._launch(cuda_kernels.divide_name(name), name, array.size, array, float(by))
+        _launch(self._kernel(cuda_kernels.divide_name(name), name), array.size, array, float(by))
 
     def convert(self, source: Any, into: Any) -> None:
-        """Copy float32 or float64 into a 16-bit float, once rounded; or back."""
         names = source.dtype.name, into.dtype.name
         short = next(name for name in names if name in cuda_kernels.SHORT)
-        self._launch(cuda_kernels.convert_name(*names), short, into.size, source, into)
-
-    def _launch(self, kernel: str, dtype: str, count: int, *arguments: Any) -> None:
-        if count:
-            blocks = min(-(-count // _THREADS), _MOST_BLOCKS)
-            arguments = (*arguments, np.int64(count))
-            self._kernel(kernel, dtype)((blocks,), (_THREADS,), arguments)
+        kernel = self._kernel(cuda_kernels.convert_name(*names), short)
+        _launch(kernel, into.size, source, into)
 
     def _kernel(self, kernel: str, dtype: str) -> Any:
-        """Compiled with all others of its dtype when the first of them is needed."""
+        """Compiled with all others of its dtype when the first of them is asked for."""
         if kernel not in self._kernels:
             if dtype not in self._modules:
                 self._modules[dtype] = cupy.RawModule(
@@ -134,6 +133,13 @@ class CudaDevice:
             with cupy.cuda.Device(self.card):
                 self._kernels[kernel] = self._modules[dtype].get_function(kernel)
         return self._kernels[kernel]
+
+
+def _launch(kernel: Any, count: int, *arguments: Any) -> None:
+    """Have a kernel go over `count` elements; its last argument is their number."""
+    if count:
+        blocks = min(-(-count // _THREADS), _MOST_BLOCKS)
+        kernel((blocks,), (_THREADS,), (*arguments, np.int64(count)))
 
 
 class _Layout:

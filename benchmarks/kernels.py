@@ -1,0 +1,92 @@
+"""Adding 16-bit floats by our kernels beside NumPy, ml_dtypes, and float32 of the same bytes.
+
+    mpirun -n 1 python -m benchmarks.kernels
+
+One core; arrays that fit in its caches, and that do not.  All are interleaved in one run and their
+results verified; times are medians.  GB/s count the bytes of two arrays read and one written.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.rows import command_line, environment, replace
+from ringreduce.devices.cpu import CpuDevice
+
+SIZES = (64 << 10, 1 << 20, 64 << 20)
+REPEATS = 25
+BYTES_A_REPEAT = 16 << 20
+FLOAT32 = "float32, NumPy"
+Addition = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
+
+
+def additions() -> dict[str, tuple[str, Addition]]:
+    """Name -> the dtype, and how to add two arrays of it into a third."""
+    device = CpuDevice()
+    return {
+        FLOAT32: ("float32", np.add),
+        "float16, NumPy": ("float16", np.add),
+        "bfloat16, ml_dtypes": ("bfloat16", np.add),
+        "float16, ours": ("float16", device.fold("sum", np.float16)),
+        "bfloat16, ours": ("bfloat16", device.fold("sum", ml_dtypes.bfloat16)),
+    }
+
+
+def operands(dtype: str, nbytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two random arrays, and their sum as it ought to be: in float32, rounded once."""
+    rng = np.random.default_rng(1)
+    count = nbytes // np.dtype(dtype).itemsize
+    left, right = (rng.standard_normal(count, np.float32).astype(dtype) for _ in range(2))
+    return left, right, (left.astype(np.float32) + right.astype(np.float32)).astype(dtype)
+
+
+def seconds(nbytes: int, in_place: bool) -> dict[str, float]:
+    """The median time of each addition."""
+    calls: dict[str, Callable[[], object]] = {}
+    for name, (dtype, add) in additions().items():
+        left, right, total = operands(dtype, nbytes)
+        into = left if in_place else np.empty_like(left)
+        add(left, right, into)
+        assert into.tobytes() == total.tobytes(), f"{name} gives a wrong sum"
+        if in_place:
+            into[...] = 0  # what is added again and again must stay finite
+            right[...] = 0
+        calls[name] = lambda add=add, arrays=(left, right, into): add(*arrays)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            loops = max(1, BYTES_A_REPEAT // nbytes)
+            start = time.perf_counter()
+            for _ in range(loops):
+                call()
+            times[name].append((time.perf_counter() - start) / loops)
+    return {name: statistics.median(series) for name, series in times.items()}
+
+
+def main() -> None:
+    """Measure, print, and put the rows in bench_results/kernels.jsonl."""
+    rows = []
+    versions = {name: version(name) for name in ("numba", "llvmlite", "ml_dtypes")}
+    for nbytes in SIZES:
+        for in_place in (False, True):
+            medians = seconds(nbytes, in_place)
+            row = {"benchmark": "kernels", "bytes": nbytes, "in_place": in_place}
+            row |= environment(command_line("kernels")) | versions
+            row["gb_per_s"] = {name: round(3e-9 * nbytes / t, 2) for name, t in medians.items()}
+            row["times_of_float32"] = {
+                name: round(t / medians[FLOAT32], 3) for name, t in medians.items()
+            }
+            rows.append(row)
+            place = "in place" if in_place else "apart"
+            print(nbytes >> 10, "KiB", place, row["gb_per_s"], row["times_of_float32"], flush=True)
+    replace("kernels", rows, same=("cpu", "bytes", "in_place"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Compiles the kernels, on first use, and keeps their machine code for the next start.
+
+Numba reads what it has kept with pickle, which runs whatever it is told to.  So machine code is
+kept in a folder of this user's alone, under ``~/.cache/ringreduce`` (or ``NUMBA_CACHE_DIR``), or
+else not at all.
+
+Several ranks may start at once, on several kinds of hosts that share one home.  Numba's index of a
+function's variants is then written by each as if it were alone, so that a variant can be taken for
+another.  Here a kernel has one variant to a folder: one signature, in a folder of its own below one
+for just this code, compiler and processor.  Files are replaced whole; the last writer wins, with
+what the others have written too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
+"""Without the other error model each division would ask whether it divides by zero."""
+
+_COMPILED: dict[str, Callable[..., Any] | None] = {}
+"""A process compiles a kernel once, whichever communicator asks first."""
+_COMPILING = threading.Lock()
+
+
+def kernel(name: str) -> Callable[..., Any] | None:
+    """The kernel of that name, compiled; None where that is impossible.
+
+    Without Numba nothing is possible; float16 needs a processor that converts it.
+    """
+    with _COMPILING:
+        if name not in _COMPILED:
+            _COMPILED[name] = _compiled(name)
+        return _COMPILED[name]
+
+
+def _compiled(name: str) -> Callable[..., Any] | None:
+    try:
+        import numba
+
+        from ringreduce.devices import kernels
+    except ImportError:
+        return None
+    loop, signature = kernels.KERNELS[name]
+    if numba.config.DISABLE_JIT:  # NUMBA_DISABLE_JIT=1: to debug, to see which lines are covered
+        return _interpreted(loop)
+    features = _features(numba.config)
+    if "float16" in name.split("-") and not _converts_float16(numba.config, features):
+        return None
+    folder = _folder(name, numba, features)
+    if folder is not None:
+        # A full disk, a damaged file: whatever is wrong with what is kept, the rest goes without.
+        with contextlib.suppress(Exception):
+            return _compiled_and_kept(folder, loop, signature)
+    compiled: Callable[..., Any] = numba.njit(signature, **_OPTIONS)(loop)
+    return compiled
+
+
+def _interpreted(loop: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> None:
+        with np.errstate(all="ignore"):
+            loop(*arguments)
+
+    return run
+
+
+def _compiled_and_kept(
+    folder: Path, loop: Callable[..., Any], signature: Any
+) -> Callable[..., Any]:
+    import numba
+
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)  # read once, below
+    try:
+        dispatcher: Any = numba.njit(cache=True, **_OPTIONS)(loop)
+    finally:
+        numba.config.CACHE_DIR = before
+    if not Path(dispatcher.stats.cache_path).is_relative_to(folder):
+        raise OSError("the user has told Numba to keep code elsewhere")
+    dispatcher.compile(signature)
+    dispatcher.disable_compile()
+    compiled: Callable[..., Any] = dispatcher
+    return compiled
+
+
+# --- what the processor can do --------------------------------------------------------------------
+
+
+def _features(config: Any) -> str:
+    """What the processor can do and Numba makes use of, as LLVM writes it: ``+avx2,-sse4a``."""
+    if config.CPU_FEATURES is not None:
+        return str(config.CPU_FEATURES)
+    from llvmlite import binding
+
+    try:
+        return str(binding.get_host_cpu_features().flatten())
+    except RuntimeError:  # LLVM does not know how to ask
+        return ""
+
+
+def _converts_float16(config: Any, features: str) -> bool:
+    """Whether there are instructions for it.  Without, compiled code calls what is not there."""
+    if platform.machine() == "aarch64":
+        return True
+    return "+f16c" in features.split(",") and bool(config.ENABLE_AVX)
+
+
+# --- where code is kept ---------------------------------------------------------------------------
+
+
+def _folder(name: str, numba: Any, features: str) -> Path | None:
+    """Where the machine code of one kernel is kept; None if there is no safe place."""
+    import llvmlite
+
+    digest = hashlib.sha256()
+    settings = (numba.config.CPU_NAME, numba.config.OPT, llvmlite.binding.get_host_cpu_name())
+    versions = (sys.version, numba.__version__, llvmlite.__version__)
+    try:
+        for source in sorted(Path(__file__).parent.glob("*.py")):
+            digest.update(source.read_bytes())
+        digest.update(repr((settings, versions, features)).encode())
+        base = Path(numba.config.CACHE_DIR or Path.home() / ".cache")
+        private = private_folder(base / "ringreduce" / digest.hexdigest()[:16])
+    except (OSError, RuntimeError):  # no source file, nowhere to write, no home
+        return None
+    return private and private / name
+
+
+def private_folder(folder: Path) -> Path | None:
+    """The folder, made if need be, if nobody but this user can put anything there; else None.
+
+    It must be closed to all others, and no other user may be able to put another in its place.
+    Raises OSError when it cannot be made.
+    """
+    for place in reversed((folder, *folder.parents)):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+    folder = folder.resolve(strict=True)
+    for place in (folder, *folder.parents):
+        status = place.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return None
+        kept_by_owners = place != folder and status.st_mode & stat.S_ISVTX
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not kept_by_owners:
+            return None
+    return folder if not folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) else None

@@ -1,0 +1,228 @@
+"""How kernels are compiled and their machine code kept: each test in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+from llvmlite import binding
+
+from ringreduce.devices import compiling, kernels
+
+ROOT = Path(__file__).parent.parent
+FEATURES = binding.get_host_cpu_features()
+
+PROGRAM = """
+import json, sys
+if "without Numba" in sys.argv:
+    sys.modules["numba"] = None
+import ml_dtypes
+import numpy as np
+from ringreduce.devices import compiling
+from ringreduce.devices.cpu import CpuDevice
+
+told = {}
+for name in ("float16", "bfloat16"):
+    array = np.arange(1, 1002).astype(name)
+    into = np.empty_like(array)
+    CpuDevice().fold("sum", name)(array, array, into)
+    assert (into == array + array).all()
+    kernel = compiling.kernel(f"sum-{name}")
+    told[name] = {"way": type(kernel).__name__}
+    if hasattr(kernel, "stats"):
+        hits, path = sum(kernel.stats.cache_hits.values()), kernel.stats.cache_path
+        told[name] |= {"hits": hits, "path": path}
+if "numba" in sys.modules and sys.modules["numba"]:
+    told["CACHE_DIR"] = sys.modules["numba"].config.CACHE_DIR
+print(json.dumps(told))
+"""
+
+
+def start(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
+    environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def told_by(process: subprocess.Popen[str]) -> dict:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "Warning" not in err
+    return json.loads(out)
+
+
+def run(home: Path, *arguments: str, **variables: str) -> dict:
+    return told_by(start(home, *arguments, **variables))
+
+
+def kept_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.nb?"))
+
+
+converts_float16 = pytest.mark.skipif(
+    platform.machine() != "aarch64" and not FEATURES.get("f16c"),
+    reason="this processor has no instructions for float16",
+)
+
+
+# --- machine code is kept -------------------------------------------------------------------------
+
+
+@converts_float16
+def test_machine_code_is_kept_for_the_next_start(tmp_path):
+    first, second = run(tmp_path), run(tmp_path)
+    for name in ("float16", "bfloat16"):
+        assert (first[name]["hits"], second[name]["hits"]) == (0, 1)
+        assert Path(first[name]["path"]).is_relative_to(tmp_path / ".cache" / "ringreduce")
+    assert first["CACHE_DIR"] == ""
+
+
+def test_every_kernel_has_a_folder_of_its_own_which_only_the_user_can_enter(tmp_path):
+    told = run(tmp_path)
+    kept = Path(told["bfloat16"]["path"])
+    assert sorted(path.suffix for path in kept.iterdir()) == [".nbc", ".nbi"]
+    private = kept.parent.parent
+    assert private.parent == tmp_path / ".cache" / "ringreduce"
+    assert private.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
+def test_a_folder_that_others_can_enter_is_not_read(tmp_path, mode):
+    private = Path(run(tmp_path)["bfloat16"]["path"]).parent.parent
+    private.chmod(mode)
+    before = kept_in(private)
+    told = run(tmp_path)["bfloat16"]
+    assert (told["hits"], told["path"]) == (0, None)
+    assert kept_in(private) == before
+
+
+def test_where_numba_is_told_to_keep_code_it_is_kept(tmp_path):
+    told = run(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "here"))
+    assert Path(told["bfloat16"]["path"]).is_relative_to(tmp_path / "here" / "ringreduce")
+    assert told["CACHE_DIR"] == str(tmp_path / "here")
+
+
+def test_but_not_where_others_can_write(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here").chmod(0o777)
+    told = run(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "here"))
+    assert told["bfloat16"]["path"] is None
+    assert kept_in(tmp_path) == []
+
+
+def test_what_is_damaged_is_compiled_again(tmp_path):
+    run(tmp_path)
+    for path in kept_in(tmp_path):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert run(tmp_path)["bfloat16"]["way"] == "CPUDispatcher"
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_where_nothing_can_be_kept_everything_works(home):
+    assert run(Path(home))["bfloat16"]["path"] is None
+
+
+def test_ranks_that_start_at_once_do_not_disturb_each_other(tmp_path):
+    for _ in range(2):
+        processes = [start(tmp_path) for _ in range(4)]
+        assert {told_by(process)["bfloat16"]["way"] for process in processes} == {"CPUDispatcher"}
+    assert run(tmp_path)["bfloat16"]["hits"] == 1
+
+
+# --- which folders are safe -----------------------------------------------------------------------
+
+
+def test_a_private_folder_is_made_with_all_that_lead_to_it(tmp_path):
+    folder = compiling.private_folder(tmp_path / "a" / "b")
+    assert folder == (tmp_path / "a" / "b").resolve()
+    assert [place.stat().st_mode & 0o777 for place in (folder, folder.parent)] == [0o700, 0o700]
+    assert compiling.private_folder(tmp_path / "a" / "b") == folder
+
+
+@pytest.mark.parametrize(
+    ("mode", "safe"), [(0o755, True), (0o1777, True), (0o777, False), (0o775, False)]
+)
+def test_nobody_else_can_put_another_folder_in_its_place(tmp_path, mode, safe):
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "parent").chmod(mode)
+    assert bool(compiling.private_folder(tmp_path / "parent" / "mine")) is safe
+
+
+def test_what_counts_is_where_a_link_leads(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    assert compiling.private_folder(tmp_path / "link" / "mine") is None
+
+
+# --- where kernels cannot be compiled -------------------------------------------------------------
+
+
+def test_without_numba_numpy_does_the_work(tmp_path):
+    told = run(tmp_path, "without Numba")
+    assert [told[name]["way"] for name in ("float16", "bfloat16")] == ["NoneType", "NoneType"]
+
+
+def test_without_instructions_for_float16_numpy_does_its_work(tmp_path):
+    told = run(tmp_path, NUMBA_CPU_NAME="generic")
+    ways = {name: told[name]["way"] for name in ("float16", "bfloat16")}
+    by_numpy = "CPUDispatcher" if platform.machine() == "aarch64" else "NoneType"
+    assert ways == {"float16": by_numpy, "bfloat16": "CPUDispatcher"}
+
+
+def test_the_kernels_are_python_too():
+    """All that is true of them compiled; this also shows which of their lines are covered."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/test_kernels.py"],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+# --- machine code is good -------------------------------------------------------------------------
+
+PACKED = {
+    "sum-float16": ("vcvtph2ps", "vaddps", "vcvtps2ph"),
+    "prod-float16": ("vcvtph2ps", "vmulps", "vcvtps2ph"),
+    "sum-bfloat16-pairs": ("vaddps",),
+    "prod-bfloat16-pairs": ("vmulps",),
+    "min-bfloat16": ("vpminsw",),
+    "max-float16": ("vpmaxsw",),
+    "accumulate-sum-float16": ("vcvtph2ps", "vaddps"),
+    "accumulate-sum-bfloat16": ("vaddps",),
+    "divide-float16": ("vdivps",),
+    "float32-float16": ("vcvtps2ph",),
+    "float32-bfloat16": ("vpsrld",),
+    "float64-bfloat16": ("vcvtpd2ps",),
+    "float16-float64": ("vcvtps2pd",),
+}
+"""Kernel -> instructions that work on whole vectors in its loops."""
+VECTOR = r"{}\s[^\n]*%[yz]mm"
+
+
+@pytest.mark.skipif(
+    not (FEATURES.get("f16c") and FEATURES.get("avx2")), reason="other instructions elsewhere"
+)
+@pytest.mark.parametrize("name", PACKED)
+def test_the_loops_are_vectorised(name):
+    loop, signature = kernels.KERNELS[name]
+    compiled = numba.njit(signature, nogil=True, error_model="numpy")(loop)
+    assembly = "".join(compiled.inspect_asm().values())
+    # Folds have a loop apart and one in place; those of pairs compute twice in each.
+    times = 4 if name.endswith("pairs") else 2 if "folding" in loop.__qualname__ else 1
+    for instruction in PACKED[name]:
+        assert len(re.findall(VECTOR.format(instruction), assembly)) >= times, instruction
