@@ -36,7 +36,27 @@ QUICK = (
     "tests/test_collectives_mpi.py",
 )
 """Quickest first; each run ends at the first failure."""
-AGREEMENT = ("tests/test_agreement.py",)
+_WORK = ("tests/test_work.py",)
+_BY_FILE = {
+    "work.py": _WORK,
+    "conductor.py": _WORK,
+    "programs.py": _WORK,
+    "algorithms/doubling.py": ("tests/test_check.py",),
+    "algorithms/tree.py": ("tests/test_check.py",),
+    "devices/elements.py": ("tests/test_kernels.py",),
+}
+_FIRST = {
+    **dict.fromkeys(
+        ("signature-not-compared", "completed-calls-not-counted"), ("tests/test_agreement.py",)
+    ),
+    **dict.fromkeys(
+        ("signature-of-a-list-without-its-layout", "wire-not-signed", "persistent-call-on-a-copy"),
+        _WORK,
+    ),
+    "given-up-but-still-coming": ("tests/test_faults.py",),
+}
+"""Where to look for a bug first and only, if not in `QUICK`."""
+_OTHERS = sorted({name for suite in (*_BY_FILE.values(), *_FIRST.values()) for name in suite})
 COPIED = ("ringreduce", "tests", "benchmarks", "pyproject.toml")
 _MOST_S = 240.0
 """A suite that takes longer hangs, and so has found the bug too."""
@@ -46,9 +66,7 @@ def suite_for(mutation: Mutation) -> tuple[str, ...]:
     """The tests to run, those that ought to know first."""
     if mutation.file.startswith("transports/"):
         return tuple(sorted(QUICK, key=lambda name: name != "tests/test_transports.py"))
-    if mutation.name in ("signature-not-compared", "completed-calls-not-counted"):
-        return AGREEMENT
-    return QUICK
+    return _FIRST.get(mutation.name, _BY_FILE.get(mutation.file, QUICK))
 
 
 def found_by(folder: Path, suite: Sequence[str]) -> str:
@@ -150,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # All copies are of one moment, whatever is edited meanwhile.
         sound = Path(name)
         copy_all(ROOT, sound)
-        failing = "" if options.only else found_by(sound, (*QUICK, *AGREEMENT))
+        failing = "" if options.only else found_by(sound, (*QUICK, *_OTHERS))
         if failing:
             print(f"the suite fails without any bug: {failing}", file=sys.stderr)
             return 1

@@ -79,6 +79,20 @@ def test_leaving_breaks_off_what_is_in_line():
         rr.spawn(program, 3, timeout_s=20)
 
 
+def test_who_leaves_waits_for_nothing_that_is_in_line():
+    def program(comm):
+        if comm.rank == 0:
+            work = comm.all_reduce(1, async_op=True)
+            comm.leave("enough")
+            with pytest.raises(rr.PeerLostError, match="enough"):
+                work.wait(timeout_s=5)
+        else:
+            with pytest.raises(rr.PeerLostError, match="rank 0 has left the communicator: enough"):
+                comm.barrier()
+
+    rr.spawn(program, 2, timeout_s=20)
+
+
 def test_a_broken_communicator_ends_what_is_in_line():
     def program(comm):
         if comm.rank == 1:

@@ -180,6 +180,24 @@ def persistent_calls_disagree(comm: rr.Communicator) -> None:
     assert op()[0] == comm.size
 
 
+def on_the_wire(comm: rr.Communicator) -> None:
+    """Half the bytes and the input's dtype again; ranks that send other dtypes are told so."""
+    for count in COUNTS:
+        x = (np.arange(count) % 50 + comm.rank).astype(np.float32)
+        wanted = np.arange(count) % 50 * comm.size + comm.size * (comm.size - 1) // 2
+        for wire, most in (("float16", 2**-11), ("bfloat16", 2**-8)):
+            result = comm.all_reduce(x, wire=wire)
+            assert result.dtype == np.float32
+            assert np.all(abs(result - wanted) <= (comm.size + 1) * most * wanted)
+            assert np.array_equal(comm.plan("all_reduce", x, wire=wire)(), result)
+    with pytest.raises(rr.MismatchError, match="wire="):
+        comm.all_reduce(np.ones(9), wire="float16" if comm.rank else "bfloat16")
+    with pytest.raises(TypeError, match="wire='float16' is for float32 and float64, not for int"):
+        comm.all_reduce(np.ones(9, np.int32), wire="float16")
+    with pytest.raises(ValueError, match="unknown wire 'int8'"):
+        comm.all_reduce(np.ones(9), wire="int8")
+
+
 def lists(comm: rr.Communicator) -> None:
     members = [ramp(comm, 700), ramp(comm, 60).astype(np.int16).reshape(3, 20), comm.rank, 2.5]
     members += [ramp(comm, 5000)[::-2], np.ones((0, 4), np.int16)]
@@ -227,6 +245,7 @@ PROGRAMS = [
     eight_threads,
     persistent,
     persistent_calls_disagree,
+    on_the_wire,
     lists,
     split,
 ]
