@@ -82,13 +82,11 @@ def _refusal(op: str, dtype: np.dtype) -> str:
 
 def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Raises TypeError or ValueError unless `out` is a writeable array of this shape and dtype."""
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"{where}: out is {type(out).__name__}; pass a NumPy array")
     if out.dtype != dtype:
         raise TypeError(f"{where}: out has dtype {out.dtype}, the result has {dtype}")
     if out.shape != shape:
         raise ValueError(f"{where}: out has shape {out.shape}, the result has {shape}")
-    if not out.flags.writeable:
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError(f"{where}: out is read-only")
 
 
@@ -104,10 +102,15 @@ def same_memory(x: np.ndarray, out: np.ndarray) -> bool:
 def check_overlap(where: str, x: np.ndarray, out: np.ndarray) -> None:
     """Raises ValueError when `x` and `out` share some memory."""
     if _share_memory(x, out):
-        raise ValueError(
-            f"{where}: out overlaps the input; pass the input itself as out (in place), "
-            "or an array of its own"
-        )
+        raise overlap_error(where)
+
+
+def overlap_error(where: str) -> ValueError:
+    """What to raise when `out` shares some memory with the input."""
+    return ValueError(
+        f"{where}: out overlaps the input; pass the input itself as out (in place), "
+        "or an array of its own"
+    )
 
 
 def _share_memory(x: np.ndarray, out: np.ndarray) -> bool:

@@ -40,6 +40,8 @@ class BoundStep:
     starts: list[Callable[[], None]] = field(default_factory=list)
     """Receivers stand before senders."""
     tests: list[Callable[[], bool]] = field(default_factory=list)
+    gates: list[Callable[[], bool]] = field(default_factory=list)
+    """Whether what was started is under way: asked where messages wait for a device."""
     recvs: list[tuple[int, Request]] = field(default_factory=list)
     sends: list[tuple[int, Request]] = field(default_factory=list)
     signatures: list[tuple[int, memoryview]] = field(default_factory=list)
@@ -105,7 +107,12 @@ def bind(
 ) -> Flow:
     """A flow of slice `index` in `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
     flow = Flow(index, slot)
-    binder = _Binder(flow, memory, itemsize, transport, device)
+    return fill(Binder(flow, memory, itemsize, transport, device), planned)
+
+
+def fill(binder: Binder, planned: PlannedSlice) -> Flow:
+    """Bind all steps of the binder's flow."""
+    flow, memory = binder.flow, binder.memory
     flow.steps = [step for planned_step in planned.steps for step in binder.steps(planned_step)]
     in_place = memory[INPUT] is memory[OUTPUT]
     flow.settles = [
@@ -116,7 +123,9 @@ def bind(
     return flow
 
 
-class _Binder:
+class Binder:
+    """Binds a slice whose arrays are in host memory: messages are sent from there."""
+
     def __init__(
         self,
         flow: Flow,
@@ -130,7 +139,8 @@ class _Binder:
         self.dtype = memory[SCRATCH].dtype
         self.unawaited: list[Callable[[], bool]] = []
         """Tests of sends that an earlier part of the step has started."""
-        self.bytes = [device.bytes_of(array) for array in memory]
+        in_reach = device.queue is None
+        self.bytes = [device.bytes_of(array) for array in memory] if in_reach else []
 
     def view(self, span: Span) -> Any:
         return self.memory[span.buffer][span.start : span.stop]
@@ -150,20 +160,24 @@ class _Binder:
         last = after if early or any(m.signature == BESIDE for m in planned.recvs) else step
         operands: dict[Span, Any] = {}
         for message in planned.recvs:
-            self._recv(message, step, last, operands)
+            self.recv(message, step, last, operands)
         for message in planned.sends:
-            self._send(message, step)
+            self.send(message, step)
         bound = [step] if last is step else [step, last]
+        self.wire(planned, bound)
+        self._folds(planned, last, operands)
+        return bound
+
+    def wire(self, planned: PlannedStep, bound: list[BoundStep]) -> None:
+        """Say how the messages of a step are started, and how it is known that they have come."""
         for part in bound:
             requests = [request for _, request in (*part.recvs, *part.sends)]
             part.starts = [request.Start for request in requests]
             part.tests = [request.Test for _, request in part.recvs]
-        self.unawaited += [request.Test for _, request in step.sends]
+        self.unawaited += [request.Test for _, request in bound[0].sends]
         if not planned.goes_on:
-            last.tests += self.unawaited
+            bound[-1].tests += self.unawaited
             self.unawaited = []
-        self._folds(planned, last, operands)
-        return bound
 
     def _folds(self, planned: PlannedStep, step: BoundStep, operands: dict[Span, Any]) -> None:
         """Bind folds; values that came with a signature are folded from where they came in."""
@@ -176,7 +190,7 @@ class _Binder:
             step.folds.append((left, right, self.view(fold.into), fold.finishes))
             operands.pop(fold.into, None)
 
-    def _send(self, message: Message, step: BoundStep) -> None:
+    def send(self, message: Message, step: BoundStep) -> None:
         if message.signature == INSIDE:
             buffer, payload = self._signed(message.span)
             self.flow.own_signatures.append(buffer[:HEADER_BYTES])
@@ -187,36 +201,38 @@ class _Binder:
         if message.signature == BESIDE:
             header = memoryview(bytearray(HEADER_BYTES))
             self.flow.own_signatures.append(header)
-            self._add_send(message, header, step)
-        self._add_send(message, buffer, step)
-        step.notes.append(("send", message.peer, self._nbytes(message.span)))
+            self.add_send(message, header, step)
+        self.add_send(message, buffer, step)
+        step.notes.append(("send", message.peer, self.nbytes(message.span)))
 
-    def _recv(
+    def recv(
         self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, Any]
     ) -> None:
         if message.signature is None:
-            self._add_recv(message, self._plain(message.span), last)
+            self.add_recv(message, self._plain(message.span), last)
         else:
             buffer, payload = self._landing(message)
             step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
-            self._add_recv(message, buffer, step)
+            self.add_recv(message, buffer, step)
             if message.signature == BESIDE:
-                self._add_recv(message, self._plain(message.span), last)
+                self.add_recv(message, self._plain(message.span), last)
             elif payload.size:
                 operands[message.span] = payload
-        step.notes.append(("recv", message.peer, self._nbytes(message.span)))
+        step.notes.append(("recv", message.peer, self.nbytes(message.span)))
 
-    def _add_send(self, message: Message, buffer: memoryview, step: BoundStep) -> None:
+    def add_send(self, message: Message, buffer: memoryview, step: BoundStep) -> Request:
         request = self.transport.sender(message.peer, self.flow.slice, buffer)
         step.sends.append((message.peer, request))
+        return request
 
-    def _add_recv(self, message: Message, buffer: memoryview, step: BoundStep) -> None:
+    def add_recv(self, message: Message, buffer: memoryview, step: BoundStep) -> Request:
         request = self.transport.receiver(message.peer, self.flow.slice, buffer)
         step.recvs.append((message.peer, request))
+        return request
 
     def _signed(self, span: Span, room: int = 0) -> tuple[memoryview, Any]:
         """Memory for a message with its signature before it: all of it, and the data's part."""
-        nbytes = self._nbytes(span)
+        nbytes = self.nbytes(span)
         memory = self.device.empty(HEADER_BYTES + max(nbytes, room), "u1")
         payload = memory[HEADER_BYTES : HEADER_BYTES + nbytes].view(self.dtype)
         return self.device.bytes_of(memory), payload
@@ -229,7 +245,7 @@ class _Binder:
     def _plain(self, span: Span) -> memoryview:
         return self.bytes[span.buffer][span.start * self.itemsize : span.stop * self.itemsize]
 
-    def _nbytes(self, span: Span) -> int:
+    def nbytes(self, span: Span) -> int:
         return (span.stop - span.start) * self.itemsize
 
 

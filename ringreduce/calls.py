@@ -13,7 +13,7 @@ from ringreduce.agreement import Signature
 from ringreduce.algorithms import build
 from ringreduce.arguments import array_text, check_movable, check_reduction, check_root
 from ringreduce.config import Config
-from ringreduce.devices.base import Device
+from ringreduce.devices.base import Device, Queue
 from ringreduce.devices.cpu import OPS
 from ringreduce.executor import Prepared
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
@@ -39,6 +39,8 @@ class Call:
     """Whether ``out=x`` makes sense."""
     converts: bool = False
     """Whether the data travel, and are combined, in another dtype than their own."""
+    queue: Queue | None = None
+    """Of the device where the arrays live, if it has one."""
     last_use: int = 0
     """When it was last asked for, counted in calls."""
 
@@ -70,7 +72,7 @@ class Calls:
     def __init__(self, topology: Topology, device: Device, config: Config) -> None:
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
-        self.config, self._device = config, device
+        self.config, self.device = config, device
         self._kept: dict[Any, Any] = {}
         self._uses = 0
 
@@ -354,9 +356,10 @@ class Calls:
         """`dtype` is what travels; the array's own is what goes in and comes out."""
         prepared = Prepared(
             plan,
+            self.device,
             dtype,
             shapes=(array.shape, (0,) if shape is None else shape),
-            fold=None if op is None else self._device.fold(op, dtype),
+            fold=None if op is None else self.device.fold(op, dtype),
             divide_by=self.size if op == "mean" else None,
             in_flight=slices_in_flight(self.nodes, self.config),
         )
@@ -364,7 +367,16 @@ class Calls:
             said = (*signature.arguments, ("schedule", plan.schedule.digest))
             signature = Signature(signature.collective, said)
         converts = bool(dtype != array.dtype)
-        return Call(signature, plan.schedule, prepared, shape, array.dtype, in_place, converts)
+        return Call(
+            signature,
+            plan.schedule,
+            prepared,
+            shape,
+            array.dtype,
+            in_place,
+            converts,
+            self.device.queue,
+        )
 
 
 def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:

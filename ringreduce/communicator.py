@@ -9,21 +9,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from ringreduce.arguments import (
-    as_array,
-    as_out,
-    check_movable,
-    check_out,
-    check_overlap,
-    check_timeout,
-    same_memory,
-)
+from ringreduce.arguments import check_movable, check_out, check_timeout
 from ringreduce.calls import Call, Calls
 from ringreduce.conductor import Conductor
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.executor import LoggedMessage
 from ringreduce.persistent import PersistentCall
+from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
 from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.select import Choice, choose
 from ringreduce.topology import Topology
@@ -63,7 +56,10 @@ class Communicator:
         """Told of every communicator that is split off."""
         self._splits = 0
         self._calls = Calls(topology, device, config)
-        self._conductor = Conductor(transport, device, config, timeout_s)
+        self._topology = topology
+        self._on_cards: dict[int, Calls] = {}
+        """Calls on arrays that live on a card, by its number."""
+        self._conductor = Conductor(transport, config, timeout_s)
         self._line = self._conductor.line
         self._meet("init", (("nodes", repr(self.nodes)), ("config", config.plan_text())))
 
@@ -107,13 +103,15 @@ class Communicator:
         >>> comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1))  # on 2 ranks
         array([3., 6.])
         """
+        calls = self._calls
         if type(x) is not np.ndarray:
             if isinstance(x, (list, tuple)):
                 return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
             x = as_array("all_reduce", x)
+            calls = self._calls_on(x)
         with self._line.lock:
             self._conductor.check_usable()
-            call = self._calls.all_reduce(x, op, algorithm, wire)
+            call = calls.all_reduce(x, op, algorithm, wire)
             return self._carry_out(call, x, out, timeout_s, async_op)
 
     def reduce_scatter(
@@ -136,7 +134,7 @@ class Communicator:
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
         with self._line.lock:
             self._conductor.check_usable()
-            call = self._calls.reduce_scatter(array, op, algorithm, wire)
+            call = self._calls_on(array).reduce_scatter(array, op, algorithm, wire)
             return self._carry_out(call, array, out, timeout_s, async_op)
 
     def reduce(
@@ -158,7 +156,7 @@ class Communicator:
         array = x if type(x) is np.ndarray else as_array("reduce", x)
         with self._line.lock:
             self._conductor.check_usable()
-            call = self._calls.reduce(array, root, op, algorithm, wire)
+            call = self._calls_on(array).reduce(array, root, op, algorithm, wire)
             return self._carry_out(call, array, out, timeout_s, async_op)
 
     # --- moving data ---
@@ -182,7 +180,7 @@ class Communicator:
         array = x if type(x) is np.ndarray else as_array("broadcast", x)
         with self._line.lock:
             self._conductor.check_usable()
-            call = self._calls.broadcast(array, root, algorithm)
+            call = self._calls_on(array).broadcast(array, root, algorithm)
             return self._carry_out(call, array, out, timeout_s, async_op)
 
     def all_gather(
@@ -211,12 +209,12 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             if counts is not None:
-                call = self._calls.all_gather(array, _integers(counts), algorithm)
+                call = self._calls_on(array).all_gather(array, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
             opening = self._calls.exchange("all_gather", array, algorithm)
 
             def known(counts: tuple[int, ...]) -> Call:
-                return self._calls.all_gather(array, counts, algorithm)
+                return self._calls_on(array).all_gather(array, counts, algorithm)
 
             return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
 
@@ -239,12 +237,12 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             if counts is not None:
-                call = self._calls.gather(array, root, _integers(counts), algorithm)
+                call = self._calls_on(array).gather(array, root, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
             opening = self._calls.exchange("gather", array, algorithm, root=root)
 
             def known(counts: tuple[int, ...]) -> Call:
-                return self._calls.gather(array, root, counts, algorithm)
+                return self._calls_on(array).gather(array, root, counts, algorithm)
 
             return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
 
@@ -267,19 +265,22 @@ class Communicator:
             self._conductor.check_usable()
             opening = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
             array = self._to_scatter(x, root)
-            view = None if out is None else as_out("scatter", out)
+            view = None if out is None else as_out("scatter", out, out if array is None else array)
+            here = next((a for a in (array, view) if a is not None), _NOTHING)
+            calls = self._calls_on(here)
+            empty = _maker_of_results(calls.device)
             if timeout_s is not None:
                 check_timeout("scatter", timeout_s)
 
             def known(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Call:
-                return self._calls.scatter(shape, dtype, root, algorithm)
+                return calls.scatter(shape, dtype, root, algorithm)
 
             def body(header: bytes) -> Body:
                 executor = self._conductor.executor
-                part = yield from scatter(executor, opening, known, array, view, header)
+                part = yield from scatter(executor, opening, known, array, view, empty, header)
                 return out if part is view and out is not None else part
 
-            return self._conductor.run(opening, body, timeout_s, async_op)
+            return self._conductor.run(opening, body, timeout_s, async_op, calls.device.queue)
 
     def all_to_all(
         self,
@@ -298,7 +299,7 @@ class Communicator:
         array = x if type(x) is np.ndarray else as_array("all_to_all", x)
         with self._line.lock:
             self._conductor.check_usable()
-            call = self._calls.all_to_all(array, algorithm)
+            call = self._calls_on(array).all_to_all(array, algorithm)
             return self._carry_out(call, array, out, timeout_s, async_op)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
@@ -321,9 +322,8 @@ class Communicator:
         array = as_array("plan", x)
         with self._line.lock:
             self._conductor.check_usable()
-            call = self._calls.planned(collective, array, arguments)
-            view = None if out is None else as_out(collective, out)
-            array, target = self._placed(call, array, view)
+            call = self._calls_on(array).planned(collective, array, arguments)
+            array, target = self._placed(call, array, out)
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
@@ -411,46 +411,56 @@ class Communicator:
     # --- how calls are carried out ---
 
     def _carry_out(
-        self, call: Call, array: np.ndarray, out: Any, timeout_s: float | None, async_op: bool
+        self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
     ) -> Any:
         """A call that is one plan."""
         result: Any
-        if out is None and call.shape is not None:
+        target: Any
+        if out is None and call.shape is not None and call.queue is None:
             result = target = np.empty(call.shape, call.dtype)
         else:
-            view = out if out is None or type(out) is np.ndarray else as_out(_name(call), out)
-            array, target = self._placed(call, array, view)
-            result = None if call.shape is None else out
+            array, target = self._placed(call, array, out)
+            result = None if call.shape is None else target if out is None else out
         if timeout_s is not None:
             check_timeout(_name(call), timeout_s)
-        if async_op or call.converts or self._line.works:
+        if async_op or call.converts or call.queue is not None or self._line.works:
 
             def body(header: bytes) -> Body:
                 yield from move(self._conductor.executor, call, array, target, header)
                 return result
 
-            return self._conductor.run(call, body, timeout_s, async_op)
+            return self._conductor.run(call, body, timeout_s, async_op, call.queue)
         self._conductor.carry_out(call, call.prepared, array, target, timeout_s)
         return result
 
-    def _placed(
-        self, call: Call, array: np.ndarray, out: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _calls_on(self, array: Any) -> Calls:
+        """The calls on arrays that live where this one does."""
+        card = None if type(array) is np.ndarray else card_of(array)
+        if card is None:
+            return self._calls
+        calls = self._on_cards.get(card)
+        if calls is None:
+            calls = Calls(self._topology, open_card(card), self.config)
+            self._on_cards[card] = calls
+        return calls
+
+    def _placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
         """Where the call reads and writes: one array if `out` is the input itself."""
-        if call.shape is None:
+        device = call.prepared.device
+        if call.shape is None or out is None:
             if out is not None:
                 raise ValueError(
                     f"{_name(call)}: out on rank {self.rank}; only the root gets a result"
                 )
-            return array, np.empty(0, call.dtype)
-        if out is None:
-            return array, np.empty(call.shape, call.dtype)
-        check_out(_name(call), out, call.shape, call.dtype)
-        if np.may_share_memory(array, out):
-            if call.in_place and same_memory(array, out):
-                return out, out
-            check_overlap(_name(call), array, out)
-        return array, out
+            shape = 0 if call.shape is None else call.shape
+            return array, device.empty(shape, call.dtype)
+        name = _name(call)
+        if type(out) is not np.ndarray or call.queue is not None:
+            out = as_out(name, out, array)
+        check_out(name, out, call.shape, call.dtype)
+        if call.queue is None and not np.may_share_memory(array, out):
+            return array, out
+        return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
 
     def _all_reduce_list(
         self,
@@ -463,10 +473,12 @@ class Communicator:
         timeout_s: float | None,
     ) -> Any:
         arrays = [as_array("all_reduce", member) for member in members]
+        check_together("all_reduce", arrays)
+        calls = self._calls_on(arrays[0] if arrays else _NOTHING)
         with self._line.lock:
             self._conductor.check_usable()
-            fused = self._calls.all_reduce_list(arrays, op, algorithm, wire)
-            targets = self._list_targets(arrays, out)
+            fused = calls.all_reduce_list(arrays, op, algorithm, wire)
+            targets = _list_targets(calls.device, arrays, out)
             if timeout_s is not None:
                 check_timeout("all_reduce", timeout_s)
             results = targets if out is None else out
@@ -475,19 +487,7 @@ class Communicator:
                 yield from reduce_list(self._conductor.executor, fused, arrays, targets, header)
                 return results
 
-            return self._conductor.run(fused, body, timeout_s, async_op)
-
-    def _list_targets(self, arrays: Sequence[np.ndarray], out: Any) -> list[np.ndarray]:
-        if out is None:
-            return [np.empty(array.shape, array.dtype) for array in arrays]
-        if not isinstance(out, (list, tuple)) or len(out) != len(arrays):
-            raise ValueError(f"all_reduce: x is a list of {len(arrays)}; pass as many in out")
-        targets = [as_out("all_reduce", member) for member in out]
-        for array, target in zip(arrays, targets, strict=True):
-            check_out("all_reduce", target, array.shape, array.dtype)
-            if np.may_share_memory(array, target) and not same_memory(array, target):
-                check_overlap("all_reduce", array, target)
-        return targets
+            return self._conductor.run(fused, body, timeout_s, async_op, calls.device.queue)
 
     def _gather_unknown(
         self,
@@ -502,19 +502,21 @@ class Communicator:
         name = _name(opening)
         if timeout_s is not None:
             check_timeout(name, timeout_s)
-        view = None if out is None else as_out(name, out)
+        device = self._calls_on(array).device
+        empty = _maker_of_results(device)
+        view = None if out is None else as_out(name, out, array)
         if view is not None:
             if view.ndim == 0:
                 raise ValueError(f"{name}: out is 0-d; the result has at least one dimension")
             check_out(name, view, (*view.shape[:1], *array.shape[1:]), array.dtype)
-            check_overlap(name, array, view)
+            is_input(name, device, array, view, allowed=False)
 
         def body(header: bytes) -> Body:
             executor = self._conductor.executor
-            result = yield from gather_unknown(executor, opening, known, array, view, header)
+            result = yield from gather_unknown(executor, opening, known, array, view, empty, header)
             return out if result is view and out is not None else result
 
-        return self._conductor.run(opening, body, timeout_s, async_op)
+        return self._conductor.run(opening, body, timeout_s, async_op, device.queue)
 
     def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
         """The root's array; None elsewhere."""
@@ -522,7 +524,7 @@ class Communicator:
             if x is not None:
                 raise ValueError(f"scatter: rank {self.rank} passes an array; only the root does")
             return None
-        array = as_array("scatter", x)
+        array: np.ndarray = as_array("scatter", x)
         check_movable("scatter", array.dtype)
         if array.ndim == 0:
             raise ValueError("scatter: got a 0-d array; it has no first axis to split along")
@@ -538,6 +540,25 @@ class Communicator:
         with self._line.lock:
             self._conductor.check_usable()
             self._carry_out(self._calls.meeting(name, arguments), _NOTHING, None, timeout_s, False)
+
+
+def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:
+    """Makes, in the middle of a call, arrays that the caller will have."""
+    return device.empty if device.queue is None else device.queue.callers_empty()
+
+
+def _list_targets(device: Device, arrays: Sequence[np.ndarray], out: Any) -> list[np.ndarray]:
+    if out is None:
+        return [device.empty(array.shape, array.dtype) for array in arrays]
+    if not isinstance(out, (list, tuple)) or len(out) != len(arrays):
+        raise ValueError(f"all_reduce: x is a list of {len(arrays)}; pass as many in out")
+    targets = []
+    for array, member in zip(arrays, out, strict=True):
+        target = as_out("all_reduce", member, array)
+        check_out("all_reduce", target, array.shape, array.dtype)
+        is_input("all_reduce", device, array, target, allowed=True)
+        targets.append(target)
+    return targets
 
 
 def _name(call: Call) -> str:

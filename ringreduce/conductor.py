@@ -8,11 +8,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Protocol
 
 from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.config import Config
-from ringreduce.devices.base import Device
+from ringreduce.devices.base import Queue
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor, Prepared
 from ringreduce.schedule import Schedule
@@ -49,12 +50,10 @@ class LeavingError(PeerLostError):
 class Conductor:
     """One communicator's calls: their order, their errors, their end."""
 
-    def __init__(
-        self, transport: Transport, device: Device, config: Config, timeout_s: float
-    ) -> None:
+    def __init__(self, transport: Transport, config: Config, timeout_s: float) -> None:
         self._transport = transport
         self._agreement = Agreement(transport, timeout_s)
-        self.executor = Executor(transport, device, config, self._agreement)
+        self.executor = Executor(transport, config, self._agreement)
         self.line = Line(self._agreement.wait, transport.spins, transport.threads)
         self._pid = os.getpid()
         self._ended: Exception | None = None
@@ -91,15 +90,31 @@ class Conductor:
             raise self._broken_off(error, opening.schedule) from None
 
     def run(
-        self, opening: Opening, body: Body, timeout_s: float | None, async_op: bool = False
+        self,
+        opening: Opening,
+        body: Body,
+        timeout_s: float | None,
+        async_op: bool = False,
+        queue: Queue | None = None,
     ) -> Any:
-        """A call that does what `body` says, in its turn: its result, or the Work."""
+        """A call that does what `body` says, in its turn: its result, or the Work.
+
+        What it asks of a device with a queue is in order with what the caller asks of that before
+        and after.  A Work is over when the device has done it all.
+        """
+        if queue is not None:
+            queue.follow()
+            body = partial(_queued, queue, body, async_op)
         program = self._program(opening, body, timeout_s)
         if async_op:
             return self.line.put(program)
-        if self.line.works:
-            return self.line.put(program).wait()
-        return self.line.run(program)
+        try:
+            if self.line.works:
+                return self.line.put(program).wait()
+            return self.line.run(program)
+        finally:
+            if queue is not None:
+                queue.lead()
 
     def _program(self, opening: Opening, body: Body, timeout_s: float | None) -> Program:
         self.check_usable()
@@ -187,3 +202,26 @@ class Conductor:
         self._ended = copy.copy(error)  # this one keeps the caller's frames alive
         self._agreement.leave(reason)
         self.executor.abandon(_WITHDRAWING_S)
+
+
+def _queued(
+    queue: Queue, body: Body, to_the_end: bool, header: bytes
+) -> Generator[bool, None, Any]:
+    """What `body` does, with all that it asks of a device in its queue."""
+    steps = body(header)
+    result = None
+    going_on = True
+    while going_on:
+        moved = False
+        with queue.selected():
+            try:
+                moved = next(steps)
+            except StopIteration as end:
+                result, going_on = end.value, False
+        yield moved
+    if to_the_end:
+        mark = queue.mark()
+        mark.set()
+        while not mark.reached():
+            yield False
+    return result

@@ -23,6 +23,7 @@ from ringreduce.binding import BoundStep, Flow, bind
 from ringreduce.config import Config
 from ringreduce.devices.base import Device, FoldFunction
 from ringreduce.plan import Plan
+from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
 
 
@@ -44,6 +45,8 @@ class Prepared:
     """A plan with what it does to the data, and where its messages are while it is in use."""
 
     plan: Plan
+    device: Device
+    """Where its arrays live."""
     dtype: Any
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """Of input and output."""
@@ -74,13 +77,10 @@ Place = tuple[Prepared, int, int]
 
 
 class Executor:
-    """Carries out prepared plans over one transport on one device."""
+    """Carries out prepared plans over one transport."""
 
-    def __init__(
-        self, transport: Transport, device: Device, config: Config, agreement: Agreement
-    ) -> None:
-        self.transport, self.device, self.config = transport, device, config
-        self.agreement = agreement
+    def __init__(self, transport: Transport, config: Config, agreement: Agreement) -> None:
+        self.transport, self.config, self.agreement = transport, config, agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
         self._staged: list[Prepared] = []
         self._runs = 0
@@ -97,7 +97,10 @@ class Executor:
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._withdrawn: dict[int, bool] = {}
-        self._scratch: dict[int, Any] = {}
+        self._scratch: dict[tuple[Device, int], Any] = {}
+        """By device and slot."""
+        self._blocks: dict[tuple[Device, int], Blocks] = {}
+        """Pinned memory of devices that have a queue, by device and slot."""
 
     # --- staging ---
 
@@ -105,15 +108,12 @@ class Executor:
         """Give a small plan memory of its own, and bind its messages to that."""
         while len(self._staged) >= self.config.kept_plans:
             self.forget(min(self._staged, key=lambda kept: kept.last_run))
-        plan, empty = prepared.plan, self.device.empty
+        plan, empty = prepared.plan, prepared.device.empty
         # Apart, so that folds are not in place: NumPy takes twice as long where one element is.
         source, target = (empty(n, prepared.dtype) for n in (plan.input_count, plan.output_count))
         scratch = empty(plan.slice(0).scratch, prepared.dtype)
         prepared.staging = source.reshape(prepared.shapes[0]), target.reshape(prepared.shapes[1])
-        memory = (source, target, scratch)
-        flow = prepared.staged = bind(
-            plan.slice(0), memory, plan.itemsize, self.transport, self.device, index=0
-        )
+        flow = prepared.staged = self._bind(prepared, (source, target, scratch), index=0)
         self._staged.append(prepared)
         return flow
 
@@ -123,20 +123,19 @@ class Executor:
         Without effect on what is not contiguous or is cut in slices.  Until `discard`.
         """
         self._free_discarded()
-        flat = [self.device.flat(array) for array in (source, target)]
+        device = prepared.device
+        flat = [device.flat(array) for array in (source, target)]
         pairs = zip(flat, (source, target), strict=True)
-        direct = all(one.size == 0 or self.device.overlap(one, other) for one, other in pairs)
+        direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
         if prepared.plan.slices == 1 and direct:
             planned = prepared.plan.slice(0)
-            scratch = self.device.scratch(planned.scratch * prepared.dtype.itemsize)
+            scratch = device.scratch(planned.scratch * prepared.dtype.itemsize)
             memory = (
                 flat[0],
                 flat[0] if target is source else flat[1],
                 scratch.view(prepared.dtype),
             )
-            prepared.bound = bind(
-                planned, memory, prepared.plan.itemsize, self.transport, self.device, index=0
-            )
+            prepared.bound = self._bind(prepared, memory, index=0)
             self._for_good.append(prepared)
 
     def discard(self, prepared: Prepared) -> None:
@@ -167,6 +166,10 @@ class Executor:
         for place in list(self._bound):
             self._unbind(place)
         self._scratch.clear()
+        for device in {device for device, _ in self._blocks}:
+            if device.queue is not None:
+                device.queue.close()
+        self._blocks.clear()
 
     # --- running ---
 
@@ -213,7 +216,7 @@ class Executor:
         self, prepared: Prepared, source: Any, target: Any, header: bytes
     ) -> Iterator[bool]:
         """`run` in steps that do not wait: each says whether it got any further."""
-        device = self.device
+        device = prepared.device
         if prepared.bound is not None:
             yield from self._run_flows(prepared, iter((prepared.bound,)), header)
             return
@@ -240,7 +243,7 @@ class Executor:
         They are kept by address, without keeping the arrays: an address is only ever used while
         the caller's array of that size lies there.
         """
-        plan, device = prepared.plan, self.device
+        plan, device = prepared.plan, prepared.device
         place = (prepared, device.address(source), device.address(target))
         flows = self._bound.setdefault(place, [])
         self._bound.move_to_end(place)
@@ -251,14 +254,25 @@ class Executor:
         memory = (unowned, unowned if target is source else device.unowned(target))
         for index in range(len(flows), plan.slices):
             planned, slot = plan.slice(index), index % prepared.in_flight
-            scratch = self._scratch_slot(slot, planned.scratch, prepared.dtype)
-            flow = bind(
-                planned, (*memory, scratch), plan.itemsize, self.transport, device, index, slot
-            )
+            scratch = self._scratch_slot(device, slot, planned.scratch, prepared.dtype)
+            flow = self._bind(prepared, (*memory, scratch), index, slot)
             self._make_room(flow.size)
             flows.append(flow)
             self._bound_count += flow.size
             yield flow
+
+    def _bind(
+        self, prepared: Prepared, memory: tuple[Any, Any, Any], index: int, slot: int = 0
+    ) -> Flow:
+        """A flow of slice `index` in this INPUT, OUTPUT and SCRATCH."""
+        device, planned = prepared.device, prepared.plan.slice(index)
+        bound_to = (planned, memory, prepared.plan.itemsize, self.transport, device)
+        if device.queue is None:
+            return bind(*bound_to, index, slot)
+        blocks = self._blocks.get((device, slot))
+        if blocks is None:
+            blocks = self._blocks[device, slot] = Blocks(device.queue)
+        return bind_staging(*bound_to, blocks, index, slot)
 
     def _make_room(self, messages: int) -> None:
         """Unbind what is unused for longest, until there is room for so many messages more."""
@@ -275,16 +289,16 @@ class Executor:
         self._count(flow, len(flow.steps), flow.runs)
         flow.free()
 
-    def _scratch_slot(self, slot: int, count: int, dtype: Any) -> Any:
+    def _scratch_slot(self, device: Device, slot: int, count: int, dtype: Any) -> Any:
         """Scratch of one flow in flight: kept, and replaced when a call needs more.
 
         By twice as much at least, since flows bound earlier keep what they are bound to.
         """
         nbytes = count * dtype.itemsize
-        kept = self._scratch.get(slot)
+        kept = self._scratch.get((device, slot))
         if kept is None or kept.nbytes < nbytes:
             larger = nbytes if kept is None else max(nbytes, 2 * kept.nbytes)
-            kept = self._scratch[slot] = self.device.scratch(larger)
+            kept = self._scratch[device, slot] = device.scratch(larger)
         return kept[:nbytes].view(dtype)
 
     def _run_flows(
@@ -349,7 +363,7 @@ class Executor:
             for left, right, into, finishes in step.folds:
                 prepared.fold(left, right, into)  # type: ignore[misc]  # folding plans have one
                 if finishes and prepared.divide_by is not None:
-                    self.device.divide(into, prepared.divide_by)
+                    prepared.device.divide(into, prepared.divide_by)
             flow.at += 1
             flow.tested = tested = 0
             moved = True
@@ -389,6 +403,8 @@ class Executor:
     def withdraw(self) -> bool:
         """Take back the receives that are under way.  False: some must be asked for again."""
         for flow in self.running:
+            if not flow.finished and not all(gate() for gate in flow.steps[flow.at].gates):
+                return False
             for peer, request in [] if flow.finished else flow.steps[flow.at].recvs:
                 if id(request) not in self._withdrawn:
                     untouched = self.transport.withdraw(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ class PersistentCall:
         self._conductor, self._call, self._result = conductor, call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
         if not call.converts:
-            conductor.executor.bind_for_good(call.prepared, source, target)
+            with nullcontext() if call.queue is None else call.queue.selected():
+                conductor.executor.bind_for_good(call.prepared, source, target)
+        self._at_once = not call.converts and call.queue is None
 
     def __del__(self) -> None:
         self._conductor.executor.discard(self._call.prepared)
@@ -40,12 +43,12 @@ class PersistentCall:
         conductor = self._conductor
         with conductor.line.lock:
             conductor.check_usable()
-            if not conductor.line.works and not self._call.converts:
+            if self._at_once and not conductor.line.works:
                 conductor.carry_out(
                     self._call, self._call.prepared, self._source, self._target, self._timeout_s
                 )
             else:
-                conductor.run(self._call, self._body, self._timeout_s)
+                conductor.run(self._call, self._body, self._timeout_s, queue=self._call.queue)
         return self._result
 
     def _body(self, header: bytes) -> Any:

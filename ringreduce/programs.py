@@ -17,6 +17,8 @@ from ringreduce.calls import Call, Fused, named_dtype
 from ringreduce.executor import Executor
 
 Steps = Generator[bool, None, Any]
+Empty = Callable[[int | tuple[int, ...], Any], Any]
+"""Makes arrays for results."""
 
 ANNOUNCED_BYTES = 2048
 """Room for dtype and shape of any array that NumPy can make."""
@@ -29,7 +31,8 @@ def move(
     if not call.converts:
         yield from executor.advance(call.prepared, source, target, header)
         return
-    device, prepared = executor.device, call.prepared
+    prepared = call.prepared
+    device = prepared.device
     sent = device.empty(source.size, prepared.dtype)
     device.convert(device.flat(source), sent)
     came = sent if target.size == source.size else device.empty(target.size, prepared.dtype)
@@ -54,7 +57,7 @@ def reduce_list(
     """
     laid = []
     for call, members in fused.groups:
-        whole = np.empty(call.shape or 0, call.dtype)
+        whole = call.prepared.device.empty(call.shape or 0, call.dtype)
         at = 0
         for index in members:
             array = arrays[index]
@@ -76,6 +79,7 @@ def gather_unknown(
     known: Callable[[tuple[int, ...]], Call],
     array: np.ndarray,
     out: np.ndarray | None,
+    empty: Empty,
     header: bytes,
 ) -> Steps:
     """Exchange first dimensions, then gather as `known` says.  A wrong `out` is an error on all."""
@@ -93,7 +97,7 @@ def gather_unknown(
     call = known(counts)
     target = out
     if target is None:
-        target = np.empty(0 if call.shape is None else call.shape, call.dtype)
+        target = empty(0 if call.shape is None else call.shape, call.dtype)
     yield from executor.advance(call.prepared, array, target, header)
     return None if call.shape is None else target
 
@@ -104,6 +108,7 @@ def scatter(
     known: Callable[[tuple[int, ...], np.dtype[Any]], Call],
     array: np.ndarray | None,
     out: np.ndarray | None,
+    empty: Empty,
     header: bytes,
 ) -> Steps:
     """Announce what the root's array is, then deal it out as `known` says."""
@@ -116,8 +121,8 @@ def scatter(
     call = known(tuple(shape), named_dtype(name))
     assert call.shape is not None
     fits = out is None or (out.shape == call.shape and out.dtype == call.dtype)
-    target = out if fits and out is not None else np.empty(call.shape, call.dtype)
-    source = np.empty(0, call.dtype) if array is None else array
+    target = out if fits and out is not None else empty(call.shape, call.dtype)
+    source = empty(0, call.dtype) if array is None else array
     yield from executor.advance(call.prepared, source, target, header)
     if not fits and out is not None:
         return ValueError(

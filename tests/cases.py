@@ -189,7 +189,7 @@ def run_case(comm: rr.Communicator, case: Case) -> None:
     if wanted is not None and case.out != "new":
         in_place = case.out == "in_place" and case.collective in IN_PLACE
         out = x if in_place else _as_view(np.zeros(wanted.shape, wanted.dtype), case.view)
-    result = _call(comm, case, x, out)
+    result = call(comm, case, x, out)
 
     if out is not x:
         assert np.array_equal(x, before), "the input was changed"
@@ -212,7 +212,8 @@ IN_PLACE = ("all_reduce", "reduce", "broadcast")
 """Collectives that may write to their input."""
 
 
-def _call(comm: rr.Communicator, case: Case, x: np.ndarray, out: np.ndarray | None) -> Any:
+def call(comm: rr.Communicator, case: Case, x: Any, out: Any) -> Any:
+    """The call itself, on arrays wherever they live."""
     options: dict[str, Any] = {"out": out, "algorithm": case.algorithm}
     if case.collective in GATHERS and case.seed % 2 and case.shape:
         options["counts"] = [case.shape[0] + rank for rank in range(case.ranks)]

@@ -63,7 +63,7 @@ def all_under(*names: str) -> set[str]:
 SYMBOLIC = ("schedule", "algorithms", "matching", "check", "cost", "simulate", "draw", "picture")
 CARRIES_OUT = (
     *("binding", "executor", "agreement", "calls", "work", "conductor", "programs", "persistent"),
-    *("communicator", "start"),
+    *("staging", "placement", "communicator", "start"),
 )
 LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "explain", "cli")
 
@@ -82,6 +82,10 @@ def test_no_two_modules_import_each_other():
         (
             ("binding", "executor"),
             ("transports.thread", "transports.mpi", "devices.cpu", "select", "communicator"),
+        ),
+        (
+            ("staging",),
+            ("transports.thread", "transports.mpi", "devices.cpu", "devices.cuda", "communicator"),
         ),
         (("agreement",), ("executor", "binding", "communicator", "transports.mpi")),
         (("communicator", "calls"), ("transports.thread", "transports.mpi", "start", "process")),

@@ -47,6 +47,12 @@ PYTHON = [block for block in blocks() if block.language == "python"]
 OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code]
 
 
+def marked(block: Block) -> object:
+    """Blocks that use CuPy need a card."""
+    on_a_card = "import cupy" in block.code
+    return pytest.param(block, marks=pytest.mark.gpu if on_a_card else (), id=str(block))
+
+
 @pytest.mark.parametrize("block", [b for b in PYTHON if b not in OVER_MPI], ids=str)
 def test_a_python_block_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "block.py").write_text(block.code)
@@ -55,7 +61,7 @@ def test_a_python_block_prints_what_the_page_says(block, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("block", OVER_MPI, ids=str)
+@pytest.mark.parametrize("block", [marked(block) for block in OVER_MPI])
 def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "script.py").write_text(block.code)
     started = [[mpiexec(), "-n", "4", sys.executable], [*RINGREDUCE, "run", "-n", "4"]]

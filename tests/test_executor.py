@@ -24,7 +24,7 @@ KEPT, BOUND = 700, 5000
 def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
     """Run a plan as a collective would, twice: the second time all that is kept is used again."""
     fold = comm._device.fold("sum", x.dtype)
-    prepared = Prepared(plan, x.dtype, (x.shape, out.shape), fold, in_flight=3)
+    prepared = Prepared(plan, comm._device, x.dtype, (x.shape, out.shape), fold, in_flight=3)
     conductor = comm._conductor
     untouched = x.copy()
     for _ in range(2):

@@ -6,6 +6,7 @@ A device knows where arrays live and how their elements are combined.  It knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 FoldFunction = Callable[[Any, Any, Any], Any]
@@ -22,6 +23,10 @@ class Device(Protocol):
     """Allocates and reduces arrays, which copy by assignment: ``into[...] = source``."""
 
     name: str
+
+    @property
+    def queue(self) -> Queue | None:
+        """What all work on arrays goes through that the processor cannot reach, or else None."""
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-ordered array."""
@@ -55,7 +60,7 @@ class Device(Protocol):
         """
 
     def bytes_of(self, array: Any) -> memoryview:
-        """The bytes of a contiguous array, without a copy."""
+        """The bytes of a contiguous array in host memory, without a copy."""
 
     def address(self, array: Any) -> int:
         """Where the array's first byte lies."""
@@ -65,3 +70,48 @@ class Device(Protocol):
 
     def overlap(self, a: Any, b: Any) -> bool:
         """Whether two arrays share any byte."""
+
+
+class Mark(Protocol):
+    """A place in a queue."""
+
+    def set(self) -> None:
+        """Put it behind all that has been asked for."""
+
+    def reached(self) -> bool:
+        """Whether all before it is done, or it was never set.  Raises what went wrong there."""
+
+
+class Queue(Protocol):
+    """What is asked of it is done later, in the order in which it was asked.
+
+    The caller has a stream of his own: what he asks of the device outside of `selected`.  No method
+    waits, but for `close`.
+    """
+
+    def selected(self) -> AbstractContextManager[Any]:
+        """Within it, this thread's work on the device's arrays goes through this queue."""
+
+    def follow(self) -> None:
+        """Let what is asked from now on begin when all is done that the caller has asked so far."""
+
+    def lead(self) -> None:
+        """Let what the caller asks from now on begin when all that was asked here is done."""
+
+    def callers_empty(self) -> Callable[[int | tuple[int, ...], Any], Any]:
+        """The device's `empty`, for arrays that the caller, who asks for it, will use and free."""
+
+    def pinned(self, nbytes: int) -> Any:
+        """Uninitialised bytes of host memory, to be copied from and to: slow to allocate."""
+
+    def copy_out(self, source: Any, host: Any) -> None:
+        """Copy an array into pinned bytes of its length, in its turn."""
+
+    def copy_in(self, host: Any, into: Any) -> None:
+        """Copy pinned bytes into an array of their length, in its turn."""
+
+    def mark(self) -> Mark:
+        """A mark that is not set yet."""
+
+    def close(self) -> None:
+        """Wait until all is done."""

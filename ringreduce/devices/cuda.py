@@ -1,0 +1,236 @@
+"""Arrays on one CUDA card, by CuPy.  Imported only once somebody passes such an array.
+
+All work on behalf of a call goes through one stream of the communicator's own, which waits for what
+the caller has asked of CuPy's current stream before, and which the caller's stream waits for after.
+The processor waits for neither: it polls events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from ringreduce.devices import cuda_kernels
+from ringreduce.devices.base import FoldFunction, FoldManyFunction
+
+_THREADS, _MOST_BLOCKS = 256, 4096
+"""Of a kernel; each of its threads goes over the array in steps of all of them."""
+_SUCCESS, _NOT_READY = 0, 600
+"""What ``cudaEventQuery`` answers."""
+_MOST_WORK = 100_000
+"""What it may cost to find out whether two strided arrays overlap."""
+
+
+def as_card_array(x: Any) -> Any:
+    """A CuPy array of the same memory, which CuPy's current stream may use."""
+    return x if isinstance(x, cupy.ndarray) else cupy.from_dlpack(x)
+
+
+class CudaDevice:
+    """CuPy arrays of one card, and a stream."""
+
+    name = "cuda"
+
+    def __init__(self, card: int = 0) -> None:
+        self.card = card
+        self.queue = CudaQueue(card)
+        self._modules: dict[str, Any] = {}
+        self._kernels: dict[str, Any] = {}
+
+    # --- memory ---
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        with cupy.cuda.Device(self.card):
+            return cupy.empty(shape, dtype)
+
+    def scratch(self, nbytes: int) -> Any:
+        return self.empty(nbytes, np.uint8)
+
+    def flat(self, array: Any) -> Any:
+        return cupy.ascontiguousarray(array).reshape(-1)
+
+    def bytes_of(self, array: np.ndarray) -> memoryview:
+        return memoryview(array.data).cast("B") if array.size else memoryview(bytearray())
+
+    def address(self, array: Any) -> int:
+        address: int = array.data.ptr
+        return address
+
+    def unowned(self, array: Any) -> Any:
+        memory = cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, None, self.card)
+        return cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def overlap(self, a: Any, b: Any) -> bool:
+        """Exact, and found out by the processor: CuPy's own way would wait for the card."""
+        most_work: Any = _MOST_WORK  # NumPy takes any number; its stub names two
+        try:
+            return np.shares_memory(_layout(a), _layout(b), max_work=most_work)
+        except np.exceptions.TooHardError:
+            return True
+
+    # --- arithmetic ---
+
+    def fold(self, op: str, dtype: Any) -> FoldFunction:
+        name = np.dtype(dtype).name
+        kernel = self._kernel(cuda_kernels.fold_name(op, name), name)
+
+        def fold(left: Any, right: Any, into: Any) -> None:
+            _launch(kernel, into.size, left, right, into)
+
+        return fold
+
+    def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
+        dtype = np.dtype(dtype)
+        if dtype.name in cuda_kernels.SHORT and op not in ("min", "max"):
+            return self._fold_many_widened(op, dtype)
+        fold = self.fold(op, dtype)
+
+        def fold_many(sources: Sequence[Any], into: Any) -> None:
+            total = self.empty(into.size, dtype)
+            total[...] = sources[0]
+            for source in sources[1:]:
+                fold(total, source, total)
+            into[...] = total
+
+        return fold_many
+
+    def _fold_many_widened(self, op: str, dtype: np.dtype) -> FoldManyFunction:
+        kernel = self._kernel(cuda_kernels.accumulate_name(op, dtype.name), dtype.name)
+
+        def fold_many(sources: Sequence[Any], into: Any) -> None:
+            total = self.empty(into.size, np.float32)
+            self.convert(sources[0], total)
+            for source in sources[1:]:
+                _launch(kernel, total.size, source, total)
+            self.convert(total, into)
+
+        return fold_many
+
+    def divide(self, array: Any, by: int) -> None:
+        name = array.dtype.name
+        _launch(self._kernel(cuda_kernels.divide_name(name), name), array.size, array, float(by))
+
+    def convert(self, source: Any, into: Any) -> None:
+        names = source.dtype.name, into.dtype.name
+        short = next(name for name in names if name in cuda_kernels.SHORT)
+        kernel = self._kernel(cuda_kernels.convert_name(*names), short)
+        _launch(kernel, into.size, source, into)
+
+    def _kernel(self, kernel: str, dtype: str) -> Any:
+        """Compiled with all others of its dtype when the first of them is asked for."""
+        if kernel not in self._kernels:
+            if dtype not in self._modules:
+                self._modules[dtype] = cupy.RawModule(
+                    code=cuda_kernels.SOURCE,
+                    options=cuda_kernels.OPTIONS,
+                    name_expressions=cuda_kernels.names_for(dtype),
+                )
+            with cupy.cuda.Device(self.card):
+                self._kernels[kernel] = self._modules[dtype].get_function(kernel)
+        return self._kernels[kernel]
+
+
+def _launch(kernel: Any, count: int, *arguments: Any) -> None:
+    """Have a kernel go over `count` elements; its last argument is their number."""
+    if count:
+        blocks = min(-(-count // _THREADS), _MOST_BLOCKS)
+        kernel((blocks,), (_THREADS,), (*arguments, np.int64(count)))
+
+
+class _Layout:
+    """Says where an array's elements lie, to NumPy, which reads none of them."""
+
+    def __init__(self, array: Any) -> None:
+        self.__array_interface__ = {
+            "data": (array.data.ptr, False),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+            "version": 3,
+        }
+
+
+def _layout(array: Any) -> np.ndarray:
+    return np.asarray(_Layout(array))
+
+
+class CudaMark:
+    """An event of a queue's stream."""
+
+    def __init__(self, card: int, stream: Any) -> None:
+        self._stream = stream
+        with cupy.cuda.Device(card):
+            self.event = cupy.cuda.Event(disable_timing=True)
+
+    def set(self) -> None:
+        self.event.record(self._stream)
+
+    def reached(self) -> bool:
+        status: int = runtime.eventQuery(self.event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):
+            raise runtime.CUDARuntimeError(status)
+        return status == _SUCCESS
+
+
+class CudaQueue:
+    """A stream that does not wait for the default stream, nor that for it, but as told here."""
+
+    def __init__(self, card: int) -> None:
+        self._card = card
+        with cupy.cuda.Device(card):
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+
+    @contextmanager
+    def selected(self) -> Iterator[None]:
+        with cupy.cuda.Device(self._card), self._stream:
+            yield
+
+    def follow(self) -> None:
+        with cupy.cuda.Device(self._card):
+            asked = cupy.cuda.Event(disable_timing=True)
+            asked.record(cupy.cuda.get_current_stream())
+            self._stream.wait_event(asked)
+
+    def lead(self) -> None:
+        mark = self.mark()
+        mark.set()
+        with cupy.cuda.Device(self._card):
+            cupy.cuda.get_current_stream().wait_event(mark.event)
+
+    def callers_empty(self) -> Callable[[int | tuple[int, ...], Any], Any]:
+        """CuPy gives freed memory to the stream that it was allocated on: so, on the caller's."""
+        with cupy.cuda.Device(self._card):
+            stream = cupy.cuda.get_current_stream()
+
+        def empty(shape: int | tuple[int, ...], dtype: Any) -> Any:
+            with cupy.cuda.Device(self._card), stream:
+                return cupy.empty(shape, dtype)
+
+        return empty
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        """Memory of its own, not of CuPy's pool, which would give it on while copies run."""
+        memory = cupy.cuda.PinnedMemory(nbytes, runtime.hostAllocPortable)
+        return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
+
+    def copy_out(self, source: Any, host: np.ndarray) -> None:
+        assert source.nbytes == host.nbytes
+        self._copy(host.ctypes.data, source.data.ptr, host.nbytes, runtime.memcpyDeviceToHost)
+
+    def copy_in(self, host: np.ndarray, into: Any) -> None:
+        assert into.nbytes == host.nbytes
+        self._copy(into.data.ptr, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice)
+
+    def _copy(self, into: int, source: int, nbytes: int, kind: int) -> None:
+        runtime.memcpyAsync(into, source, nbytes, kind, self._stream.ptr)
+
+    def mark(self) -> CudaMark:
+        return CudaMark(self._card, self._stream)
+
+    def close(self) -> None:
+        self._stream.synchronize()

@@ -1,0 +1,279 @@
+"""A card that is not there: NumPy arrays on which all work is done late, in the order of streams.
+
+What is asked of a `Card` waits in a stream and is done, a little at a time, when somebody polls.
+New memory is poisoned, pinned memory too once it has been copied from.  So a message that starts
+too early, a block that is used again too soon, or a stream that does not wait for another gives a
+wrong result.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ringreduce.devices.cpu import CpuDevice
+
+POISON = 0xCB
+_CUDA = 2
+"""What DLPack calls memory of a card."""
+
+Operation = Callable[[], bool]
+"""Done unless it says that it has to wait."""
+
+
+class Stream:
+    """Operations to be done one after another."""
+
+    def __init__(self) -> None:
+        self.operations: deque[Operation] = deque()
+
+
+class Card:
+    """Streams and memory.  Each thread has a current stream, the same for all at first."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.RLock()
+        self.streams = [Stream()]
+        self._current = threading.local()
+        self._random = random.Random(number)
+        self._memory: list[np.ndarray] = []
+        """All that was ever allocated: work that is under way needs it when nobody else does."""
+
+    @property
+    def current(self) -> Stream:
+        return getattr(self._current, "stream", self.streams[0])
+
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        before, self._current.stream = self.current, stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def new_stream(self) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    def ask(self, work: Callable[[], Any], stream: Stream | None = None) -> None:
+        """Have some work done in its turn."""
+        with self.lock:
+            (stream or self.current).operations.append(lambda: work() is not _AGAIN)
+
+    def poll(self) -> None:
+        """Do none, one or two operations of any streams."""
+        for _ in range(self._random.randrange(3)):
+            with self.lock:
+                busy = [stream for stream in self.streams if stream.operations]
+                if busy:
+                    self._advance(self._random.choice(busy))
+
+    def _advance(self, stream: Stream) -> bool:
+        done = stream.operations[0]()
+        if done:
+            stream.operations.popleft()
+        return done
+
+    def finish(self) -> None:
+        """Do everything."""
+        with self.lock:
+            while busy := [stream for stream in self.streams if stream.operations]:
+                moved = [self._advance(stream) for stream in busy]
+                assert any(moved), "streams wait in a circle"
+
+    def array(self, shape: Any, dtype: Any) -> LateArray:
+        memory = np.empty(shape, dtype)
+        memory.reshape(-1).view(np.uint8)[...] = POISON
+        self._memory.append(memory)
+        late = memory.view(LateArray)
+        late.card = self
+        return late
+
+    def put(self, values: Any) -> LateArray:
+        """An array that will have these values, once the current stream gets there."""
+        values = np.array(values)
+        late = self.array(values.shape, values.dtype)
+        self.assign(late, values)
+        return late
+
+    def assign(self, array: LateArray, values: Any) -> None:
+        array[...] = values
+
+    def at_once(self, array: LateArray) -> np.ndarray:
+        """What the array has now, whatever is still to be done on it."""
+        return now(array).copy()
+
+    def values(self, array: LateArray) -> np.ndarray:
+        """What the array has when all work is done."""
+        self.finish()
+        return now(array).copy()
+
+
+_AGAIN = object()
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self) -> None:
+        self._recorded = self._done = 0
+
+    def record(self, card: Card, stream: Stream) -> None:
+        self._recorded += 1
+        card.ask(partial(setattr, self, "_done", self._recorded), stream)
+
+    def hold(self, card: Card, stream: Stream) -> None:
+        """Let the stream wait for what is recorded now."""
+        wanted = self._recorded
+        card.ask(lambda: None if self._done >= wanted else _AGAIN, stream)
+
+    @property
+    def done(self) -> bool:
+        return self._done == self._recorded
+
+
+class LateArray(np.ndarray):
+    """Views are made at once, what is assigned comes late, what is read at once may be poison."""
+
+    card: Card | None = None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self.card = getattr(parent, "card", None)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        assert self.card is not None
+        here, value = now(self), now(value) if isinstance(value, LateArray) else np.array(value)
+        self.card.ask(partial(here.__setitem__, key, value))
+
+    def tolist(self) -> Any:
+        assert self.card is not None
+        return self.card.values(self).tolist()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        assert self.card is not None
+        return _CUDA, self.card.number
+
+
+def now(array: np.ndarray) -> np.ndarray:
+    """The array's memory as it is at this moment."""
+    return array.view(np.ndarray)
+
+
+class LateDevice:
+    """The device of such arrays."""
+
+    name = "late"
+
+    def __init__(self, card: Card) -> None:
+        self.card, self._cpu = card, CpuDevice()
+        self.queue = LateQueue(card)
+
+    def empty(self, shape: Any, dtype: Any) -> LateArray:
+        return self.card.array(shape, dtype)
+
+    def scratch(self, nbytes: int) -> LateArray:
+        return self.empty(nbytes, np.uint8)
+
+    def flat(self, array: LateArray) -> Any:
+        if array.flags.c_contiguous:
+            return array.reshape(-1)
+        flat = self.empty(array.shape, array.dtype)
+        flat[...] = array
+        return flat.reshape(-1)
+
+    def fold(self, op: str, dtype: Any) -> Callable[..., None]:
+        fold = self._cpu.fold(op, dtype)
+        return lambda *arrays: self.card.ask(partial(fold, *map(now, arrays)))
+
+    def fold_many(self, op: str, dtype: Any) -> Callable[..., None]:
+        fold = self._cpu.fold_many(op, dtype)
+
+        def fold_many(sources: Any, into: LateArray) -> None:
+            self.card.ask(partial(fold, list(map(now, sources)), now(into)))
+
+        return fold_many
+
+    def divide(self, array: LateArray, by: int) -> None:
+        self.card.ask(partial(self._cpu.divide, now(array), by))
+
+    def convert(self, source: LateArray, into: LateArray) -> None:
+        self.card.ask(partial(self._cpu.convert, now(source), now(into)))
+
+    def bytes_of(self, array: np.ndarray) -> memoryview:
+        return self._cpu.bytes_of(array)
+
+    def address(self, array: LateArray) -> int:
+        return self._cpu.address(now(array))
+
+    def unowned(self, array: LateArray) -> LateArray:
+        unowned = self._cpu.unowned(now(array)).view(LateArray)
+        unowned.card = self.card
+        return unowned
+
+    def overlap(self, a: LateArray, b: LateArray) -> bool:
+        return self._cpu.overlap(now(a), now(b))
+
+
+class LateMark:
+    def __init__(self, card: Card, stream: Stream) -> None:
+        self._card, self._stream, self._event = card, stream, Event()
+
+    def set(self) -> None:
+        self._event.record(self._card, self._stream)
+
+    def reached(self) -> bool:
+        self._card.poll()
+        return self._event.done
+
+
+class LateQueue:
+    def __init__(self, card: Card) -> None:
+        self._card, self._stream = card, card.new_stream()
+
+    def selected(self) -> Any:
+        return self._card.using(self._stream)
+
+    def _let_wait(self, waiting: Stream, other: Stream) -> None:
+        event = Event()
+        event.record(self._card, other)
+        event.hold(self._card, waiting)
+
+    def follow(self) -> None:
+        self._let_wait(self._stream, self._card.current)
+
+    def lead(self) -> None:
+        self._let_wait(self._card.current, self._stream)
+
+    def callers_empty(self) -> Callable[..., LateArray]:
+        return self._card.array
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        return np.full(nbytes, POISON, np.uint8)
+
+    def copy_out(self, source: LateArray, host: np.ndarray) -> None:
+        assert source.nbytes == host.nbytes
+        bytes_now = now(source).view(np.uint8)
+        self._card.ask(partial(host.__setitem__, ..., bytes_now), self._stream)
+
+    def copy_in(self, host: np.ndarray, into: LateArray) -> None:
+        assert into.nbytes == host.nbytes
+
+        def copy() -> None:
+            now(into).view(np.uint8)[...] = host
+            host[...] = POISON
+
+        self._card.ask(copy, self._stream)
+
+    def mark(self) -> LateMark:
+        return LateMark(self._card, self._stream)
+
+    def close(self) -> None:
+        self._card.finish()
