@@ -430,7 +430,7 @@ sys.modules["mpi4py.MPI"] = mpi
 install(); install()
 raise ValueError("the rank's own error")
 """
-TELL = "lambda code: print('abort', code)"
+TELL = "lambda code: print('abort', code, flush=True)"
 
 
 @pytest.mark.parametrize(
