@@ -2,9 +2,9 @@
 
     mpirun -n 2 python -m benchmarks.small_calls
 
-The bare messages are those of the same ring (2(n-1) rounds of one message each way), sent from
-buffers that are set up once, by the quickest of three ways that mpi4py has.  Everything else is
-ours: validation, agreement, plan, reduction, result.  All are interleaved in blocks in one run;
+The bare messages are as many exchanges as the ring takes (2(n-1)), or as what ``"auto"`` takes
+(log2 n, by recursive doubling), from buffers that are set up once, by the quickest of three ways
+that mpi4py has.  Everything else is ours: validation, agreement, plan, reduction, result.  All are interleaved in blocks in one run;
 times are medians over the blocks.
 """
 
@@ -29,17 +29,16 @@ BLOCKS = 60
 SECONDS_A_BLOCK = 0.02
 
 
-def bare_messages(world: MPI.Comm, nbytes: int) -> dict[str, Callable[[], None]]:
-    """The ring's messages and nothing else, three ways."""
+def bare_messages(world: MPI.Comm, nbytes: int, rounds: int) -> dict[str, Callable[[], None]]:
+    """So many exchanges with the neighbours and nothing else, three ways."""
     n, rank = world.size, world.rank
     left, right = (rank - 1) % n, (rank + 1) % n
-    sent, came = (memoryview(bytearray(max(1, nbytes // n))) for _ in range(2))
+    sent, came = (memoryview(bytearray(max(1, nbytes))) for _ in range(2))
     out, into = [sent, MPI.BYTE], [came, MPI.BYTE]
     recv, send = world.Recv_init(into, left, 7), world.Send_init(out, right, 7)
-    rounds = range(2 * (n - 1))
 
     def persistent() -> None:
-        for _ in rounds:
+        for _ in range(rounds):
             recv.Start()
             send.Start()
             while not recv.Test():
@@ -48,15 +47,42 @@ def bare_messages(world: MPI.Comm, nbytes: int) -> dict[str, Callable[[], None]]
                 pass
 
     def immediate() -> None:
-        for _ in rounds:
+        for _ in range(rounds):
             requests = [world.Irecv(into, left, 7), world.Isend(out, right, 7)]
             MPI.Request.Waitall(requests)
 
     def sendrecv() -> None:
-        for _ in rounds:
+        for _ in range(rounds):
             world.Sendrecv(out, right, 7, into, left, 7)
 
     return {"persistent": persistent, "immediate": immediate, "sendrecv": sendrecv}
+
+
+def of_eight_bytes(comm: rr.Communicator, x: np.ndarray) -> dict[str, Callable[[], object]]:
+    """Plain and planned calls by the ring, and by what auto takes."""
+    out, n = np.empty_like(x), comm.size
+    ring, auto = 2 * (n - 1), (n - 1).bit_length()
+    calls: dict[str, Callable[[], object]] = {
+        "auto all_reduce(x)": lambda: comm.all_reduce(x),
+        "auto plan": comm.plan("all_reduce", x, out=out),
+        "ring plan": comm.plan("all_reduce", x, out=out, algorithm="ring"),
+    }
+    for name, nbytes, rounds in (("ring", 8 // n, ring), ("auto", 8, auto)):
+        bare = bare_messages(MPI.COMM_WORLD, nbytes, rounds)
+        calls |= {f"bare {name} {how}": call for how, call in bare.items()}
+    return calls
+
+
+def above_bare(medians: dict[str, float]) -> dict[str, float]:
+    """Microseconds of each call above the quickest way to exchange its messages bare."""
+    calls = {"ring": "all_reduce(x)", "ring plan": "ring plan"}
+    calls |= {"auto": "auto all_reduce(x)", "auto plan": "auto plan"}
+    above = {}
+    for name, call in calls.items():
+        kind = name.split()[0]
+        bare = min(t for way, t in medians.items() if way.startswith(f"bare {kind}"))
+        above[name] = round(1e6 * (medians[call] - bare), 3)
+    return above
 
 
 def our_calls(comm: rr.Communicator, x: np.ndarray) -> dict[str, Callable[[], object]]:
@@ -116,7 +142,7 @@ def main() -> None:
         with mock.patch("ringreduce.plan.plan_slice", plan_unsigned):
             assert unsigned.all_reduce(x, algorithm="ring")[0] == signed.all_reduce(x)[0]
         if nbytes == 8:
-            calls |= {f"bare {name}": call for name, call in bare_messages(world, 8).items()}
+            calls |= of_eight_bytes(signed, x)
         medians = interleaved(world, calls)
         row = {
             "benchmark": "small_calls",
@@ -128,8 +154,7 @@ def main() -> None:
         row["signature_us"] = round(1e6 * (medians[out] - medians[f"unsigned {out}"]), 3)
         row["signature_percent"] = round(100 * (medians[out] / medians[f"unsigned {out}"] - 1), 2)
         if nbytes == 8:
-            bare = min(t for name, t in medians.items() if name.startswith("bare"))
-            row["above_bare_us"] = round(1e6 * (medians["all_reduce(x)"] - bare), 3)
+            row["above_bare_us"] = above_bare(medians)
         measured.append(row)
         if world.rank == 0:
             print({key: row[key] for key in row if key in ("bytes", "microseconds")})
