@@ -4,8 +4,8 @@
 
 The bare messages are as many exchanges as the ring takes (2(n-1)), or as what ``"auto"`` takes
 (log2 n, by recursive doubling), from buffers that are set up once, by the quickest of three ways
-that mpi4py has.  Everything else is ours: validation, agreement, plan, reduction, result.  All are interleaved in blocks in one run;
-times are medians over the blocks.
+that mpi4py has.  Everything else is ours: validation, agreement, plan, reduction, result.  All are
+interleaved in blocks in one run; times are medians over the blocks.
 """
 
 from __future__ import annotations
