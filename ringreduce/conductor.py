@@ -43,8 +43,11 @@ class LeavingError(PeerLostError):
     """This rank gives up the communicator."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"this rank has left the communicator: {reason}")
+        super().__init__(reason)
         self.reason = reason
+
+    def __str__(self) -> str:
+        return f"this rank has left the communicator: {self.reason}"
 
 
 class Conductor:

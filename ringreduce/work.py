@@ -61,7 +61,6 @@ class Work:
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
         """Called once by the line: the call is over."""
         self._result, self._error = result, error
-        self.program.close()
         self.completed.set()
 
 

@@ -89,6 +89,9 @@ def test_who_leaves_waits_for_nothing_that_is_in_line():
             left.set()
             with pytest.raises(rr.PeerLostError, match="enough"):
                 work.wait(timeout_s=5)
+            with pytest.raises(rr.PeerLostError) as later:
+                comm.barrier()
+            assert str(later.value) == "this rank has left the communicator: enough"
         else:
             left.wait()
             with pytest.raises(rr.PeerLostError, match="rank 0 has left the communicator: enough"):

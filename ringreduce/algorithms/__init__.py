@@ -176,11 +176,6 @@ All-reduce knows two more by their parameters, which `parse` reads.
 """
 
 
-def size_of(nodes: Nodes) -> int:
-    """The number of ranks on all nodes together."""
-    return sum(map(len, nodes))
-
-
 def build(collective: str, algorithm: str, nodes: Nodes, root: int = 0) -> Schedule:
     """The schedule of `collective` by `algorithm` for ranks placed on `nodes`.
 
