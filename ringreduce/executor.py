@@ -401,11 +401,14 @@ class Executor:
         return None, []
 
     def withdraw(self) -> bool:
-        """Take back the receives that are under way.  False: some must be asked for again."""
+        """Take back the receives that are under way.  False: some must be asked for again.
+
+        The latest first: a message that comes meanwhile still meets the one that it is for.
+        """
         for flow in self.running:
             if not flow.finished and not all(gate() for gate in flow.steps[flow.at].gates):
                 return False
-            for peer, request in [] if flow.finished else flow.steps[flow.at].recvs:
+            for peer, request in [] if flow.finished else reversed(flow.steps[flow.at].recvs):
                 if id(request) not in self._withdrawn:
                     untouched = self.transport.withdraw(request)
                     if untouched is None:

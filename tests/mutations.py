@@ -337,6 +337,13 @@ MUTATIONS = [
         "Messages come into arrays that the caller uses for something else by now.",
     ),
     Mutation(
+        "taken-back-in-order",
+        "executor.py",
+        "reversed(flow.steps[flow.at].recvs)",
+        "flow.steps[flow.at].recvs",
+        "A long message that comes meanwhile meets the buffer of the short one behind it.",
+    ),
+    Mutation(
         "persistent-call-on-a-copy",
         "executor.py",
         "            memory = (\n                flat[0],\n",

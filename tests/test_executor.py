@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.agreement import Signature
-from ringreduce.executor import Prepared
+from ringreduce.binding import BoundStep, Flow
+from ringreduce.executor import Executor, Prepared
 from ringreduce.plan import Plan, plan_whole
 from ringreduce.schedule import Schedule
 from tests.cases import CONFIG
@@ -97,3 +98,29 @@ rank 2
 def test_folds_of_one_message_that_are_joined_in_part(count):
     schedule = written(JOINED_IN_PART, chunks=2)
     assert_carries_out(schedule, count, slices=1, in_place=False)
+
+
+class Posted:
+    """The receives of one peer in the order they were started; a message goes to the first."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.open = list(lengths)
+        self.coming = [*lengths]
+
+    def withdraw(self, receiver: int) -> bool | None:
+        """As over MPI, where the answer comes later, and a message may come before it."""
+        if receiver not in self.open:
+            return False
+        self.open.remove(receiver)
+        if self.open and self.coming:
+            assert self.open.pop(0) == self.coming.pop(0), "a message meets another's buffer"
+        return True
+
+
+def test_a_message_that_comes_while_receives_are_taken_back_meets_its_own():
+    posted = Posted(6000, 4000, 2004)
+    executor = Executor(posted, CONFIG, None)
+    executor.running.append(Flow(0, 0, [BoundStep(0, recvs=[(1, n) for n in posted.open])]))
+    assert executor.withdraw()
+    sent, received = executor.tally()
+    assert (sent[1], received[1]) == (0, 1)
