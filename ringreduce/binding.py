@@ -49,6 +49,8 @@ class BoundStep:
     unpacks: list[CopyPair] = field(default_factory=list)
     folds: list[tuple[Any, Any, Any, bool]] = field(default_factory=list)
     """(left, right, into, finishes)"""
+    folds_of_many: list[tuple[list[Any], Any, bool]] = field(default_factory=list)
+    """(three sources or more, into, finishes)"""
     notes: list[tuple[str, int, int]] = field(default_factory=list)
     """("send" or "recv", peer, bytes of data): for the message log."""
 
@@ -181,14 +183,17 @@ class Binder:
 
     def _folds(self, planned: PlannedStep, step: BoundStep, operands: dict[Span, Any]) -> None:
         """Bind folds; values that came with a signature are folded from where they came in."""
-        folded = {span for fold in planned.folds for span in (fold.left, fold.right)}
+        folded = {span for fold in planned.folds for span in fold.sources}
         for span in list(operands):
             if {other for other in folded if _overlap(span, other)} != {span}:
                 step.unpacks.append((self.view(span), operands.pop(span)))
         for fold in planned.folds:
-            left, right = (operands.get(span, self.view(span)) for span in (fold.left, fold.right))
-            step.folds.append((left, right, self.view(fold.into), fold.finishes))
-            operands.pop(fold.into, None)
+            sources = [operands.get(span, self.view(span)) for span in fold.sources]
+            into = self.view(fold.into)
+            if len(sources) == 2:
+                step.folds.append((*sources, into, fold.finishes))
+            else:
+                step.folds_of_many.append((sources, into, fold.finishes))
 
     def send(self, message: Message, step: BoundStep) -> None:
         if message.signature == INSIDE:

@@ -360,6 +360,7 @@ class Calls:
             dtype,
             shapes=(array.shape, (0,) if shape is None else shape),
             fold=None if op is None else self.device.fold(op, dtype),
+            fold_many=None if op is None or self.size < 3 else self.device.fold_many(op, dtype),
             divide_by=self.size if op == "mean" else None,
             in_flight=slices_in_flight(self.nodes, self.config),
         )

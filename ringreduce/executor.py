@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ringreduce.agreement import Agreement
 from ringreduce.binding import BoundStep, Flow, bind
 from ringreduce.config import Config
-from ringreduce.devices.base import Device, FoldFunction
+from ringreduce.devices.base import Device, FoldFunction, FoldManyFunction
 from ringreduce.plan import Plan
 from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
@@ -51,6 +51,7 @@ class Prepared:
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """Of input and output."""
     fold: FoldFunction | None = None
+    fold_many: FoldManyFunction | None = None
     divide_by: int | None = None
     in_flight: int = 4
     """Slices under way at once."""
@@ -362,6 +363,10 @@ class Executor:
                 into[...] = source
             for left, right, into, finishes in step.folds:
                 prepared.fold(left, right, into)  # type: ignore[misc]  # folding plans have one
+                if finishes and prepared.divide_by is not None:
+                    prepared.device.divide(into, prepared.divide_by)
+            for sources, into, finishes in step.folds_of_many:
+                prepared.fold_many(sources, into)  # type: ignore[misc]
                 if finishes and prepared.divide_by is not None:
                     prepared.device.divide(into, prepared.divide_by)
             flow.at += 1

@@ -44,10 +44,12 @@ class Message(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """``into = left (op) right``.  `finishes` says that all contributions are in afterwards."""
+    """``into`` = the sources, two or more, folded from left to right.
 
-    left: Span
-    right: Span
+    `finishes` says that all contributions are in afterwards.
+    """
+
+    sources: tuple[Span, ...]
     into: Span
     finishes: bool
 
@@ -206,7 +208,7 @@ class _SlicePlanner:
         folds: list[Fold] = []
         for chunk, spans in arrived.items():
             into = self._output(chunk) if chunk in self.result else min(spans)[1]
-            folds += self._folds(index, chunk, [*spans, (self.rank, self.home[chunk])], into)
+            folds.append(self._fold(index, chunk, [*spans, (self.rank, self.home[chunk])], into))
             self.home[chunk] = into
         self.home.update(overwritten)
         return PlannedStep(index, tuple(packs), tuple(recvs), tuple(sends), _joined(folds))
@@ -258,7 +260,7 @@ class _SlicePlanner:
                         at = landing + offset
                         values.append((peer, Span(SCRATCH, at + low, at + high)))
                     into = _part(self._output(chunk), low, high)
-                    folds += self._folds(index, chunk, values, into)
+                    folds.append(self._fold(index, chunk, values, into))
                 offset += count
             more = number < len(segments) - 1
             yield PlannedStep(
@@ -354,23 +356,10 @@ class _SlicePlanner:
         self.loans.append((span.start, run))
         return span
 
-    def _folds(
-        self, index: int, chunk: int, values: list[tuple[int, Span]], into: Span
-    ) -> Iterator[Fold]:
-        """Fold the (rank, value) of a chunk, the local one among them, in ascending rank order.
-
-        Until the local value is in, the sum is kept where the lowest peer's has come.
-        """
+    def _fold(self, index: int, chunk: int, values: list[tuple[int, Span]], into: Span) -> Fold:
+        """Fold the (rank, value) of a chunk, the local one among them, in ascending rank order."""
         finishes = chunk in self.result and self.last_write[chunk] == index
-        lowest = min(value for value in values if value[0] != self.rank)[1]
-        values.sort()
-        total_rank, total = values[0]
-        local_is_in = total_rank == self.rank
-        for position, (rank, value) in enumerate(values[1:], 1):
-            local_is_in |= rank == self.rank
-            target = into if local_is_in else lowest
-            yield Fold(total, value, target, finishes and position == len(values) - 1)
-            total = target
+        return Fold(tuple(span for _, span in sorted(values)), into, finishes)
 
     def _release(self, index: int, temporary: list[int]) -> None:
         """Give back the scratch that no later step reads."""
@@ -401,20 +390,24 @@ def _part(span: Span, start: int, stop: int) -> Span:
 
 
 def _joined(folds: Sequence[Fold]) -> tuple[Fold, ...]:
-    """Folds of neighbouring chunks as one, where all three of their spans follow each other."""
+    """Folds of neighbouring chunks as one, where all of their spans follow each other."""
     joined: list[Fold] = []
     for fold in folds:
         if joined and _adjacent(joined[-1], fold):
             head = joined.pop()
-            pairs = zip(head[:3], fold[:3], strict=True)
-            spans = [Span(a.buffer, a.start, b.stop) for a, b in pairs]
-            joined.append(Fold(spans[0], spans[1], spans[2], fold.finishes))
+            pairs = zip(_spans(head), _spans(fold), strict=True)
+            *sources, into = (Span(a.buffer, a.start, b.stop) for a, b in pairs)
+            joined.append(Fold(tuple(sources), into, fold.finishes))
         else:
             joined.append(fold)
     return tuple(joined)
 
 
 def _adjacent(head: Fold, tail: Fold) -> bool:
-    return head.finishes == tail.finishes and all(
-        a.buffer == b.buffer and a.stop == b.start for a, b in zip(head[:3], tail[:3], strict=True)
-    )
+    pairs = list(zip(_spans(head), _spans(tail), strict=False))
+    alike = head.finishes == tail.finishes and len(head.sources) == len(tail.sources)
+    return alike and all(a.buffer == b.buffer and a.stop == b.start for a, b in pairs)
+
+
+def _spans(fold: Fold) -> tuple[Span, ...]:
+    return (*fold.sources, fold.into)

@@ -1,14 +1,13 @@
 """Schedules and plans carried out on symbols, all ranks in one loop: no transport, no device.
 
 The value of a chunk is the tree of how it came about: a rank's own contribution is the rank, a fold
-is ``(left, right)``, and what a plan calls finished is ``(DIVIDED, tree)``.
+is the tuple of its terms, and what a plan calls finished is ``(DIVIDED, tree)``.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
-from functools import reduce
 from itertools import combinations
 from operator import itemgetter
 from typing import Any
@@ -87,7 +86,7 @@ def _carry_out(schedule: Schedule, rank: int, values: dict[int, Tree]) -> Progra
                     values[chunk] = tree
         for chunk, arrived in contributions.items():
             ascending = sorted([*arrived, (rank, values[chunk])], key=itemgetter(0))
-            values[chunk] = reduce(lambda a, b: (a, b), (tree for _, tree in ascending))
+            values[chunk] = tuple(tree for _, tree in ascending)
 
 
 class Memory:
@@ -148,17 +147,17 @@ def _run_slice(plan: Plan, index: int, memory: Memory, divides: bool) -> Program
             assert signature == message.signature
             memory.write(message.span, values)
         for fold in step.folds:
-            pairs = zip(memory.read(fold.left), memory.read(fold.right), strict=True)
-            memory.write(fold.into, [_folded(a, b, divides and fold.finishes) for a, b in pairs])
+            terms = zip(*map(memory.read, fold.sources), strict=True)
+            memory.write(fold.into, [_folded(some, divides and fold.finishes) for some in terms])
     for copy in planned.settles:
         if not memory.in_place or copy.source != copy.into._replace(buffer=INPUT):
             memory.write(copy.into, memory.read(copy.source))
 
 
-def _folded(a: tuple[int, Tree], b: tuple[int, Tree], divide: bool) -> tuple[int, Tree]:
-    assert a[0] == b[0], "different elements are folded"
-    tree = (a[1], b[1])
-    return a[0], (DIVIDED, tree) if divide else tree
+def _folded(terms: Sequence[tuple[int, Tree]], divide: bool) -> tuple[int, Tree]:
+    assert len({element for element, _ in terms}) == 1, "different elements are folded"
+    tree = tuple(tree for _, tree in terms)
+    return terms[0][0], (DIVIDED, tree) if divide else tree
 
 
 def assert_no_race(step: PlannedStep, memory: Memory, leaving: Sequence[Span]) -> None:
@@ -174,6 +173,6 @@ def assert_no_race(step: PlannedStep, memory: Memory, leaving: Sequence[Span]) -
     for copy in step.packs:
         assert not any(memory.share(copy.into, other.source) for other in step.packs)
     for fold in step.folds:
-        for operand in (fold.left, fold.right):
+        for operand in fold.sources:
             same = fold.into[1:] == operand[1:]
             assert same or not memory.share(fold.into, operand), "a fold overwrites what it reads"

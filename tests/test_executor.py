@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,7 +27,9 @@ KEPT, BOUND = 700, 5000
 def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
     """Run a plan as a collective would, twice: the second time all that is kept is used again."""
     fold = comm._device.fold("sum", x.dtype)
-    prepared = Prepared(plan, comm._device, x.dtype, (x.shape, out.shape), fold, in_flight=3)
+    fold_many = comm._device.fold_many("sum", x.dtype)
+    shapes = x.shape, out.shape
+    prepared = Prepared(plan, comm._device, x.dtype, shapes, fold, fold_many, in_flight=3)
     conductor = comm._conductor
     untouched = x.copy()
     for _ in range(2):
@@ -45,8 +49,7 @@ def assert_carries_out(
     def evaluate(tree, span):
         if isinstance(tree, int):
             return inputs[tree][span]
-        left, right = tree
-        return evaluate(left, span) + evaluate(right, span)
+        return reduce(np.add, (evaluate(term, span) for term in tree))
 
     def program(comm):
         plan = plan_whole(schedule, comm.rank, count, 8, slices, segment_bytes)

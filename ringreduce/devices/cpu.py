@@ -53,7 +53,9 @@ _PAIRED = ("sum-bfloat16", "prod-bfloat16")
 """Kernels that have a faster sister for two elements at a time."""
 _HUGE_PAGE, _WORTH_A_PAGE = 2 << 20, 256 << 10
 _BLOCK = 1 << 16
-"""Elements that are folded many at a time: few enough that what is accumulated stays in cache."""
+"""Elements that many arrays are folded by at a time."""
+_FoldBlock = Callable[[Sequence[np.ndarray], np.ndarray, np.ndarray], None]
+"""``fold_block(sources, into, total)``; `total` is memory of its length, to be used at will."""
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,21 +154,32 @@ class CpuDevice:
 
     def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
         dtype = np.dtype(dtype)
-        widened = is_short(dtype) and op not in ("min", "max")
-        move = self.convert if widened else _copy
-        accumulate = self._accumulate(op, dtype) if widened else _onto(self.fold(op, dtype))
-        block = np.empty(_BLOCK, np.float32 if widened else dtype)
+        if is_short(dtype) and op not in ("min", "max"):
+            return _in_blocks(self._fold_widened(op, dtype), np.dtype(np.float32))
+        fold = self.fold(op, dtype)
 
-        def fold_all(sources: Sequence[np.ndarray], into: np.ndarray) -> None:
-            for start in range(0, into.size, _BLOCK):
-                here = slice(start, start + _BLOCK)
-                total = block[: into[here].size]
-                move(sources[0][here], total)
-                for source in sources[1:]:
-                    accumulate(source[here], total)
-                move(total, into[here])
+        def fold_block(sources: Sequence[np.ndarray], into: np.ndarray, total: np.ndarray) -> None:
+            first, *others = sources
+            for source in others[:-1]:
+                fold(first, source, total)
+                first = total
+            if others:
+                fold(first, others[-1], into)
+            else:
+                into[...] = first
 
-        return fold_all
+        return _in_blocks(fold_block, dtype)
+
+    def _fold_widened(self, op: str, dtype: np.dtype) -> _FoldBlock:
+        accumulate = self._accumulate(op, dtype)
+
+        def fold_block(sources: Sequence[np.ndarray], into: np.ndarray, total: np.ndarray) -> None:
+            self.convert(sources[0], total)
+            for source in sources[1:]:
+                accumulate(source, total)
+            self.convert(total, into)
+
+        return fold_block
 
     def _accumulate(self, op: str, dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], None]:
         """``accumulate(source, total)``, in float32."""
@@ -215,9 +228,17 @@ def _fold_pairs(
     kernel_of_pairs(left.view(_PAIRS), right.view(_PAIRS), into.view(_PAIRS))
 
 
-def _copy(source: np.ndarray, into: np.ndarray) -> None:
-    into[...] = source
+def _in_blocks(fold_block: _FoldBlock, dtype: np.dtype) -> FoldManyFunction:
+    """Fold so many elements at a time that what is accumulated, of `dtype`, stays in cache."""
+    memory = np.empty(_BLOCK, dtype)
 
+    def fold_many(sources: Sequence[np.ndarray], into: np.ndarray) -> None:
+        if into.size <= _BLOCK:
+            fold_block(sources, into, memory[: into.size])
+            return
+        for start in range(0, into.size, _BLOCK):
+            here = slice(start, start + _BLOCK)
+            part = into[here]
+            fold_block([source[here] for source in sources], part, memory[: part.size])
 
-def _onto(fold: FoldFunction) -> Callable[[np.ndarray, np.ndarray], None]:
-    return lambda source, total: fold(total, source, total)
+    return fold_many
