@@ -47,10 +47,12 @@ class BoundStep:
     signatures: list[tuple[int, memoryview]] = field(default_factory=list)
     """(peer, where its signature comes in)"""
     unpacks: list[CopyPair] = field(default_factory=list)
-    folds: list[tuple[Any, Any, Any, bool]] = field(default_factory=list)
-    """(left, right, into, finishes)"""
-    folds_of_many: list[tuple[list[Any], Any, bool]] = field(default_factory=list)
-    """(three sources or more, into, finishes)"""
+    folds: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    """(left, right, into)"""
+    folds_of_many: list[tuple[list[Any], Any]] = field(default_factory=list)
+    """(three sources or more, into)"""
+    finished: list[Any] = field(default_factory=list)
+    """What has all contributions once the folds are done."""
     notes: list[tuple[str, int, int]] = field(default_factory=list)
     """("send" or "recv", peer, bytes of data): for the message log."""
 
@@ -191,9 +193,11 @@ class Binder:
             sources = [operands.get(span, self.view(span)) for span in fold.sources]
             into = self.view(fold.into)
             if len(sources) == 2:
-                step.folds.append((*sources, into, fold.finishes))
+                step.folds.append((*sources, into))
             else:
-                step.folds_of_many.append((sources, into, fold.finishes))
+                step.folds_of_many.append((sources, into))
+            if fold.finishes:
+                step.finished.append(into)
 
     def send(self, message: Message, step: BoundStep) -> None:
         if message.signature == INSIDE:

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from ringreduce.errors import ScheduleError
 from ringreduce.matching import Message, Place, Posted, chunks_text, match, progress
-from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
+from ringreduce.schedule import Claim, Recv, Schedule, Send, Step, chunk_of, chunk_text, source_of
 
 Expression: TypeAlias = "int | tuple[Expression, ...]"
 """A sum in its order: an int is that rank's contribution, a tuple is one fold, left to right."""
@@ -78,7 +78,7 @@ def _prove(schedule: Schedule) -> Proof:
     for message in messages:
         posted[message.sender].append(message)
         posted[message.receiver].append(message)
-    execution = _Execution(schedule, posted)
+    execution = _Execution(schedule, ranks, posted)
     for place in progress(ranks, posted):
         execution.enter(place)
     results = execution.results(schedule)
@@ -130,23 +130,65 @@ def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
                 f"of {schedule.size}"
             )
         for chunk in message.chunks:
-            if not 0 <= chunk < len(schedule.weights):
+            if not _exists(schedule, chunk):
                 raise ScheduleError(
-                    f"step {number}: rank {rank} has a message with chunk {chunk}, "
+                    f"step {number}: rank {rank} has a message with chunk {chunk_text(chunk)}, "
                     f"of {len(schedule.weights)}"
                 )
+    _check_copies(schedule, place, step)
 
     overwritten = Counter(c for recv in step.recvs if not recv.reduce for c in recv.chunks)
     read = {
-        "sends it": {c for send in step.sends for c in send.chunks},
+        "sends it": {_known_as(c, rank) for send in step.sends for c in send.chunks},
         "reduces into it": {c for recv in step.recvs if recv.reduce for c in recv.chunks},
         "overwrites it again": {c for c, times in overwritten.items() if times > 1},
     }
     for action, chunks in read.items():
         for chunk in sorted(overwritten.keys() & chunks):
             raise ScheduleError(
-                f"step {number}: rank {rank} overwrites chunk {chunk} and {action} in the same step"
+                f"step {number}: rank {rank} overwrites chunk {chunk_text(chunk)} and {action} in "
+                "the same step"
             )
+
+
+def _check_copies(schedule: Schedule, place: Place, step: Step) -> None:
+    """Copies of others are kept as they come, and folded into chunks that nothing else changes."""
+    rank, number = place
+    here = f"step {number}: rank {rank}"
+    for recv in step.recvs:
+        for chunk in recv.chunks:
+            if source_of(chunk) == rank:
+                raise ScheduleError(f"{here} receives its own copy, chunk {chunk_text(chunk)}")
+            if source_of(chunk) is not None and recv.reduce:
+                raise ScheduleError(f"{here} reduces into a copy, chunk {chunk_text(chunk)}")
+    if step.folds and not step.recvs:
+        raise ScheduleError(f"{here} folds {chunks_text(step.folds)} but receives nothing")
+    changed = {chunk for recv in step.recvs for chunk in recv.chunks}
+    for chunk, times in Counter(step.folds).items():
+        if source_of(chunk) is not None or not _exists(schedule, chunk):
+            raise ScheduleError(
+                f"{here} folds chunk {chunk_text(chunk)}, of {len(schedule.weights)}"
+            )
+        if times > 1 or chunk in changed:
+            how = "folds it again" if times > 1 else "receives it"
+            raise ScheduleError(f"{here} folds chunk {chunk} and {how} in the same step")
+
+
+def _exists(schedule: Schedule, name: int) -> bool:
+    source = source_of(name)
+    whose = source is None or source < schedule.size
+    return name >= 0 and whose and chunk_of(name) < len(schedule.weights)
+
+
+def _rank_of(copy: int) -> int:
+    source = source_of(copy)
+    assert source is not None
+    return source
+
+
+def _known_as(name: int, rank: int) -> int:
+    """A rank's own copy of a chunk is the chunk."""
+    return chunk_of(name) if source_of(name) == rank else name
 
 
 def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
@@ -173,9 +215,10 @@ class _Execution:
     each further one is a fold.  Equal expressions have equal names, so that comparing is cheap.
     """
 
-    def __init__(self, schedule: Schedule, posted: Posted) -> None:
+    def __init__(self, schedule: Schedule, ranks: Sequence[Sequence[Step]], posted: Posted) -> None:
         size = schedule.size
         self.held = [dict.fromkeys(schedule.holds_before(rank), rank) for rank in range(size)]
+        self._ranks = ranks
         self.heard = [1 << rank for rank in range(size)]
         self.expressions: list[Expression] = list(range(size))
         self.contributors = [1 << rank for rank in range(size)]
@@ -190,13 +233,14 @@ class _Execution:
         for message in self._posted.get(place, ()):
             if message.sender != place:
                 continue
-            for chunk in message.chunks:
+            chunks = [_known_as(chunk, place.rank) for chunk in message.chunks]
+            for chunk, name in zip(chunks, message.chunks, strict=True):
                 if chunk not in held:
                     raise ScheduleError(
-                        f"step {place.step}: rank {place.rank} sends chunk {chunk} to rank "
-                        f"{message.receiver.rank}, but holds no value of it"
+                        f"step {place.step}: rank {place.rank} sends chunk {chunk_text(name)} to "
+                        f"rank {message.receiver.rank}, but holds no value of it"
                     )
-            values = [held[chunk] for chunk in message.chunks]
+            values = [held[chunk] for chunk in chunks]
             self._under_way[message] = values, self.heard[place.rank]
 
     def _land(self, place: Place) -> None:
@@ -221,6 +265,22 @@ class _Execution:
             received.append((rank, self.held[rank][chunk]))
             received.sort(key=lambda term: term[0])
             self.held[rank][chunk] = self._fold(place, chunk, received)
+        if place.step >= 0:
+            for chunk in self._ranks[rank][place.step].folds:
+                self.held[rank][chunk] = self._fold(place, chunk, self._copies(place, chunk))
+
+    def _copies(self, place: Place, chunk: int) -> list[tuple[int, int]]:
+        """The (rank, value) of a chunk and its copies here, in order; the copies go."""
+        held = self.held[place.rank]
+        names = [name for name in held if name != chunk and chunk_of(name) == chunk]
+        if not names or chunk not in held:
+            lacks = "value" if names else "copy"
+            raise ScheduleError(
+                f"step {place.step}: rank {place.rank} folds the copies of chunk {chunk}, but "
+                f"holds no {lacks} of it"
+            )
+        terms = [(_rank_of(name), held.pop(name)) for name in names]
+        return sorted([*terms, (place.rank, held[chunk])])
 
     def _fold(self, place: Place, chunk: int, terms: Sequence[tuple[int, int]]) -> int:
         """The name of the fold of (rank, value) terms, in this order."""

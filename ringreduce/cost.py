@@ -17,15 +17,15 @@ For one slice this gives the published formulas exactly.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
 from ringreduce.errors import ScheduleError
 from ringreduce.matching import Message, match
-from ringreduce.schedule import Schedule
+from ringreduce.schedule import Schedule, Step, chunk_of, source_of
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,12 @@ class _Wiring:
         self.wires: list[_Wire] = []
         self.posted: list[list[list[int]]] = [[[] for _ in steps] for steps in ranks]
         """Of each rank's steps the wires, as indices."""
-        self.fold_s = [[0.0] * len(steps) for steps in ranks]
+        self.fold_s = [
+            [folds * profile.gamma_s_per_byte for folds in _folded_copies(steps, chunk_bytes)]
+            for steps in ranks
+        ]
         for number, message in enumerate(match(ranks)):
-            message_bytes = sum(chunk_bytes[chunk] for chunk in message.chunks)
+            message_bytes = sum(chunk_bytes[chunk_of(chunk)] for chunk in message.chunks)
             self.wires.append(self._wire(message, message_bytes))
             for rank, step in (message.sender, message.receiver):
                 self.posted[rank][step].append(number)
@@ -130,6 +133,15 @@ class _Wiring:
             ports = (2 * (self.size + source), 2 * (self.size + target) + 1)
         transfer_s = link.message_s + message_bytes * link.beta_s_per_byte
         return _Wire(sender, receiver, transfer_s, link.alpha_s, ports)
+
+
+def _folded_copies(steps: Sequence[Step], chunk_bytes: Sequence[float]) -> Iterator[float]:
+    """The bytes of copies that each of a rank's steps folds."""
+    kept: Counter[int] = Counter()
+    for step in steps:
+        names = (name for recv in step.recvs for name in recv.chunks)
+        kept.update(chunk_of(name) for name in names if source_of(name) is not None)
+        yield sum(kept.pop(chunk, 0) * chunk_bytes[chunk] for chunk in step.folds)
 
 
 @dataclass(eq=False, slots=True)

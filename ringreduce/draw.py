@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice, pairwise
 
+from ringreduce.runs import runs
 from ringreduce.schedule import Chunks, Recv, Schedule, Send, Step
 
 _MESSAGES_A_CELL = 4
@@ -22,6 +23,7 @@ _RUNS_A_MESSAGE = 3
 _LEGEND = (
     ">1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace"
 )
+_LEGEND_OF_COPIES = "0@2 is rank 2's copy of chunk 0, kept apart; =0 adds all copies of chunk 0 up"
 
 
 def draw(
@@ -58,6 +60,7 @@ def draw(
         *_left_out(len(ranks), size, "ranks"),
         *_left_out(len(rows), count, "steps"),
         _LEGEND,
+        *[_LEGEND_OF_COPIES] * any(step.folds for column in columns.values() for step in column),
         *_failures(failed, max_ranks),
     ]
     return "\n".join(lines)
@@ -93,6 +96,7 @@ def _cell(steps: Sequence[Step], row: int, failed: int | None) -> str:
     words = [_message(message) for message in messages[:_MESSAGES_A_CELL]]
     if len(messages) > _MESSAGES_A_CELL:
         words.append(f"…{len(messages) - _MESSAGES_A_CELL} more")
+    words += [f"={_runs(steps[row].folds)}"] * bool(steps[row].folds)
     return mark + (" ".join(words) or "-")
 
 
@@ -104,17 +108,8 @@ def _message(message: Send | Recv) -> str:
 
 def _runs(chunks: Chunks) -> str:
     """Such as 1,2,4-9: runs of three and more are shortened, and what is too much for a cell."""
-    runs: list[list[int]] = []
-    for chunk in chunks:
-        if runs and chunk == runs[-1][-1] + 1:
-            runs[-1].append(chunk)
-        else:
-            runs.append([chunk])
-    words = [
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run))
-        for run in runs[:_RUNS_A_MESSAGE]
-    ]
-    return ",".join(words + ["…"] * (len(runs) > _RUNS_A_MESSAGE))
+    words = runs(chunks, shortest=3)
+    return ",".join(words[:_RUNS_A_MESSAGE] + ["…"] * (len(words) > _RUNS_A_MESSAGE))
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

@@ -361,14 +361,13 @@ class Executor:
                     self.agreement.foreign(peer, bytes(came))
             for into, source in step.unpacks:
                 into[...] = source
-            for left, right, into, finishes in step.folds:
+            for left, right, into in step.folds:
                 prepared.fold(left, right, into)  # type: ignore[misc]  # folding plans have one
-                if finishes and prepared.divide_by is not None:
-                    prepared.device.divide(into, prepared.divide_by)
-            for sources, into, finishes in step.folds_of_many:
+            for sources, into in step.folds_of_many:
                 prepared.fold_many(sources, into)  # type: ignore[misc]
-                if finishes and prepared.divide_by is not None:
-                    prepared.device.divide(into, prepared.divide_by)
+            if prepared.divide_by is not None:
+                for total in step.finished:
+                    prepared.device.divide(total, prepared.divide_by)
             flow.at += 1
             flow.tested = tested = 0
             moved = True

@@ -26,7 +26,7 @@ from ringreduce.picture import to_png, to_svg
 from ringreduce.picture.legend import nodes_text
 from ringreduce.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.runs import runs
-from ringreduce.schedule import Schedule
+from ringreduce.schedule import Schedule, chunk_of
 from ringreduce.select import choose, predict, resolve, slice_count, slices_in_flight
 from ringreduce.topology import Nodes, parse_nodes
 
@@ -189,7 +189,9 @@ def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> lis
         steps = list(schedule.steps(rank))
         sends = [chunk for step in steps for send in step.sends for chunk in send.chunks]
         recvs = [chunk for step in steps for recv in step.recvs for chunk in recv.chunks]
-        sent, received = (sum(chunk_bytes[c] for c in chunks) for chunks in (sends, recvs))
+        sent, received = (
+            sum(chunk_bytes[chunk_of(c)] for c in chunks) for chunks in (sends, recvs)
+        )
         alike[len(steps), sent, received].append(rank)
     rows = [("ranks", "steps", "sends bytes", "", "receives bytes", "")]
     for (count, sent, received), ranks in list(alike.items())[:_MOST_ROWS]:

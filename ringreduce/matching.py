@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ringreduce.errors import ScheduleError
-from ringreduce.schedule import Chunks, Recv, Send, Step
+from ringreduce.schedule import Chunks, Recv, Send, Step, chunk_text
 
 
 class Place(NamedTuple):
@@ -130,5 +130,5 @@ def _left_over(place: Place, message: Send | Recv) -> str:
 
 
 def chunks_text(chunks: Sequence[int]) -> str:
-    numbers = ", ".join(map(str, chunks))
+    numbers = ", ".join(map(chunk_text, chunks))
     return f"chunk{'s' * (len(chunks) > 1)} {numbers}" if chunks else "no chunks"

@@ -13,6 +13,10 @@ What a step means, exactly:
 - All contributions to a chunk in one step, the local value among them, are folded left to right in
   ascending rank order.
 - Messages of an ordered pair of ranks match first in, first out.
+- A value can also travel apart from the sum, under a name that says whose it is: a rank sends its
+  own value of a chunk as ``copy_of(chunk, rank)``, others keep it under that name and pass it on.
+  A chunk in a step's `folds` becomes, when all its messages are complete, the fold of the rank's
+  own value and of all copies of it that have come, in ascending rank order; they are gone then.
 """
 
 from __future__ import annotations
@@ -24,6 +28,28 @@ from itertools import chain, zip_longest
 from ringreduce.errors import ScheduleError
 
 Chunks = tuple[int, ...]
+"""Chunks, by number, and copies of them, by the name that `copy_of` gives."""
+
+_COPIES = 1 << 32
+
+
+def copy_of(chunk: int, rank: int) -> int:
+    """The name under which `rank`'s value of a chunk travels apart from the sum."""
+    return chunk + (rank + 1) * _COPIES
+
+
+def chunk_of(name: int) -> int:
+    """The chunk that a name stands for, itself or a copy of it."""
+    return name % _COPIES
+
+
+def source_of(name: int) -> int | None:
+    """Whose copy a name stands for; None for the chunk itself.
+
+    >>> source_of(copy_of(chunk=3, rank=1)), source_of(3)
+    (1, None)
+    """
+    return name // _COPIES - 1 if name >= _COPIES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +75,8 @@ class Step:
 
     sends: tuple[Send, ...] = ()
     recvs: tuple[Recv, ...] = ()
+    folds: Chunks = ()
+    """Chunks whose copies are added in at the end of the step."""
 
 
 Steps = Iterator[Step]
@@ -114,6 +142,7 @@ def in_parallel(*schedules: Iterable[Step]) -> Steps:
         yield Step(
             sends=tuple(Send(peer, chunks) for peer, chunks in sends.items()),
             recvs=tuple(Recv(peer, chunks, reduce) for (peer, reduce), chunks in recvs.items()),
+            folds=joined(step.folds for step in steps),
         )
 
 
@@ -122,13 +151,18 @@ def in_parallel(*schedules: Iterable[Step]) -> Steps:
 #   rank 0
 #     >1:3 <3:2+          send chunk 3 to rank 1, receive chunk 2 from rank 3 and add it
 #     >1:2,3 <3:0         send chunks 2 and 3 in one message; chunk 0 overwrites
+#     >1:0@2 <3:0@3 =0    pass on rank 2's copy of chunk 0, keep rank 3's, then fold all of them
 #     -                   a step without messages
 
 
 def step_to_text(step: Step) -> str:
-    """One step as text: ``>peer:chunks`` sends, ``<peer:chunks`` receives, ``+`` reduces."""
+    """One step as text: ``>peer:chunks`` sends, ``<peer:chunks`` receives, ``+`` reduces.
+
+    ``=chunks`` folds copies, and ``3@1`` is rank 1's copy of chunk 3.
+    """
     words = [f">{send.peer}:{_join(send.chunks)}" for send in step.sends]
     words += [f"<{recv.peer}:{_join(recv.chunks)}{'+' * recv.reduce}" for recv in step.recvs]
+    words += [f"={_join(step.folds)}"] * bool(step.folds)
     return " ".join(words) or "-"
 
 
@@ -136,10 +170,14 @@ def step_from_text(text: str) -> Step:
     """The step that `step_to_text` wrote.  Raises ScheduleError, quoting the word that is wrong."""
     sends: list[Send] = []
     recvs: list[Recv] = []
+    folds: Chunks = ()
     for word in [] if text.strip() == "-" else text.split():
         peer, colon, chunks = word[1:].partition(":")
         reduce = chunks.endswith("+")
         try:
+            if word[0] == "=" and not folds:
+                folds = _split(word[1:])
+                continue
             if not colon or word[0] not in "<>" or (word[0] == ">" and reduce):
                 raise ValueError
             parsed = _split(chunks.removesuffix("+"))
@@ -150,9 +188,10 @@ def step_from_text(text: str) -> Step:
         except ValueError:
             raise ScheduleError(
                 f"schedule text: {word!r} is no message; write >peer:chunks for a send, "
-                "<peer:chunks for a receive, <peer:chunks+ for a reducing receive"
+                "<peer:chunks for a receive, <peer:chunks+ for a reducing receive, =chunks at "
+                "the end to fold copies, which are written chunk@rank"
             ) from None
-    return Step(tuple(sends), tuple(recvs))
+    return Step(tuple(sends), tuple(recvs), folds)
 
 
 def to_text(ranks: Sequence[Iterable[Step]]) -> str:
@@ -184,9 +223,20 @@ def from_text(text: str) -> list[list[Step]]:
     return ranks
 
 
+def chunk_text(name: int) -> str:
+    """Such as 3, or of rank 1's copy 3@1."""
+    source = source_of(name)
+    return str(name) if source is None else f"{chunk_of(name)}@{source}"
+
+
+def _chunk_from_text(text: str) -> int:
+    chunk, apart, rank = text.partition("@")
+    return copy_of(int(chunk), int(rank)) if apart else int(chunk)
+
+
 def _join(chunks: Chunks) -> str:
-    return ",".join(map(str, chunks))
+    return ",".join(map(chunk_text, chunks))
 
 
 def _split(text: str) -> Chunks:
-    return tuple(int(word) for word in text.split(",")) if text else ()
+    return tuple(map(_chunk_from_text, text.split(","))) if text else ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from ringreduce.schedule import Chunks, Schedule, Step
+from ringreduce.schedule import Chunks, Schedule, Step, chunk_of, source_of
 
 INPUT, OUTPUT, SCRATCH = range(3)
 
@@ -155,20 +155,25 @@ class _SlicePlanner:
         self.signed_from: set[int] = set()
         self.last_use: dict[int, int] = {}
         self.last_write: dict[int, int] = {}
+        self.copies: dict[int, dict[int, int]] = {}
+        """Chunk -> the copies of it that have come, each with its rank."""
         for index, step in enumerate(steps):
             for send in step.sends:
-                self.last_use.update(dict.fromkeys(send.chunks, index))
+                self.last_use.update(dict.fromkeys(map(self._mine, send.chunks), index))
             for recv in step.recvs:
                 self.last_use.update(dict.fromkeys(recv.chunks, index))
                 self.last_write.update(dict.fromkeys(recv.chunks, index))
+            copies = [name for name in self.last_use if chunk_of(name) in step.folds]
+            self.last_use.update(dict.fromkeys((*step.folds, *copies), index))
+            self.last_write.update(dict.fromkeys(step.folds, index))
 
     def plan(self) -> PlannedSlice:
         parts = [part for index in range(len(self.steps)) for part in self._step(index)]
-        steps = tuple(part for part in parts if part.recvs or part.sends)
+        steps = tuple(part for part in parts if part.recvs or part.sends or part.folds)
         settles = tuple(
             Copy(self.home[chunk], self._output(chunk))
             for chunk in sorted(self.result)
-            if self.placed[chunk].count and self.home[chunk] != self._output(chunk)
+            if self._count(chunk) and self.home[chunk] != self._output(chunk)
         )
         return PlannedSlice(steps, settles, self.scratch.size)
 
@@ -196,7 +201,7 @@ class _SlicePlanner:
         arrived: dict[int, list[tuple[int, Span]]] = {}
         overwritten: dict[int, Span] = {}
         for recv in step.recvs:
-            overwritten.update((c, _NOTHING) for c in recv.chunks if not self.placed[c].count)
+            overwritten.update((c, _NOTHING) for c in recv.chunks if not self._count(c))
             for run in self._runs(recv.chunks, recv.peer, self.signed_from):
                 span = self._landing(run, recv.reduce)
                 recvs += self._messages(recv.peer, span, self.signed_from)
@@ -211,6 +216,10 @@ class _SlicePlanner:
             folds.append(self._fold(index, chunk, [*spans, (self.rank, self.home[chunk])], into))
             self.home[chunk] = into
         self.home.update(overwritten)
+        for copy in overwritten:
+            if (source := source_of(copy)) is not None:
+                self.copies.setdefault(chunk_of(copy), {})[copy] = source
+        folds += [self._fold_copies(index, chunk) for chunk in step.folds if self._count(chunk)]
         return PlannedStep(index, tuple(packs), tuple(recvs), tuple(sends), _joined(folds))
 
     # --- steps in parts ---
@@ -223,10 +232,10 @@ class _SlicePlanner:
         must stay.
         """
         brought = {(recv.chunks, recv.reduce) for recv in step.recvs}
-        if len(brought) != 1 or not step.recvs[0].reduce:
+        if len(brought) != 1 or not step.recvs[0].reduce or step.folds:
             return []
         runs = list(self._runs(step.recvs[0].chunks, peer=-1, signed={-1}))
-        sent = {chunk for send in step.sends for chunk in send.chunks}
+        sent = {self._mine(chunk) for send in step.sends for chunk in send.chunks}
         if len(runs) != 1 or not sent.isdisjoint(runs[0]) or not self.result.issuperset(runs[0]):
             return []
         segments = self._segments(self._length(runs[0]))
@@ -252,7 +261,7 @@ class _SlicePlanner:
                 recvs.append(self._message(peer, span, self.signed_from))
             offset = -start
             for chunk in run:
-                count = self.placed[chunk].count
+                count = self._count(chunk)
                 low, high = max(0, -offset), min(count, stop - start - offset)
                 if low < high:
                     values = [(self.rank, _part(self.home[chunk], low, high))]
@@ -276,12 +285,13 @@ class _SlicePlanner:
     def _runs(self, chunks: Chunks, peer: int, signed: set[int]) -> Iterator[Chunks]:
         """The messages of one Send or Recv: runs of chunks that follow each other in the array.
 
+        Copies lie nowhere in it, and so go together.
         Sender and receiver see the same chunks, so they cut alike.  Empty runs are left out, but
         for the one that must carry a signature.
         """
         runs: list[list[int]] = []
         for chunk in chunks:
-            if not self.placed[chunk].count:
+            if not self._count(chunk):
                 continue
             if runs and self._follows(runs[-1][-1], chunk):
                 runs[-1].append(chunk)
@@ -292,9 +302,12 @@ class _SlicePlanner:
         return map(tuple, runs)
 
     def _follows(self, chunk: int, following: int) -> bool:
-        """Whether only empty chunks lie between these two."""
+        """Whether only empty chunks lie between these two, or both are copies."""
+        copies = [source_of(name) is not None for name in (chunk, following)]
+        if any(copies):
+            return all(copies)
         between = range(chunk + 1, following)
-        return chunk < following and not any(self.placed[c].count for c in between)
+        return chunk < following and not any(self._count(c) for c in between)
 
     def _messages(self, peer: int, span: Span, signed: set[int]) -> Iterator[Message]:
         """The messages of one run, segment by segment: sender and receiver cut alike."""
@@ -319,13 +332,20 @@ class _SlicePlanner:
         return Span(OUTPUT, placed.after, placed.after + placed.count)
 
     def _length(self, run: Chunks) -> int:
-        return sum(self.placed[chunk].count for chunk in run)
+        return sum(map(self._count, run))
+
+    def _count(self, name: int) -> int:
+        return self.placed[chunk_of(name)].count
+
+    def _mine(self, name: int) -> int:
+        """This rank's own copy of a chunk is the chunk."""
+        return chunk_of(name) if source_of(name) == self.rank else name
 
     def _pieces(self, run: Chunks, span: Span) -> Iterator[Span]:
         start = span.start
         for chunk in run:
-            yield Span(span.buffer, start, start + self.placed[chunk].count)
-            start += self.placed[chunk].count
+            yield Span(span.buffer, start, start + self._count(chunk))
+            start += self._count(chunk)
 
     def _borrow(self, run: Chunks) -> Span:
         start = self.scratch.lend(self._length(run))
@@ -333,7 +353,7 @@ class _SlicePlanner:
 
     def _gather(self, run: Chunks, packs: list[Copy], temporary: list[int]) -> Span:
         """The run's values as one span: where they are, or packed together if they are apart."""
-        homes = [self.home[chunk] for chunk in run]
+        homes = [self.home[self._mine(chunk)] for chunk in run]
         if all(a.buffer == b.buffer and a.stop == b.start for a, b in pairwise(homes)):
             return Span(homes[0].buffer, homes[0].start, homes[-1].stop) if run else _NOTHING
         span = self._borrow(run)
@@ -361,6 +381,18 @@ class _SlicePlanner:
         finishes = chunk in self.result and self.last_write[chunk] == index
         return Fold(tuple(span for _, span in sorted(values)), into, finishes)
 
+    def _fold_copies(self, index: int, chunk: int) -> Fold:
+        copies = self.copies.pop(chunk)
+        values = [(self.rank, self.home[chunk])]
+        values += [(rank, self.home[copy]) for copy, rank in copies.items()]
+        if chunk in self.result:
+            into = self._output(chunk)
+        else:
+            into = self._borrow((chunk,))
+            self.loans.append((into.start, (chunk,)))
+        self.home[chunk] = into
+        return self._fold(index, chunk, values, into)
+
     def _release(self, index: int, temporary: list[int]) -> None:
         """Give back the scratch that no later step reads."""
         for start in temporary:
@@ -373,7 +405,7 @@ class _SlicePlanner:
                 and start <= self.home[chunk].start < stop
                 and (self.last_use[chunk] > index or chunk in self.result)
                 for chunk in run
-                if self.placed[chunk].count
+                if self._count(chunk)
             )
             if live:
                 kept.append((start, run))

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from ringreduce.plan import Plan
-from ringreduce.schedule import Schedule
+from ringreduce.schedule import Schedule, chunk_of, source_of
 from ringreduce.slice_plan import INPUT, SCRATCH, PlannedStep, Span
 
 DIVIDED = "divided"
@@ -75,7 +75,10 @@ def chunk_trees(schedule: Schedule) -> list[dict[int, Tree]]:
 
 def _carry_out(schedule: Schedule, rank: int, values: dict[int, Tree]) -> Program:
     for step in schedule.steps(rank):
-        outgoing = [(send.peer, [values[c] for c in send.chunks]) for send in step.sends]
+        outgoing = [
+            (send.peer, [values[chunk_of(c) if source_of(c) == rank else c] for c in send.chunks])
+            for send in step.sends
+        ]
         came = yield outgoing, [recv.peer for recv in step.recvs], False
         contributions: dict[int, list[tuple[int, Tree]]] = defaultdict(list)
         for recv, trees in zip(step.recvs, came, strict=True):
@@ -86,6 +89,11 @@ def _carry_out(schedule: Schedule, rank: int, values: dict[int, Tree]) -> Progra
                     values[chunk] = tree
         for chunk, arrived in contributions.items():
             ascending = sorted([*arrived, (rank, values[chunk])], key=itemgetter(0))
+            values[chunk] = tuple(tree for _, tree in ascending)
+        for chunk in step.folds:
+            copies = [name for name in values if name != chunk and chunk_of(name) == chunk]
+            kept = [(source_of(name), values.pop(name)) for name in copies]
+            ascending = sorted([*kept, (rank, values[chunk])], key=itemgetter(0))
             values[chunk] = tuple(tree for _, tree in ascending)
 
 

@@ -47,8 +47,8 @@ MUTATIONS = [
     Mutation(
         "fold-own-value-first",
         "slice_plan.py",
-        "values.sort()",
-        "values.sort(key=lambda value: value[0] != self.rank)",
+        "in sorted(values))",
+        "in sorted(values, key=lambda value: value[0] != self.rank))",
         "Contributions are not folded in rank order.",
     ),
     Mutation(
@@ -67,9 +67,9 @@ MUTATIONS = [
     ),
     Mutation(
         "partial-sum-over-own-value",
-        "slice_plan.py",
-        "local_is_in |= rank == self.rank",
-        "local_is_in = True",
+        "devices/cpu.py",
+        "                fold(first, source, total)\n                first = total\n",
+        "                fold(first, source, into)\n                first = into\n",
         "The sum of lower ranks is written over this rank's value before that is added.",
     ),
     Mutation(
@@ -123,11 +123,11 @@ MUTATIONS = [
         "Every message moves the first bytes of its buffer.",
     ),
     Mutation(
-        "stale-operand",
-        "binding.py",
-        "operands.pop(fold.into, None)",
-        "operands.get(fold.into)",
-        "A fold reads what came with the signature in place of what it was folded into.",
+        "stale-copy",
+        "slice_plan.py",
+        "self.last_use.update(dict.fromkeys((*step.folds, *copies), index))",
+        "self.last_use.update(dict.fromkeys(step.folds, index))",
+        "The memory of a copy that is yet to be folded is lent to another message.",
     ),
     Mutation(
         "left-in-the-message",
@@ -152,9 +152,9 @@ MUTATIONS = [
     ),
     Mutation(
         "divided-at-every-hop",
-        "executor.py",
-        "if finishes and prepared.divide_by is not None",
-        "if prepared.divide_by is not None",
+        "binding.py",
+        "if fold.finishes:",
+        "if True:",
         "A mean is divided at every fold, not by the owner of a shard alone.",
     ),
     Mutation(

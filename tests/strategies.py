@@ -11,7 +11,7 @@ from textwrap import dedent
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import ALGORITHMS
-from ringreduce.schedule import Claim, Recv, Schedule, Send, Step, from_text
+from ringreduce.schedule import Claim, Recv, Schedule, Send, Step, copy_of, from_text
 
 IN_NODE = ["ring", "halving_doubling", "two_shot"]
 ALONG_RAILS = [
@@ -99,9 +99,11 @@ def written(text: str, chunks: int = 1, collective: str = "all_reduce") -> Sched
 
 
 _numbers = st.integers(0, 99)
-_chunks = st.lists(_numbers, max_size=4).map(tuple)
+_names = st.one_of(_numbers, st.builds(copy_of, _numbers, _numbers))
+_chunks = st.lists(_names, max_size=4).map(tuple)
 steps = st.builds(
     Step,
+    folds=st.lists(_numbers, max_size=3).map(tuple),
     sends=st.lists(st.builds(Send, _numbers, _chunks), max_size=3).map(tuple),
     recvs=st.lists(st.builds(Recv, _numbers, _chunks, st.booleans()), max_size=3).map(tuple),
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.check import check
 from ringreduce.matching import match
-from ringreduce.schedule import Claim, Schedule, Step
+from ringreduce.schedule import Claim, Schedule, Step, chunk_of
 from tests.strategies import (
     EVERY_ALGORITHM,
     HIERARCHICAL,
@@ -144,6 +144,7 @@ Formula = Callable[[int, int], float]
         ("all_reduce", "halving_doubling", lambda k, p: 2 * k, lambda k, p: 2 * (p - 1) / p),
         ("all_reduce", "doubling", lambda k, p: k, lambda k, p: k),
         ("all_reduce", "one_shot", lambda k, p: p > 1, lambda k, p: p - 1),
+        ("all_reduce", "allgather_reduce", lambda k, p: k, lambda k, p: p - 1),
         ("all_reduce", "two_shot", lambda k, p: 2 * (p > 1), lambda k, p: 2 * (p - 1) / p),
         ("reduce_scatter", "halving_doubling", lambda k, p: k, lambda k, p: (p - 1) / p),
         ("all_gather", "halving_doubling", lambda k, p: k, lambda k, p: (p - 1) / p),
@@ -198,6 +199,7 @@ def result(algorithm: str, size: int, collective: str = "all_reduce") -> object:
         ("doubling", 4, ((0, 1), (2, 3))),
         ("doubling", 6, (((0, 1), (2, 3)), (4, 5))),
         ("one_shot", 5, (0, 1, 2, 3, 4)),
+        ("allgather_reduce", 5, (0, 1, 2, 3, 4)),
         ("two_shot", 5, (0, 1, 2, 3, 4)),
         ("star", 5, (0, 1, 2, 3, 4)),
         ("tree", 4, ((0, 1), (2, 3))),
@@ -265,7 +267,7 @@ def test_only_the_rails_of_hierarchical_cross_the_network(collective: str, algor
     schedule = build(collective, algorithm, block_layout(4, 4))
     total = sum(schedule.weights)
     crossing = [
-        sum(schedule.weights[chunk] for chunk in message.chunks)
+        sum(schedule.weights[chunk_of(chunk)] for chunk in message.chunks)
         for message in match(steps_of(schedule))
         if (message.sender.rank < 4) and (message.receiver.rank >= 4)
     ]

@@ -591,3 +591,86 @@ def mutants_of_a_step(draw: st.DrawFn) -> Schedule:
 @settings(max_examples=100, deadline=None)
 def test_a_step_left_out_or_doubled_is_rejected(mutant: Schedule) -> None:
     message_of(mutant)
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+COPIES = """
+rank 0
+  >1:0@0 <1:0@1 =0
+rank 1
+  >0:0@1 <0:0@0 =0
+"""
+
+
+def test_copies_are_folded_in_ascending_rank_order() -> None:
+    assert check(written(COPIES)).results == {0: (0, 1)}
+
+
+def test_a_copy_is_what_its_rank_held_when_it_sent_it() -> None:
+    schedule = written(
+        """
+        rank 0
+          <1:0+
+          >2:0@0 <2:0@2 =0
+        rank 1
+          >0:0
+          <2:0
+        rank 2
+          -
+          >0:0@2 <0:0@0 =0
+          >1:0
+        """
+    )
+    assert check(schedule).results == {0: ((0, 1), 2)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (" =0\nrank 1", "\nrank 1", "chunk 0 on rank 0 lacks the contribution of rank 1"),
+        ("<1:0@1 =0", "<1:0@1 =0,0", "step 0: rank 0 folds chunk 0 and folds it again in the same"),
+        ("<1:0@1 =0", "<1:0@1 =1", "step 0: rank 0 folds chunk 1, of 1"),
+        ("<1:0@1 =0", "<1:0@1 =0@1", "step 0: rank 0 folds chunk 0@1, of 1"),
+        ("<1:0@1 =0", "<1:0@1\n  =0", "step 1: rank 0 folds chunk 0 but receives nothing"),
+        ("<1:0@1 =0", "<1:0@1+ =0", "step 0: rank 0 reduces into a copy, chunk 0@1"),
+        (
+            ">0:0@1",
+            ">0:0",
+            "rank 1 sends chunk 0 to rank 0, whose receive in step 0 wants chunk 0@1",
+        ),
+        (">0:0@1", ">0:0@2", "step 0: rank 1 has a message with chunk 0@2, of 1"),
+        (">0:0@1", ">0:3@1", "step 0: rank 1 has a message with chunk 3@1, of 1"),
+        ("<1:0@1 =0", "<1:0@1 <1:0 =0", "step 0: rank 0 folds chunk 0 and receives it in the same"),
+    ],
+)
+def test_a_wrong_use_of_copies_is_rejected(old: str, new: str, reason: str) -> None:
+    assert COPIES.count(old) == 1
+    assert reason in message_of(written(COPIES.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rank 0\n >1:0@1 \nrank 1\n <0:0@1", "step 0: rank 1 receives its own copy, chunk 0@1"),
+        (
+            "rank 0\n >1:0@2 \nrank 1\n <0:0@2\nrank 2\n -",
+            "step 0: rank 0 sends chunk 0@2 to rank 1, but holds no value of it",
+        ),
+        (
+            "rank 0\n >1:0@0 <1:0\nrank 1\n <0:0@0 >0:0",
+            "step 0: rank 0 overwrites chunk 0 and sends it in the same step",
+        ),
+        (
+            "rank 0\n >1: <1: =0\nrank 1\n <0: >0:",
+            "step 0: rank 0 folds the copies of chunk 0, but holds no copy of it",
+        ),
+        (
+            "rank 0\n >1:0@0 <1:0@1 =0\n >1:0@0 <1:0@1 =0\n"
+            "rank 1\n >0:0@1 <0:0@0 =0\n >0:0@1 <0:0@0 =0",
+            "folds chunk 0 of ranks 0, 1 and counts the contribution of ranks 0, 1 twice",
+        ),
+    ],
+)
+def test_copies_that_are_not_there_or_come_twice_are_rejected(text: str, reason: str) -> None:
+    assert reason in message_of(written(text))

@@ -52,6 +52,11 @@ ANY_SIZE: list[tuple[str, str, Formula]] = [
     ("all_reduce", "one_shot", lambda p, n: (p > 1) * A + (p - 1) * n * (B + G)),
     (
         "all_reduce",
+        "allgather_reduce",
+        lambda p, n: ceil(log2(p)) * A + (p - 1) * n * (B + G),
+    ),
+    (
+        "all_reduce",
         "two_shot",
         lambda p, n: 2 * (p > 1) * A + 2 * n * (p - 1) / p * B + n * (p - 1) / p * G,
     ),

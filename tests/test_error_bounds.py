@@ -114,3 +114,16 @@ def test_an_all_reduce_gives_all_ranks_the_same_bits_within_the_bound(name, op, 
     hops = 3
     error = np.abs(results[0].astype(float) - exact)
     assert (error <= (hops + 1) * UNIT_ROUNDOFF[dtype.name] * exact).all()
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "star", "allgather_reduce"])
+@pytest.mark.parametrize("count", [1, 3000, 100_000])
+def test_ranks_that_add_all_at_once_round_once(name, algorithm, count):
+    dtype = SHORT[name]
+    inputs = np.random.default_rng(count).uniform(-2, 2, (5, count)).astype(dtype)
+    results = rr.spawn(
+        lambda comm: comm.all_reduce(inputs[comm.rank], algorithm=algorithm), 5, timeout_s=20
+    )
+    wanted = np.add.accumulate(inputs.astype(np.float32), axis=0)[-1].astype(dtype)
+    assert all(np.array_equal(result, wanted) for result in results)

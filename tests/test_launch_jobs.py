@@ -28,6 +28,7 @@ pytestmark = pytest.mark.mpi
 RUN = [sys.executable, "-m", "ringreduce.cli", "run"]
 LIMIT_S = 60
 GONE_S = 10
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @pytest.fixture
@@ -242,8 +243,7 @@ def waiting_job(script, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        # A background job of a shell may have it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_signals,
     )
     ids: list[int] = []
     try:
@@ -255,6 +255,12 @@ def waiting_job(script, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[
                 if is_alive(pid):
                     os.kill(pid, signal.SIGKILL)
         launcher.wait()
+
+
+def heed_signals() -> None:
+    """A background job of a shell may have SIGINT ignored, and one of nohup SIGHUP."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def read_ids(path: Path) -> list[int]:
@@ -281,7 +287,7 @@ def alive_in_the_end(pids: list[int]) -> list[int]:
     return left
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", ENDING)
 def test_a_signal_to_the_launcher_ends_all_ranks(script, tmp_path, number):
     with waiting_job(script, tmp_path) as (launcher, ranks, _):
         launcher.send_signal(number)

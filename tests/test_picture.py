@@ -24,7 +24,7 @@ from ringreduce.picture import to_png, to_svg
 from ringreduce.picture.palette import colours
 from ringreduce.picture.svg import text_width
 from ringreduce.picture.timeline import Timeline
-from ringreduce.schedule import Schedule
+from ringreduce.schedule import Schedule, chunk_text
 from tests.mpi import ROOT, environment
 from tests.schedules import any_schedule, two_shot
 from tests.strategies import EVERY_ALGORITHM, block_layout, layouts, steps_of, written
@@ -125,7 +125,7 @@ def sent(schedule: Schedule) -> Counter[tuple[int, int, str, str]]:
         (
             message.sender.rank,
             message.receiver.rank,
-            " ".join(map(str, message.chunks)),
+            " ".join(map(chunk_text, message.chunks)),
             "reduce" if message.reduce else "overwrite",
         )
         for message in match(steps_of(schedule))
@@ -266,6 +266,27 @@ def test_an_arrow_of_several_chunks_goes_through_their_colours() -> None:
             gradient = next(g for g in picture.iter("linearGradient") if g.get("id") == name)
             stops = [stop.get("stop-color") for stop in gradient]
             assert stops == [palette[chunk] for chunk in chunks]
+
+
+def test_a_copy_has_the_colour_of_its_chunk_and_every_fold_is_marked() -> None:
+    schedule = build("all_reduce", "hierarchical(ring, allgather_reduce)", UNEVEN)
+    picture = read(schedule, UNEVEN)
+    palette = colours(len(schedule.weights))
+    copies = [m for m in groups(picture, "message") if "@" in m.get("data-chunks", "")]
+    alone = [m for m in copies if " " not in m.get("data-chunks", "")]
+    assert alone
+    for message in alone:
+        chunk = int(message.get("data-chunks", "").partition("@")[0])
+        assert line_of(message).get("stroke") == palette[chunk]
+    wanted = [
+        f"rank {rank}, step {number}: all copies of "
+        for rank, steps in enumerate(steps_of(schedule))
+        for number, step in enumerate(steps)
+        if step.folds
+    ]
+    titles = [fold.findtext("title") for fold in groups(picture, "fold")]
+    assert wanted
+    assert all(title.startswith(words) for title, words in zip(titles, wanted, strict=True))
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 7, 18, 64, 100])

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ringreduce.algorithms import claims
+from ringreduce.algorithms.allgather_reduce import allgather_reduce
 from ringreduce.algorithms.bruck import bruck_all_gather, bruck_all_to_all
 from ringreduce.algorithms.builders import (
     Algorithm,
@@ -90,6 +91,7 @@ _ALL_REDUCE: Mapping[str, Algorithm] = {
     ),
     "doubling": Algorithm(whole(doubling_all_reduce), claims.doubling_all_reduce, one),
     "one_shot": Algorithm(whole(one_shot_all_reduce), claims.one_shot_all_reduce, one),
+    "allgather_reduce": Algorithm(whole(allgather_reduce), claims.allgather_reduce, one),
     "two_shot": Algorithm(two_shot_all_reduce, claims.two_shot_all_reduce, each),
     "tree": Algorithm(whole(tree_all_reduce), claims.tree_all_reduce, one),
     "double_tree": Algorithm(double_tree_all_reduce, claims.double_tree_all_reduce, two),

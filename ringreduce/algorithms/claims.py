@@ -117,6 +117,11 @@ def _extra_steps(n: int) -> int:
 # --- direct and Bruck -----------------------------------------------------------------------------
 
 
+def allgather_reduce(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    moved = (len(group) - 1) * sum(sizes)
+    return Claim(ceil_log2(len(group)), moved, moved)
+
+
 def one_shot_all_reduce(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
     others, total = len(group) - 1, sum(sizes)
     return Claim(int(others > 0), others * total, others * total)

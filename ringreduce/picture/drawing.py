@@ -26,7 +26,7 @@ from ringreduce.picture.marks import (
 from ringreduce.picture.palette import Paints
 from ringreduce.picture.svg import element, text, text_width, tooltip
 from ringreduce.picture.timeline import Timeline
-from ringreduce.schedule import Schedule
+from ringreduce.schedule import Schedule, chunk_of, chunk_text, source_of
 
 _PAD = 7.0
 """From the end of a lane to what stands in it."""
@@ -86,6 +86,7 @@ class Drawing:
             *self._frames(),
             *self._lanes(),
             *map(self._message, arrows),
+            *self._folds(),
             # After all lines, so that none crosses a label out.
             *map(self._label, filter(_has_label, arrows)),
             element("g", "".join(self._legend), transform=at_legend),
@@ -134,6 +135,17 @@ class Drawing:
             bars = [self._bar(rank, step, *columns) for step, columns in enumerate(borders)]
             yield element("g", name + "".join(bars), class_="rank", data_rank=rank)
 
+    def _folds(self) -> Iterator[str]:
+        """A disc with a plus at the end of each step in which a rank adds copies up."""
+        for rank in range(self._schedule.size):
+            for number, step in enumerate(self._schedule.steps(rank)):
+                if step.folds:
+                    end = self._layout.x(self._timeline.borders[rank][number + 1]) + LARGEST_HEAD
+                    paint = self._paints.of(step.folds)
+                    disc = head((end, self._layout.y(rank)), LARGEST_HEAD, paint, reduce=True)
+                    words = f"rank {rank}, step {number}: all copies of {chunks_text(step.folds)}"
+                    yield element("g", tooltip(f"{words} are added up") + disc, class_="fold")
+
     def _bar(self, rank: int, step: int, begin: int, end: int) -> str:
         return element(
             "rect",
@@ -154,7 +166,7 @@ class Drawing:
         begin, tip, size = x1 + _PAD, x2 - _PAD, min(LARGEST_HEAD, 0.45 * arrow.room[1])
         if _has_label(arrow):
             begin += label_width(label_of(message.chunks))
-        share = sum(self._schedule.weights[chunk] for chunk in message.chunks) / self._total
+        share = sum(self._schedule.weights[chunk_of(c)] for c in message.chunks) / self._total
         width = min(1.5 + 3 * sqrt(share), 0.6 * min(arrow.room))
         return element(
             "g",
@@ -164,7 +176,7 @@ class Drawing:
             class_=f"message {'reduce' if reduce else 'overwrite'}",
             data_sender=message.sender.rank,
             data_receiver=message.receiver.rank,
-            data_chunks=" ".join(map(str, message.chunks)),
+            data_chunks=" ".join(map(chunk_text, message.chunks)),
         )
 
     def _label(self, arrow: Arrow) -> str:
@@ -180,6 +192,8 @@ def _has_label(arrow: Arrow) -> bool:
 def _sentence(message: Message) -> str:
     sender, receiver = message.sender, message.receiver
     does = " is added in" if message.reduce else " replaces" if message.chunks else ""
+    if any(source_of(chunk) is not None for chunk in message.chunks):
+        does = " is kept apart"
     return (
         f"rank {sender.rank}, step {sender.step}, to rank {receiver.rank}, step {receiver.step}: "
         f"{chunks_text(message.chunks)}{does}"

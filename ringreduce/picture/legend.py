@@ -9,7 +9,7 @@ from ringreduce.picture.marks import FAINT, LANE, LARGEST_HEAD, PAPER, head, lin
 from ringreduce.picture.palette import Paints
 from ringreduce.picture.svg import element, text, text_width
 from ringreduce.picture.timeline import Timeline
-from ringreduce.schedule import Schedule
+from ringreduce.schedule import Schedule, chunk_of, source_of
 
 _SIZE, _ROW, _GAP = 12.0, 26.0, 24.0
 _SAMPLE = 46.0
@@ -68,11 +68,15 @@ def _entries(schedule: Schedule, timeline: Timeline) -> Iterator[tuple[_Sample, 
     carrying = [message for message in timeline.messages if message.chunks]
     if any(message.reduce for message in carrying):
         yield partial(_arrow, reduce=True), "is added in"
-    if not all(message.reduce for message in carrying):
+    apart = [m for m in carrying if any(source_of(chunk) is not None for chunk in m.chunks)]
+    if any(not message.reduce and message not in apart for message in carrying):
         yield partial(_arrow, reduce=False), "replaces what is there"
+    if apart:
+        yield partial(_arrow, reduce=False), "is kept as a copy"
+        yield _disc, "adds all copies up"
     if len(carrying) < len(timeline.messages):
         yield partial(_arrow, reduce=False), "an empty message"
-    if len({sum(schedule.weights[chunk] for chunk in m.chunks) for m in carrying}) > 1:
+    if len({sum(schedule.weights[chunk_of(chunk)] for chunk in m.chunks) for m in carrying}) > 1:
         yield _wedge, "thicker: more of the array"
     if not timeline.in_lockstep:
         yield _bar, "one step of one rank"
@@ -82,6 +86,10 @@ def _arrow(x: float, y: float, *, reduce: bool) -> str:
     tip = x + _SAMPLE - 10
     stroke = line((x, y), (tip - 2 * LARGEST_HEAD, y), FAINT, 2, reduce=reduce)
     return stroke + head((tip, y), LARGEST_HEAD, FAINT, reduce=reduce)
+
+
+def _disc(x: float, y: float) -> str:
+    return head((x + _SAMPLE - 10, y), LARGEST_HEAD, FAINT, reduce=True)
 
 
 def _wedge(x: float, y: float) -> str:

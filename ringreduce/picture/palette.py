@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import cos, radians, sin
 
 from ringreduce.picture.svg import element
-from ringreduce.schedule import Chunks
+from ringreduce.schedule import Chunks, chunk_of
 
 _FIRST_HUE = 250.0
 """Blue."""
@@ -43,7 +43,8 @@ class Paints:
         self._gradients: dict[Chunks, str] = {}
 
     def of(self, chunks: Chunks) -> str:
-        """The value of a ``stroke`` or ``fill``."""
+        """The value of a ``stroke`` or ``fill``; a copy has the colour of its chunk."""
+        chunks = tuple(dict.fromkeys(map(chunk_of, chunks)))
         if len(chunks) < 2:
             return self.colours[chunks[0]] if chunks else _NO_CHUNK
         return f"url(#{self._gradients.setdefault(chunks, f'paint{len(self._gradients)}')})"

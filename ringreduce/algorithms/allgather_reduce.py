@@ -1,0 +1,24 @@
+"""All-gather everything that is to be added, then add it all at once.
+
+For few ranks and little data: as few steps as there are doublings, for any number of ranks, where
+recursive doubling takes two more unless it is a power of two; and one rounding instead of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ringreduce.algorithms.bruck import bruck_all_gather
+from ringreduce.schedule import Chunks, Steps, copy_of
+
+
+def allgather_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+    """Bruck's all-gather of every rank's copy of `chunks`, and a fold of all of them at its end.
+
+    ceil(log2 n) steps; each rank sends the data n-1 times and folds n values at once.
+    """
+    copies = [tuple(copy_of(chunk, rank) for chunk in chunks) for rank in group]
+    steps = list(bruck_all_gather(group, me, copies))
+    yield from steps[:-1]
+    yield from (replace(last, folds=chunks) for last in steps[-1:])
