@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent.parent / "bench_results"
+HOSTS = "BENCHMARK_HOSTS"
+"""What `benchmarks.hosts` was told, where it has made hosts for the ranks."""
 
 
 def environment(command: str) -> dict[str, Any]:
@@ -21,7 +23,8 @@ def environment(command: str) -> dict[str, Any]:
     from mpi4py import MPI
 
     levels = ("single", "funneled", "serialized", "multiple")
-    return {
+    hosts = {"hosts": os.environ[HOSTS]} if HOSTS in os.environ else {}
+    return hosts | {
         "date": datetime.date.today().isoformat(),
         "command": command,
         "cpu": _cpu(),
@@ -44,10 +47,10 @@ def command_line(module: str) -> str:
     """How this benchmark was started, as one would type it."""
     from mpi4py import MPI
 
-    arguments = " ".join(sys.argv[1:])
-    return (
-        f"mpirun -n {MPI.COMM_WORLD.Get_size()} python -m benchmarks.{module} {arguments}".strip()
-    )
+    program = f"python -m benchmarks.{module} {' '.join(sys.argv[1:])}".strip()
+    if HOSTS in os.environ:
+        return f"python -m benchmarks.hosts {os.environ[HOSTS]} -- {program}"
+    return f"mpirun -n {MPI.COMM_WORLD.Get_size()} {program}"
 
 
 def replace(name: str, rows: list[dict[str, Any]], same: tuple[str, ...]) -> None:

@@ -22,7 +22,8 @@ from mpi4py import MPI
 
 import ringreduce as rr
 from benchmarks import rows
-from ringreduce.slice_plan import PlannedSlice, plan_slice
+from ringreduce.planned import PlannedSlice
+from ringreduce.slice_plan import plan_slice
 
 SIZES = (8, 64 << 10, 64 << 20)
 BLOCKS = 60

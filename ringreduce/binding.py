@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from operator import setitem
 from typing import Any
 
+import numpy as np
+
 from ringreduce.agreement import HEADER_BYTES
-from ringreduce.devices.base import Device
-from ringreduce.slice_plan import (
+from ringreduce.devices.base import Device, FoldFunction, FoldManyFunction
+from ringreduce.planned import (
     BESIDE,
     INPUT,
     INSIDE,
@@ -27,8 +31,17 @@ from ringreduce.slice_plan import (
 )
 from ringreduce.transports.base import Request, Transport
 
-CopyPair = tuple[Any, Any]
-"""(into, source)"""
+Act = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a plan does with values besides moving them."""
+
+    fold: FoldFunction | None = None
+    fold_many: FoldManyFunction | None = None
+    divide: Callable[[Any], Any] | None = None
+    """Done to what has all contributions."""
 
 
 @dataclass(slots=True)
@@ -36,8 +49,9 @@ class BoundStep:
     """A step with its memory and messages."""
 
     index: int
-    packs: list[CopyPair] = field(default_factory=list)
-    starts: list[Callable[[], None]] = field(default_factory=list)
+    packs: list[Act] = field(default_factory=list)
+    """Bring together what is sent."""
+    starts: list[Act] = field(default_factory=list)
     """Receivers stand before senders."""
     tests: list[Callable[[], bool]] = field(default_factory=list)
     gates: list[Callable[[], bool]] = field(default_factory=list)
@@ -46,13 +60,8 @@ class BoundStep:
     sends: list[tuple[int, Request]] = field(default_factory=list)
     signatures: list[tuple[int, memoryview]] = field(default_factory=list)
     """(peer, where its signature comes in)"""
-    unpacks: list[CopyPair] = field(default_factory=list)
-    folds: list[tuple[Any, Any, Any]] = field(default_factory=list)
-    """(left, right, into)"""
-    folds_of_many: list[tuple[list[Any], Any]] = field(default_factory=list)
-    """(three sources or more, into)"""
-    finished: list[Any] = field(default_factory=list)
-    """What has all contributions once the folds are done."""
+    acts: list[Act] = field(default_factory=list)
+    """What is done with what has come: copied to its place, folded, divided."""
     notes: list[tuple[str, int, int]] = field(default_factory=list)
     """("send" or "recv", peer, bytes of data): for the message log."""
 
@@ -66,7 +75,8 @@ class Flow:
     steps: list[BoundStep] = field(default_factory=list)
     own_signatures: list[memoryview] = field(default_factory=list)
     """Where this rank's signature goes out from."""
-    settles: list[CopyPair] = field(default_factory=list)
+    settles: list[Act] = field(default_factory=list)
+    """What is copied to its place at the end."""
     at: int = 0
     tested: int = 0
     runs: int = 0
@@ -106,12 +116,13 @@ def bind(
     itemsize: int,
     transport: Transport,
     device: Device,
+    arithmetic: Arithmetic,
     index: int,
     slot: int = 0,
 ) -> Flow:
     """A flow of slice `index` in `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
     flow = Flow(index, slot)
-    return fill(Binder(flow, memory, itemsize, transport, device), planned)
+    return fill(Binder(flow, memory, itemsize, transport, device, arithmetic), planned)
 
 
 def fill(binder: Binder, planned: PlannedSlice) -> Flow:
@@ -120,7 +131,7 @@ def fill(binder: Binder, planned: PlannedSlice) -> Flow:
     flow.steps = [step for planned_step in planned.steps for step in binder.steps(planned_step)]
     in_place = memory[INPUT] is memory[OUTPUT]
     flow.settles = [
-        binder.pair(copy)
+        binder.copy(copy)
         for copy in planned.settles
         if not (in_place and copy.source.buffer == INPUT and copy.source[1:] == copy.into[1:])
     ]
@@ -137,9 +148,10 @@ class Binder:
         itemsize: int,
         transport: Transport,
         device: Device,
+        arithmetic: Arithmetic,
     ) -> None:
         self.flow, self.memory, self.itemsize = flow, memory, itemsize
-        self.transport, self.device = transport, device
+        self.transport, self.device, self.arithmetic = transport, device, arithmetic
         self.dtype = memory[SCRATCH].dtype
         self.unawaited: list[Callable[[], bool]] = []
         """Tests of sends that an earlier part of the step has started."""
@@ -149,20 +161,20 @@ class Binder:
     def view(self, span: Span) -> Any:
         return self.memory[span.buffer][span.start : span.stop]
 
-    def pair(self, copy: Copy) -> CopyPair:
-        return self.view(copy.into), self.view(copy.source)
+    def copy(self, copy: Copy) -> Act:
+        return partial(setitem, self.view(copy.into), ..., self.view(copy.source))
 
     def steps(self, planned: PlannedStep) -> list[BoundStep]:
         """One step, or two: what comes after a signature is received only once that is known.
 
         So what is received always fits: some MPIs write past the end of a buffer that is too short.
         """
-        step = BoundStep(planned.index, packs=[self.pair(copy) for copy in planned.packs])
+        step = BoundStep(planned.index, packs=[self.copy(copy) for copy in planned.packs])
         after = BoundStep(planned.index)
         signed = {m.peer for m in planned.recvs if m.signature is not None}
         early = any(m.signature is None and m.peer in signed for m in planned.recvs)
         last = after if early or any(m.signature == BESIDE for m in planned.recvs) else step
-        operands: dict[Span, Any] = {}
+        operands: dict[Span, memoryview] = {}
         for message in planned.recvs:
             self.recv(message, step, last, operands)
         for message in planned.sends:
@@ -183,28 +195,33 @@ class Binder:
             bound[-1].tests += self.unawaited
             self.unawaited = []
 
-    def _folds(self, planned: PlannedStep, step: BoundStep, operands: dict[Span, Any]) -> None:
+    def _folds(
+        self, planned: PlannedStep, step: BoundStep, operands: dict[Span, memoryview]
+    ) -> None:
         """Bind folds; values that came with a signature are folded from where they came in."""
         folded = {span for fold in planned.folds for span in fold.sources}
         for span in list(operands):
             if {other for other in folded if _overlap(span, other)} != {span}:
-                step.unpacks.append((self.view(span), operands.pop(span)))
+                step.acts.append(_copy(self._plain(span), operands.pop(span)))
+        came = {span: self._array(payload) for span, payload in operands.items()}
         for fold in planned.folds:
-            sources = [operands.get(span, self.view(span)) for span in fold.sources]
+            sources = [came.get(span, self.view(span)) for span in fold.sources]
             into = self.view(fold.into)
             if len(sources) == 2:
-                step.folds.append((*sources, into))
+                assert self.arithmetic.fold is not None, "a plan folds that has nothing to fold by"
+                step.acts.append(partial(self.arithmetic.fold, sources[0], sources[1], into))
             else:
-                step.folds_of_many.append((sources, into))
-            if fold.finishes:
-                step.finished.append(into)
+                assert self.arithmetic.fold_many is not None
+                step.acts.append(partial(self.arithmetic.fold_many, sources, into))
+            if fold.finishes and self.arithmetic.divide is not None:
+                step.acts.append(partial(self.arithmetic.divide, into))
 
     def send(self, message: Message, step: BoundStep) -> None:
         if message.signature == INSIDE:
             buffer, payload = self._signed(message.span)
             self.flow.own_signatures.append(buffer[:HEADER_BYTES])
-            if payload.size:
-                step.packs.append((payload, self.view(message.span)))
+            if payload:
+                step.packs.append(_copy(payload, self._plain(message.span)))
         else:
             buffer = self._plain(message.span)
         if message.signature == BESIDE:
@@ -215,7 +232,7 @@ class Binder:
         step.notes.append(("send", message.peer, self.nbytes(message.span)))
 
     def recv(
-        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, Any]
+        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
     ) -> None:
         if message.signature is None:
             self.add_recv(message, self._plain(message.span), last)
@@ -225,7 +242,7 @@ class Binder:
             self.add_recv(message, buffer, step)
             if message.signature == BESIDE:
                 self.add_recv(message, self._plain(message.span), last)
-            elif payload.size:
+            elif payload:
                 operands[message.span] = payload
         step.notes.append(("recv", message.peer, self.nbytes(message.span)))
 
@@ -239,14 +256,17 @@ class Binder:
         step.recvs.append((message.peer, request))
         return request
 
-    def _signed(self, span: Span, room: int = 0) -> tuple[memoryview, Any]:
+    def _signed(self, span: Span, room: int = 0) -> tuple[memoryview, memoryview]:
         """Memory for a message with its signature before it: all of it, and the data's part."""
         nbytes = self.nbytes(span)
-        memory = self.device.empty(HEADER_BYTES + max(nbytes, room), "u1")
-        payload = memory[HEADER_BYTES : HEADER_BYTES + nbytes].view(self.dtype)
-        return self.device.bytes_of(memory), payload
+        memory = self.device.bytes_of(self.device.empty(HEADER_BYTES + max(nbytes, room), "u1"))
+        return memory, memory[HEADER_BYTES : HEADER_BYTES + nbytes]
 
-    def _landing(self, message: Message) -> tuple[memoryview, Any]:
+    def _array(self, payload: memoryview) -> Any:
+        """What came with a signature, to be folded."""
+        return np.frombuffer(payload, self.dtype)
+
+    def _landing(self, message: Message) -> tuple[memoryview, memoryview]:
         """Memory for a first message, with room for as much as any brings: never too short."""
         inside = message.span if message.signature == INSIDE else Span(SCRATCH, 0, 0)
         return self._signed(inside, INSIDE_BYTES)
@@ -256,6 +276,11 @@ class Binder:
 
     def nbytes(self, span: Span) -> int:
         return (span.stop - span.start) * self.itemsize
+
+
+def _copy(into: memoryview, source: memoryview) -> Act:
+    """Of a few bytes: half as long as from one array to another."""
+    return partial(into.__setitem__, slice(None), source)
 
 
 def _overlap(a: Span, b: Span) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,10 +13,11 @@ import numpy as np
 from ringreduce.agreement import Signature
 from ringreduce.algorithms import build
 from ringreduce.arguments import array_text, check_movable, check_reduction, check_root
+from ringreduce.binding import Arithmetic
 from ringreduce.config import Config
 from ringreduce.devices.base import Device, Queue
 from ringreduce.devices.cpu import OPS
-from ringreduce.executor import Prepared
+from ringreduce.flows import Prepared
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.schedule import Schedule
 from ringreduce.select import resolve, slice_count, slices_in_flight
@@ -343,6 +345,14 @@ class Calls:
         name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
         return build(collective, name, self.nodes, root)
 
+    def _arithmetic(self, op: str, dtype: np.dtype[Any]) -> Arithmetic:
+        device = self.device
+        return Arithmetic(
+            device.fold(op, dtype),
+            device.fold_many(op, dtype) if self.size > 2 else None,
+            partial(device.divide, by=self.size) if op == "mean" else None,
+        )
+
     def _call(
         self,
         signature: Signature,
@@ -359,9 +369,7 @@ class Calls:
             self.device,
             dtype,
             shapes=(array.shape, (0,) if shape is None else shape),
-            fold=None if op is None else self.device.fold(op, dtype),
-            fold_many=None if op is None or self.size < 3 else self.device.fold_many(op, dtype),
-            divide_by=self.size if op == "mean" else None,
+            arithmetic=Arithmetic() if op is None else self._arithmetic(op, dtype),
             in_flight=slices_in_flight(self.nodes, self.config),
         )
         if plan.schedule.digest:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import copy
 import os
+import weakref
 from collections.abc import Callable, Generator
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.config import Config
 from ringreduce.devices.base import Queue
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
-from ringreduce.executor import Executor, Prepared
+from ringreduce.executor import Executor
+from ringreduce.flows import Prepared
 from ringreduce.schedule import Schedule
 from ringreduce.transports.base import Transport
 from ringreduce.work import Line, Program
@@ -25,9 +27,11 @@ Body = Callable[[bytes], Generator[bool, None, Any]]
 
 _WITHDRAWING_S = 0.05
 """How long a broken communicator tries to take its receives back."""
-_getpid = os.getpid
 _LEAVING_S = 1.0
 """How long a call under way may take to notice that this rank leaves."""
+
+
+_conductors: weakref.WeakSet[Conductor] = weakref.WeakSet()
 
 
 class Opening(Protocol):
@@ -61,16 +65,13 @@ class Conductor:
         self._pid = os.getpid()
         self._ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
+        _heed_forks()
+        _conductors.add(self)
 
     # --- calls ---
 
     def check_usable(self) -> None:
         """Raise the reason when no call can be made.  With the line's lock held."""
-        if _getpid() != self._pid:
-            raise ValueError(
-                "this process was forked from the one that made the communicator; "
-                "make calls in that one, or start ranks with 'ringreduce run'"
-            )
         if self._ended is not None:
             raise self._ended.with_traceback(None)
         if self.executor.running and not self.line.works:
@@ -149,7 +150,7 @@ class Conductor:
                     self._agreement.part()
                 except BaseException as error:
                     raise self._broken_off(error, opening.schedule) from None
-                self.executor.close()
+                self.executor.store.close()
                 self._transport.close()
                 self._ended = ValueError("the communicator is closed")
             self.line.close()
@@ -179,6 +180,14 @@ class Conductor:
         """Let the other living ranks of a broken communicator get this far, for so long at most."""
         self._agreement.farewell(seconds)
 
+    def forked(self) -> None:
+        """This process is a child of the one that made the communicator: it makes no calls."""
+        self._ended = ValueError(
+            "this process was forked from the one that made the communicator; "
+            "make calls in that one, or start ranks with 'ringreduce run'"
+        )
+        self.line.forked()
+
     # --- errors ---
 
     def _broken_off(self, error: BaseException, schedule: Schedule) -> BaseException:
@@ -205,6 +214,17 @@ class Conductor:
         self._ended = copy.copy(error)  # this one keeps the caller's frames alive
         self._agreement.leave(reason)
         self.executor.abandon(_WITHDRAWING_S)
+
+
+@cache
+def _heed_forks() -> None:
+    """Once a process: asking for its number in every call would cost 0.2 us."""
+
+    def forked() -> None:
+        for conductor in _conductors:
+            conductor.forked()
+
+    os.register_at_fork(after_in_child=forked)
 
 
 def _queued(

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+from ringreduce.planned import Placed, PlannedSlice
 from ringreduce.schedule import Chunks, Schedule, Step
-from ringreduce.slice_plan import SEGMENT_BYTES, Placed, PlannedSlice, plan_slice
+from ringreduce.slice_plan import SEGMENT_BYTES, plan_slice
 
 
 @dataclass

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringreduce.agreement import HEADER_BYTES
-from ringreduce.binding import Binder, BoundStep, Flow, fill
+from ringreduce.binding import Arithmetic, Binder, BoundStep, Flow, fill
 from ringreduce.devices.base import Device, Mark, Queue
-from ringreduce.slice_plan import (
+from ringreduce.planned import (
     BESIDE,
     INSIDE,
     INSIDE_BYTES,
@@ -72,17 +72,6 @@ class Staged:
     """Where the data are from, or go to, on the device; None for none."""
     header: tuple[memoryview, memoryview] | None = None
     """Where the signature of what is sent goes in the block, and where it is from."""
-
-
-class Landing:
-    """Where data are copied in by assignment, as the executor unpacks what was signed rightly."""
-
-    def __init__(self, queue: Queue, block: Block, array: Any) -> None:
-        self._queue, self._block, self._array = queue, block, array
-
-    def __setitem__(self, _: Any, host: Any) -> None:
-        self._queue.copy_in(host, self._array)
-        self._block.copied.set()
 
 
 class Outbox:
@@ -186,9 +175,10 @@ class StagingBinder(Binder):
         itemsize: int,
         transport: Transport,
         device: Device,
+        arithmetic: Arithmetic,
         blocks: Blocks,
     ) -> None:
-        super().__init__(flow, memory, itemsize, transport, device)
+        super().__init__(flow, memory, itemsize, transport, device, arithmetic)
         assert device.queue is not None
         self._queue, self._blocks = device.queue, blocks
         self._taken = 0
@@ -221,11 +211,11 @@ class StagingBinder(Binder):
         block, host, buffer = self._block(message.span, start)
         header = (buffer[:start], own) if start else None
         request = self.add_send(message, buffer, step)
-        self._sends.append(Staged(request, block, host, self._array(message.span), header))
+        self._sends.append(Staged(request, block, host, self._on_device(message.span), header))
         step.notes.append(("send", message.peer, self.nbytes(message.span)))
 
     def recv(
-        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, Any]
+        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
     ) -> None:
         """Received data are copied to their span, and never folded from where they came in."""
         if message.signature == INSIDE:
@@ -237,7 +227,7 @@ class StagingBinder(Binder):
                 self._recvs.append((step, Staged(self.add_recv(message, buffer, step))))
             block, host, buffer = self._block(message.span)
             request = self.add_recv(message, buffer, last)
-            self._recvs.append((last, Staged(request, block, host, self._array(message.span))))
+            self._recvs.append((last, Staged(request, block, host, self._on_device(message.span))))
         step.notes.append(("recv", message.peer, self.nbytes(message.span)))
 
     def _recv_signed(self, message: Message, step: BoundStep) -> None:
@@ -245,9 +235,14 @@ class StagingBinder(Binder):
         block, host, buffer = self._block(message.span, HEADER_BYTES, INSIDE_BYTES)
         step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
         self._recvs.append((step, Staged(self.add_recv(message, buffer, step), block)))
-        array = self._array(message.span)
+        array = self._on_device(message.span)
         if array is not None:
-            step.unpacks.append((Landing(self._queue, block, array), host))
+
+            def land() -> None:
+                self._queue.copy_in(host, array)
+                block.copied.set()
+
+            step.acts.append(land)
 
     def _block(self, span: Span, start: int = 0, room: int = 0) -> tuple[Block, Any, memoryview]:
         """The next block, its bytes for the data from `start` on, and all that is a message."""
@@ -258,7 +253,7 @@ class StagingBinder(Binder):
         whole = self.device.bytes_of(block.memory)
         return block, block.memory[start : start + nbytes], whole[:length]
 
-    def _array(self, span: Span) -> Any:
+    def _on_device(self, span: Span) -> Any:
         return self.view(span) if span.start < span.stop else None
 
 
@@ -268,10 +263,13 @@ def bind_staging(
     itemsize: int,
     transport: Transport,
     device: Device,
+    arithmetic: Arithmetic,
     blocks: Blocks,
     index: int,
     slot: int,
 ) -> Flow:
     """`ringreduce.binding.bind` for a device that has a queue."""
     flow = Flow(index, slot)
-    return fill(StagingBinder(flow, memory, itemsize, transport, device, blocks), planned)
+    return fill(
+        StagingBinder(flow, memory, itemsize, transport, device, arithmetic, blocks), planned
+    )

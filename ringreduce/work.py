@@ -148,6 +148,10 @@ class Line:
         with self._arrived:
             self._arrived.notify()
 
+    def forked(self) -> None:
+        """In a child process, where a thread that held a lock is no more."""
+        self.lock, self._arrived = threading.RLock(), threading.Condition()
+
     def unseen_error(self) -> BaseException | None:
         """The first error of a work that nobody has waited for; asked for once."""
         failed, self._failed = self._failed, []

@@ -13,8 +13,8 @@ from operator import itemgetter
 from typing import Any
 
 from ringreduce.plan import Plan
+from ringreduce.planned import INPUT, SCRATCH, PlannedStep, Span
 from ringreduce.schedule import Schedule, chunk_of, source_of
-from ringreduce.slice_plan import INPUT, SCRATCH, PlannedStep, Span
 
 DIVIDED = "divided"
 Tree = Any

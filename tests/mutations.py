@@ -132,7 +132,7 @@ MUTATIONS = [
     Mutation(
         "left-in-the-message",
         "binding.py",
-        "step.unpacks.append((self.view(span), operands.pop(span)))",
+        "step.acts.append(_copy(self._plain(span), operands.pop(span)))",
         "operands.pop(span)",
         "What came with a signature and is not folded stays where it came in.",
     ),
@@ -145,7 +145,7 @@ MUTATIONS = [
     ),
     Mutation(
         "slices-share-scratch",
-        "executor.py",
+        "flows.py",
         "slot = plan.slice(index), index % prepared.in_flight",
         "slot = plan.slice(index), 0",
         "All slices under way fold in the same scratch.",
@@ -153,8 +153,8 @@ MUTATIONS = [
     Mutation(
         "divided-at-every-hop",
         "binding.py",
-        "if fold.finishes:",
-        "if True:",
+        "if fold.finishes and self.arithmetic.divide is not None",
+        "if self.arithmetic.divide is not None",
         "A mean is divided at every fold, not by the owner of a shard alone.",
     ),
     Mutation(
@@ -345,7 +345,7 @@ MUTATIONS = [
     ),
     Mutation(
         "persistent-call-on-a-copy",
-        "executor.py",
+        "flows.py",
         "            memory = (\n                flat[0],\n",
         "            memory = (\n                flat[0].copy(),\n",
         "A planned call reads what its input was when it was planned.",

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.agreement import Signature
-from ringreduce.binding import BoundStep, Flow
-from ringreduce.executor import Executor, Prepared
+from ringreduce.binding import Arithmetic, BoundStep, Flow
+from ringreduce.executor import Executor
+from ringreduce.flows import Prepared
 from ringreduce.plan import Plan, plan_whole
 from ringreduce.schedule import Schedule
 from tests.cases import CONFIG
@@ -27,9 +28,9 @@ KEPT, BOUND = 700, 5000
 def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
     """Run a plan as a collective would, twice: the second time all that is kept is used again."""
     fold = comm._device.fold("sum", x.dtype)
-    fold_many = comm._device.fold_many("sum", x.dtype)
+    arithmetic = Arithmetic(fold, comm._device.fold_many("sum", x.dtype))
     shapes = x.shape, out.shape
-    prepared = Prepared(plan, comm._device, x.dtype, shapes, fold, fold_many, in_flight=3)
+    prepared = Prepared(plan, comm._device, x.dtype, shapes, arithmetic, in_flight=3)
     conductor = comm._conductor
     untouched = x.copy()
     for _ in range(2):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.planned import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH
 from ringreduce.schedule import Schedule
-from ringreduce.slice_plan import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH
 from tests.lockstep import DIVIDED, Memory, chunk_trees, run_plans
 from tests.schedules import any_schedule, one_shot, two_shot
 from tests.strategies import EVERY_ALGORITHM, block_layout, layouts, written
