@@ -97,7 +97,7 @@ class Agreement:
         self.number = -1
         """The number of the latest call begun."""
         self.completed = 0
-        """Calls whose part this rank has done: the number of the next call."""
+        """Calls whose part this rank has done, and says so here: the number of the next call."""
         self._calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
         """The latest calls of this epoch, up to the one with `number`."""
         self._epoch = 0
@@ -123,20 +123,16 @@ class Agreement:
         """Give the call its number and return the header that its first messages carry."""
         number = self.number = self.completed
         self._calls.append(signature)
-        self._deadline_s = self.timeout_s if timeout_s is None else timeout_s
+        self._deadline_s = timeout_s or self.timeout_s
         if self._expected:
             self._compare_expected(number, signature)
         if self._abort_at is not None and self._abort_at <= number:
             raise Aborted
-        return signature.digest + number.to_bytes(8, "little")
-
-    def end(self) -> None:
-        """The call is complete on this rank."""
-        self.completed = self.number + 1
+        return signature.digest + number.to_bytes(8)
 
     def foreign(self, peer: int, header: bytes) -> None:
         """A message of another call has come: abort the earlier of the two numbers."""
-        theirs = int.from_bytes(header[16:HEADER_BYTES], "little")
+        theirs = int.from_bytes(header[16:HEADER_BYTES])
         self._abort(min(theirs, self.number))
 
     def wait(self, idle: int, ahead: int = 0) -> None:

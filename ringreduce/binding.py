@@ -75,10 +75,10 @@ class Flow:
     steps: list[BoundStep] = field(default_factory=list)
     own_signatures: list[memoryview] = field(default_factory=list)
     """Where this rank's signature goes out from."""
-    settles: list[Act] = field(default_factory=list)
-    """What is copied to its place at the end."""
     at: int = 0
     tested: int = 0
+    alone: Callable[[bytes], None] | None = None
+    """Runs it by itself, once that has been prepared."""
     runs: int = 0
     """How often it has run to its end, since its messages were last counted."""
 
@@ -130,11 +130,14 @@ def fill(binder: Binder, planned: PlannedSlice) -> Flow:
     flow, memory = binder.flow, binder.memory
     flow.steps = [step for planned_step in planned.steps for step in binder.steps(planned_step)]
     in_place = memory[INPUT] is memory[OUTPUT]
-    flow.settles = [
+    settles = [
         binder.copy(copy)
         for copy in planned.settles
         if not (in_place and copy.source.buffer == INPUT and copy.source[1:] == copy.into[1:])
     ]
+    if settles:
+        flow.steps = flow.steps or [BoundStep(0)]
+        flow.steps[-1].acts += settles
     return flow
 
 
@@ -153,13 +156,22 @@ class Binder:
         self.flow, self.memory, self.itemsize = flow, memory, itemsize
         self.transport, self.device, self.arithmetic = transport, device, arithmetic
         self.dtype = memory[SCRATCH].dtype
+        self._views: dict[Span, Any] = {}
         self.unawaited: list[Callable[[], bool]] = []
         """Tests of sends that an earlier part of the step has started."""
         in_reach = device.queue is None
         self.bytes = [device.bytes_of(array) for array in memory] if in_reach else []
 
     def view(self, span: Span) -> Any:
-        return self.memory[span.buffer][span.start : span.stop]
+        """The same array for the same memory: by that NumPy tells at once that a fold is in place.
+
+        With another array of that memory a fold of two elements takes 0.17 us longer.
+        """
+        in_place = span.buffer == OUTPUT and self.memory[OUTPUT] is self.memory[INPUT]
+        place = span._replace(buffer=INPUT) if in_place else span
+        if place not in self._views:
+            self._views[place] = self.memory[place.buffer][place.start : place.stop]
+        return self._views[place]
 
     def copy(self, copy: Copy) -> Act:
         return partial(setitem, self.view(copy.into), ..., self.view(copy.source))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -430,7 +431,8 @@ class Communicator:
                 return result
 
             return self._conductor.run(call, body, timeout_s, async_op, call.queue)
-        self._conductor.carry_out(call, call.prepared, array, target, timeout_s)
+        run = partial(self._conductor.executor.run, call.prepared, array, target)
+        self._conductor.carry_out(call, timeout_s, run)
         return result
 
     def _calls_on(self, array: Any) -> Calls:

@@ -61,6 +61,7 @@ class Conductor:
         self._transport = transport
         self._agreement = Agreement(transport, timeout_s)
         self.executor = Executor(transport, config, self._agreement)
+        self._running = self.executor.running
         self.line = Line(self._agreement.wait, transport.spins, transport.threads)
         self._pid = os.getpid()
         self._ended: Exception | None = None
@@ -74,22 +75,20 @@ class Conductor:
         """Raise the reason when no call can be made.  With the line's lock held."""
         if self._ended is not None:
             raise self._ended.with_traceback(None)
-        if self.executor.running and not self.line.works:
+        if self._running and not self.line.works:
             raise ValueError("a call from within a call, such as from a signal handler")
 
     def carry_out(
         self,
         opening: Opening,
-        prepared: Prepared,
-        source: Any,
-        target: Any,
-        timeout_s: float | None = None,
+        timeout_s: float | None,
+        run: Callable[[bytes], None],
     ) -> None:
-        """One call, now; nothing is in line."""
+        """One call, now, as ``run(header)``; nothing is in line."""
+        agreement = self._agreement
         try:
-            header = self._agreement.begin(opening.signature, timeout_s)
-            self.executor.run(prepared, source, target, header)
-            self._agreement.end()
+            run(agreement.begin(opening.signature, timeout_s))
+            agreement.completed += 1
         except BaseException as error:
             raise self._broken_off(error, opening.schedule) from None
 
@@ -125,7 +124,7 @@ class Conductor:
         try:
             header = self._agreement.begin(opening.signature, timeout_s)
             result = yield from body(header)
-            self._agreement.end()
+            self._agreement.completed += 1
         except BaseException as error:
             raise self._broken_off(error, opening.schedule) from None
         if isinstance(result, ValueError):
@@ -145,7 +144,8 @@ class Conductor:
             unseen = self.line.unseen_error()
             if self._ended is None:
                 self.check_usable()
-                self.carry_out(opening, prepared, nothing, nothing)
+                run = partial(self.executor.run, prepared, nothing, nothing)
+                self.carry_out(opening, None, run)
                 try:
                     self._agreement.part()
                 except BaseException as error:

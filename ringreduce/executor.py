@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ringreduce.agreement import Agreement
 from ringreduce.binding import BoundStep, Flow
 from ringreduce.config import Config
 from ringreduce.flows import FlowStore, Prepared
+from ringreduce.straight import straight
 from ringreduce.transports.base import Transport
 
 
@@ -61,12 +62,11 @@ class Executor:
         Every signature that comes must equal `header`.  Raises an Interrupt when ranks disagree or
         stop answering.
         """
-        if prepared.bound is not None:
-            self._run_flow(prepared.bound, header)
-        elif (flow := self.store.staged(prepared)) is not None:
+        flow = self.store.staged(prepared)
+        if flow is not None:
             staged_source, staged_target = prepared.staging
             staged_source[...] = source
-            self._run_flow(flow, header)
+            self.alone(flow)(header)
             target[...] = staged_target
         else:
             idle, spins = 0, self.transport.spins
@@ -75,21 +75,20 @@ class Executor:
                 if idle > spins:
                     self.agreement.wait(idle - spins)
 
-    def _run_flow(self, flow: Flow, header: bytes) -> None:
-        """Run a flow alone to its end, where every tenth of a microsecond counts."""
-        spins = self.transport.spins
-        self._begin(flow, header)
-        for step in flow.steps:
-            self._start(flow, step)
-            for test in step.tests:
-                idle = 0
-                while not test():
-                    idle += 1
-                    if idle > spins:
-                        self.agreement.wait(idle - spins)
-            self._take_in(flow, step, header)
-        self._settle(flow)
-        self.running.clear()
+    def alone(self, flow: Flow) -> Callable[[bytes], None]:
+        """A function that runs a flow alone to its end, where tenths of a microsecond count."""
+        if flow.alone is None:
+            log = self._log if self.log is not None else None
+            foreign = self.agreement.foreign
+            flow.alone = straight(flow, self.running, self._await, foreign, log)
+        return flow.alone
+
+    def _await(self, test: Callable[[], bool]) -> None:
+        idle, spins = 0, self.transport.spins
+        while not test():
+            idle += 1
+            if idle > spins:
+                self.agreement.wait(idle - spins)
 
     def advance(
         self, prepared: Prepared, source: Any, target: Any, header: bytes
@@ -152,8 +151,11 @@ class Executor:
         for start in step.starts:
             start()
         if self.log is not None:
-            call = self.agreement.number
-            self.log += [LoggedMessage(call, flow.slice, step.index, *note) for note in step.notes]
+            self._log(flow, step)
+
+    def _log(self, flow: Flow, step: BoundStep) -> None:
+        call, log = self.agreement.number, self.log or []
+        log += [LoggedMessage(call, flow.slice, step.index, *note) for note in step.notes]
 
     def _drive(self, flow: Flow, header: bytes) -> bool:
         """Take a flow as far as its messages have come: fold, and start the next step.
@@ -170,33 +172,24 @@ class Executor:
                     flow.tested = tested
                     return moved
                 tested += 1
-            self._take_in(flow, step, header)
+            for peer, came in step.signatures:
+                if came != header:
+                    self.agreement.foreign(peer, bytes(came))
+            for act in step.acts:
+                act()
+            flow.at += 1
             flow.tested = tested = 0
             moved = True
             if flow.at < len(steps):
                 self._start(flow, steps[flow.at])
         return moved
 
-    def _take_in(self, flow: Flow, step: BoundStep, header: bytes) -> None:
-        """End a step that has all its messages: compare signatures, fold what has come."""
-        for peer, came in step.signatures:
-            if came != header:
-                self.agreement.foreign(peer, bytes(came))
-        for act in step.acts:
-            act()
-        flow.at += 1
-
     def _retire(self, flow: Flow) -> bool:
         """Finish a flow that has run all its steps; False if it has not."""
         if not flow.finished:
             return False
-        self._settle(flow)
-        return True
-
-    def _settle(self, flow: Flow) -> None:
-        for settle in flow.settles:
-            settle()
         flow.runs += 1
+        return True
 
     # --- what is under way, and how to take it back ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,29 +29,31 @@ class PersistentCall:
         result: Any,
         timeout_s: float | None,
     ) -> None:
-        self._conductor, self._call, self._result = conductor, call, result
+        self._conductor, self._line = conductor, conductor.line
+        self._call, self._result = call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
         if not call.converts:
             with nullcontext() if call.queue is None else call.queue.selected():
                 conductor.executor.store.bind_for_good(call.prepared, source, target)
-        self._at_once = not call.converts and call.queue is None
+        self._alone: Callable[[bytes], None] | None = None
+        """Runs the call, if it can be done by messages between its arrays alone."""
+        if call.prepared.bound is not None and call.queue is None:
+            self._alone = conductor.executor.alone(call.prepared.bound)
 
     def __del__(self) -> None:
         self._conductor.executor.store.discard(self._call.prepared)
 
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
-        conductor, call = self._conductor, self._call
-        lock = conductor.line.lock
+        conductor, line = self._conductor, self._line
+        lock = line.lock
         lock.acquire()  # a `with` takes twice as long
         try:
             conductor.check_usable()
-            if self._at_once and not conductor.line.works:
-                conductor.carry_out(
-                    call, call.prepared, self._source, self._target, self._timeout_s
-                )
+            if self._alone is None or line.works:
+                conductor.run(self._call, self._body, self._timeout_s, queue=self._call.queue)
             else:
-                conductor.run(call, self._body, self._timeout_s, queue=call.queue)
+                conductor.carry_out(self._call, self._timeout_s, self._alone)
         finally:
             lock.release()
         return self._result

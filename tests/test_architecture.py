@@ -230,10 +230,15 @@ def module_state(tree: ast.AST) -> list[str]:
     return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Global)]
 
 
+WRITES_CODE = "ringreduce.straight"
+"""Compiles lines of its own, and nothing else: `test_nothing_of_a_flow_gets_into_its_code`."""
+
+
 @pytest.mark.parametrize("module", SOURCES)
 @pytest.mark.parametrize("search", [breaches_of_safety, work_at_import, module_state])
 def test_it_is_found_nowhere(module, search):
-    assert search(TREES[module]) == []
+    allowed = ["exec", "compile"] if (module, search) == (WRITES_CODE, breaches_of_safety) else []
+    assert search(TREES[module]) == allowed
 
 
 def test_nothing_is_pickled_over_mpi():

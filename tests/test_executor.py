@@ -16,6 +16,7 @@ from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
 from ringreduce.plan import Plan, plan_whole
 from ringreduce.schedule import Schedule
+from ringreduce.straight import straight
 from tests.cases import CONFIG
 from tests.lockstep import chunk_trees
 from tests.schedules import any_schedule, one_shot, two_shot
@@ -37,7 +38,7 @@ def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray)
         x[...] = untouched
         header = conductor._agreement.begin(Signature("by hand", ()), None)
         conductor.executor.run(prepared, x, out, header)
-        conductor._agreement.end()
+        conductor._agreement.completed += 1
 
 
 def assert_carries_out(
@@ -128,3 +129,39 @@ def test_a_message_that_comes_while_receives_are_taken_back_meets_its_own():
     assert executor.withdraw()
     sent, received = executor.tally()
     assert (sent[1], received[1]) == (0, 1)
+
+
+class Unspoken:
+    """Does as it is told, and has no words for itself."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def __call__(self, *arguments: object) -> bool:
+        self.events.append("called")
+        return True
+
+    def __setitem__(self, place: object, header: bytes) -> None:
+        self.events.append("signed")
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        raise AssertionError("is spelt out")
+
+    __repr__ = __format__ = __str__
+    __hash__ = None
+
+
+def test_nothing_of_a_flow_gets_into_its_code():
+    events: list[str] = []
+    it = Unspoken(events)
+    steps = [
+        BoundStep(it, packs=[it], starts=[it, it], tests=[it], signatures=[(it, it)], acts=[it])
+    ]
+    flow, running = Flow(it, it, steps, own_signatures=[it]), []
+    straight(flow, running, it, it, log=it)(b"header")
+    # Its own signature; then pack, two starts, the log, a test and an act.
+    assert events == ["signed", *["called"] * 6]
+    assert (flow.at, flow.runs, running) == (1, 1, [])
