@@ -31,7 +31,7 @@ host=$1; shift
 export TMPDIR={folder}/$host
 mkdir -p "$TMPDIR"
 exec ip netns exec {prefix}-${{host##*.}} unshare --uts --ipc --mount --pid --fork --mount-proc \\
-    sh -c 'hostname "host-${{1##*.}}"; mount -t tmpfs tmpfs /dev/shm; shift; eval exec "$@"' \\
+    sh -c 'hostname "host-${{1##*.}}"; mount -t tmpfs tmpfs /dev/shm; shift; eval "$*"' \\
     sh "$host" "$@"
 """
 
@@ -90,11 +90,11 @@ def command_line(
             "OMPI_MCA_btl": "self,sm,tcp",
             "OMPI_MCA_btl_tcp_if_include": network,
             "OMPI_MCA_mpi_yield_when_idle": "true",
-            "PRTE_MCA_plm_rsh_agent": str(launcher),
+            "PRTE_MCA_plm_ssh_agent": str(launcher),
             "PRTE_MCA_prte_if_include": network,
         }
         exported = [word for name in settings for word in ("-x", name) if name.startswith("OMPI")]
-        options = ["--prtemca", "plm_rsh_agent", str(launcher), "--bind-to", "none"]
+        options = ["--prtemca", "plm_ssh_agent", str(launcher), "--bind-to", "none"]
         return [*start, "--host", placed, *options, *exported], settings
     settings = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
     options = ["-launcher", "ssh", "-launcher-exec", str(launcher)]
