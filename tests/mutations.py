@@ -123,6 +123,13 @@ MUTATIONS = [
         "Every message moves the first bytes of its buffer.",
     ),
     Mutation(
+        "copies-folded-again",
+        "slice_plan.py",
+        "copies = self.copies.pop(chunk)",
+        "copies = self.copies[chunk]",
+        "Copies that were added in once are added in again with those that come later.",
+    ),
+    Mutation(
         "stale-copy",
         "slice_plan.py",
         "self.last_use.update(dict.fromkeys((*step.folds, *copies), index))",

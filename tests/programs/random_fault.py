@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 import ringreduce as rr
+from ringreduce.algorithms import ALGORITHMS
 from tests.mpi import report
 
 TIMEOUT_S = 1.0
@@ -20,6 +22,7 @@ MOST_CALLS = 30
 """Before the fault."""
 LONGEST_S = 0.004
 """From the start of a call until the fault, at most: some calls are over by then."""
+ALL_REDUCES = (*ALGORITHMS["all_reduce"], "hierarchical(ring, allgather_reduce)", "star(2)")
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 
@@ -41,19 +44,51 @@ def fail(how: str) -> None:
 def random_call(comm: rr.Communicator, rng: random.Random) -> None:
     """A call that all ranks draw alike, and its result compared with what it must be."""
     count = rng.choice([1, 7, 1000, 5000, 60_000])
-    x = np.arange(count) * (RANK + 1)
-    total = np.arange(count) * (SIZE * (SIZE + 1) // 2)
     root = rng.randrange(SIZE)
-    calls: list[tuple[Callable[[], np.ndarray], np.ndarray]] = [
-        (lambda: comm.all_reduce(x, algorithm=rng.choice(["ring", "hierarchical"])), total),
+    algorithm = rng.choice(ALL_REDUCES)
+    x, total = np.arange(count) * (RANK + 1), np.arange(count) * (SIZE * (SIZE + 1) // 2)
+    from_root, at_root = np.arange(count) * (root + 1), root == RANK
+    exact = np.arange(count, dtype=np.float32) % 8
+    to_each = np.concatenate([x + rank for rank in range(SIZE)])
+
+    def asynchronous() -> np.ndarray:
+        first, second, third = (comm.all_reduce(x * i, async_op=True) for i in (1, 2, 3))
+        return second.wait() // 2 + third.wait() // 3 + first.wait()
+
+    def planned() -> np.ndarray:
+        out = x.copy()
+        call = comm.plan("all_reduce", out, out=out, algorithm=algorithm)
+        call()
+        out[:] = x
+        return call()
+
+    def fused() -> np.ndarray:
+        whole, part = comm.all_reduce([x, x[:5].astype(np.int32)], "max")
+        assert np.array_equal(part, (np.arange(count)[:5] * SIZE).astype(np.int32))
+        return whole
+
+    calls: list[tuple[Callable[[], Any], np.ndarray | None]] = [
+        (lambda: comm.all_reduce(x, algorithm=algorithm), total),
+        (asynchronous, 3 * total),
+        (planned, total),
+        (fused, np.arange(count) * SIZE),
+        (lambda: comm.all_reduce(exact, "mean", wire="bfloat16"), exact),
         (lambda: comm.reduce_scatter(x), np.array_split(total, SIZE)[RANK]),
-        (lambda: comm.broadcast(x, root), np.arange(count) * (root + 1)),
+        (lambda: comm.reduce(x, root), total if at_root else None),
+        (lambda: comm.broadcast(x, root), from_root),
         (lambda: comm.all_gather(x[: RANK + 1]), gathered(count)),
         (lambda: comm.all_gather(x, counts=[count] * SIZE), gathered(count, whole=True)),
+        (lambda: comm.gather(x[: RANK + 1], root), gathered(count) if at_root else None),
+        (
+            lambda: comm.scatter(x if at_root else None, root),
+            np.array_split(from_root, SIZE)[RANK],
+        ),
+        (lambda: comm.all_to_all(to_each), gathered(count, whole=True) + RANK),
+        (lambda: comm.barrier(), None),
     ]
     call, wanted = rng.choice(calls)
     result = call()
-    if not np.array_equal(result, wanted):
+    if (result is None) != (wanted is None) or not np.array_equal(result, wanted):
         report(RANK, {"wrong_result": f"{result} in place of {wanted}"})
         os._exit(1)
 
