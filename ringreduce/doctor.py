@@ -23,6 +23,8 @@ from ringreduce.leftovers import SHARED_MEMORY, abandoned
 from ringreduce.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
 
 _PROBE_TIMEOUT_S = 60
+_MOST_NAMED = 8
+"""Files to remove; of more it says how many."""
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30
 
@@ -175,7 +177,12 @@ def _shm_directory() -> Iterable[Finding]:
     dead = abandoned()
     if dead:
         value = f"{len(dead)} files of MPI jobs that are gone"
-        yield Finding("leftovers", value, f"rm {' '.join(map(str, dead))}")
+        yield Finding("leftovers", value, _removal(dead))
+
+
+def _removal(dead: Sequence[Path]) -> str:
+    more = f"; {len(dead) - _MOST_NAMED} more" if len(dead) > _MOST_NAMED else ""
+    return f"rm {' '.join(map(str, dead[:_MOST_NAMED]))}{more}"
 
 
 def _memfd() -> Iterable[Finding]:
@@ -196,6 +203,7 @@ def packages() -> Iterable[Finding]:
     yield _package("NumPy", "numpy", "pip install numpy", essential=True)
     yield _package("Numba", "numba", "pip install numba for compiled kernels")
     yield _package("ml_dtypes", "ml_dtypes", "pip install ml_dtypes for bfloat16")
+    yield _short_floats()
 
 
 def _package(name: str, module: str, advice: str, *, essential: bool = False) -> Finding:
@@ -205,6 +213,18 @@ def _package(name: str, module: str, advice: str, *, essential: bool = False) ->
     missing = f"No module named {module!r}" in answer.complaint
     value = "not installed" if missing else answer.complaint
     return Finding(name, value, advice, essential=essential)
+
+
+def _short_floats() -> Finding:
+    """Whether 16-bit floats are added quickly."""
+    answer = _answers(_probe("kernels"))
+    if not answer.lines:
+        return Finding("16-bit floats", answer.complaint, "report it, with this page")
+    slow = [name for name, compiled in answer.lines[0].items() if not compiled]
+    if not slow:
+        return Finding("16-bit floats", "added by compiled loops")
+    advice = "pip install numba; float16 also needs a processor that converts it (F16C)"
+    return Finding("16-bit floats", f"{' and '.join(slow)} through NumPy, slowly", advice)
 
 
 def gpu() -> Iterable[Finding]:

@@ -154,8 +154,9 @@ class Executor:
             self._log(flow, step)
 
     def _log(self, flow: Flow, step: BoundStep) -> None:
-        call, log = self.agreement.number, self.log or []
-        log += [LoggedMessage(call, flow.slice, step.index, *note) for note in step.notes]
+        assert self.log is not None
+        call = self.agreement.number
+        self.log += [LoggedMessage(call, flow.slice, step.index, *note) for note in step.notes]
 
     def _drive(self, flow: Flow, header: bytes) -> bool:
         """Take a flow as far as its messages have come: fold, and start the next step.

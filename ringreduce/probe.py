@@ -2,6 +2,7 @@
 
     python -m ringreduce.probe mpi                  under mpiexec: this rank's MPI
     python -m ringreduce.probe module NAME          an optional package
+    python -m ringreduce.probe kernels              which 16-bit floats have compiled loops
     python -m ringreduce.probe cards                CuPy and its cards
     python -m ringreduce.probe hold                 memory for another process to read
     python -m ringreduce.probe read PID ADDRESS     read that memory
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         hold()
     else:
         probes: dict[str, Callable[..., dict[str, Any]]]
-        probes = {"mpi": mpi, "module": module, "cards": cards, "read": read}
+        probes = {"mpi": mpi, "module": module, "kernels": kernels, "cards": cards, "read": read}
         _tell(probes[argv[0]](*argv[1:]))
     return 0
 
@@ -49,6 +50,12 @@ def mpi() -> dict[str, Any]:
 def module(name: str) -> dict[str, Any]:
     """The version of a package that can be imported."""
     return {"version": str(importlib.import_module(name).__version__)}
+
+
+def kernels() -> dict[str, Any]:
+    """Whether float16 and bfloat16 are added by compiled loops."""
+    compiling = importlib.import_module("ringreduce.devices.compiling")
+    return {name: compiling.kernel(f"sum-{name}") is not None for name in ("float16", "bfloat16")}
 
 
 def cards() -> dict[str, Any]:

@@ -157,3 +157,25 @@ def test_a_healthy_environment_is_well():
     for name in ("ringreduce", "Python", "cores", "mpiexec", "MPI", "job", "thread level", "NumPy"):
         assert facts[name] == "ok"
     assert {"single copy", "/dev/shm", "memfd_create", "Numba", "ml_dtypes", "CuPy"} <= facts.keys()
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint", "words"),
+    [
+        ([{"float16": True, "bfloat16": True}], "", "added by compiled loops"),
+        ([{"float16": False, "bfloat16": True}], "", "float16 through NumPy, slowly"),
+        ([{"float16": False, "bfloat16": False}], "", "float16 and bfloat16 through NumPy, slowly"),
+        ([], "it crashed", "it crashed"),
+    ],
+)
+def test_slow_16_bit_floats_are_named(monkeypatch, lines, complaint, words):
+    monkeypatch.setattr(doctor, "_answers", lambda argv: doctor.Answer(lines, complaint))
+    found = doctor._short_floats()
+    assert found.value == words
+    assert bool(found.advice) == (words != "added by compiled loops")
+
+
+def test_many_leftovers_are_not_all_named():
+    files = [Path(f"/dev/shm/mpich_{i}") for i in range(20)]
+    assert doctor._removal(files[:2]) == "rm /dev/shm/mpich_0 /dev/shm/mpich_1"
+    assert doctor._removal(files).endswith("/dev/shm/mpich_7; 12 more")
