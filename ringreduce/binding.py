@@ -108,6 +108,7 @@ class Flow:
         for request in self.requests():
             request.Free()
         self.steps.clear()
+        self.alone = None  # it knows this flow and all its memory
 
 
 def bind(
