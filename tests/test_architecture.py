@@ -63,7 +63,7 @@ def all_under(*names: str) -> set[str]:
 SYMBOLIC = ("schedule", "algorithms", "matching", "check", "cost", "simulate", "draw", "picture")
 CARRIES_OUT = (
     *("binding", "executor", "agreement", "calls", "work", "conductor", "programs", "persistent"),
-    *("staging", "placement", "communicator", "start"),
+    *("staging", "placement", "communicator", "start", "flows", "straight"),
 )
 LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "explain", "cli")
 
