@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from ringreduce.bench.environment import environment as of_the_run
 
 RESULTS = Path(__file__).parent.parent / "bench_results"
 HOSTS = "BENCHMARK_HOSTS"
@@ -19,28 +17,8 @@ HOSTS = "BENCHMARK_HOSTS"
 
 def environment(command: str) -> dict[str, Any]:
     """Where a figure comes from.  Called on a rank of the job."""
-    import mpi4py
-    from mpi4py import MPI
-
-    levels = ("single", "funneled", "serialized", "multiple")
     hosts = {"hosts": os.environ[HOSTS]} if HOSTS in os.environ else {}
-    return hosts | {
-        "date": datetime.date.today().isoformat(),
-        "command": command,
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
-        "mpi": MPI.Get_library_version()
-        .splitlines()[0]
-        .split(",")[0]
-        .strip("\0 ")
-        .replace("\t", ""),
-        "thread_level": levels[MPI.Query_thread()],
-        "ranks": MPI.COMM_WORLD.Get_size(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "mpi4py": mpi4py.__version__,
-        "kernel": platform.release().split("-")[0],
-    }
+    return hosts | of_the_run(command)
 
 
 def command_line(module: str) -> str:
@@ -61,10 +39,3 @@ def replace(name: str, rows: list[dict[str, Any]], same: tuple[str, ...]) -> Non
     kept = [row for row in kept if tuple(row.get(key) for key in same) not in new]
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in kept + rows))
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

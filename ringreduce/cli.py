@@ -1,4 +1,4 @@
-"""The command line: `ringreduce run`, `train`, `explain` and `doctor`."""
+"""The command line: `ringreduce run`, `train`, `bench`, `explain` and `doctor`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 from ringreduce.launch import Hosts, Job, run
 from ringreduce.mpiexec import LaunchError
 
+_PASS_ON = ("train", "bench")
+"""Commands that start a module of that name, which has options of its own."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the process's own).  Returns the exit code.
@@ -19,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
-    if rest and options.command != "train":
+    if rest and options.command not in _PASS_ON:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "doctor":
         from ringreduce.doctor import main as doctor
@@ -62,8 +65,8 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
-    if options.command == "train":
-        program = ("-m", "ringreduce.train", *rest)
+    if options.command in _PASS_ON:
+        program = ("-m", f"ringreduce.{options.command}", *rest)
     elif options.module:
         program = ("-m", options.program, *options.args)
     elif options.hosts or Path(options.program).exists():  # other hosts have their own files
@@ -71,7 +74,7 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     else:
         raise ValueError(f"no file {options.program}; a module is started by -m {options.program}")
     return Job(
-        ranks=options.n,
+        ranks=options.ranks,
         program=program,
         hosts=options.hosts,
         nodes=options.nodes,
@@ -103,6 +106,16 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_job_options(train)
+    bench = commands.add_parser(
+        "bench",
+        help="time collectives on n ranks, beside MPI's own and Gloo's",
+        usage="ringreduce bench --ranks N [options] [bench options]",
+        description="The same as: ringreduce run -n N [options] -m ringreduce.bench ...",
+        epilog="Its own options, those of nccl-tests (-b -e -f -w -n -o -d -c) among them: "
+        "python -m ringreduce.bench --help",
+        allow_abbrev=False,
+    )
+    _add_job_options(bench, "--ranks")
     explain = commands.add_parser(
         "explain",
         help="show, price and prove an algorithm without running it",
@@ -115,9 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_job_options(parser: argparse.ArgumentParser) -> None:
+def _add_job_options(parser: argparse.ArgumentParser, ranks: str = "-n") -> None:
     add = parser.add_argument
-    add("-n", type=int, required=True, metavar="N", help="ranks")
+    add(ranks, dest="ranks", type=int, required=True, metavar="N", help="ranks")
     add("--hosts", type=_hosts, default=(), metavar="H1:2,H2:2", help="hosts and their ranks")
     add("--nodes", type=_nodes, default=(), metavar="3,1,2", help="ranks of each node, as stated")
     add(

@@ -1,0 +1,225 @@
+"""Time collectives: ``python -m ringreduce.bench``, under mpirun, on every rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from mpi4py import MPI
+
+import ringreduce as rr
+from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE
+from ringreduce.bench.environment import environment
+from ringreduce.bench.fit import Fit, Point, fit
+from ringreduce.bench.inputs import OPS
+from ringreduce.bench.measure import Measurement, Timing
+from ringreduce.bench.options import Options, read
+from ringreduce.bench.plot import plot
+from ringreduce.bench.table import OURS, Table
+from ringreduce.cost import Profile
+from ringreduce.select import predict, resolve
+
+_BAR = 24
+_FOLDS = 5
+"""Sizes at which adding in one rank is timed."""
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.bench") -> int:
+    """Measure as the command line says, on every rank of MPI's world.
+
+    Returns 1 if any result was wrong, 2 if the algorithm cannot be had, else 0.  Raises SystemExit
+    with code 2, before anything is sent, where the command line is wrong.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    options = read(given, prog)
+    world = MPI.COMM_WORLD
+    with rr.init() as comm:
+        tiny = np.zeros(world.size, options.dtype)
+        try:
+            _warm(comm, options, tiny)
+        except ValueError as error:
+            if world.rank == 0:
+                print(f"{prog}: error: {error}", file=sys.stderr)
+            return 2
+        measurement = Measurement(comm, world, options)
+        run = _Run(measurement, options, f"mpirun -n {world.size} {prog} {' '.join(given)}".strip())
+        try:
+            run.measure()
+        finally:
+            measurement.close()
+        return run.end()
+
+
+def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
+    """Make the call once, so that it is refused before there is any output."""
+    how = {"algorithm": options.algorithm}
+    call = getattr(comm, options.collective)
+    if COLLECTIVES[options.collective].reduces:
+        call(tiny, op=options.op, **how)
+    else:
+        call(tiny, **how)
+
+
+class _Run:
+    """One run on one rank; rank 0 does the talking."""
+
+    def __init__(self, measurement: Measurement, options: Options, command: str) -> None:
+        self._measurement, self._options, self._command = measurement, options, command
+        self._comm, self._world = measurement.comm, measurement.world
+        self._rows: list[list[Timing]] = []
+
+    def measure(self) -> None:
+        """Measure size by size; print each when it is done."""
+        table: Table | None = None
+        counts = self._options.counts(self._world.size)
+        self._say_all(self._introduction())
+        self._progress(0, len(counts))
+        for done, row in enumerate(self._measurement.run(), 1):
+            if table is None:
+                peers = [(t.contender, t.place) for t in row if t.contender != OURS]
+                table = Table(self._options, self._world.size, peers)
+                self._say_all(table.head())
+            self._rows.append(row)
+            self._say_all([table.line(row)])
+            self._progress(done, len(counts))
+
+    def end(self) -> int:
+        """The summary, the files, the exit code."""
+        options, wrong = self._options, sum(t.wrong or 0 for row in self._rows for t in row)
+        ours_wrong = sum(t.wrong or 0 for row in self._rows for t in row if t.contender == OURS)
+        rates = [t.busbw(options.collective, self._world.size) for t in self._ours()]
+        lines = [f"# average busbw of {OURS}: {np.mean(rates) / 1e9:.2f} GB/s"]
+        if options.checks:
+            lines.append(f"# wrong elements: {ours_wrong} of {OURS}, {wrong - ours_wrong} of peers")
+        fitted = self._fit()
+        if fitted is not None:
+            lines += _fit_text(fitted)
+        self._say_all(lines)
+        if self._world.rank == 0:
+            if options.json is not None:
+                options.json.write_text("".join(json.dumps(row) + "\n" for row in self._json()))
+            if options.plot is not None:
+                self._plot(fitted)
+        return int(ours_wrong > 0)
+
+    # --- words ---
+
+    def _introduction(self) -> list[str]:
+        where = environment(self._command)
+        nodes = sorted({len(node) for node in self._comm.nodes})
+        options = self._options
+        return [
+            f"# {OURS} {rr.__version__}: {options.collective}, algorithm {options.algorithm}, "
+            f"{self._world.size} ranks on {len(self._comm.nodes)} node(s) of {nodes}",
+            f"# {where['mpi']}, thread level {where['thread_level']}, {where['cpu']}, "
+            f"{where['cores']} cores",
+            f"# {options.warmup} calls untimed, {options.iterations} timed, interleaved with the "
+            "peers; inputs rewritten before each; time is the median",
+            "#",
+        ]
+
+    def _say_all(self, lines: Sequence[str]) -> None:
+        if self._world.rank == 0:
+            if sys.stderr.isatty():
+                print(f"\r{'':{_BAR + 20}}\r", end="", file=sys.stderr)
+            print(*lines, sep="\n", flush=True)
+
+    def _progress(self, done: int, of: int) -> None:
+        if self._world.rank == 0 and sys.stderr.isatty() and done < of:
+            bar = "█" * (_BAR * done // of)
+            print(f"\r[{bar:{_BAR}}] {done} of {of} sizes", end="", file=sys.stderr, flush=True)
+
+    # --- what comes of it ---
+
+    def _ours(self) -> list[Timing]:
+        """Ours, in place where there is that."""
+        found = [{t.place: t for t in row if t.contender == OURS} for row in self._rows]
+        return [places.get(IN_PLACE) or next(iter(places.values())) for places in found]
+
+    def _fit(self) -> Fit | None:
+        """The cost model, fitted to our times; None where there are too few."""
+        points: list[Point] = [(t.nbytes, t.median_s) for t in self._ours()]
+        if self._world.size < 2 or len(points) < 4:
+            return None
+        options, nodes, config = self._options, self._comm.nodes, self._comm.config
+
+        def predicted(nbytes: int, profile: Profile) -> float:
+            # What "auto" takes does not depend on the fit: it is what ran.
+            name = resolve(options.collective, options.algorithm, nodes, nbytes, config)
+            fitted = replace(config, profile=profile)
+            return predict(options.collective, name, nodes, nbytes, fitted)
+
+        return fit(points, self._folds(), predicted, across=len(nodes) > 1)
+
+    def _folds(self) -> list[Point]:
+        """How long one rank takes to add two arrays: the slowest rank's median."""
+        options = self._options
+        sizes = np.geomspace(options.min_bytes, options.max_bytes, _FOLDS)
+        points = []
+        for nbytes in sizes:
+            count = max(1, int(nbytes) // options.itemsize)
+            a, b = np.ones(count, options.dtype), np.ones(count, options.dtype)
+            seconds = []
+            for _ in range(7):
+                begin = time.perf_counter()
+                OPS[options.op](a, b, out=b)
+                seconds.append(time.perf_counter() - begin)
+            median = np.array([np.median(seconds)])
+            self._world.Allreduce(MPI.IN_PLACE, median, MPI.MAX)
+            points.append((count * options.itemsize, float(median[0])))
+        return points
+
+    def _json(self) -> list[dict[str, object]]:
+        options, ranks = self._options, self._world.size
+        where = environment(self._command)
+        return [
+            {
+                "benchmark": "bench",
+                "collective": options.collective,
+                "algorithm": options.algorithm if t.contender == OURS else None,
+                "contender": t.contender,
+                "place": t.place,
+                "bytes": t.nbytes,
+                "count": t.count,
+                "dtype": options.dtype,
+                "op": options.op,
+                "iterations": options.iterations,
+                "min_us": round(1e6 * t.min_s, 3),
+                "median_us": round(1e6 * t.median_s, 3),
+                "p99_us": round(1e6 * t.p99_s, 3),
+                "algbw_gb_s": round(t.algbw() / 1e9, 4),
+                "busbw_gb_s": round(t.busbw(options.collective, ranks) / 1e9, 4),
+                "wrong": t.wrong,
+                **where,
+            }
+            for row in self._rows
+            for t in row
+        ]
+
+    def _plot(self, fitted: Fit | None) -> None:
+        options, where = self._options, environment(self._command)
+        ranks = self._world.size
+        title = f"{options.collective}, {options.dtype} {options.op}, {ranks} ranks"
+        facts = f"{where['mpi']}, {where['cpu']}, {where['cores']} cores, {where['date']}"
+        assert options.plot is not None
+        factor = COLLECTIVES[options.collective].busbw(ranks)
+        plot(options.plot, title, facts, self._rows, fitted, factor)
+
+
+def _fit_text(fitted: Fit) -> list[str]:
+    link = fitted.profile.in_node
+    return [
+        f"# the cost model, fitted to every other size: alpha {1e6 * link.alpha_s:.2f} us, "
+        f"beta {1e9 * link.beta_s_per_byte:.4f} ns/B, "
+        f"gamma {1e9 * fitted.profile.gamma_s_per_byte:.4f} ns/B",
+        f"# it is off by {fitted.error:.0%} at those sizes and by {fitted.error_checked:.0%} at "
+        "the others (medians)",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Where a figure comes from: machine, versions, command and day."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import mpi4py
+import numpy as np
+from mpi4py import MPI
+
+_LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+def environment(command: str) -> dict[str, Any]:
+    """What every row of a result says of its run.  Called on a rank of the job."""
+    library = MPI.Get_library_version().splitlines()[0].split(",")[0]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": command,
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "mpi": library.strip("\0 ").replace("\t", ""),
+        "thread_level": _LEVELS[MPI.Query_thread()],
+        "ranks": MPI.COMM_WORLD.Get_size(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "mpi4py": mpi4py.__version__,
+        "kernel": platform.release().split("-")[0],
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

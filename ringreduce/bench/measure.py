@@ -1,0 +1,134 @@
+"""Times contenders against each other: interleaved, inputs rewritten, results verified.
+
+A call lasts from when the last rank enters it until the last one leaves it.  Ranks of one host have
+one clock, so that is known; on several, each rank's own time counts, and the longest is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from ringreduce import Communicator
+from ringreduce.bench.collectives import COLLECTIVES, Contender, Setting, wanted
+from ringreduce.bench.gloo import Gloo
+from ringreduce.bench.inputs import Inputs
+from ringreduce.bench.options import Options
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was seen of one contender at one size."""
+
+    contender: str
+    place: str
+    count: int
+    nbytes: int
+    seconds: tuple[float, ...]
+    """Of each timed call, in order."""
+    wrong: int | None
+    """Elements that were wrong on all ranks together; None if none was looked at."""
+
+    @property
+    def median_s(self) -> float:
+        """The median time of a call."""
+        return float(np.median(self.seconds))
+
+    @property
+    def min_s(self) -> float:
+        """The shortest."""
+        return min(self.seconds)
+
+    @property
+    def p99_s(self) -> float:
+        """The time that 99 % of the calls do not exceed."""
+        return float(np.quantile(self.seconds, 0.99, method="higher"))
+
+    def algbw(self) -> float:
+        """Bytes a second."""
+        return self.nbytes / self.median_s
+
+    def busbw(self, collective: str, ranks: int) -> float:
+        """Bytes a second that links carry, if no algorithm could carry less."""
+        return self.algbw() * COLLECTIVES[collective].busbw(ranks)
+
+
+class Measurement:
+    """A run: all ranks make it together."""
+
+    def __init__(self, comm: Communicator, world: MPI.Intracomm, options: Options) -> None:
+        self.comm, self.world, self.options = comm, world, options
+        here = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.one_clock = here.size == world.size
+        here.Free()
+        self.gloo = Gloo.start(world) if options.peers else None
+
+    def close(self) -> None:
+        """Let go of peers that have to be told."""
+        if self.gloo is not None:
+            self.gloo.close()
+
+    def run(self) -> Iterator[list[Timing]]:
+        """Size by size, the timings of all contenders; the same on every rank."""
+        for count in self.options.counts(self.world.size):
+            yield self._size(count)
+
+    def _size(self, count: int) -> list[Timing]:
+        options = self.options
+        at = Setting(self.comm, self.world, count, options.op, options.dtype, options.algorithm)
+        collective = COLLECTIVES[options.collective]
+        contenders = list(collective.make(at))
+        if not options.peers:
+            contenders = [c for c in contenders if c.name == "ringreduce"]
+        elif self.gloo is not None and options.collective == "all_reduce":
+            contenders += self.gloo.contenders(at)
+        inputs = Inputs(
+            self.world.size, count, options.op if collective.reduces else "sum", at.dtype
+        )
+        spans = np.zeros((len(contenders), options.iterations, 2))
+        wrong = [0] * len(contenders)
+        first_checked = options.warmup + max(0, options.iterations - options.checks)
+        for iteration in range(options.warmup + options.iterations):
+            right = None
+            for number, contender in enumerate(contenders):
+                inputs.fill(contender.source, self.world.rank, iteration)
+                span = self._timed(contender)
+                if iteration >= options.warmup:
+                    spans[number, iteration - options.warmup] = span
+                if iteration >= first_checked and contender.result is not None:
+                    if right is None:
+                        right = wanted(options.collective, inputs, at, iteration)
+                    wrong[number] += int((contender.result != contender.wanted(right)).sum())
+        totals = np.array(wrong, np.int64)
+        self.world.Allreduce(MPI.IN_PLACE, totals)
+        series = self._of_all_ranks(spans)
+        return [
+            Timing(
+                contender.name,
+                contender.place,
+                count,
+                count * options.itemsize,
+                tuple(seconds.tolist()),
+                int(total) if options.checks else None,
+            )
+            for contender, seconds, total in zip(contenders, series, totals, strict=True)
+        ]
+
+    def _of_all_ranks(self, spans: np.ndarray) -> np.ndarray:
+        """(contender, call) -> seconds, of (contender, call, begin and end) on every rank."""
+        if self.one_clock:
+            self.world.Allreduce(MPI.IN_PLACE, spans, MPI.MAX)
+        seconds: np.ndarray = spans[..., 1] - spans[..., 0]
+        if not self.one_clock:
+            self.world.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+        return seconds
+
+    def _timed(self, contender: Contender) -> tuple[float, float]:
+        self.world.Barrier()
+        begin = time.perf_counter()
+        contender.call()
+        return begin, time.perf_counter()

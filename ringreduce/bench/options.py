@@ -1,0 +1,136 @@
+"""What to measure, as the command line says it: the flags of nccl-tests, and a few of our own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.inputs import OPS, refusal
+
+_DTYPES = {
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "char": "int8",
+    "uchar": "uint8",
+    "int": "int32",
+    "uint": "uint32",
+}
+"""The names of nccl-tests for NumPy's."""
+_OPS = {"avg": "mean"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.  Raises ValueError where that makes no sense."""
+
+    collective: str
+    algorithm: str
+    min_bytes: int
+    max_bytes: int
+    factor: int
+    warmup: int
+    iterations: int
+    checks: int
+    op: str
+    dtype: str
+    peers: bool
+    json: Path | None
+    plot: Path | None
+
+    def __post_init__(self) -> None:
+        if wrong := refusal(self.op, np.dtype(self.dtype)):
+            raise ValueError(wrong)
+        if self.min_bytes > self.max_bytes:
+            raise ValueError(f"-b {self.min_bytes} is more than -e {self.max_bytes}")
+        if self.min_bytes < self.itemsize:
+            raise ValueError(f"-b {self.min_bytes} is less than an element of {self.dtype}")
+        for flag, value, least in (
+            ("-f", self.factor, 2),
+            ("-w", self.warmup, 0),
+            ("-n", self.iterations, 1),
+            ("-c", self.checks, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{flag} is {value}; wanted at least {least}")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return np.dtype(self.dtype).itemsize
+
+    def counts(self, ranks: int) -> list[int]:
+        """The lengths to measure, in elements: each a whole number for every rank."""
+        step = ranks if COLLECTIVES[self.collective].divided else 1
+        counts, nbytes = [], self.min_bytes
+        while nbytes <= self.max_bytes:
+            counts.append(max(step, nbytes // self.itemsize // step * step))
+            nbytes *= self.factor
+        return list(dict.fromkeys(counts))
+
+
+def read(argv: Sequence[str], prog: str) -> Options:
+    """The options of a command line.  Raises SystemExit with code 2, having said why."""
+    parser = _parser(prog)
+    given = parser.parse_args(argv)
+    try:
+        return Options(**vars(given))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Time a collective, beside MPI's own and Gloo's where torch is installed.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    names = ", ".join(COLLECTIVES)
+    add("--collective", choices=COLLECTIVES, default="all_reduce", metavar="NAME", help=names)
+    add("--algorithm", default="auto", metavar="NAME", help="default: auto, the cheapest")
+    add("-b", dest="min_bytes", type=nbytes, default=8, metavar="BYTES", help="from; default: 8")
+    add("-e", dest="max_bytes", type=nbytes, default=64 << 20, metavar="BYTES", help="to; 64M")
+    add("-f", dest="factor", type=int, default=2, metavar="N", help="from size to size; default: 2")
+    add("-w", dest="warmup", type=int, default=5, metavar="N", help="untimed calls; default: 5")
+    add("-n", dest="iterations", type=int, default=20, metavar="N", help="timed ones; default: 20")
+    add("-c", dest="checks", type=int, default=1, metavar="N", help="results to verify; default: 1")
+    add("-o", dest="op", type=_op, default="sum", metavar="OP", help=f"{', '.join(OPS)}; or avg")
+    add("-d", dest="dtype", type=_dtype, default="float32", metavar="TYPE", help="default: float32")
+    add("--no-peers", dest="peers", action="store_false", help="time ringreduce alone")
+    add("--json", type=Path, metavar="FILE", help="write a row a measurement, with the environment")
+    add("--plot", type=Path, metavar="FILE", help="draw it as PNG; pip install 'ringreduce[plot]'")
+    return parser
+
+
+def nbytes(text: str) -> int:
+    """A size such as 8, 64K or 1G; the letters are powers of 1024."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if not match or not int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; wanted one such as 8, 64K or 1G")
+    return int(match[1]) << 10 * " KMG".index(match[2] or " ")
+
+
+def _dtype(text: str) -> str:
+    name = _DTYPES.get(text, text)
+    try:
+        import ml_dtypes  # noqa: F401  # names bfloat16
+
+        return np.dtype(name).name
+    except TypeError:
+        raise argparse.ArgumentTypeError(
+            f"unknown dtype {text!r}; wanted one such as float"
+        ) from None
+
+
+def _op(text: str) -> str:
+    name = _OPS.get(text, text)
+    if name not in OPS:
+        raise argparse.ArgumentTypeError(f"unknown op {text!r}; choose one of {', '.join(OPS)}")
+    return name
