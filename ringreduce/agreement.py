@@ -97,7 +97,7 @@ class Agreement:
         self.number = -1
         """The number of the latest call begun."""
         self.completed = 0
-        """Calls whose part this rank has done, and says so here: the number of the next call."""
+        """Calls whose part this rank has done, as the conductor counts: the next one's number."""
         self._calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
         """The latest calls of this epoch, up to the one with `number`."""
         self._epoch = 0

@@ -51,6 +51,8 @@ class Proof:
     """Chunks moved, over all messages."""
     results: Mapping[int, Expression]
     """Chunk -> the expression that every rank forms of it."""
+    completed: frozenset[tuple[int, int, int]]
+    """The (rank, step, chunk) of every fold after which all contributions are in."""
 
 
 def check(schedule: Schedule) -> Proof:
@@ -91,6 +93,7 @@ def _prove(schedule: Schedule) -> Proof:
         messages=len(messages),
         chunks=sum(len(message.chunks) for message in messages),
         results=results,
+        completed=frozenset(execution.completed),
     )
 
 
@@ -225,6 +228,12 @@ class _Execution:
         self._folds: dict[tuple[int, ...], int] = {}
         self._under_way: dict[Message, tuple[list[int], int]] = {}
         self._posted = posted
+        self.everybody = [0] * len(schedule.weights)
+        """Chunk -> the ranks that contribute to it."""
+        for rank in range(size):
+            for chunk in schedule.holds_before(rank):
+                self.everybody[chunk] |= 1 << rank
+        self.completed: set[tuple[int, int, int]] = set()
 
     def enter(self, place: Place) -> None:
         """End the rank's previous step, then send the values from before this one."""
@@ -298,21 +307,19 @@ class _Execution:
         if name == len(self.expressions):
             self.expressions.append(tuple(self.expressions[value] for value in values))
             self.contributors.append(together)
+        if together == self.everybody[chunk]:
+            self.completed.add((place.rank, place.step, chunk))
         return name
 
     def results(self, schedule: Schedule) -> dict[int, Expression]:
         """Each chunk's sum: complete, and the same expression wherever it is held at the end."""
-        everybody = [0] * len(schedule.weights)
-        for rank in range(schedule.size):
-            for chunk in schedule.holds_before(rank):
-                everybody[chunk] |= 1 << rank
         found: dict[int, tuple[int, int]] = {}
         for rank in range(schedule.size):
             for chunk in schedule.holds_after(rank):
                 value = self.held[rank].get(chunk)
                 if value is None:
                     raise ScheduleError(f"at the end rank {rank} holds no value of chunk {chunk}")
-                if missing := everybody[chunk] & ~self.contributors[value]:
+                if missing := self.everybody[chunk] & ~self.contributors[value]:
                     raise ScheduleError(
                         f"at the end chunk {chunk} on rank {rank} lacks the contribution of "
                         f"{_ranks(_members(missing))}"

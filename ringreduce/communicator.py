@@ -349,9 +349,9 @@ class Communicator:
         placed = [[members.index(r) for r in node if r in members] for node in self.nodes]
         nodes = tuple(tuple(sorted(node)) for node in placed if node)
         topology = Topology(nodes, transport.rank)
-        part = Communicator(
-            transport, topology, self._device, self.config, self._timeout_s, self._adopt
-        )
+        # A device of its own: both communicators may be adding at the same time.
+        device = type(self._device)()
+        part = Communicator(transport, topology, device, self.config, self._timeout_s, self._adopt)
         if self._adopt is not None:
             self._adopt(part)
         return part

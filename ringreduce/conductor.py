@@ -186,7 +186,7 @@ class Conductor:
             "this process was forked from the one that made the communicator; "
             "make calls in that one, or start ranks with 'ringreduce run'"
         )
-        self.line.forked()
+        self.line.forked(self._ended)
 
     # --- errors ---
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 
 from ringreduce.runs import runs
-from ringreduce.schedule import Chunks, Recv, Schedule, Send, Step
+from ringreduce.schedule import Chunks, Recv, Schedule, Send, Step, source_of
 
 _MESSAGES_A_CELL = 4
 _RUNS_A_MESSAGE = 3
@@ -60,7 +60,7 @@ def draw(
         *_left_out(len(ranks), size, "ranks"),
         *_left_out(len(rows), count, "steps"),
         _LEGEND,
-        *[_LEGEND_OF_COPIES] * any(step.folds for column in columns.values() for step in column),
+        *[_LEGEND_OF_COPIES] * any(map(_has_copies, chain.from_iterable(columns.values()))),
         *_failures(failed, max_ranks),
     ]
     return "\n".join(lines)
@@ -98,6 +98,12 @@ def _cell(steps: Sequence[Step], row: int, failed: int | None) -> str:
         words.append(f"…{len(messages) - _MESSAGES_A_CELL} more")
     words += [f"={_runs(steps[row].folds)}"] * bool(steps[row].folds)
     return mark + (" ".join(words) or "-")
+
+
+def _has_copies(step: Step) -> bool:
+    messages: list[Send | Recv] = [*step.sends, *step.recvs]
+    names = (name for message in messages for name in message.chunks)
+    return bool(step.folds) or any(source_of(name) is not None for name in names)
 
 
 def _message(message: Send | Recv) -> str:

@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from ringreduce.agreement import Agreement
@@ -37,6 +38,8 @@ class LoggedMessage(NamedTuple):
     """Bytes of data, the signature not counted."""
 
 
+_MOST_WRITTEN_OUT = 128
+"""Messages of a flow.  Compiling takes longer the more there are, more than in proportion."""
 _ABANDONED: list[Any] = []
 """Memory of broken communicators with messages under way: MPI may reach it until the very end."""
 
@@ -69,19 +72,29 @@ class Executor:
             self.alone(flow)(header)
             target[...] = staged_target
         else:
-            idle, spins = 0, self.transport.spins
-            for moved in self.advance(prepared, source, target, header):
-                idle = 0 if moved else idle + 1
-                if idle > spins:
-                    self.agreement.wait(idle - spins)
+            self._poll(self.advance(prepared, source, target, header))
 
     def alone(self, flow: Flow) -> Callable[[bytes], None]:
         """A function that runs a flow alone to its end, where tenths of a microsecond count."""
         if flow.alone is None:
-            log = self._log if self.log is not None else None
-            foreign = self.agreement.foreign
-            flow.alone = straight(flow, self.running, self._await, foreign, log)
+            if flow.size <= _MOST_WRITTEN_OUT:
+                log = self._log if self.log is not None else None
+                foreign = self.agreement.foreign
+                flow.alone = straight(flow, self.running, self._await, foreign, log)
+            else:
+                flow.alone = partial(self._drive_to_the_end, flow)
         return flow.alone
+
+    def _drive_to_the_end(self, flow: Flow, header: bytes) -> None:
+        self._poll(self._run_flows(iter((flow,)), 1, 1, header))
+
+    def _poll(self, progress: Iterator[bool]) -> None:
+        """Go on until the end; wait whenever nothing moves."""
+        idle, spins = 0, self.transport.spins
+        for moved in progress:
+            idle = 0 if moved else idle + 1
+            if idle > spins:
+                self.agreement.wait(idle - spins)
 
     def _await(self, test: Callable[[], bool]) -> None:
         idle, spins = 0, self.transport.spins
@@ -96,29 +109,30 @@ class Executor:
         """`run` in steps that do not wait: each says whether it got any further."""
         device = prepared.device
         if prepared.bound is not None:
-            yield from self._run_flows(prepared, iter((prepared.bound,)), header)
+            yield from self._run_flows(iter((prepared.bound,)), 1, 1, header)
             return
         flow = self.store.staged(prepared)
         if flow is not None:
             staged_source, staged_target = prepared.staging
             staged_source[...] = source
-            yield from self._run_flows(prepared, iter((flow,)), header)
+            yield from self._run_flows(iter((flow,)), 1, 1, header)
             target[...] = staged_target
             return
         flat_target = device.flat(target)
         flat_source = flat_target if source is target else device.flat(source)
         self._held = source, target, flat_source, flat_target
         flows = self.store.flows(prepared, flat_source, flat_target)
-        yield from self._run_flows(prepared, flows, header)
+        count = prepared.plan.slices
+        yield from self._run_flows(flows, count, prepared.in_flight, header)
         self._held = ()
         if not device.overlap(flat_target, target):
             target[...] = flat_target.reshape(target.shape)
 
     def _run_flows(
-        self, prepared: Prepared, flows: Iterator[Flow], header: bytes
+        self, flows: Iterator[Flow], count: int, in_flight: int, header: bytes
     ) -> Iterator[bool]:
         running = self.running
-        begun, count, in_flight = 0, prepared.plan.slices, prepared.in_flight
+        begun = 0
         finished = True
         while True:
             if finished:

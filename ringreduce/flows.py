@@ -40,7 +40,7 @@ class Prepared:
     bound: Flow | None = None
     """Its only flow, bound to the only arrays that it is ever run on."""
     last_run: int = 0
-    """When it was last run, counted in runs; the executor keeps what ran last."""
+    """When it was last run, counted in runs; the store keeps what ran last."""
 
     @property
     def nbytes(self) -> int:

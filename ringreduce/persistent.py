@@ -46,16 +46,12 @@ class PersistentCall:
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
         conductor, line = self._conductor, self._line
-        lock = line.lock
-        lock.acquire()  # a `with` takes twice as long
-        try:
+        with line.lock:
             conductor.check_usable()
             if self._alone is None or line.works:
                 conductor.run(self._call, self._body, self._timeout_s, queue=self._call.queue)
             else:
                 conductor.carry_out(self._call, self._timeout_s, self._alone)
-        finally:
-            lock.release()
         return self._result
 
     def _body(self, header: bytes) -> Any:

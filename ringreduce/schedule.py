@@ -34,7 +34,12 @@ _COPIES = 1 << 32
 
 
 def copy_of(chunk: int, rank: int) -> int:
-    """The name under which `rank`'s value of a chunk travels apart from the sum."""
+    """The name under which `rank`'s value of a chunk travels apart from the sum.
+
+    Raises ValueError for numbers below 0, and for chunks of 2**32 and more.
+    """
+    if rank < 0 or not 0 <= chunk < _COPIES:
+        raise ValueError(f"copy_of: no rank {rank} has a copy of chunk {chunk}")
     return chunk + (rank + 1) * _COPIES
 
 
@@ -117,6 +122,11 @@ class Schedule:
     claim: Callable[[int], Claim]
     digest: str = ""
     """Tells schedules of one name apart, where ranks could mean different ones by it."""
+    completes: Callable[[int], frozenset[tuple[int, int]]] | None = None
+    """The (step, chunk) of a rank's folds after which all contributions are in.
+
+    None: those that are the last change of a chunk that the rank keeps.
+    """
 
 
 def joined(parts: Iterable[Chunks]) -> Chunks:
@@ -231,7 +241,10 @@ def chunk_text(name: int) -> str:
 
 def _chunk_from_text(text: str) -> int:
     chunk, apart, rank = text.partition("@")
-    return copy_of(int(chunk), int(rank)) if apart else int(chunk)
+    name = copy_of(int(chunk), int(rank)) if apart else int(chunk)
+    if not apart and source_of(name) is not None:
+        raise ValueError(f"{text} is no chunk")
+    return name
 
 
 def _join(chunks: Chunks) -> str:

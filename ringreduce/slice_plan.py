@@ -76,6 +76,7 @@ class _SlicePlanner:
         self.rank, self.steps, self.placed, self.itemsize = rank, steps, placed, itemsize
         self.segment = max(1, segment_bytes // itemsize)
         self.result = frozenset(schedule.holds_after(rank))
+        self.completes = schedule.completes and schedule.completes(rank)
         self.home: dict[int, Span] = {
             chunk: Span(INPUT, placed[chunk].before, placed[chunk].before + placed[chunk].count)
             for chunk in schedule.holds_before(rank)
@@ -309,7 +310,10 @@ class _SlicePlanner:
 
     def _fold(self, index: int, chunk: int, values: list[tuple[int, Span]], into: Span) -> Fold:
         """Fold the (rank, value) of a chunk, the local one among them, in ascending rank order."""
-        finishes = chunk in self.result and self.last_write[chunk] == index
+        if self.completes is None:
+            finishes = chunk in self.result and self.last_write[chunk] == index
+        else:
+            finishes = (index, chunk) in self.completes
         return Fold(tuple(span for _, span in sorted(values)), into, finishes)
 
     def _fold_copies(self, index: int, chunk: int) -> Fold:

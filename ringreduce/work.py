@@ -58,6 +58,11 @@ class Work:
         """What the call raised, if nobody has waited for it."""
         return None if self._seen else self._error
 
+    def forked(self, error: Exception) -> None:
+        """In a child process: whoever held the lock of the event is no more."""
+        self.completed = threading.Event()
+        self.finish(error=error)
+
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
         """Called once by the line: the call is over."""
         self._result, self._error = result, error
@@ -148,9 +153,16 @@ class Line:
         with self._arrived:
             self._arrived.notify()
 
-    def forked(self) -> None:
-        """In a child process, where a thread that held a lock is no more."""
+    def forked(self, error: Exception) -> None:
+        """In a child process, where no thread is left that could hold a lock or carry a work out.
+
+        The works are the parent's: here they end with `error`.
+        """
         self.lock, self._arrived = threading.RLock(), threading.Condition()
+        works, self._thread, self._failed = list(self.works), None, []
+        self.works.clear()
+        for work in works:
+            work.forked(error)
 
     def unseen_error(self) -> BaseException | None:
         """The first error of a work that nobody has waited for; asked for once."""

@@ -47,7 +47,12 @@ _BY_FILE = {
 }
 _FIRST = {
     **dict.fromkeys(
-        ("signature-not-compared", "completed-calls-not-counted"), ("tests/test_agreement.py",)
+        (
+            "signature-not-compared",
+            "completed-calls-not-counted",
+            "received-before-the-signature-is-known",
+        ),
+        ("tests/test_agreement.py",),
     ),
     **dict.fromkeys(
         ("signature-of-a-list-without-its-layout", "wire-not-signed", "persistent-call-on-a-copy"),

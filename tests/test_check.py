@@ -674,3 +674,29 @@ def test_a_wrong_use_of_copies_is_rejected(old: str, new: str, reason: str) -> N
 )
 def test_copies_that_are_not_there_or_come_twice_are_rejected(text: str, reason: str) -> None:
     assert reason in message_of(written(text))
+
+
+# --- where sums are complete ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [name for name in EVERY_ALGORITHM if name[0] in ("all_reduce", "reduce", "reduce_scatter")],
+)
+@given(nodes=layouts(max_ranks=16))
+@settings(max_examples=15, deadline=None)
+def test_our_sums_are_complete_where_a_rank_last_changes_what_it_keeps(
+    collective: str, algorithm: str, nodes: list[list[int]]
+) -> None:
+    """So the planner may divide a mean there, without knowing the other ranks' steps."""
+    schedule = build(collective, algorithm, nodes)
+    assume(schedule.size > 1)
+    last = set()
+    for rank, steps in enumerate(steps_of(schedule)):
+        changes = {}
+        for number, step in enumerate(steps):
+            changes |= {c: (number, r.reduce) for r in step.recvs for c in r.chunks}
+            changes |= dict.fromkeys(step.folds, (number, True))
+        kept = set(schedule.holds_after(rank)) & changes.keys()
+        last |= {(rank, changes[c][0], c) for c in kept if changes[c][1]}
+    assert check(schedule).completed == last

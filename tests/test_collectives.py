@@ -358,3 +358,30 @@ def test_calls_of_many_sizes_follow_each_other(counts):
             assert np.array_equal(comm.all_reduce(x), 3 * np.arange(count) + 3)
 
     rr.spawn(program, 3, config=rr.Config(kept_plans=2, slice_bytes=4096, staged_bytes=512))
+
+
+def test_a_communicator_and_its_part_add_at_the_same_time():
+    def program(comm):
+        part = comm.split(comm.rank // 2)
+        x, y = np.full(200_000, comm.rank + 1.0), np.full(200_000, comm.rank + 1.0)
+        for _ in range(20):
+            whole = comm.all_reduce(x, "mean", async_op=True)
+            mine = part.all_reduce(y, "mean", async_op=True)
+            assert whole.wait()[-1] == 2.5
+            assert mine.wait()[-1] == (1.5 if comm.rank < 2 else 3.5)
+        part.close()
+
+    rr.spawn(program, 4)
+
+
+@pytest.mark.parametrize("count", [5, 40_000])
+def test_a_flow_of_few_or_many_messages_is_planned(count):
+    """Few are written out as one function; of thousands that would take seconds to compile."""
+    config = rr.Config(segment_bytes=64)
+
+    def program(comm):
+        x = np.arange(count) * (comm.rank + 1.0)
+        plan = comm.plan("all_reduce", x, out=x, algorithm="ring")
+        return plan()[-1]
+
+    assert rr.spawn(program, 3, config=config) == [(count - 1) * 6.0] * 3

@@ -115,3 +115,49 @@ def test_names_that_are_taken_or_are_no_words_are_refused(name):
 def test_unknown_collectives_are_refused():
     with pytest.raises(ValueError, match="unknown collective 'sum'"):
         rr.register_algorithm("chain", chain, collective="sum")
+
+
+def sum_passed_on_to_the_root(size, rank, root):
+    """A rank that is not the root adds everything up, and the root gets it from there."""
+    adder = (root + 1) % size
+    others = [other for other in range(size) if other != adder]
+    if rank == adder:
+        yield Step(recvs=tuple(Recv(other, (0,), reduce=True) for other in others))
+        yield Step(sends=(Send(root, (0,)),))
+    else:
+        yield Step(sends=(Send(adder, (0,)),))
+        if rank == root:
+            yield Step(recvs=(Recv(adder, (0,)),))
+
+
+def sum_that_comes_back(size, rank):
+    """Rank 0 has the sum, passes it on, and is given it again by the last."""
+    before, after = (rank - 1) % size, (rank + 1) % size
+    if rank == 0:
+        yield Step(recvs=tuple(Recv(other, (0,), reduce=True) for other in range(1, size)))
+        yield Step(sends=(Send(after, (0,)),))
+        yield Step(recvs=(Recv(before, (0,)),))
+    else:
+        yield Step(sends=(Send(0, (0,)),))
+        yield Step(recvs=(Recv(before, (0,)),))
+        yield Step(sends=(Send(after, (0,)),))
+
+
+@pytest.mark.parametrize("count", [3, 5000, 60_000])
+def test_a_mean_is_divided_once_wherever_the_sum_is_complete(count):
+    rr.register_algorithm("passed_on", sum_passed_on_to_the_root, collective="reduce", chunks=one)
+    rr.register_algorithm("comes_back", sum_that_comes_back, chunks=one)
+
+    def program(comm):
+        x = np.arange(count, dtype=np.float64) * (comm.rank + 1)
+        whole = comm.all_reduce(x, "mean", algorithm="comes_back")
+        at_root = comm.reduce(x, 2, "mean", algorithm="passed_on")
+        return whole, at_root
+
+    results = rr.spawn(program, 3)
+    assert all(np.array_equal(whole, np.arange(count) * 2.0) for whole, _ in results)
+    assert np.array_equal(results[2][1], np.arange(count) * 2.0)
+
+
+def one(size):
+    return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -56,8 +57,11 @@ def _builder(
             claim=lambda rank: _counted(ranks[rank]),
             digest=blake2b(text.encode(), digest_size=8).hexdigest(),
         )
-        check(schedule)
-        return schedule
+        completed = check(schedule).completed
+        return replace(
+            schedule,
+            completes=lambda rank: frozenset((step, c) for r, step, c in completed if r == rank),
+        )
 
     def build(nodes: Nodes, root: int) -> Schedule:
         return build_own(tuple(map(tuple, nodes)), root)

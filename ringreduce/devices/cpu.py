@@ -169,6 +169,8 @@ class CpuDevice:
 
     def _fold_widened(self, op: str, dtype: np.dtype) -> _FoldBlock:
         accumulate = self._accumulate(op, dtype)
+        for name in (f"{dtype.name}-float32", f"float32-{dtype.name}"):
+            compiling.kernel(name)  # now, not in the middle of a call
 
         def fold_block(sources: Sequence[np.ndarray], into: np.ndarray, total: np.ndarray) -> None:
             self.convert(sources[0], total)

@@ -85,8 +85,11 @@ def forked() -> None:
     """A child calls: it is refused at once, and the ranks go on as if nothing had been."""
     comm = rr.init(timeout_s=20)
     comm.all_reduce(np.ones(3))
+    if RANK == 0:
+        work = comm.all_reduce(np.ones(3), async_op=True)  # the others do not call it yet
+    calls = [lambda: comm.all_reduce(np.ones(3)), lambda: comm.all_reduce(np.ones(5))]
     answers = []
-    for call in (lambda: comm.all_reduce(np.ones(3)), lambda: comm.all_reduce(np.ones(5))):
+    for call in [*calls, work.wait] if RANK == 0 else calls:
         readable, writable = os.pipe()
         child = os.fork()
         if not child:
@@ -99,7 +102,8 @@ def forked() -> None:
         os.close(writable)
         os.waitpid(child, 0)
         answers.append(os.read(readable, 1000).decode())
-    total = comm.all_reduce(np.ones(3)).tolist()
+    MPI.COMM_WORLD.Barrier()
+    total = (work.wait() if RANK == 0 else comm.all_reduce(np.ones(3))).tolist()
     comm.close()
     report(RANK, {"answers": answers, "total": total})
 
