@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.bench.fit import fit
 from ringreduce.bench.inputs import OPS, Inputs
-from ringreduce.bench.options import nbytes, read
+from ringreduce.bench.options import _parser, nbytes, read
 from ringreduce.cost import Link, Profile, price
 from tests.mpi import environment, mpiexec
 
@@ -311,3 +311,29 @@ def test_the_launcher_starts_it(tmp_path):
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 ranks on 1 node(s)" in ended.stdout
+
+
+@pytest.mark.mpi
+def test_the_command_of_the_page_does_what_it_says(tmp_path):
+    pytest.importorskip("matplotlib")
+    page = (ROOT / "docs" / "performance.md").read_text()
+    command = next(line for line in page.splitlines() if line.startswith("    ringreduce bench"))
+    assert "-e 128M" in command
+    flags = command.replace("-e 128M", "-e 8K").split()[1:]
+    ended = subprocess.run(
+        [sys.executable, "-m", "ringreduce.cli", *flags],
+        cwd=tmp_path,
+        env=environment() | {"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all_reduce.png", "rows.jsonl"]
+
+
+def test_the_page_lists_every_flag():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    parser = _parser("bench")
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert {flag for flag in flags if f"`{flag}`" not in page} == {"-h", "--help"}
