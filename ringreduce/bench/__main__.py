@@ -115,7 +115,7 @@ class _Run:
         return [
             f"# {OURS} {rr.__version__}: {options.collective}, algorithm {options.algorithm}, "
             f"{self._world.size} ranks on {len(self._comm.nodes)} node(s) of {nodes}",
-            f"# {where['mpi']}, thread level {where['thread_level']}, {where['cpu']}, "
+            f"# {' '.join(where['mpi'].split())}, thread level {where['thread_level']}, {where['cpu']}, "
             f"{where['cores']} cores",
             f"# {options.warmup} calls untimed, {options.iterations} timed, interleaved with the "
             "peers; inputs rewritten before each; time is the median",
@@ -204,7 +204,8 @@ class _Run:
         options, where = self._options, environment(self._command)
         ranks = self._world.size
         title = f"{options.collective}, {options.dtype} {options.op}, {ranks} ranks"
-        facts = f"{where['mpi']}, {where['cpu']}, {where['cores']} cores, {where['date']}"
+        mpi = " ".join(where["mpi"].split())
+        facts = f"{mpi}, {where['cpu']}, {where['cores']} cores, {where['date']}"
         assert options.plot is not None
         factor = COLLECTIVES[options.collective].busbw(ranks)
         plot(options.plot, title, facts, self._rows, fitted, factor)

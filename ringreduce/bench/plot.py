@@ -12,6 +12,7 @@ from ringreduce.bench.measure import Timing
 from ringreduce.bench.table import OURS
 
 _COLOURS = {OURS: "#1f6feb", "MPI": "#d1572a", "Gloo": "#7d4cdb"}
+_MOST_TICKS = 7
 _MODEL, _GRID, _INK = "#57606a", "#d8dee4", "#1f2328"
 
 
@@ -51,9 +52,9 @@ def plot(
         rate.plot(sizes, [busbw * t.nbytes / t.median_s / 1e9 for t in series], **style)
     if fitted is not None:
         _draw_model(time, rate, fitted, busbw)
+    time.set_yscale("log")
     for axes, name in ((time, "median time of a call, µs"), (rate, "bus bandwidth, GB/s")):
         _dress(axes, name, [row[0].nbytes for row in rows])
-    time.set_yscale("log")
     rate.set_ylim(bottom=0)
     rate.legend(frameon=False, fontsize=9, loc="upper left")
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK)
@@ -72,7 +73,7 @@ def _draw_model(time: Any, rate: Any, fitted: Fit, busbw: float) -> None:
 
 def _dress(axes: Any, name: str, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
-    step = max(1, len(sizes) // 7)
+    step = -(-len(sizes) // _MOST_TICKS)
     axes.set_xticks(sizes[::step], [_size_text(size) for size in sizes[::step]])
     axes.minorticks_off()
     axes.set_title(name, loc="left", fontsize=10.5, color=_INK)
