@@ -115,8 +115,8 @@ class _Run:
         return [
             f"# {OURS} {rr.__version__}: {options.collective}, algorithm {options.algorithm}, "
             f"{self._world.size} ranks on {len(self._comm.nodes)} node(s) of {nodes}",
-            f"# {' '.join(where['mpi'].split())}, thread level {where['thread_level']}, {where['cpu']}, "
-            f"{where['cores']} cores",
+            f"# {' '.join(where['mpi'].split())}, thread level {where['thread_level']}, "
+            f"{where['cpu']}, {where['cores']} cores",
             f"# {options.warmup} calls untimed, {options.iterations} timed, interleaved with the "
             "peers; inputs rewritten before each; time is the median",
             "#",
