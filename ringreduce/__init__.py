@@ -46,6 +46,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":
+        return import_module("ringreduce.train")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"ringreduce.{_MODULES.get(name, 'errors')}"), name)

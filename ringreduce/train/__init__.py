@@ -6,8 +6,9 @@
         result = train(comm, load_split(), Settings(seed=1))
 """
 
-from ringreduce.train.data import Split, load_digits, load_split
-from ringreduce.train.data_parallel import (
+from ringreduce.train.data import Split, load_digits, load_split, shard
+from ringreduce.train.data_parallel import DataParallel
+from ringreduce.train.loop import (
     DriftError,
     Epoch,
     Replica,
@@ -18,6 +19,7 @@ from ringreduce.train.data_parallel import (
 )
 
 __all__ = [
+    "DataParallel",
     "DriftError",
     "Epoch",
     "Replica",
@@ -27,5 +29,6 @@ __all__ = [
     "check_equal",
     "load_digits",
     "load_split",
+    "shard",
     "train",
 ]

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import ringreduce as rr
 from ringreduce.train import data, mlp
-from ringreduce.train.data_parallel import DTYPES, DriftError, Epoch, Result, Settings, train
+from ringreduce.train.loop import DTYPES, DriftError, Epoch, Result, Settings, train
 
 _LINES = 10
 """So many lines a run at most, where the output is no terminal."""

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import ringreduce as rr
+
 DIGITS = Path(__file__).with_name("digits.csv.gz")
 """1,797 rows: 64 pixels from 0 to 16, then the digit.  Source and licence: DIGITS.md."""
 
@@ -89,6 +91,16 @@ def global_batches(samples: int, batch: int, seed: int, epoch: int) -> Iterator[
     order = np.random.default_rng((seed, epoch, _ORDER)).permutation(samples)
     for start in range(0, samples, batch):
         yield order[start : start + batch]
+
+
+def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[np.intp]:
+    """This rank's part of the indices 0 to n - 1, in an order of this epoch's own.
+
+    All ranks draw the same order from seed and epoch, and each index is in one part; parts differ
+    by one in length at most.
+    """
+    order = np.random.default_rng((seed, epoch, _ORDER)).permutation(n)
+    return part(order, comm.rank, comm.size)
 
 
 def noise(samples: int, scale: float, seed: int, epoch: int) -> NDArray[np.float32]:

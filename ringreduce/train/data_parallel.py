@@ -1,222 +1,275 @@
-"""Data-parallel training: every rank a replica, one all-reduce a step.
+"""Gradients added up over the ranks while the rest of them is still being computed.
 
-A global batch is dealt to the ranks.  Each rank computes its share of the mean loss and of its
-gradient (`mlp` divides by the count of the whole batch), the ring adds the shares, and every rank
-makes the same step: N ranks compute what one rank computes on the same global batch, up to the
-order of the additions.  The sum is bitwise the same on all ranks, and so are the parameters, which
-`check_equal` proves at the end.
+Gradients are gathered in buckets, flat arrays that are reduced as one.  Backward goes from the last
+layer to the first, so buckets are filled in the reverse order of the parameters; each is on its way
+as soon as it is full.  The first is small, so that communication begins early.
+
+Source: Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
+VLDB 13(12), 2020.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train import data, mlp, optimizers
-
-DTYPES = ("float32", "float64")
 
 
-class DriftError(rr.RingReduceError):
-    """The ranks ended with different parameters; all ranks raise it with the same text."""
+class DataParallel:
+    """One rank's part of a data-parallel model: any model whose parameters are named arrays.
 
+    Every rank makes one with parameters of the same names, shapes and dtypes, NumPy's or CuPy's;
+    they are overwritten with rank 0's.  Then, in every step, on every rank::
 
-@dataclass(frozen=True)
-class Settings:
-    """What a training run depends on, besides its data.  Raises ValueError for what cannot work."""
+        for name, gradient in backward():      # from the last layer to the first
+            dp.ready(name, gradient)
+        gradients = dp.finish()                # the means over all ranks
+        update(params, gradients)
 
-    # Chosen without the hold-out, by cross-validation inside the other four fifths: 4 stratified
-    # folds, 3 assignments to folds, 3 seeds.  These gave 98.7 %, the worst of 36 runs 97.8 %.
-    # Without noise no lr, batch, width or depth passed 98.2 %; with noise but a constant lr,
-    # 97.8 %; 256 hidden units gave 98.8 % at twice the size, which is within the error.  (The best
-    # setting without noise had been measured on the hold-out too, 97.1 % over 60 seeds; that led
-    # to looking for a better one, not to which.)
-    epochs: int = 30
-    batch: int = 32
-    """Samples of a global batch, over all ranks."""
-    lr: float = 0.2
-    """Learning rate of the first step; it falls linearly to 0."""
-    momentum: float = 0.9
-    noise: float = 0.2
-    """Standard deviation of the noise on the pixels, which are from 0 to 1, while training."""
-    hidden: tuple[int, ...] = (128,)
-    """Widths of the hidden layers."""
-    seed: int = 0
-    """Of the first parameters, the order of the samples and the noise."""
-    dtype: str = "float32"
-    algorithm: str = "ring"
-    """Of the all-reduce; "auto" leaves the choice to the communicator."""
+    Args:
+        params: name -> array, in the order in which a forward pass uses them.
+        first_bucket_bytes, bucket_bytes: a bucket is full when the next gradient would make it
+            larger than this; one gradient may be larger alone.
+        wire: "bfloat16" or "float16" halves what is sent; see `Communicator.all_reduce`.
+        algorithm: of the all-reduces.
 
-    def __post_init__(self) -> None:
-        _want(self.epochs >= 1, "epochs", self.epochs, "at least 1")
-        _want(self.batch >= 1, "batch", self.batch, "at least 1")
-        _want(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")
-        _want(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 up to, but not, 1")
-        _want(0 <= self.noise < math.inf, "noise", self.noise, "a finite number of at least 0")
-        _want(min(self.hidden, default=1) >= 1, "hidden", self.hidden, "widths of at least 1")
-        _want(self.seed >= 0, "seed", self.seed, "at least 0")
-        _want(self.dtype in DTYPES, "dtype", self.dtype, " or ".join(DTYPES))
-
-    def check(self, split: data.Split) -> None:
-        """Raise ValueError if there are fewer training samples than a global batch has."""
-        samples = len(split.train_labels)
-        _want(self.batch <= samples, "batch", self.batch, f"at most the {samples} training samples")
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """How an epoch went, over all ranks; times are this rank's."""
-
-    number: int
-    """From 1."""
-    loss: float
-    """Mean over the training samples, each taken when its batch was computed."""
-    samples_per_s: float
-    communication: float
-    """Share of the epoch spent in all-reduce, from 0 to 1; waiting for slower ranks counts."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What training ends with: the same on every rank."""
-
-    parameters: Any
-    """Flat; `mlp.views` gives the layers."""
-    digest: str
-    """SHA-256 of the parameters' bytes, in hexadecimal."""
-    loss: float
-    """Of the last epoch."""
-    accuracy: float
-    """On the held-out samples, from 0 to 1."""
-
-
-class Replica:
-    """One rank's copy of the model: parameters, velocity and gradient, each one flat buffer.
-
-    Every rank must make one, with the same arguments; the parameters are rank 0's.
+    Raises MismatchError on all ranks, naming a parameter, if they differ; ValueError for sizes
+    below 1.
     """
 
     def __init__(
-        self, comm: rr.Communicator, sizes: tuple[int, ...], settings: Settings, xp: ModuleType = np
+        self,
+        comm: rr.Communicator,
+        params: Mapping[str, Any],
+        *,
+        first_bucket_bytes: int = 1 << 20,
+        bucket_bytes: int = 25 << 20,
+        wire: str | None = None,
+        algorithm: str = "auto",
     ) -> None:
-        self.comm = comm
-        self.settings = settings
-        self.xp = xp
-        self.flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp)
-        comm.broadcast(self.flat, root=0, out=self.flat)
-        self.parameters = mlp.views(self.flat, sizes)
-        self.velocity = xp.zeros_like(self.flat)
-        # The loss rides behind the gradient, so that a step is one all-reduce.
-        self.reduced = xp.zeros(len(self.flat) + 1, self.flat.dtype)
-        self.gradient = self.reduced[:-1]
-        self._gradients = mlp.views(self.gradient, sizes)
+        sizes = {"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"DataParallel: {name} is {value}; wanted at least 1")
+        self._comm = comm
+        self._how: dict[str, Any] = {"wire": wire, "algorithm": algorithm}
+        _check_alike(comm, params)
+        for array in params.values():
+            comm.broadcast(array, root=0, out=array)
+        backwards = list(params.items())[::-1]
+        self._buckets = list(map(_Bucket, _cut(backwards, first_bucket_bytes, bucket_bytes)))
+        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.places}
+        self._started = 0
+        """Buckets whose all-reduce is under way or done, in order."""
+        self._ready: set[str] = set()
+        self._accumulated: set[str] = set()
+        self._synchronises = True
+        self._samples: float | None = None
+        self._total: rr.Work | None = None
 
-    def mean_gradient(self, x: Any, labels: Any, count: int) -> float:
-        """Put the mean gradient over a global batch of `count` samples into `gradient`.
+    @property
+    def buckets(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters in each bucket, in the order in which they are reduced."""
+        return tuple(tuple(bucket.places) for bucket in self._buckets)
 
-        `x` (samples, inputs) and `labels` (samples,) are this rank's part of the batch, possibly
-        empty.  Every rank must call it.  ``reduced[-1]`` becomes the mean loss.  Returns the
-        seconds spent in the all-reduce.
+    def weigh(self, samples: int) -> None:
+        """Let this rank's gradients count for so many samples in this step, at least 0.
+
+        For batches that are not the same everywhere: gradients are means over a rank's own samples,
+        and `finish` gives the mean over all.  Every rank calls it before its first `ready`.
         """
-        loss, layers = mlp.gradients(self.parameters, x, labels, count, self.xp)
-        self.reduced[-1] = loss
-        for mine, computed in zip(self._gradients, layers, strict=True):
-            mine.weight[...] = computed.weight
-            mine.bias[...] = computed.bias
-        start = time.perf_counter()
-        self.comm.all_reduce(self.reduced, out=self.reduced, algorithm=self.settings.algorithm)
-        return time.perf_counter() - start
+        if samples < 0:
+            raise ValueError(f"weigh: {samples} samples; wanted at least 0")
+        if self._ready or self._accumulated or self._samples is not None:
+            raise ValueError("weigh: call it once a step, before the first ready")
+        self._samples = float(samples)
+        mine = np.array([samples], np.float64)
+        self._total = self._comm.all_reduce(mine, async_op=True)
 
-    def epoch(self, x: Any, labels: Any, number: int) -> Epoch:
-        """Train once on all samples, of which this rank computes its parts of the batches.
+    def ready(self, name: str, gradient: Any) -> None:
+        """The gradient of a parameter is final; it is copied, and may be overwritten at once.
 
-        `x` and `labels` are the whole training data; `number` counts from 1.  Every rank must
-        call it.
+        As soon as a bucket is full, and all before it are under way, its all-reduce starts.  Raises
+        ValueError for a parameter that there is not, one that was ready before in this step, or a
+        gradient of another shape or dtype.
         """
-        settings, samples = self.settings, len(labels)
-        total_loss = communication_s = 0.0
-        start = time.perf_counter()
-        noise = data.noise(samples, settings.noise, settings.seed, number)
-        x = x + self.xp.asarray(noise, self.flat.dtype)
-        batches = list(data.global_batches(samples, settings.batch, settings.seed, number))
-        for step, batch in enumerate(batches, (number - 1) * len(batches)):
-            mine = data.part(batch, self.comm.rank, self.comm.size)
-            communication_s += self.mean_gradient(x[mine], labels[mine], len(batch))
-            total_loss += float(self.reduced[-1]) * len(batch)
-            lr = optimizers.linear_decay(settings.lr, step, settings.epochs * len(batches))
-            optimizers.sgd(self.flat, self.velocity, self.gradient, lr, settings.momentum)
-        elapsed_s = time.perf_counter() - start
-        return Epoch(number, total_loss / samples, samples / elapsed_s, communication_s / elapsed_s)
-
-
-def train(
-    comm: rr.Communicator,
-    split: data.Split,
-    settings: Settings,
-    *,
-    report: Callable[[Epoch, float], None] | None = None,
-    xp: ModuleType = np,
-) -> Result:
-    """Train on the ranks of `comm`; every rank must call it with the same split and settings.
-
-    `report` is called after each epoch with the held-out accuracy of that moment; it may be given
-    on one rank only.  Nothing depends on what it is told.
-
-    Raises ValueError if the settings do not fit the data, FloatingPointError if the loss grows
-    out of bounds, and DriftError if the ranks end with different parameters: on all ranks alike.
-    """
-    settings.check(split)
-    sizes = (split.train_x.shape[1], *settings.hidden, data.CLASSES)
-    x, labels = xp.asarray(split.train_x, settings.dtype), xp.asarray(split.train_labels)
-    held_x = xp.asarray(split.held_out_x, settings.dtype)
-    held_labels = xp.asarray(split.held_out_labels)
-    replica = Replica(comm, sizes, settings, xp)
-    for number in range(1, settings.epochs + 1):
-        # A loss out of bounds is an error here; NumPy need not warn of it as well.
-        with np.errstate(over="ignore", invalid="ignore"):
-            epoch = replica.epoch(x, labels, number)
-        if not math.isfinite(epoch.loss):
-            raise FloatingPointError(
-                f"train: the loss is {epoch.loss} after epoch {number} with lr {settings.lr}; "
-                "take a smaller lr"
+        bucket = self._bucket_of.get(name)
+        if bucket is None:
+            raise ValueError(f"ready: there is no parameter {name!r}")
+        if name in self._ready:
+            raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
+        place = bucket.places[name]
+        if gradient.shape != place.shape or gradient.dtype != place.dtype:
+            raise ValueError(
+                f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
+                f"wanted {place.dtype}{list(place.shape)}"
             )
-        if report is not None:
-            report(epoch, mlp.accuracy(replica.parameters, held_x, held_labels, xp))
-    digest = check_equal(comm, replica.flat)
-    accuracy = mlp.accuracy(replica.parameters, held_x, held_labels, xp)
-    return Result(replica.flat, digest, epoch.loss, accuracy)
+        weighted = gradient if self._samples is None else gradient * place.dtype.type(self._samples)
+        if name in self._accumulated:
+            place += weighted
+        else:
+            place[...] = weighted
+        if not self._synchronises:
+            self._accumulated.add(name)
+            return
+        self._ready.add(name)
+        bucket.missing.discard(name)
+        self._start_full_ones()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it gradients are added up on this rank alone, and the next `ready` adds its own.
+
+        For batches that are computed in several parts.  What comes out is their sum.
+        """
+        if self._ready:
+            raise ValueError("no_sync: some gradients of this step are on their way already")
+        self._synchronises = False
+        try:
+            yield
+        finally:
+            self._synchronises = True
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for all buckets; parameter name -> the mean gradient, the same on all ranks.
+
+        The arrays are views that the next step overwrites.  Raises MismatchError on all ranks,
+        naming the parameters and the ranks, if a rank has not reported all gradients; the step is
+        then void, and the next one may begin.
+        """
+        missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
+        try:
+            if missing:
+                self._tell(missing)
+            self._wait()
+        except rr.MismatchError:
+            raise self._explained(missing) from None
+        finally:
+            self._begin_again()
+        return {name: bucket.places[name] for name, bucket in self._bucket_of.items()}
+
+    # --- how ---
+
+    def _start_full_ones(self) -> None:
+        while self._started < len(self._buckets) and not self._buckets[self._started].missing:
+            bucket = self._buckets[self._started]
+            op = "mean" if self._samples is None else "sum"
+            bucket.work = self._comm.all_reduce(
+                bucket.flat, op, out=bucket.flat, async_op=True, **self._how
+            )
+            self._started += 1
+
+    def _wait(self) -> None:
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+        if self._total is not None:
+            total = self._total.wait()[0]
+            for bucket in self._buckets:
+                bucket.flat /= bucket.flat.dtype.type(total or 1)
+
+    def _tell(self, missing: Sequence[str]) -> None:
+        """A call that ranks with all gradients do not make: so they learn that something is amiss.
+
+        Raises MismatchError on all ranks.
+        """
+        raise rr.MismatchError(_who_lacks_what(_gather(self._comm, missing)))
+
+    def _explained(self, missing: Sequence[str]) -> rr.MismatchError:
+        """Once nothing of this step is under way on any rank: who lacks what."""
+        for bucket in self._buckets:
+            _await_whatever(bucket.work)
+        _await_whatever(self._total)
+        for _ in range(len(self._buckets) + 2):
+            try:
+                return rr.MismatchError(_who_lacks_what(_gather(self._comm, missing)))
+            except rr.MismatchError as error:
+                last = error  # others had more under way than this rank
+        return last
+
+    def _begin_again(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing = set(bucket.places)
+            bucket.work = None
+        self._started, self._samples, self._total = 0, None, None
+        self._ready.clear()
+        self._accumulated.clear()
 
 
-def check_equal(comm: rr.Communicator, parameters: Any) -> str:
-    """Prove that `parameters` is bitwise the same on all ranks; its SHA-256 in hexadecimal.
+class _Bucket:
+    """Gradients that are reduced as one array."""
 
-    Every rank must call it.  Raises DriftError on all ranks, naming those that differ from the
-    majority (from rank 0 where there is none).
-    """
-    digest = hashlib.sha256(parameters.tobytes()).digest()
-    gathered = comm.all_gather(np.frombuffer(digest, np.uint8).reshape(1, -1))
-    digests: list[str] = [row.tobytes().hex() for row in gathered]
-    # most_common keeps the order of first appearance among equals: rank 0 wins a tie.
-    agreed, votes = Counter(digests).most_common(1)[0]
-    if votes == comm.size:
-        return agreed
-    drifted = [f"{rank} ({d[:8]}…)" for rank, d in enumerate(digests) if d != agreed]
-    raise DriftError(
-        f"check_equal: the parameters of rank {', '.join(drifted)} differ from those of the other "
-        f"{votes} of {comm.size} ranks ({agreed[:8]}…); every rank must start from the same "
-        "parameters and make the same steps"
+    def __init__(self, members: Sequence[tuple[str, Any]]) -> None:
+        first = members[0][1]
+        xp = sys.modules[type(first).__module__.partition(".")[0]]
+        self.flat = xp.zeros(sum(array.size for _, array in members), first.dtype)
+        self.places: dict[str, Any] = {}
+        start = 0
+        for name, array in members:
+            self.places[name] = self.flat[start : start + array.size].reshape(array.shape)
+            start += array.size
+        self.missing = set(self.places)
+        self.work: rr.Work | None = None
+
+
+def _cut(
+    params: Sequence[tuple[str, Any]], first_bytes: int, others_bytes: int
+) -> list[list[tuple[str, Any]]]:
+    """Parameters that follow each other in buckets, each of one dtype."""
+    buckets: list[list[tuple[str, Any]]] = []
+    nbytes = 0
+    for name, array in params:
+        limit = first_bytes if len(buckets) == 1 else others_bytes
+        fits = buckets and nbytes + array.nbytes <= limit
+        if fits and buckets[-1][0][1].dtype == array.dtype:
+            buckets[-1].append((name, array))
+            nbytes += array.nbytes
+        else:
+            buckets.append([(name, array)])
+            nbytes = array.nbytes
+    return buckets
+
+
+def _check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
+    """Raise MismatchError on all ranks where names, shapes, dtypes or their order differ."""
+    lists = _gather(comm, [f"{name}: {a.dtype}{list(a.shape)}" for name, a in params.items()])
+    for rank, listed in enumerate(lists):
+        if listed != lists[0]:
+            pairs = zip([*listed, "nothing"], [*lists[0], "nothing"], strict=False)
+            theirs, wanted = next(pair for pair in pairs if pair[0] != pair[1])
+            raise rr.MismatchError(
+                f"DataParallel: rank {rank} has {theirs} where rank 0 has {wanted}; every rank "
+                "must pass the same parameters in the same order"
+            )
+
+
+def _gather(comm: rr.Communicator, words: Sequence[str]) -> list[list[str]]:
+    """Every rank's words.  Collective."""
+    text = np.frombuffer(json.dumps(list(words)).encode(), np.uint8)
+    lengths = comm.all_gather(np.array([len(text)])).tolist()
+    whole = comm.all_gather(text).tobytes()
+    ends = np.cumsum(lengths).tolist()
+    return [json.loads(whole[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+
+
+def _who_lacks_what(missing: Sequence[Sequence[str]]) -> str:
+    lacks = "; ".join(
+        f"rank {rank} has not reported {', '.join(map(repr, names))}"
+        for rank, names in enumerate(missing)
+        if names
     )
+    return f"finish: {lacks}; every rank must call ready for every parameter in every step"
 
 
-def _want(holds: bool, name: str, came: object, wanted: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} is {came}; wanted {wanted}")
+def _await_whatever(work: rr.Work | None) -> None:
+    if work is not None:
+        try:
+            work.wait()
+        except rr.MismatchError:
+            return
