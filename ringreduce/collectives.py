@@ -1,0 +1,455 @@
+"""The collectives: checked at the door, agreed on by all ranks, carried out by the executor."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ringreduce.arguments import check_movable, check_out, check_timeout
+from ringreduce.calls import Call, Calls
+from ringreduce.conductor import Conductor
+from ringreduce.config import Config
+from ringreduce.devices.base import Device
+from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
+from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
+from ringreduce.topology import Topology
+from ringreduce.transports.base import Transport
+
+Body = Generator[bool, None, Any]
+
+
+class Collectives:
+    """What the ranks of a `Communicator` do together."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        topology: Topology,
+        device: Device,
+        config: Config,
+        timeout_s: float,
+    ) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self.config = config
+        self._topology, self._device = topology, device
+        self._calls = Calls(topology, device, config)
+        self._on_cards: dict[int, Calls] = {}
+        """Calls on arrays that live on a card, by its number."""
+        self._conductor = Conductor(transport, config, timeout_s)
+        self._line = self._conductor.line
+
+    # --- reductions ---
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        wire: str | None = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Combine the arrays of all ranks elementwise; every rank gets the result.
+
+        Args:
+            x: array of the same shape and dtype on every rank, or a list of arrays: those of one
+                dtype are then reduced as one.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, or on integers and bools
+                ``"and"``, ``"or"``, ``"xor"``.  Integers wrap; min and max propagate NaN; mean is
+                for floats.
+            out: where to put the result: an array of x's shape and dtype, or `x` itself (in
+                place); a list of such for a list.  None makes a new array and leaves `x` as it is.
+            algorithm: the name of one, or ``"auto"``: the one predicted cheapest.
+            wire: ``"bfloat16"`` or ``"float16"``: what float32 and float64 are rounded to on their
+                way, at each hop, for half or a quarter of the bytes.
+            async_op: return a `Work` in place of the result.
+            timeout_s: seconds without any progress until PeerTimeoutError.
+
+        Returns:
+            `out`, or a new C-ordered array.  It is bitwise the same on every rank.
+
+        Raises:
+            TypeError, ValueError: misuse that this rank can see; nothing was sent.
+            MismatchError: ranks passed different arguments or made different calls.
+            PeerTimeoutError, PeerLostError: a rank stopped answering, or left.
+
+        >>> comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1))  # on 2 ranks
+        array([3., 6.])
+        """
+        calls = self._calls
+        if type(x) is not np.ndarray:
+            if isinstance(x, (list, tuple)):
+                return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
+            x = as_array("all_reduce", x)
+            calls = self._calls_on(x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = calls.all_reduce(x, op, algorithm, wire)
+            return self._carry_out(call, x, out, timeout_s, async_op)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        wire: str | None = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Combine the arrays of all ranks elementwise; each rank gets its part of the flat result.
+
+        The first half of a ring all-reduce, also called scatter-reduce.  Returns the equivalent of
+        ``np.array_split(result.reshape(-1), size)[rank]``: one-dimensional, possibly empty.
+        Arguments and errors: `all_reduce`; `out` has the part's shape and does not overlap `x`.
+        """
+        array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls_on(array).reduce_scatter(array, op, algorithm, wire)
+            return self._carry_out(call, array, out, timeout_s, async_op)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        wire: str | None = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Combine the arrays of all ranks elementwise; rank `root` gets the result, others None.
+
+        Arguments and errors: `all_reduce`; only the root may pass `out`.
+        """
+        array = x if type(x) is np.ndarray else as_array("reduce", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls_on(array).reduce(array, root, op, algorithm, wire)
+            return self._carry_out(call, array, out, timeout_s, async_op)
+
+    # --- moving data ---
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Give every rank the array of rank `root`.
+
+        Every rank passes an array of the same shape and dtype; only the root's values count.
+        ``out=x`` overwrites it in place; otherwise the result is a new array, or `out`.
+        Errors: those of `all_reduce`.
+        """
+        array = x if type(x) is np.ndarray else as_array("broadcast", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls_on(array).broadcast(array, root, algorithm)
+            return self._carry_out(call, array, out, timeout_s, async_op)
+
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Concatenate the arrays of all ranks along the first axis, in rank order, on every rank.
+
+        Args:
+            x: array; dtype and all dimensions but the first are the same on every rank.  A 0-d
+                array counts as one of shape (1,).
+            out: where to put the result; it does not overlap `x`.
+            counts: the first dimension of each rank's array; the same on every rank.  None lets
+                the ranks tell each other, which costs one more small all-gather.
+            algorithm, async_op, timeout_s: as for `all_reduce`.
+
+        Errors: those of `all_reduce`.
+        """
+        array = _at_least_1d(x if type(x) is np.ndarray else as_array("all_gather", x))
+        with self._line.lock:
+            self._conductor.check_usable()
+            if counts is not None:
+                call = self._calls_on(array).all_gather(array, _integers(counts), algorithm)
+                return self._carry_out(call, array, out, timeout_s, async_op)
+            opening = self._calls.exchange("all_gather", array, algorithm)
+
+            def known(counts: tuple[int, ...]) -> Call:
+                return self._calls_on(array).all_gather(array, counts, algorithm)
+
+            return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
+
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Concatenate the arrays of all ranks along the first axis on rank `root`; others get None.
+
+        Arguments and errors: `all_gather`; only the root may pass `out`.
+        """
+        array = _at_least_1d(x if type(x) is np.ndarray else as_array("gather", x))
+        with self._line.lock:
+            self._conductor.check_usable()
+            if counts is not None:
+                call = self._calls_on(array).gather(array, root, _integers(counts), algorithm)
+                return self._carry_out(call, array, out, timeout_s, async_op)
+            opening = self._calls.exchange("gather", array, algorithm, root=root)
+
+            def known(counts: tuple[int, ...]) -> Call:
+                return self._calls_on(array).gather(array, root, counts, algorithm)
+
+            return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
+
+    def scatter(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Split the array of rank `root` along the first axis; each rank gets its part.
+
+        The others pass None.  Rank r gets ``np.array_split(x, size)[r]``.  An `out` that does not
+        fit is a ValueError on its rank, after the call.  Other errors: those of `all_reduce`.
+        """
+        with self._line.lock:
+            self._conductor.check_usable()
+            opening = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
+            array = self._to_scatter(x, root)
+            view = None if out is None else as_out("scatter", out, out if array is None else array)
+            here = next((a for a in (array, view) if a is not None), NOTHING)
+            calls = self._calls_on(here)
+            empty = _maker_of_results(calls.device)
+            if timeout_s is not None:
+                check_timeout("scatter", timeout_s)
+
+            def known(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Call:
+                return calls.scatter(shape, dtype, root, algorithm)
+
+            def body(header: bytes) -> Body:
+                executor = self._conductor.executor
+                part = yield from scatter(executor, opening, known, array, view, empty, header)
+                return out if part is view and out is not None else part
+
+            return self._conductor.run(opening, body, timeout_s, async_op, calls.device.queue)
+
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send piece j of the first axis to rank j; the result has what rank i sent as piece i.
+
+        The first dimension is a multiple of the number of ranks; shape and dtype are the same on
+        every rank.  `out` does not overlap `x`.  Errors: those of `all_reduce`.
+        """
+        array = x if type(x) is np.ndarray else as_array("all_to_all", x)
+        with self._line.lock:
+            self._conductor.check_usable()
+            call = self._calls_on(array).all_to_all(array, algorithm)
+            return self._carry_out(call, array, out, timeout_s, async_op)
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """Return once every rank has called it.  Errors: those of `all_reduce`."""
+        self._meet("barrier", (), timeout_s)
+
+    # --- how calls are carried out ---
+
+    def _carry_out(
+        self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
+    ) -> Any:
+        """A call that is one plan."""
+        result: Any
+        target: Any
+        if out is None and call.shape is not None and call.queue is None:
+            result = target = np.empty(call.shape, call.dtype)
+        else:
+            array, target = self._placed(call, array, out)
+            result = None if call.shape is None else target if out is None else out
+        if timeout_s is not None:
+            check_timeout(_name(call), timeout_s)
+        if async_op or call.converts or call.queue is not None or self._line.works:
+
+            def body(header: bytes) -> Body:
+                yield from move(self._conductor.executor, call, array, target, header)
+                return result
+
+            return self._conductor.run(call, body, timeout_s, async_op, call.queue)
+        run = partial(self._conductor.executor.run, call.prepared, array, target)
+        self._conductor.carry_out(call, timeout_s, run)
+        return result
+
+    def _calls_on(self, array: Any) -> Calls:
+        """The calls on arrays that live where this one does."""
+        card = None if type(array) is np.ndarray else card_of(array)
+        if card is None:
+            return self._calls
+        calls = self._on_cards.get(card)
+        if calls is None:
+            calls = Calls(self._topology, open_card(card), self.config)
+            self._on_cards[card] = calls
+        return calls
+
+    def _placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
+        """Where the call reads and writes: one array if `out` is the input itself."""
+        device = call.prepared.device
+        if call.shape is None or out is None:
+            if out is not None:
+                raise ValueError(
+                    f"{_name(call)}: out on rank {self.rank}; only the root gets a result"
+                )
+            shape = 0 if call.shape is None else call.shape
+            return array, device.empty(shape, call.dtype)
+        name = _name(call)
+        if type(out) is not np.ndarray or call.queue is not None:
+            out = as_out(name, out, array)
+        check_out(name, out, call.shape, call.dtype)
+        if call.queue is None and not np.may_share_memory(array, out):
+            return array, out
+        return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
+
+    def _all_reduce_list(
+        self,
+        members: Sequence[Any],
+        op: str,
+        out: Any,
+        algorithm: str,
+        wire: str | None,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        arrays = [as_array("all_reduce", member) for member in members]
+        check_together("all_reduce", arrays)
+        calls = self._calls_on(arrays[0] if arrays else NOTHING)
+        with self._line.lock:
+            self._conductor.check_usable()
+            fused = calls.all_reduce_list(arrays, op, algorithm, wire)
+            targets = _list_targets(calls.device, arrays, out)
+            if timeout_s is not None:
+                check_timeout("all_reduce", timeout_s)
+            results = targets if out is None else out
+
+            def body(header: bytes) -> Body:
+                yield from reduce_list(self._conductor.executor, fused, arrays, targets, header)
+                return results
+
+            return self._conductor.run(fused, body, timeout_s, async_op, calls.device.queue)
+
+    def _gather_unknown(
+        self,
+        opening: Call,
+        known: Callable[[tuple[int, ...]], Call],
+        array: np.ndarray,
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Exchange first dimensions, then gather.  A wrong `out` on one rank is an error on all."""
+        name = _name(opening)
+        if timeout_s is not None:
+            check_timeout(name, timeout_s)
+        device = self._calls_on(array).device
+        empty = _maker_of_results(device)
+        view = None if out is None else as_out(name, out, array)
+        if view is not None:
+            if view.ndim == 0:
+                raise ValueError(f"{name}: out is 0-d; the result has at least one dimension")
+            check_out(name, view, (*view.shape[:1], *array.shape[1:]), array.dtype)
+            is_input(name, device, array, view, allowed=False)
+
+        def body(header: bytes) -> Body:
+            executor = self._conductor.executor
+            result = yield from gather_unknown(executor, opening, known, array, view, empty, header)
+            return out if result is view and out is not None else result
+
+        return self._conductor.run(opening, body, timeout_s, async_op, device.queue)
+
+    def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
+        """The root's array; None elsewhere."""
+        if self.rank != root:
+            if x is not None:
+                raise ValueError(f"scatter: rank {self.rank} passes an array; only the root does")
+            return None
+        array: np.ndarray = as_array("scatter", x)
+        check_movable("scatter", array.dtype)
+        if array.ndim == 0:
+            raise ValueError("scatter: got a 0-d array; it has no first axis to split along")
+        return array
+
+    def _meet(
+        self,
+        name: str,
+        arguments: tuple[tuple[str, str], ...],
+        timeout_s: float | None = None,
+    ) -> None:
+        """A barrier under a name of its own: what all ranks agree on besides array calls."""
+        with self._line.lock:
+            self._conductor.check_usable()
+            self._carry_out(self._calls.meeting(name, arguments), NOTHING, None, timeout_s, False)
+
+
+def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:
+    """Makes, in the middle of a call, arrays that the caller will have."""
+    return device.empty if device.queue is None else device.queue.callers_empty()
+
+
+def _list_targets(device: Device, arrays: Sequence[np.ndarray], out: Any) -> list[np.ndarray]:
+    if out is None:
+        return [device.empty(array.shape, array.dtype) for array in arrays]
+    if not isinstance(out, (list, tuple)) or len(out) != len(arrays):
+        raise ValueError(f"all_reduce: x is a list of {len(arrays)}; pass as many in out")
+    targets = []
+    for array, member in zip(arrays, out, strict=True):
+        target = as_out("all_reduce", member, array)
+        check_out("all_reduce", target, array.shape, array.dtype)
+        is_input("all_reduce", device, array, target, allowed=True)
+        targets.append(target)
+    return targets
+
+
+def _name(call: Call) -> str:
+    return call.signature.collective
+
+
+def _at_least_1d(array: np.ndarray) -> np.ndarray:
+    return array.reshape(1) if array.ndim == 0 else array
+
+
+def _integers(counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(operator.index, counts))
+
+
+NOTHING = np.empty(0, np.uint8)
+"""What a meeting moves besides its signature."""
