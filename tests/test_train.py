@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import math
 import re
 import subprocess
 import sys
@@ -225,6 +226,48 @@ def test_sgd_follows_the_recurrence_written_by_hand():
             by_hand[i] = (p - 0.1 * v, v)
     assert parameters.tolist() == [p for p, _ in by_hand]
     assert velocity.tolist() == [v for _, v in by_hand]
+
+
+def test_weight_decay_of_sgd_is_that_of_a_penalty():
+    """Of decay / 2 times the square of the parameters, whose gradient is decay * parameters."""
+    plain, decayed = np.array([2.0, -4.0]), np.array([2.0, -4.0])
+    velocities = np.zeros(2), np.zeros(2)
+    for gradient in (np.array([1.0, 0.5]), np.array([-2.0, 1.0])):
+        optimizers.sgd(plain, velocities[0], gradient + 0.25 * plain, lr=0.5, momentum=0.5)
+        optimizers.sgd(decayed, velocities[1], gradient, lr=0.5, momentum=0.5, decay=0.25)
+    assert np.array_equal(plain, decayed)
+
+
+def test_adam_follows_the_recurrence_written_by_hand():
+    parameters, mean, square = np.array([1.0, -1.0]), np.zeros(2), np.zeros(2)
+    wanted, m, v = [1.0, -1.0], [0.0, 0.0], [0.0, 0.0]
+    for step, gradient in enumerate(([2.0, 0.5], [-1.0, 0.25], [0.0, 4.0])):
+        optimizers.adam(parameters, mean, square, np.array(gradient), lr=0.1, step=step, decay=0.2)
+        for i, g in enumerate(gradient):
+            m[i] = 0.9 * m[i] + 0.1 * g
+            v[i] = 0.999 * v[i] + 0.001 * g * g
+            unbiased, scale = m[i] / (1 - 0.9 ** (step + 1)), v[i] / (1 - 0.999 ** (step + 1))
+            wanted[i] = wanted[i] * (1 - 0.1 * 0.2) - 0.1 * unbiased / (math.sqrt(scale) + 1e-8)
+    assert np.allclose(parameters, wanted, rtol=1e-12)
+
+
+def test_the_first_step_of_adam_is_the_learning_rate_whatever_the_gradient():
+    parameters, zeros = np.zeros(3), (np.zeros(3), np.zeros(3))
+    optimizers.adam(parameters, *zeros, np.array([1e-3, -5.0, 1e4]), lr=0.1, step=0)
+    assert np.allclose(parameters, [-0.1, 0.1, -0.1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_adam_keeps_the_dtype(dtype):
+    arrays = [np.ones(3, dtype), np.zeros(3, dtype), np.zeros(3, dtype)]
+    optimizers.adam(*arrays, np.ones(3, dtype), lr=0.1, step=0, decay=0.1)
+    assert {array.dtype for array in arrays} == {np.dtype(dtype)}
+
+
+def test_warming_up_and_scaling():
+    assert [optimizers.warm_up(1.0, step, 2) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+    assert optimizers.warm_up(0.3, 0, 0) == 0.3
+    assert optimizers.linear_scaling(0.1, batch=64, base=32) == 0.2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -1,25 +1,64 @@
-"""Optimizers: they turn a gradient into a step of the parameters."""
+"""Optimizers: they turn a gradient into a step of the parameters; and how large a step should be.
+
+All arrays of a call have one shape and dtype; `gradient` is only read.  Equal inputs give bitwise
+equal results, so ranks that start alike and see one gradient stay alike.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def sgd(parameters: Any, velocity: Any, gradient: Any, lr: float, momentum: float) -> None:
+def sgd(
+    parameters: Any, velocity: Any, gradient: Any, lr: float, momentum: float, decay: float = 0.0
+) -> None:
     """One step of stochastic gradient descent with momentum; two arrays change in place.
 
-        velocity   <- momentum * velocity + gradient
+        velocity   <- momentum * velocity + gradient + decay * parameters
         parameters <- parameters - lr * velocity
 
-    The arrays have one shape and dtype; `velocity` starts at zero; `gradient` is only read.  Equal
-    inputs give bitwise equal results, so ranks that start alike and see one gradient stay alike.
+    `velocity` starts at zero.
 
     Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964, with
     the learning rate outside the velocity.
     """
     velocity *= momentum
     velocity += gradient
+    if decay:
+        velocity += decay * parameters
     parameters -= lr * velocity
+
+
+def adam(
+    parameters: Any,
+    mean: Any,
+    square: Any,
+    gradient: Any,
+    lr: float,
+    step: int,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    decay: float = 0.0,
+) -> None:
+    """One step of Adam, of number `step` from 0 on; three arrays change in place.
+
+    `mean` and `square`, the running means of the gradient and of its square, start at zero.
+    `decay` takes its share of the parameters besides, and not through the gradient (AdamW).
+
+    Sources: Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015; Loshchilov &
+    Hutter, "Decoupled weight decay regularization", ICLR 2019.
+    """
+    first, second = betas
+    mean *= first
+    mean += (1 - first) * gradient
+    square *= second
+    square += (1 - second) * (gradient * gradient)
+    unbiased = mean / (1 - first ** (step + 1))
+    scale = (square / (1 - second ** (step + 1))) ** 0.5
+    scale += eps
+    if decay:
+        parameters *= 1 - lr * decay
+    parameters -= lr * (unbiased / scale)
 
 
 def linear_decay(lr: float, step: int, steps: int) -> float:
@@ -29,3 +68,23 @@ def linear_decay(lr: float, step: int, steps: int) -> float:
     [0.5, 0.375, 0.25, 0.125]
     """
     return lr * (steps - step) / steps
+
+
+def warm_up(lr: float, step: int, steps: int) -> float:
+    """The learning rate of a step: it rises evenly to `lr` over the first `steps`, and stays there.
+
+    >>> [warm_up(0.5, step, 4) for step in range(6)]
+    [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
+    """
+    return lr * min(1.0, (step + 1) / steps) if steps else lr
+
+
+def linear_scaling(lr: float, batch: int, base: int) -> float:
+    """The learning rate for a global batch, from one that is right for `base` samples.
+
+    Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+
+    >>> linear_scaling(0.1, batch=256, base=64)
+    0.4
+    """
+    return lr * batch / base
