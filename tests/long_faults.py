@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.long_faults")
     parser.add_argument("--times", type=int, default=50, help="runs of each kind")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, metavar="NAME")
     parser.add_argument("--out", type=Path, help="where to record the runs, as JSON")
     options = parser.parse_args(argv)
     arguments = " ".join(sys.argv[1:] if argv is None else argv)
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = MpiJobs(Path(folder))
         (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
         del where["ranks"]
-        for how in FAULTS:
+        for how in options.faults:
             for ending in ENDINGS:
                 row = {"fault": how, "error": ending, **where, "seed": options.seed}
                 rows.append({**row, **repeat(jobs, how, ending, options)})
@@ -139,9 +140,11 @@ def repeat(jobs: MpiJobs, how: str, ending: str, options: argparse.Namespace) ->
 
 
 def record(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Put the rows into the file, in place of all that are there of the same MPI."""
+    """Put the rows into the file, in place of those of the same faults under the same MPI."""
+    what = ("mpi", "fault", "error")
+    new = {tuple(row[key] for key in what) for row in rows}
     kept = json.loads(path.read_text()) if path.exists() else []
-    kept = [row for row in kept if row["mpi"] != rows[0]["mpi"]]
+    kept = [row for row in kept if tuple(row[key] for key in what) not in new]
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in kept + rows)
     path.write_text(f"[\n{lines}\n]\n")
