@@ -63,7 +63,6 @@ class Conductor:
         self.executor = Executor(transport, config, self._agreement)
         self._running = self.executor.running
         self.line = Line(self._agreement.wait, transport.spins, transport.threads)
-        self._pid = os.getpid()
         self._ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
         _heed_forks()
@@ -169,7 +168,7 @@ class Conductor:
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
-        if self._ended is None and os.getpid() == self._pid:
+        if self._ended is None:
             if self.line.works:
                 self.line.interrupt(LeavingError(reason), _LEAVING_S)
             if self._ended is None:

@@ -15,12 +15,12 @@ import ringreduce as rr
 from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE
 from ringreduce.bench.environment import environment
 from ringreduce.bench.fit import Fit, Point, fit
-from ringreduce.bench.inputs import OPS
 from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import OURS, Table
 from ringreduce.cost import Profile
+from ringreduce.devices.cpu import CpuDevice
 from ringreduce.select import predict, resolve
 
 _BAR = 24
@@ -68,7 +68,8 @@ class _Run:
     """One run on one rank; rank 0 does the talking."""
 
     def __init__(self, measurement: Measurement, options: Options, command: str) -> None:
-        self._measurement, self._options, self._command = measurement, options, command
+        self._measurement, self._options = measurement, options
+        self._where = environment(command)
         self._comm, self._world = measurement.comm, measurement.world
         self._rows: list[list[Timing]] = []
 
@@ -109,7 +110,7 @@ class _Run:
     # --- words ---
 
     def _introduction(self) -> list[str]:
-        where = environment(self._command)
+        where = self._where
         nodes = sorted({len(node) for node in self._comm.nodes})
         options = self._options
         return [
@@ -158,6 +159,7 @@ class _Run:
     def _folds(self) -> list[Point]:
         """How long one rank takes to add two arrays: the slowest rank's median."""
         options = self._options
+        fold = CpuDevice().fold(options.op, options.dtype)
         sizes = np.geomspace(options.min_bytes, options.max_bytes, _FOLDS)
         points = []
         for nbytes in sizes:
@@ -166,7 +168,7 @@ class _Run:
             seconds = []
             for _ in range(7):
                 begin = time.perf_counter()
-                OPS[options.op](a, b, out=b)
+                fold(a, b, b)
                 seconds.append(time.perf_counter() - begin)
             median = np.array([np.median(seconds)])
             self._world.Allreduce(MPI.IN_PLACE, median, MPI.MAX)
@@ -175,7 +177,6 @@ class _Run:
 
     def _json(self) -> list[dict[str, object]]:
         options, ranks = self._options, self._world.size
-        where = environment(self._command)
         return [
             {
                 "benchmark": "bench",
@@ -194,14 +195,14 @@ class _Run:
                 "algbw_gb_s": round(t.algbw() / 1e9, 4),
                 "busbw_gb_s": round(t.busbw(options.collective, ranks) / 1e9, 4),
                 "wrong": t.wrong,
-                **where,
+                **self._where,
             }
             for row in self._rows
             for t in row
         ]
 
     def _plot(self, fitted: Fit | None) -> None:
-        options, where = self._options, environment(self._command)
+        options, where = self._options, self._where
         ranks = self._world.size
         title = f"{options.collective}, {options.dtype} {options.op}, {ranks} ranks"
         mpi = " ".join(where["mpi"].split())

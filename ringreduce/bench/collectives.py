@@ -71,22 +71,19 @@ class Setting:
 
     @property
     def mpi_op(self) -> MPI.Op | None:
-        """What MPI calls the op; None where it has no such."""
-        if np.dtype(self.dtype).kind == "b":
-            return _MPI_LOGICAL[self.op]
-        return _MPI_OPS.get(self.op)
+        """What MPI calls the op; None where it has no such, or not for the dtype.
 
-    @property
-    def mpi_reduces(self) -> bool:
-        """Whether this MPI has the op for the dtype: asked with one element and one rank."""
-        if self.mpi_op is None:
-            return False
-        one = np.zeros(1, self.dtype)
+        That is asked with one element and one rank.
+        """
+        names = _MPI_LOGICAL if np.dtype(self.dtype).kind == "b" else _MPI_OPS
+        op, one = names.get(self.op), np.zeros(1, self.dtype)
+        if op is None:
+            return None
         try:
-            MPI.COMM_SELF.Allreduce(one, one.copy(), self.mpi_op)
+            MPI.COMM_SELF.Allreduce(one, one.copy(), op)
         except (BufferError, KeyError, TypeError, ValueError, MPI.Exception):
-            return False
-        return True
+            return None
+        return op
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,7 @@ def _all_reduce(at: Setting) -> list[Contender]:
         ),
         Contender("ringreduce", IN_PLACE, lambda: at.comm.all_reduce(y, out=y, **how), y, y),
     ]
-    op = at.mpi_op
-    if op is not None and at.mpi_reduces:
+    if (op := at.mpi_op) is not None:
         a, b, into = at.buffer(), at.buffer(), at.buffer()
         contenders += [
             Contender("MPI", OUT_OF_PLACE, lambda: at.world.Allreduce(a, into, op), a, into),
@@ -131,8 +127,7 @@ def _reduce(at: Setting) -> list[Contender]:
         ),
         Contender("ringreduce", IN_PLACE, lambda: at.comm.reduce(y, out=own, **how), y, own),
     ]
-    op = at.mpi_op
-    if op is not None and at.mpi_reduces:
+    if (op := at.mpi_op) is not None:
         a, b, into = at.buffer(), at.buffer(), at.buffer()
 
         def in_place() -> None:
@@ -171,8 +166,7 @@ def _reduce_scatter(at: Setting) -> list[Contender]:
             mine,
         )
     ]
-    op = at.mpi_op
-    if op is not None and at.mpi_reduces:
+    if (op := at.mpi_op) is not None:
         a, into = at.buffer(), at.buffer(divided=True)
         contenders.append(
             Contender(
@@ -249,14 +243,13 @@ def wanted(collective: str, inputs: Inputs, at: Setting, iteration: int) -> np.n
     """The whole array's result, of which each rank gets its part."""
     if COLLECTIVES[collective].reduces:
         return inputs.result(iteration)
-    rank, size = at.comm.rank, at.comm.size
     if collective == "broadcast":
         whole = at.buffer()
         inputs.fill(whole, 0, iteration)
         return whole
     parts = []
-    for source in range(size):
+    for source in range(at.comm.size):
         given = np.empty(at.part if collective == "all_gather" else at.count, at.dtype)
         inputs.fill(given, source, iteration)
         parts.append(given if collective == "all_gather" else given[at.mine])
-    return np.concatenate(parts) if size > 1 or rank == 0 else parts[0]
+    return np.concatenate(parts)
