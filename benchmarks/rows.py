@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringreduce.bench.environment import environment as of_the_run
-
 RESULTS = Path(__file__).parent.parent / "bench_results"
 HOSTS = "BENCHMARK_HOSTS"
 """What `benchmarks.hosts` was told, where it has made hosts for the ranks."""
@@ -17,6 +15,8 @@ HOSTS = "BENCHMARK_HOSTS"
 
 def environment(command: str) -> dict[str, Any]:
     """Where a figure comes from.  Called on a rank of the job."""
+    from ringreduce.bench.environment import environment as of_the_run
+
     hosts = {"hosts": os.environ[HOSTS]} if HOSTS in os.environ else {}
     return hosts | of_the_run(command)
 

@@ -33,6 +33,10 @@ class Work:
         self._result: Any = None
         self._error: BaseException | None = None
         self._seen = False
+        self.began_s: float | None = None
+        """When its turn came, on the clock of `time.perf_counter`."""
+        self.seconds: float | None = None
+        """How long it took from when its turn came; None while it is not over."""
 
     def done(self) -> bool:
         """Whether the call is over, well or not.  Does not wait."""
@@ -66,6 +70,8 @@ class Work:
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
         """Called once by the line: the call is over."""
         self._result, self._error = result, error
+        if self.began_s is not None:
+            self.seconds = time.perf_counter() - self.began_s
         self.completed.set()
 
 
@@ -185,6 +191,8 @@ class Line:
 
     def _poll(self, work: Work, spins: int, ahead: int) -> bool:
         """Let a work take one step; True when it is over and out of the line."""
+        if work.began_s is None:
+            work.began_s = time.perf_counter()
         try:
             self._idle = 0 if next(work.program) else self._idle + 1
             if self._idle > spins:

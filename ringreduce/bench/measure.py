@@ -19,6 +19,8 @@ from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
 from ringreduce.bench.options import Options
 
+_SHORT_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -91,10 +93,16 @@ class Measurement:
         )
         spans = np.zeros((len(contenders), options.iterations, 2))
         wrong = [0] * len(contenders)
+        turns = np.random.default_rng(count)
         first_checked = options.warmup + max(0, options.iterations - options.checks)
         for iteration in range(options.warmup + options.iterations):
             right = None
-            for number, contender in enumerate(contenders):
+            # Drawn alike on all ranks: what one leaves behind in caches and cores must not always
+            # meet the same other; and a short call would be mostly that, so one goes before it.
+            for number in turns.permutation(len(contenders)):
+                contender = contenders[number]
+                if count * options.itemsize <= _SHORT_BYTES:
+                    contender.call()
                 inputs.fill(contender.source, self.world.rank, iteration)
                 span = self._timed(contender)
                 if iteration >= options.warmup:

@@ -54,7 +54,7 @@ def plot(
         _draw_model(time, rate, fitted, busbw)
     time.set_yscale("log")
     for axes, name in ((time, "median time of a call, µs"), (rate, "bus bandwidth, GB/s")):
-        _dress(axes, name, [row[0].nbytes for row in rows])
+        dress(axes, name, [row[0].nbytes for row in rows])
     rate.set_ylim(bottom=0)
     rate.legend(frameon=False, fontsize=9, loc="upper left")
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK)
@@ -71,7 +71,8 @@ def _draw_model(time: Any, rate: Any, fitted: Fit, busbw: float) -> None:
     rate.plot(sizes, rates, label="the cost model, fitted", **style)
 
 
-def _dress(axes: Any, name: str, sizes: Sequence[int]) -> None:
+def dress(axes: Any, name: str, sizes: Sequence[int]) -> None:
+    """Make axes over sizes in bytes look as all pictures of measurements do."""
     axes.set_xscale("log", base=2)
     step = -(-len(sizes) // _MOST_TICKS)
     axes.set_xticks(sizes[::step], [_size_text(size) for size in sizes[::step]])

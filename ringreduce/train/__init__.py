@@ -1,32 +1,41 @@
-"""Data-parallel training on the library's public API: handwritten digits, in a second.
+"""Data-parallel training on the library's public API.
 
-``python -m ringreduce.train`` runs it; `train` is the same as a function::
+``python -m ringreduce.train`` trains a small network; `train` is the same as a function::
 
     with rr.init() as comm:
-        result = train(comm, load_split(), Settings(seed=1))
+        settings = Settings(seed=1)
+        result = train(comm, load(settings), settings)
+
+`DataParallel` and `shard` are for models of any kind.
 """
 
-from ringreduce.train.data import Split, load_digits, load_split, shard
-from ringreduce.train.data_parallel import DataParallel
+from ringreduce.train.data import Split, load, load_digits, load_split, shard
+from ringreduce.train.data_parallel import DataParallel, StepTimes
 from ringreduce.train.loop import (
     DriftError,
     Epoch,
-    Replica,
     Result,
-    Settings,
+    Step,
+    Trainer,
+    Watcher,
     check_equal,
     train,
 )
+from ringreduce.train.settings import Settings
 
 __all__ = [
     "DataParallel",
     "DriftError",
     "Epoch",
-    "Replica",
     "Result",
     "Settings",
     "Split",
+    "Step",
+    "StepTimes",
+    "Trainer",
+    "Watcher",
     "check_equal",
+    "load",
     "load_digits",
     "load_split",
     "shard",

@@ -1,4 +1,4 @@
-"""The handwritten digits, the fixed hold-out, and who trains on what.
+"""What is trained on: digits, the files of MNIST, or synthetic samples; and who trains on what.
 
 Everything here is a pure function of its arguments, so that ranks agree without a message.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce as rr
+from ringreduce.train import idx
+from ringreduce.train.settings import Settings
 
 DIGITS = Path(__file__).with_name("digits.csv.gz")
 """1,797 rows: 64 pixels from 0 to 16, then the digit.  Source and licence: DIGITS.md."""
@@ -26,20 +27,52 @@ PIXELS = 64
 _SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
 _HELD_OUT_SEED = 0
 # What a random stream is for is the last word of its seed, so that no two are the same.
-_ORDER, _NOISE = 1, 2
+_ORDER, _NOISE, _SYNTHETIC = 1, 2, 3
+_FAR = 4.0
+"""How far apart the centres of synthetic classes are, in standard deviations of the samples."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The digits in two parts that share no sample.
+    """Samples in two parts that share none: one to train on, one held out.
 
-    Images are (samples, 64) from 0 to 1, labels (samples,) int64.
+    Samples are rows of numbers, labels (samples,) int64 from 0 to classes - 1.
     """
 
+    name: str
     train_x: NDArray[Any]
     train_labels: NDArray[np.int64]
     held_out_x: NDArray[Any]
     held_out_labels: NDArray[np.int64]
+    classes: int = CLASSES
+
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of what is trained on."""
+        state = hashlib.sha256(np.ascontiguousarray(self.train_x).data)
+        state.update(np.ascontiguousarray(self.train_labels).data)
+        return state.hexdigest()
+
+
+def load(settings: Settings) -> Split:
+    """The data that the settings name.
+
+    Raises OSError or ValueError, naming the file, for files that are missing or damaged, and
+    ValueError if there are fewer samples than a global batch has.
+    """
+    dtype = settings.dtype
+    if settings.data == "digits":
+        split = load_split(dtype)
+    elif settings.data == "synthetic":
+        shape = settings.samples, settings.inputs
+        split = synthetic(*shape, settings.classes, settings.seed, dtype)
+    else:
+        split = load_mnist(Path(settings.data), dtype)
+    samples = len(split.train_labels)
+    if settings.batch > samples:
+        raise ValueError(
+            f"batch is {settings.batch}; wanted at most the {samples} training samples"
+        )
+    return split
 
 
 def load_digits(path: Path = DIGITS) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -79,18 +112,70 @@ def load_split(dtype: Any = np.float32, path: Path = DIGITS) -> Split:
     images, labels = load_digits(path)
     x = images.astype(dtype) / 16
     out = held_out(labels)
-    return Split(x[~out], labels[~out], x[out], labels[out])
+    return Split("digits", x[~out], labels[~out], x[out], labels[out])
 
 
-def global_batches(samples: int, batch: int, seed: int, epoch: int) -> Iterator[NDArray[np.intp]]:
-    """The sample indices of each global batch of one epoch; the last batch may be smaller.
+def load_mnist(folder: Path, dtype: Any = np.float32) -> Split:
+    """MNIST, or what has its files, from `folder`: pixels from 0 to 1; its test part is held out.
 
-    Each sample comes once.  The order depends on seed and epoch alone: every rank draws the same,
-    and every epoch another.
+    Raises OSError if a file cannot be read, ValueError, naming it, for one that is damaged or does
+    not go with the others.
     """
-    order = np.random.default_rng((seed, epoch, _ORDER)).permutation(samples)
-    for start in range(0, samples, batch):
-        yield order[start : start + batch]
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"data is {folder}; wanted digits, synthetic, or a folder with the files of MNIST"
+        )
+    train_x, train_labels = _images_and_labels(folder, "train", dtype)
+    held_x, held_labels = _images_and_labels(folder, "t10k", dtype)
+    if train_x.shape[1] != held_x.shape[1]:
+        raise ValueError(
+            f"{folder}: images to train with have {train_x.shape[1]} pixels, those held out "
+            f"{held_x.shape[1]}"
+        )
+    return Split(folder.resolve().name, train_x, train_labels, held_x, held_labels)
+
+
+def _images_and_labels(
+    folder: Path, part: str, dtype: Any
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    image_file = idx.find(folder, f"{part}-images-idx3-ubyte")
+    label_file = idx.find(folder, f"{part}-labels-idx1-ubyte")
+    images, labels = idx.read(image_file, 3), idx.read(label_file, 1)
+    if not len(images):
+        raise ValueError(f"{image_file} has no images")
+    if len(images) != len(labels):
+        raise ValueError(f"{image_file} has {len(images)} images, {label_file} {len(labels)}")
+    if labels.max() >= CLASSES:
+        raise ValueError(f"{label_file} has a label {labels.max()}; wanted 0 to {CLASSES - 1}")
+    x = images.reshape(len(images), -1).astype(dtype)
+    x /= 255
+    return x, labels.astype(np.int64)
+
+
+def synthetic(samples: int, inputs: int, classes: int, seed: int, dtype: Any = np.float32) -> Split:
+    """So many samples to train on, and a fifth as many held out: normal clouds around centres.
+
+    Each class has one centre, drawn from the seed.
+    """
+    rng = np.random.default_rng((seed, _SYNTHETIC))
+    centres = rng.standard_normal((classes, inputs), np.float32)
+    centres *= np.float32(_FAR) / np.linalg.norm(centres, axis=1, keepdims=True)
+    labels = rng.integers(0, classes, samples + max(1, samples // 5))
+    x = rng.standard_normal((len(labels), inputs), np.float32)
+    x += centres[labels]
+    x = x.astype(dtype, copy=False)
+    return Split("synthetic", x[:samples], labels[:samples], x[samples:], labels[samples:], classes)
+
+
+# --- who trains on what ---------------------------------------------------------------------------
+
+
+def order(samples: int, seed: int, epoch: int) -> NDArray[np.intp]:
+    """The indices of all samples as one epoch goes through them.
+
+    It depends on seed and epoch alone: every rank draws the same, and every epoch another.
+    """
+    return np.random.default_rng((seed, epoch, _ORDER)).permutation(samples)
 
 
 def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[np.intp]:
@@ -99,21 +184,34 @@ def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[n
     All ranks draw the same order from seed and epoch, and each index is in one part; parts differ
     by one in length at most.
     """
-    order = np.random.default_rng((seed, epoch, _ORDER)).permutation(n)
-    return part(order, comm.rank, comm.size)
+    return order(n, seed, epoch)[part(n, comm.rank, comm.size)]
 
 
-def noise(samples: int, scale: float, seed: int, epoch: int) -> NDArray[np.float32]:
-    """Normal noise (samples, 64) of standard deviation `scale`, for the images of one epoch.
+def part(count: int, rank: int, size: int) -> slice:
+    """Which of `count` samples one of `size` ranks computes; none if there are too few.
 
-    Like the order, the same on every rank: row i belongs to sample i, whoever computes it.
-    Training with noise smooths the function that is learnt: Bishop, "Training with noise is
-    equivalent to Tikhonov regularization", Neural Computation 7(1), 1995.
+    Parts differ by one in length at most.
     """
-    rng = np.random.default_rng((seed, epoch, _NOISE))
-    return np.float32(scale) * rng.standard_normal((samples, PIXELS), np.float32)
+    short, longer = divmod(count, size)
+    start = rank * short + min(rank, longer)
+    return slice(start, start + short + (rank < longer))
 
 
-def part(batch: NDArray[np.intp], rank: int, size: int) -> NDArray[np.intp]:
-    """The part of a global batch that one of `size` ranks computes; empty if there are too few."""
-    return np.array_split(batch, size)[rank]
+def noise(rows: slice, width: int, scale: float, key: tuple[int, int, int]) -> NDArray[np.float32]:
+    """Normal noise of standard deviation `scale`, (rows, width), for some rows of a global batch.
+
+    `key` is (seed, epoch, number of the batch); row i is the same, whoever computes it.  Training
+    with noise smooths the function that is learnt.
+
+    Sources: Bishop, "Training with noise is equivalent to Tikhonov regularization", Neural
+    Computation 7(1), 1995; Box & Muller, "A note on the generation of random normal deviates",
+    1958, which takes the same number of draws for each value, so that one can go to a row.
+    """
+    half = (width + 1) // 2
+    bits = np.random.PCG64((*key, _NOISE))
+    bits.advance(2 * half * rows.start)
+    uniform = np.random.Generator(bits).random((rows.stop - rows.start, 2, half))
+    radius = np.float32(scale) * np.sqrt(-2 * np.log1p(-uniform[:, 0]))
+    angle = 2 * np.pi * uniform[:, 1]
+    normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return normal[:, :width].astype(np.float32)

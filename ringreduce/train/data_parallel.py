@@ -12,13 +12,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import ringreduce as rr
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where the time of one step went on this rank, in seconds."""
+
+    communication_s: float
+    """All-reduces were under way, be it while this rank computed; waiting for others counts."""
+    exposed_s: float
+    """This rank was in `ready` and `finish`, and computed nothing."""
 
 
 class DataParallel:
@@ -36,11 +49,13 @@ class DataParallel:
         params: name -> array, in the order in which a forward pass uses them.
         first_bucket_bytes, bucket_bytes: a bucket is full when the next gradient would make it
             larger than this; one gradient may be larger alone.
+        op: "mean", or "sum" where a rank's gradients are its share of the mean already, that is, of
+            a sum over its samples divided by the number of all.
         wire: "bfloat16" or "float16" halves what is sent; see `Communicator.all_reduce`.
         algorithm: of the all-reduces.
 
     Raises MismatchError on all ranks, naming a parameter, if they differ; ValueError for sizes
-    below 1.
+    below 1, and for another op.
     """
 
     def __init__(
@@ -50,6 +65,7 @@ class DataParallel:
         *,
         first_bucket_bytes: int = 1 << 20,
         bucket_bytes: int = 25 << 20,
+        op: str = "mean",
         wire: str | None = None,
         algorithm: str = "auto",
     ) -> None:
@@ -57,6 +73,9 @@ class DataParallel:
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"DataParallel: {name} is {value}; wanted at least 1")
+        if op not in ("mean", "sum"):
+            raise ValueError(f"DataParallel: op is {op!r}; wanted mean or sum")
+        self._op = op
         self._comm = comm
         self._how: dict[str, Any] = {"wire": wire, "algorithm": algorithm}
         _check_alike(comm, params)
@@ -72,6 +91,9 @@ class DataParallel:
         self._synchronises = True
         self._samples: float | None = None
         self._total: rr.Work | None = None
+        self._exposed_s = 0.0
+        self.times = StepTimes(0.0, 0.0)
+        """Of the last step that is finished."""
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:
@@ -86,25 +108,42 @@ class DataParallel:
         """
         if samples < 0:
             raise ValueError(f"weigh: {samples} samples; wanted at least 0")
+        if self._op == "sum":
+            raise ValueError("weigh: gradients that are summed count as they are")
         if self._ready or self._accumulated or self._samples is not None:
             raise ValueError("weigh: call it once a step, before the first ready")
         self._samples = float(samples)
         mine = np.array([samples], np.float64)
         self._total = self._comm.all_reduce(mine, async_op=True)
 
-    def ready(self, name: str, gradient: Any) -> None:
+    def buffer(self, name: str) -> Any:
+        """Where the gradient of a parameter is gathered, like the parameter in shape and dtype.
+
+        Written there, it need not be copied: say ``ready(name)``.  What is there between a `finish`
+        and the next step is the mean, and between a `ready` and a `finish` nobody's business.
+        """
+        return self._bucket_of[name].places[name]
+
+    def ready(self, name: str, gradient: Any = None) -> None:
         """The gradient of a parameter is final; it is copied, and may be overwritten at once.
+
+        Without `gradient`, it is in the parameter's `buffer`.
 
         As soon as a bucket is full, and all before it are under way, its all-reduce starts.  Raises
         ValueError for a parameter that there is not, one that was ready before in this step, or a
         gradient of another shape or dtype.
         """
+        begin = time.perf_counter()
         bucket = self._bucket_of.get(name)
         if bucket is None:
             raise ValueError(f"ready: there is no parameter {name!r}")
         if name in self._ready:
             raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
         place = bucket.places[name]
+        if gradient is None:
+            gradient = place
+            if name in self._accumulated:
+                raise ValueError(f"ready: the sum of {name!r} is in its buffer; pass the gradient")
         if gradient.shape != place.shape or gradient.dtype != place.dtype:
             raise ValueError(
                 f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
@@ -113,7 +152,7 @@ class DataParallel:
         weighted = gradient if self._samples is None else gradient * place.dtype.type(self._samples)
         if name in self._accumulated:
             place += weighted
-        else:
+        elif weighted is not place:
             place[...] = weighted
         if not self._synchronises:
             self._accumulated.add(name)
@@ -121,6 +160,7 @@ class DataParallel:
         self._ready.add(name)
         bucket.missing.discard(name)
         self._start_full_ones()
+        self._exposed_s += time.perf_counter() - begin
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -143,11 +183,14 @@ class DataParallel:
         naming the parameters and the ranks, if a rank has not reported all gradients; the step is
         then void, and the next one may begin.
         """
+        begin = time.perf_counter()
         missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
         try:
             if missing:
                 self._tell(missing)
             self._wait()
+            self._exposed_s += time.perf_counter() - begin
+            self.times = StepTimes(self._communication_s(), self._exposed_s)
         except rr.MismatchError:
             raise self._explained(missing) from None
         finally:
@@ -159,11 +202,19 @@ class DataParallel:
     def _start_full_ones(self) -> None:
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             bucket = self._buckets[self._started]
-            op = "mean" if self._samples is None else "sum"
-            bucket.work = self._comm.all_reduce(
-                bucket.flat, op, out=bucket.flat, async_op=True, **self._how
-            )
+            op = self._op if self._samples is None else "sum"
+            reduce = partial(self._comm.all_reduce, bucket.flat, op, out=bucket.flat, **self._how)
             self._started += 1
+            # With the last gradient backward is over.  If nothing else is under way either, this
+            # thread may as well do it: asking another would take longer than a small all-reduce.
+            if self._started == len(self._buckets) and self._all_over():
+                bucket.work = _Now(reduce)
+            else:
+                bucket.work = reduce(async_op=True)
+
+    def _all_over(self) -> bool:
+        works = (self._total, *(bucket.work for bucket in self._buckets))
+        return all(work is None or work.done() for work in works)
 
     def _wait(self) -> None:
         for bucket in self._buckets:
@@ -173,6 +224,10 @@ class DataParallel:
             total = self._total.wait()[0]
             for bucket in self._buckets:
                 bucket.flat /= bucket.flat.dtype.type(total or 1)
+
+    def _communication_s(self) -> float:
+        works = [self._total, *(bucket.work for bucket in self._buckets)]
+        return sum(work.seconds or 0.0 for work in works if work is not None)
 
     def _tell(self, missing: Sequence[str]) -> None:
         """A call that ranks with all gradients do not make: so they learn that something is amiss.
@@ -198,8 +253,31 @@ class DataParallel:
             bucket.missing = set(bucket.places)
             bucket.work = None
         self._started, self._samples, self._total = 0, None, None
+        self._exposed_s = 0.0
         self._ready.clear()
         self._accumulated.clear()
+
+
+class _Now:
+    """A call that is carried out at once; what it raises comes when it is waited for."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        begin = time.perf_counter()
+        self._error: rr.MismatchError | None = None
+        try:
+            call()
+        except rr.MismatchError as error:
+            self._error = error
+        self.seconds = time.perf_counter() - begin
+
+    def done(self) -> bool:
+        """It is over."""
+        return True
+
+    def wait(self) -> None:
+        """Raise what there was to raise."""
+        if self._error is not None:
+            raise self._error
 
 
 class _Bucket:
@@ -215,7 +293,7 @@ class _Bucket:
             self.places[name] = self.flat[start : start + array.size].reshape(array.shape)
             start += array.size
         self.missing = set(self.places)
-        self.work: rr.Work | None = None
+        self.work: rr.Work | _Now | None = None
 
 
 def _cut(
@@ -267,7 +345,7 @@ def _who_lacks_what(missing: Sequence[Sequence[str]]) -> str:
     return f"finish: {lacks}; every rank must call ready for every parameter in every step"
 
 
-def _await_whatever(work: rr.Work | None) -> None:
+def _await_whatever(work: rr.Work | _Now | None) -> None:
     if work is not None:
         try:
             work.wait()

@@ -1,10 +1,10 @@
-"""Data-parallel training: every rank a replica, one all-reduce a step.
+"""Data-parallel training: every rank a replica, gradients added up while backward goes on.
 
 A global batch is dealt to the ranks.  Each rank computes its share of the mean loss and of its
-gradient (`mlp` divides by the count of the whole batch), the ring adds the shares, and every rank
-makes the same step: N ranks compute what one rank computes on the same global batch, up to the
+gradient (`mlp` divides by the count of the whole batch), the all-reduce adds the shares, and every
+rank makes the same step: N ranks compute what one rank computes on the same global batch, up to the
 order of the additions.  The sum is bitwise the same on all ranks, and so are the parameters, which
-`check_equal` proves at the end.
+`check_equal` proves every so many steps, before each checkpoint, and at the end.
 """
 
 from __future__ import annotations
@@ -13,76 +13,65 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 import ringreduce as rr
 from ringreduce.train import data, mlp, optimizers
-
-DTYPES = ("float32", "float64")
+from ringreduce.train.data_parallel import DataParallel
+from ringreduce.train.settings import Settings
 
 
 class DriftError(rr.RingReduceError):
-    """The ranks ended with different parameters; all ranks raise it with the same text."""
+    """The ranks have different parameters; all ranks raise it with the same text."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a training run depends on, besides its data.  Raises ValueError for what cannot work."""
+class Step:
+    """How one step went; the times are this rank's."""
 
-    # Chosen without the hold-out, by cross-validation inside the other four fifths: 4 stratified
-    # folds, 3 assignments to folds, 3 seeds.  These gave 98.7 %, the worst of 36 runs 97.8 %.
-    # Without noise no lr, batch, width or depth passed 98.2 %; with noise but a constant lr,
-    # 97.8 %; 256 hidden units gave 98.8 % at twice the size, which is within the error.  (The best
-    # setting without noise had been measured on the hold-out too, 97.1 % over 60 seeds; that led
-    # to looking for a better one, not to which.)
-    epochs: int = 30
-    batch: int = 32
-    """Samples of a global batch, over all ranks."""
-    lr: float = 0.2
-    """Learning rate of the first step; it falls linearly to 0."""
-    momentum: float = 0.9
-    noise: float = 0.2
-    """Standard deviation of the noise on the pixels, which are from 0 to 1, while training."""
-    hidden: tuple[int, ...] = (128,)
-    """Widths of the hidden layers."""
-    seed: int = 0
-    """Of the first parameters, the order of the samples and the noise."""
-    dtype: str = "float32"
-    algorithm: str = "ring"
-    """Of the all-reduce; "auto" leaves the choice to the communicator."""
-
-    def __post_init__(self) -> None:
-        _want(self.epochs >= 1, "epochs", self.epochs, "at least 1")
-        _want(self.batch >= 1, "batch", self.batch, "at least 1")
-        _want(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")
-        _want(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 up to, but not, 1")
-        _want(0 <= self.noise < math.inf, "noise", self.noise, "a finite number of at least 0")
-        _want(min(self.hidden, default=1) >= 1, "hidden", self.hidden, "widths of at least 1")
-        _want(self.seed >= 0, "seed", self.seed, "at least 0")
-        _want(self.dtype in DTYPES, "dtype", self.dtype, " or ".join(DTYPES))
-
-    def check(self, split: data.Split) -> None:
-        """Raise ValueError if there are fewer training samples than a global batch has."""
-        samples = len(split.train_labels)
-        _want(self.batch <= samples, "batch", self.batch, f"at most the {samples} training samples")
+    step: int
+    """From 1."""
+    epoch: int
+    """From 1."""
+    loss: float
+    """Mean over the samples of the global batch, before the step."""
+    lr: float
+    samples: int
+    step_s: float
+    compute_s: float
+    """What is left of the step without exposed communication."""
+    communication_s: float
+    """All-reduces were under way; with what is computed meanwhile this can exceed `exposed_s`."""
+    exposed_s: float
+    """Nothing was computed for the sake of communication."""
 
 
 @dataclass(frozen=True)
 class Epoch:
     """How an epoch went, over all ranks; times are this rank's."""
 
-    number: int
+    epoch: int
     """From 1."""
     loss: float
     """Mean over the training samples, each taken when its batch was computed."""
+    accuracy: float
+    """On the held-out samples, from 0 to 1."""
     samples_per_s: float
-    communication: float
-    """Share of the epoch spent in all-reduce, from 0 to 1; waiting for slower ranks counts."""
+    """Of all ranks together, while training."""
+    exposed: float
+    """Share of the steps' time that was exposed communication, from 0 to 1."""
+
+
+class Watcher(Protocol):
+    """Somebody who wants to know; nothing depends on what it is told."""
+
+    def steps(self, steps: Sequence[Step]) -> None: ...
+    def epoch(self, epoch: Epoch) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -97,65 +86,249 @@ class Result:
     """Of the last epoch."""
     accuracy: float
     """On the held-out samples, from 0 to 1."""
+    step_s: float
+    """Mean time of a step, over this run's steps and all ranks; 0 without any, as the next two."""
+    communication_s: float
+    exposed_s: float
+
+    @property
+    def efficiency(self) -> float:
+        """Scaling efficiency, from 0 to 1: the share of a step that is not exposed communication.
+
+        Without communication N ranks would do N times what one does.
+        """
+        return 1 - self.exposed_s / self.step_s if self.step_s else 1.0
 
 
-class Replica:
-    """One rank's copy of the model: parameters, velocity and gradient, each one flat buffer.
+@dataclass(frozen=True)
+class State:
+    """Where a run stands, besides its arrays."""
 
-    Every rank must make one, with the same arguments; the parameters are rank 0's.
+    step: int
+    """So many are made."""
+    epoch_loss: float
+    """The sum over the samples of this epoch so far."""
+    last_loss: float
+    """Of the last whole epoch, the mean."""
+
+
+class Trainer:
+    """One rank's part of a run.
+
+    Every rank must make one with the same data and settings, and make the same calls; the
+    parameters are rank 0's.  `xp` is the array module, NumPy or CuPy.
+
+    Raises ValueError on all ranks for an algorithm that there is not, or a wire that does not go
+    with the dtype.
     """
 
     def __init__(
-        self, comm: rr.Communicator, sizes: tuple[int, ...], settings: Settings, xp: ModuleType = np
+        self, comm: rr.Communicator, split: data.Split, settings: Settings, xp: ModuleType = np
     ) -> None:
-        self.comm = comm
-        self.settings = settings
-        self.xp = xp
+        self.comm, self.settings, self._xp = comm, settings, xp
+        self._x = xp.asarray(split.train_x, settings.dtype)
+        self._labels = xp.asarray(split.train_labels)
+        self._held_out = data.part(len(split.held_out_labels), comm.rank, comm.size)
+        self._held_out_x = xp.asarray(split.held_out_x[self._held_out], settings.dtype)
+        self._held_out_labels = xp.asarray(split.held_out_labels[self._held_out])
+        self._held_out_samples = len(split.held_out_labels)
+        sizes = (self._x.shape[1], *settings.hidden, split.classes)
+        self.sizes = sizes
         self.flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp)
-        comm.broadcast(self.flat, root=0, out=self.flat)
         self.parameters = mlp.views(self.flat, sizes)
-        self.velocity = xp.zeros_like(self.flat)
-        # The loss rides behind the gradient, so that a step is one all-reduce.
-        self.reduced = xp.zeros(len(self.flat) + 1, self.flat.dtype)
-        self.gradient = self.reduced[:-1]
-        self._gradients = mlp.views(self.gradient, sizes)
+        self._named = mlp.named(self.parameters)
+        self._slots = {
+            slot: mlp.named(mlp.views(xp.zeros_like(self.flat), sizes))
+            for slot in optimizers.SLOTS[settings.optimizer]
+        }
+        self._update = optimizers.update(settings)
+        how: dict[str, Any] = {
+            "wire": None if settings.wire == "none" else settings.wire,
+            "algorithm": settings.algorithm,
+        }
+        comm.all_reduce(self.flat[:0], **how)  # refused here if it cannot be had
+        self._dp = DataParallel(
+            comm,
+            self._named,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            bucket_bytes=settings.bucket_bytes,
+            op="sum",
+            **how,
+        )
+        self._buffers = {name: self._dp.buffer(name) for name in self._named}
+        self.state = State(0, 0.0, math.nan)
+        self._order: tuple[int, Any] = (-1, None)
+        self._untold: list[Step] = []
+        self._epoch_told: list[Step] = []
+        self._times = np.zeros(3)
+        self._steps_made = 0
 
-    def mean_gradient(self, x: Any, labels: Any, count: int) -> float:
-        """Put the mean gradient over a global batch of `count` samples into `gradient`.
+    @property
+    def epoch_steps(self) -> int:
+        """The steps of an epoch."""
+        return -(-len(self._labels) // self.settings.batch)
 
-        `x` (samples, inputs) and `labels` (samples,) are this rank's part of the batch, possibly
-        empty.  Every rank must call it.  ``reduced[-1]`` becomes the mean loss.  Returns the
-        seconds spent in the all-reduce.
+    @property
+    def steps(self) -> int:
+        """Those of the whole run."""
+        return self.settings.epochs * self.epoch_steps
+
+    # --- what a checkpoint holds ---
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that changes from step to step, by name: parameters and the optimizer's own."""
+        return {name: _on_host(array) for name, array in self._arrays().items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State | None) -> None:
+        """Go on from there; rank 0 says where, and what the others pass is not looked at."""
+        told = np.zeros(3)
+        if self.comm.rank == 0:
+            assert arrays is not None
+            assert state is not None
+            told[...] = state.step, state.epoch_loss, state.last_loss
+        step, epoch_loss, last_loss = self.comm.broadcast(told).tolist()
+        self.state = State(int(step), epoch_loss, last_loss)
+        for name, array in self._arrays().items():
+            if arrays is not None and self.comm.rank == 0:
+                array[...] = self._xp.asarray(arrays[name])
+            self.comm.broadcast(array, out=array)
+
+    def _arrays(self) -> dict[str, Any]:
+        slots = {
+            f"{slot}/{name}": array
+            for slot, arrays in self._slots.items()
+            for name, array in arrays.items()
+        }
+        return self._named | slots
+
+    # --- training ---
+
+    def run(
+        self,
+        watchers: Sequence[Watcher] = (),
+        save: Callable[[Trainer], None] | None = None,
+        save_every: int = 0,
+    ) -> Result:
+        """Train to the end, or what is left of it.
+
+        `watchers` may be others on every rank.  `save` is called on all ranks every `save_every`
+        steps, or after each epoch where that is 0, and at the end; parameters are then equal.
+
+        Raises FloatingPointError if the loss grows out of bounds, and DriftError if ranks have
+        different parameters: on all ranks alike.
         """
-        loss, layers = mlp.gradients(self.parameters, x, labels, count, self.xp)
-        self.reduced[-1] = loss
-        for mine, computed in zip(self._gradients, layers, strict=True):
-            mine.weight[...] = computed.weight
-            mine.bias[...] = computed.bias
-        start = time.perf_counter()
-        self.comm.all_reduce(self.reduced, out=self.reduced, algorithm=self.settings.algorithm)
-        return time.perf_counter() - start
+        every = self.settings.check_every
+        while self.state.step < self.steps:
+            # A loss out of bounds is an error below; NumPy need not warn of it as well.
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._make_step()
+            made = self.state.step
+            ends = made % self.epoch_steps == 0
+            saves = save is not None and (
+                made == self.steps or (made % save_every == 0 if save_every else ends)
+            )
+            checks = every > 0 and made % every == 0
+            if ends or saves or checks:
+                self._tell_steps(watchers)
+            if saves or checks:
+                check_equal(self.comm, self.flat)
+            if ends:
+                self._end_epoch(watchers)
+            if saves:
+                assert save is not None
+                save(self)
+        digest = check_equal(self.comm, self.flat)
+        return Result(self.flat, digest, self.state.last_loss, self.accuracy(), *self._mean_times())
 
-    def epoch(self, x: Any, labels: Any, number: int) -> Epoch:
-        """Train once on all samples, of which this rank computes its parts of the batches.
+    def gradients(self, x: Any, labels: Any, count: int) -> tuple[float, dict[str, Any]]:
+        """This rank's share of the mean loss, and the gradient of that mean: name -> array.
 
-        `x` and `labels` are the whole training data; `number` counts from 1.  Every rank must
-        call it.
+        `x` (samples, inputs) and `labels` (samples,) are this rank's part of a global batch of
+        `count` samples, possibly empty.
         """
-        settings, samples = self.settings, len(labels)
-        total_loss = communication_s = 0.0
-        start = time.perf_counter()
-        noise = data.noise(samples, settings.noise, settings.seed, number)
-        x = x + self.xp.asarray(noise, self.flat.dtype)
-        batches = list(data.global_batches(samples, settings.batch, settings.seed, number))
-        for step, batch in enumerate(batches, (number - 1) * len(batches)):
-            mine = data.part(batch, self.comm.rank, self.comm.size)
-            communication_s += self.mean_gradient(x[mine], labels[mine], len(batch))
-            total_loss += float(self.reduced[-1]) * len(batch)
-            lr = optimizers.linear_decay(settings.lr, step, settings.epochs * len(batches))
-            optimizers.sgd(self.flat, self.velocity, self.gradient, lr, settings.momentum)
-        elapsed_s = time.perf_counter() - start
-        return Epoch(number, total_loss / samples, samples / elapsed_s, communication_s / elapsed_s)
+        loss, pairs = mlp.gradients(self.parameters, x, labels, count, self._xp, into=self._buffers)
+        for name, _ in pairs:
+            self._dp.ready(name)
+        return float(loss), self._dp.finish()
+
+    def accuracy(self) -> float:
+        """On the held-out samples, from 0 to 1; each rank looks at a part of them."""
+        right = mlp.right(self.parameters, self._held_out_x, self._held_out_labels, self._xp)
+        total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
+        return int(total[0]) / self._held_out_samples
+
+    def _make_step(self) -> None:
+        begin = time.perf_counter()
+        settings, number = self.settings, self.state.step
+        epoch, within = number // self.epoch_steps + 1, number % self.epoch_steps
+        batch = self._epoch_order(epoch)[within * settings.batch : (within + 1) * settings.batch]
+        rows = data.part(len(batch), self.comm.rank, self.comm.size)
+        x = self._x[batch[rows]]
+        if settings.noise:
+            key = settings.seed, epoch, within
+            x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
+        loss, gradients = self.gradients(x, self._labels[batch[rows]], len(batch))
+        lr = optimizers.learning_rate(settings, number, self.steps)
+        for name, gradient in gradients.items():
+            own = tuple(arrays[name] for arrays in self._slots.values())
+            optimizers.in_blocks(self._update, self._named[name], own, gradient, lr, number)
+        step_s, times = time.perf_counter() - begin, self._dp.times
+        self._times += step_s, times.communication_s, times.exposed_s
+        self._steps_made += 1
+        self.state = replace(self.state, step=number + 1)
+        self._untold.append(
+            Step(
+                step=number + 1,
+                epoch=epoch,
+                loss=loss,
+                lr=lr,
+                samples=len(batch),
+                step_s=step_s,
+                compute_s=step_s - times.exposed_s,
+                communication_s=times.communication_s,
+                exposed_s=times.exposed_s,
+            )
+        )
+
+    def _epoch_order(self, epoch: int) -> Any:
+        if self._order[0] != epoch:
+            self._order = epoch, data.order(len(self._labels), self.settings.seed, epoch)
+        return self._order[1]
+
+    def _tell_steps(self, watchers: Sequence[Watcher]) -> None:
+        """Add up the ranks' shares of the losses since the last time."""
+        shares = np.array([step.loss for step in self._untold])
+        losses = self.comm.all_reduce(shares, algorithm=self.settings.algorithm).tolist()
+        told = [replace(s, loss=loss) for s, loss in zip(self._untold, losses, strict=True)]
+        for step in told:
+            if not math.isfinite(step.loss):
+                raise FloatingPointError(
+                    f"train: the loss is {step.loss} in step {step.step}, epoch {step.epoch}, with "
+                    f"lr {step.lr:g}; take a smaller lr"
+                )
+        total = sum((s.loss * s.samples for s in told), self.state.epoch_loss)
+        self.state = replace(self.state, epoch_loss=total)
+        self._untold = []
+        self._epoch_told += told
+        for watcher in watchers:
+            watcher.steps(told)
+
+    def _end_epoch(self, watchers: Sequence[Watcher]) -> None:
+        loss = self.state.epoch_loss / len(self._labels)
+        steps, self._epoch_told = self._epoch_told, []
+        step_s, exposed_s = (
+            sum(getattr(step, name) for step in steps) for name in ("step_s", "exposed_s")
+        )
+        samples = sum(step.samples for step in steps)
+        epoch = Epoch(steps[-1].epoch, loss, self.accuracy(), samples / step_s, exposed_s / step_s)
+        self.state = State(self.state.step, 0.0, loss)
+        for watcher in watchers:
+            watcher.epoch(epoch)
+
+    def _mean_times(self) -> list[float]:
+        totals = self.comm.all_reduce(self._times, op="mean", algorithm=self.settings.algorithm)
+        means: list[float] = (totals / max(1, self._steps_made)).tolist()
+        return means
 
 
 def train(
@@ -163,37 +336,14 @@ def train(
     split: data.Split,
     settings: Settings,
     *,
-    report: Callable[[Epoch, float], None] | None = None,
+    watchers: Sequence[Watcher] = (),
     xp: ModuleType = np,
 ) -> Result:
     """Train on the ranks of `comm`; every rank must call it with the same split and settings.
 
-    `report` is called after each epoch with the held-out accuracy of that moment; it may be given
-    on one rank only.  Nothing depends on what it is told.
-
-    Raises ValueError if the settings do not fit the data, FloatingPointError if the loss grows
-    out of bounds, and DriftError if the ranks end with different parameters: on all ranks alike.
+    Raises as `Trainer` and `Trainer.run`.
     """
-    settings.check(split)
-    sizes = (split.train_x.shape[1], *settings.hidden, data.CLASSES)
-    x, labels = xp.asarray(split.train_x, settings.dtype), xp.asarray(split.train_labels)
-    held_x = xp.asarray(split.held_out_x, settings.dtype)
-    held_labels = xp.asarray(split.held_out_labels)
-    replica = Replica(comm, sizes, settings, xp)
-    for number in range(1, settings.epochs + 1):
-        # A loss out of bounds is an error here; NumPy need not warn of it as well.
-        with np.errstate(over="ignore", invalid="ignore"):
-            epoch = replica.epoch(x, labels, number)
-        if not math.isfinite(epoch.loss):
-            raise FloatingPointError(
-                f"train: the loss is {epoch.loss} after epoch {number} with lr {settings.lr}; "
-                "take a smaller lr"
-            )
-        if report is not None:
-            report(epoch, mlp.accuracy(replica.parameters, held_x, held_labels, xp))
-    digest = check_equal(comm, replica.flat)
-    accuracy = mlp.accuracy(replica.parameters, held_x, held_labels, xp)
-    return Result(replica.flat, digest, epoch.loss, accuracy)
+    return Trainer(comm, split, settings, xp).run(watchers)
 
 
 def check_equal(comm: rr.Communicator, parameters: Any) -> str:
@@ -202,7 +352,7 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
     Every rank must call it.  Raises DriftError on all ranks, naming those that differ from the
     majority (from rank 0 where there is none).
     """
-    digest = hashlib.sha256(parameters.tobytes()).digest()
+    digest = hashlib.sha256(_on_host(parameters).data).digest()
     gathered = comm.all_gather(np.frombuffer(digest, np.uint8).reshape(1, -1))
     digests: list[str] = [row.tobytes().hex() for row in gathered]
     # most_common keeps the order of first appearance among equals: rank 0 wins a tie.
@@ -217,6 +367,6 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
     )
 
 
-def _want(holds: bool, name: str, came: object, wanted: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} is {came}; wanted {wanted}")
+def _on_host(array: Any) -> np.ndarray:
+    """A contiguous NumPy array, of a NumPy or CuPy one."""
+    return np.ascontiguousarray(array.get() if hasattr(array, "get") else array)

@@ -12,14 +12,14 @@ are.  A part may be empty; its share is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# Rows that `accuracy` takes at a time.  A larger product wakes the threads of OpenBLAS, and those
+# Rows that `right` takes at a time.  A larger product wakes the threads of OpenBLAS, and those
 # spin on afterwards, in the way of the other ranks on this host: training took several times as
 # long on 2 cores.
 _ROWS = 32
@@ -65,6 +65,19 @@ def views(flat: Array, sizes: Sequence[int]) -> Parameters:
     return tuple(layers)
 
 
+def named(parameters: Parameters) -> dict[str, Array]:
+    """The arrays of the layers by name, "0.weight" and "0.bias" first."""
+    arrays: dict[str, Array] = {}
+    for number, layer in enumerate(parameters):
+        weight, bias = _names(number)
+        arrays |= {weight: layer.weight, bias: layer.bias}
+    return arrays
+
+
+def _names(number: int) -> tuple[str, str]:
+    return f"{number}.weight", f"{number}.bias"
+
+
 def init_params(
     sizes: Sequence[int], seed: int, dtype: Any = np.float32, xp: ModuleType = np
 ) -> Array:
@@ -95,35 +108,61 @@ def loss(parameters: Parameters, x: Array, labels: Array, count: int, xp: Module
 
 
 def gradients(
-    parameters: Parameters, x: Array, labels: Array, count: int, xp: ModuleType = np
-) -> tuple[Array, Parameters]:
-    """The loss, as `loss` gives it, and its gradient: one layer for each of `parameters`."""
+    parameters: Parameters,
+    x: Array,
+    labels: Array,
+    count: int,
+    xp: ModuleType = np,
+    into: Mapping[str, Array] | None = None,
+) -> tuple[Array, Iterator[tuple[str, Array]]]:
+    """The loss, as `loss` gives it, and the gradient as pairs of a name, as in `named`, and array.
+
+    They come from the last layer to the first, each computed when it is asked for: so that one can
+    be on its way to other ranks while the next is computed.  They are written into the arrays of
+    those names in `into`, if given.
+    """
     *inputs, logits = _activations(parameters, x, xp)
     log_p = _log_softmax(logits, xp)
     delta = xp.exp(log_p)
     delta[xp.arange(len(labels)), labels] -= 1
     delta /= count
-    deltas = [delta]
-    for layer, a in zip(parameters[:0:-1], inputs[:0:-1], strict=True):
-        deltas.append((deltas[-1] @ layer.weight.T) * (a > 0))
-    layers = (Layer(a.T @ d, d.sum(axis=0)) for a, d in zip(inputs, reversed(deltas), strict=True))
-    return _cross_entropy(log_p, labels, xp) / count, tuple(layers)
+    loss = _cross_entropy(log_p, labels, xp) / count
+    return loss, _backward(parameters, inputs, delta, xp, into or {})
 
 
-def accuracy(parameters: Parameters, x: Array, labels: Array, xp: ModuleType = np) -> float:
-    """The share of samples, from 0 to 1, whose largest logit is at their label."""
-    right = 0
+def _backward(
+    parameters: Parameters,
+    inputs: list[Array],
+    delta: Array,
+    xp: ModuleType,
+    into: Mapping[str, Array],
+) -> Iterator[tuple[str, Array]]:
+    """`delta` is the slope of the loss by what leaves the last layer."""
+    for number in reversed(range(len(parameters))):
+        weight, bias = _names(number)
+        yield bias, xp.sum(delta, axis=0, out=into.get(bias))
+        yield weight, xp.matmul(inputs[number].T, delta, out=into.get(weight))
+        if number:
+            delta = delta @ parameters[number].weight.T
+            delta *= inputs[number] > 0
+
+
+def right(parameters: Parameters, x: Array, labels: Array, xp: ModuleType = np) -> int:
+    """How many samples have their largest logit at their label."""
+    count = 0
     for start in range(0, len(x), _ROWS):
         rows = slice(start, start + _ROWS)
-        right += int((forward(parameters, x[rows], xp).argmax(axis=1) == labels[rows]).sum())
-    return right / len(x)
+        count += int((forward(parameters, x[rows], xp).argmax(axis=1) == labels[rows]).sum())
+    return count
 
 
 def _activations(parameters: Parameters, x: Array, xp: ModuleType) -> list[Array]:
     """What enters each layer, and last the logits."""
     values = [x]
     for layer in parameters[:-1]:
-        values.append(xp.maximum(values[-1] @ layer.weight + layer.bias, 0))
+        value = values[-1] @ layer.weight
+        value += layer.bias
+        values.append(xp.maximum(value, 0, out=value))
     values.append(values[-1] @ parameters[-1].weight + parameters[-1].bias)
     return values
 

@@ -6,7 +6,21 @@ equal results, so ranks that start alike and see one gradient stay alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+from ringreduce.train.settings import Settings
+
+Update = Callable[[Any, tuple[Any, ...], Any, float, int], None]
+"""(parameters, the optimizer's own arrays, gradient, learning rate, step) -> None"""
+
+SLOTS = {"sgd": ("velocity",), "adam": ("mean", "square")}
+"""Optimizer -> its own arrays, each like the parameters and zero at first."""
+
+_BLOCK = 1 << 14
+"""Numbers that are updated at once: all that a step reads and writes of them stays in cache."""
 
 
 def sgd(
@@ -59,6 +73,35 @@ def adam(
     if decay:
         parameters *= 1 - lr * decay
     parameters -= lr * (unbiased / scale)
+
+
+def update(settings: Settings) -> Update:
+    """The step that the settings ask for."""
+    momentum, decay = settings.momentum, settings.weight_decay
+    if settings.optimizer == "adam":
+        return lambda p, own, g, lr, step: adam(p, own[0], own[1], g, lr, step, decay=decay)
+    return lambda p, own, g, lr, step: sgd(p, own[0], g, lr, momentum, decay)
+
+
+def in_blocks(
+    step: Update, parameters: Any, own: tuple[Any, ...], gradient: Any, lr: float, number: int
+) -> None:
+    """The same step of contiguous arrays, NumPy's block by block."""
+    flat = [array.reshape(-1) for array in (parameters, *own, gradient)]
+    block = _BLOCK if isinstance(parameters, np.ndarray) else max(1, parameters.size)
+    for start in range(0, parameters.size, block):
+        values, *owned, slope = (array[start : start + block] for array in flat)
+        step(values, tuple(owned), slope, lr, number)
+
+
+def learning_rate(settings: Settings, step: int, steps: int) -> float:
+    """Of a step, from 0 to steps - 1."""
+    lr = settings.lr
+    if settings.lr_batch:
+        lr = linear_scaling(lr, settings.batch, settings.lr_batch)
+    if settings.lr_schedule == "linear":
+        lr = linear_decay(lr, step, steps)
+    return warm_up(lr, step, settings.warm_up)
 
 
 def linear_decay(lr: float, step: int, steps: int) -> float:

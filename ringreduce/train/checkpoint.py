@@ -1,0 +1,169 @@
+"""Checkpoints: files that are whole or not there, whenever the process or the machine stops.
+
+A checkpoint is ``step-000000120.safetensors`` with the arrays, and ``step-000000120.json``, the
+manifest, with the hash of the former and of itself.  Each is written under another name, brought to
+the disk, and renamed, the manifest last: what has no manifest is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = "ringreduce checkpoint 1"
+_NAME = re.compile(r"step-\d{9}\.json")
+_UNFINISHED = ".unfinished"
+
+Arrays = Mapping[str, np.ndarray]
+Facts = Mapping[str, Any]
+"""What JSON can hold."""
+
+
+class CheckpointError(ValueError):
+    """A file that is no whole checkpoint of this run; the text names it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved: arrays by name, and facts."""
+
+    step: int
+    arrays: Arrays
+    facts: Facts
+
+
+class Folder:
+    """A folder of checkpoints, for one process at a time.
+
+    Raises OSError if it cannot be made or written to, CheckpointError if another process has it.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        # Refused here, and not after hours of training.
+        try:
+            import safetensors.numpy
+        except ImportError:
+            raise CheckpointError(
+                "checkpoints need safetensors: pip install 'ringreduce[train]'"
+            ) from None
+        self._tensors: Any = safetensors.numpy
+        self.path, self._keep = path, keep
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(path / ".lock", "w")  # noqa: SIM115  # held until close
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise CheckpointError(f"{path} is in use by another run") from None
+        for left in path.glob(f"step-*{_UNFINISHED}"):
+            left.unlink()
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        self._lock.close()
+
+    def manifests(self) -> list[Path]:
+        """Of all checkpoints, whole or not, the last one first."""
+        found = [path for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, reverse=True)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint; when this returns it will survive a power cut.  Gives its manifest.
+
+        Of the others, those up to this step, only the last ones are kept.
+        """
+        stem = f"step-{checkpoint.step:09d}"
+        data = self._tensors.save(dict(checkpoint.arrays))
+        manifest = {
+            "format": FORMAT,
+            "step": checkpoint.step,
+            "tensors": f"{stem}.safetensors",
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            **checkpoint.facts,
+        }
+        manifest["manifest_sha256"] = _own_hash(manifest)
+        self._write(f"{stem}.safetensors", data)
+        self._write(f"{stem}.json", json.dumps(manifest, indent=1).encode())
+        before = [path for path in self.manifests() if path.name <= f"{stem}.json"]
+        for path in before[self._keep :]:
+            # The manifest first: without it tensors are no checkpoint; alone it is a damaged one.
+            path.unlink()
+            path.with_suffix(".safetensors").unlink(missing_ok=True)
+        return self.path / f"{stem}.json"
+
+    def last(
+        self, fits: Callable[[Checkpoint], None], refused: Callable[[str], None]
+    ) -> Checkpoint | None:
+        """The last whole checkpoint; None where there never was any.
+
+        `fits` raises CheckpointError for one of another run.  `refused` is told of every one that
+        is passed over, and why.  Raises CheckpointError if there are some, and none can be used.
+        """
+        manifests = self.manifests()
+        for manifest in manifests:
+            try:
+                checkpoint = self._load(manifest)
+            except CheckpointError as error:
+                refused(str(error))
+                continue
+            try:
+                fits(checkpoint)
+                return checkpoint
+            except CheckpointError as error:
+                refused(f"{manifest}: {error}")
+        if manifests:
+            raise CheckpointError(
+                f"none of the {len(manifests)} checkpoints in {self.path} is good"
+            )
+        return None
+
+    # --- how ---
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self.path / name
+        unfinished = self.path / f"{name}{_UNFINISHED}"
+        with open(unfinished, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _load(self, path: Path) -> Checkpoint:
+        try:
+            manifest = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise CheckpointError(f"{path} is no {FORMAT}")
+        if manifest.pop("manifest_sha256", None) != _own_hash(manifest):
+            raise CheckpointError(f"{path} is damaged: its hash is another than it says")
+        tensors = path.with_name(manifest["tensors"])
+        try:
+            data = tensors.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is there, but {tensors.name} is missing") from None
+        if len(data) != manifest["bytes"] or hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+            raise CheckpointError(
+                f"{tensors} is damaged: {len(data):,} bytes whose hash is another than "
+                f"{path.name} says"
+            )
+        return Checkpoint(manifest["step"], self._tensors.load(data), manifest)
+
+
+def _own_hash(manifest: Facts) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

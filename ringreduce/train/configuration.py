@@ -1,0 +1,165 @@
+"""Settings from a TOML file and the command line, and back to TOML.
+
+What the command line says goes before what the file says, and that before what a checkpoint says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringreduce.train.settings import Outputs, Settings
+
+FIELDS = {field.name: field for kind in (Settings, Outputs) for field in dataclasses.fields(kind)}
+_PATHS = ("checkpoint_dir", "metrics", "tensorboard", "plot")
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What somebody asked for, by the names of the fields; the rest is as it was or by default."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def outputs(self) -> Outputs:
+        """What to write.  Raises ValueError for what cannot work."""
+        return Outputs(**self._of(Outputs))
+
+    def settings(self, before: Mapping[str, Any] | None = None) -> Settings:
+        """What to train, where a checkpoint was made with the settings `before`.
+
+        Raises ValueError for what cannot work, or cannot change in the middle of a run.
+        """
+        asked = self._of(Settings)
+        for name, value in asked.items() if before is not None else ():
+            assert before is not None
+            if FIELDS[name].metadata.get("fixed") and value != before[name]:
+                raise ValueError(
+                    f"{name} is {value}, but the checkpoint was made with {before[name]}; "
+                    "that cannot change in the middle of a run"
+                )
+        return Settings(**{**(before or {}), **asked})
+
+    def _of(self, kind: type) -> dict[str, Any]:
+        names = {field.name for field in dataclasses.fields(kind)}
+        return {name: value for name, value in self.values.items() if name in names}
+
+
+def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given:
+    """What the command line, and the file that it may name, ask for.
+
+    Raises SystemExit, with code 2 after saying why, for what is wrong in either.
+    """
+    parser = _parser(prog)
+    asked = vars(parser.parse_args(argv))
+    if "hidden" in asked:
+        asked["hidden"] = tuple(asked["hidden"])
+    file = asked.pop("config", None)
+    try:
+        given = Given({**(read_toml(file) if file is not None else {}), **asked})
+        given.outputs  # noqa: B018  # refused here and now if it cannot work
+        given.settings()
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return given
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a file: name -> value.
+
+    Raises OSError if it cannot be read, ValueError for what is no TOML, or no setting.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    try:
+        return {name: from_plain(name, value) for name, value in table.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def from_plain(name: str, value: Any) -> Any:
+    """A setting's value from what TOML or JSON has for it.
+
+    Raises ValueError for a name that is no setting's, or a value of another kind.
+    """
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, 1)
+        raise ValueError(
+            f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    default: Any = FIELDS[name].default
+    choices = FIELDS[name].metadata["choices"]
+    kind: Any = str if name in _PATHS or choices else type(default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind is tuple:
+        if not (isinstance(value, list) and all(type(each) is int for each in value)):
+            raise ValueError(f"{name} is {value!r}; wanted a list of whole numbers")
+        return tuple(value)
+    if type(value) is not kind:
+        raise ValueError(f"{name} is {value!r}; wanted {_KINDS[kind]}")
+    if choices and value not in choices:
+        raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(choices)}")
+    return Path(value) if name in _PATHS else value
+
+
+def to_plain(settings: Settings) -> dict[str, Any]:
+    """What `from_plain` makes the settings of, for JSON and TOML."""
+    values = dataclasses.asdict(settings).items()
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+
+
+def to_toml(values: Mapping[str, Any]) -> list[str]:
+    """A line of TOML for each plain value."""
+    # JSON's strings, numbers, lists and bools are TOML's.
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Train a small network, data-parallel over all ranks.",
+        epilog="The last line says the accuracy on samples that are held out.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="TOML",
+        help="a file of options, by their names with _ for -; those given here go before",
+    )
+    for kind, title in ((Settings, "what is trained"), (Outputs, "what is written, and where")):
+        _add(parser.add_argument_group(title), dataclasses.fields(kind))
+    return parser
+
+
+def _add(group: argparse._ArgumentGroup, fields: Iterable[dataclasses.Field[Any]]) -> None:
+    for field in fields:
+        default, about = field.default, field.metadata
+        flag, text = "--" + field.name.replace("_", "-"), about["help"]
+        if isinstance(default, tuple):
+            text += f" (default: {' '.join(map(str, default))})"
+            group.add_argument(flag, type=int, nargs="+", metavar="WIDTH", help=text)
+        elif isinstance(default, bool):
+            group.add_argument(flag, action="store_true", help=text)
+        elif about["choices"]:
+            text += f" (default: {default})"
+            group.add_argument(flag, choices=about["choices"], help=text)
+        elif default is None:
+            group.add_argument(flag, type=Path, metavar=about.get("metavar", "FILE"), help=text)
+        else:
+            text += f" (default: {default})"
+            name = {int: "N", float: "X"}.get(type(default), "NAME")
+            group.add_argument(flag, type=type(default), metavar=name, help=text)

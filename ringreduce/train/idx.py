@@ -1,0 +1,54 @@
+"""IDX files, the format of MNIST and Fashion-MNIST: plain, or packed with gzip.
+
+Four bytes say what is in a file: two zeros, the kind of number (8: unsigned bytes), the number of
+dimensions; then come the dimensions, each a big-endian number of four bytes, and the numbers.
+
+Source: LeCun, Cortes & Burges, "The MNIST database of handwritten digits", 1998.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BYTES = 8
+
+
+def find(folder: Path, name: str) -> Path:
+    """The file of that name in `folder`, or the same with ``.gz``.
+
+    Raises FileNotFoundError, saying both names, if there is neither.
+    """
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"no {name} or {name}.gz in {folder}")
+
+
+def read(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The numbers in a file, in its shape.
+
+    Raises OSError if it cannot be read, ValueError, naming it, if it is damaged or something else.
+    """
+    packed = path.read_bytes()
+    try:
+        content = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    head = 4 + 4 * dimensions
+    if len(content) < head or content[:3] != bytes((0, 0, _BYTES)):
+        raise ValueError(f"{path} is no IDX file of bytes")
+    if content[3] != dimensions:
+        raise ValueError(f"{path} has {content[3]} dimensions; wanted {dimensions}")
+    shape = tuple(np.frombuffer(content, ">u4", dimensions, 4).tolist())
+    if len(content) - head != math.prod(shape):
+        raise ValueError(
+            f"{path} is damaged: {len(content) - head:,} bytes follow its head, which says "
+            f"{' x '.join(map(str, shape))}"
+        )
+    return np.frombuffer(content, np.uint8, offset=head).reshape(shape)

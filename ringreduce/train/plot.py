@@ -1,0 +1,101 @@
+"""A run as a picture: loss, accuracy, and where the time of the steps went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringreduce.train.metrics import History
+
+_LOSS, _SMOOTH, _ACCURACY = "#a8c7fa", "#1f6feb", "#2da44e"
+_COMPUTE, _EXPOSED = "#9fb3c8", "#d1572a"
+_GRID, _INK, _FAINT = "#d8dee4", "#1f2328", "#57606a"
+_BINS = 60
+"""Groups of steps whose times are drawn as one bar at most."""
+
+
+def check() -> None:
+    """Raise ImportError, saying what to install, where nothing can be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ImportError("plot needs matplotlib: pip install 'ringreduce[plot]'") from None
+
+
+def draw(path: Path, title: str, facts: str, history: History) -> None:
+    """Write a PNG.  `history` has a step at least."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.9), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, accuracy, times = figure.subplots(1, 3)
+    steps = np.array([step.step for step in history.all_steps])
+    _draw_loss(loss, steps, np.array([step.loss for step in history.all_steps]))
+    _draw_accuracy(accuracy, history)
+    _draw_times(times, steps, history)
+    for axes in (loss, accuracy, times):
+        axes.set_xlabel("step", fontsize=9, color=_INK)
+        axes.grid(True, color=_GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=_INK, labelsize=9, length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK)
+    figure.supxlabel(facts, x=0.01, ha="left", fontsize=8.5, color=_FAINT)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _draw_loss(axes: Any, steps: np.ndarray, losses: np.ndarray) -> None:
+    axes.plot(steps, losses, color=_LOSS, linewidth=0.8, label="of each step")
+    width = max(1, len(losses) // 50)
+    if width > 1:
+        mean = np.convolve(losses, np.ones(width) / width, "valid")
+        axes.plot(steps[width - 1 :], mean, color=_SMOOTH, linewidth=2, label=f"mean of {width}")
+        axes.legend(frameon=False, fontsize=9)
+    axes.set_yscale("log")
+    _name(axes, "training loss")
+
+
+def _draw_accuracy(axes: Any, history: History) -> None:
+    at = [step for step, _ in history.all_epochs]
+    percent = [100 * epoch.accuracy for _, epoch in history.all_epochs]
+    axes.plot(at, percent, color=_ACCURACY, linewidth=2, marker="o", markersize=3)
+    if percent:
+        axes.annotate(
+            f"{percent[-1]:.1f} %",
+            (at[-1], percent[-1]),
+            xytext=(0, -14),
+            textcoords="offset points",
+            ha="right",
+            fontsize=10,
+            color=_INK,
+        )
+    _name(axes, "held-out accuracy, %")
+
+
+def _draw_times(axes: Any, steps: np.ndarray, history: History) -> None:
+    """Medians of groups of steps: one that was interrupted does not hide the others."""
+    groups: Sequence[Any] = np.array_split(np.arange(len(steps)), min(_BINS, len(steps)))
+    compute, exposed = (
+        1e3
+        * np.array(
+            [np.median([getattr(history.all_steps[i], name) for i in group]) for group in groups]
+        )
+        for name in ("compute_s", "exposed_s")
+    )
+    at = np.array([steps[group].mean() for group in groups])
+    width = (steps[-1] - steps[0] + 1) / len(groups)
+    axes.bar(at, compute, width, color=_COMPUTE, label="compute")
+    axes.bar(at, exposed, width, bottom=compute, color=_EXPOSED, label="exposed communication")
+    axes.set_ylim(0, 1.35 * float((compute + exposed).max()))
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    _name(axes, "time of a step, ms")
+
+
+def _name(axes: Any, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10.5, color=_INK)

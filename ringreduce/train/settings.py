@@ -1,0 +1,120 @@
+"""What a run of training depends on, and what it writes: two frozen values, checked when made.
+
+The command line, TOML files and checkpoints all speak of these by the names of their fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("float32", "float64")
+OPTIMIZERS = ("sgd", "adam")
+SCHEDULES = ("linear", "constant")
+WIRES = ("none", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda")
+
+
+def _about(explained: str, choices: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    return {"help": explained, "choices": choices, **more}
+
+
+def _setting(default: Any, explained: str, choices: Sequence[str] = (), **more: Any) -> Any:
+    return field(default=default, metadata=_about(explained, choices, **more))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the outcome depends on, the number of ranks aside.
+
+    Raises ValueError for what cannot work.
+    """
+
+    # Those for the digits were chosen without the hold-out, by cross-validation inside the other
+    # four fifths: 4 stratified folds, 3 assignments to folds, 3 seeds.  These gave 98.7 %, the
+    # worst of 36 runs 97.8 %.  Without noise no lr, batch, width or depth passed 98.2 %; with noise
+    # but a constant lr, 98.5 %.
+    data: str = _setting("digits", "digits, synthetic, or a folder with the four files of MNIST")
+    samples: int = _setting(10_000, "of synthetic data")
+    inputs: int = _setting(64, "numbers in a sample of synthetic data")
+    classes: int = _setting(10, "of synthetic data")
+    hidden: tuple[int, ...] = _setting((128,), "width of each hidden layer", fixed=True)
+    dtype: str = _setting("float32", "of parameters and gradients", DTYPES, fixed=True)
+    epochs: int = _setting(30, "passes over the training samples")
+    batch: int = _setting(32, "samples a step, over all ranks", fixed=True)
+    optimizer: str = _setting("sgd", "sgd with momentum, or adam", OPTIMIZERS, fixed=True)
+    lr: float = _setting(0.2, "learning rate after warming up")
+    lr_batch: int = _setting(
+        0, "global batch that lr is meant for; with another, lr is scaled in proportion; 0: any"
+    )
+    lr_schedule: str = _setting("linear", "falls evenly to 0, or stays", SCHEDULES)
+    warm_up: int = _setting(0, "steps in which the learning rate rises evenly from 0")
+    momentum: float = _setting(0.9, "of sgd, from 0 to below 1")
+    weight_decay: float = _setting(0.0, "share of the parameters that is taken off in each step")
+    noise: float = _setting(0.2, "standard deviation of noise on the inputs while training")
+    seed: int = _setting(0, "of first parameters, order of samples, noise", fixed=True)
+    algorithm: str = _setting("ring", "of the all-reduce; auto lets the library choose")
+    wire: str = _setting("none", "send gradients in 16 bits; they are computed in dtype", WIRES)
+    first_bucket_bytes: int = _setting(1 << 20, "gradients that are sent first")
+    bucket_bytes: int = _setting(25 << 20, "gradients that are sent at once, later")
+    check_every: int = _setting(
+        100, "steps between proofs that ranks have equal parameters; 0: end"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "classes"):
+            _want(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
+        for name in ("inputs", "epochs", "batch", "first_bucket_bytes", "bucket_bytes"):
+            _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("lr_batch", "warm_up", "seed", "check_every"):
+            _want(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        for name in ("weight_decay", "noise"):
+            value = getattr(self, name)
+            _want(0 <= value < math.inf, name, value, "a finite number of at least 0")
+        _want(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")
+        _want(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 up to, but not, 1")
+        _want(min(self.hidden, default=1) >= 1, "hidden", self.hidden, "widths of at least 1")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a run writes, where, and where it runs: nothing of it changes the outcome."""
+
+    seeds: int = _setting(1, "train with so many seeds, counting from seed")
+    device: str = _setting("cpu", "cuda: CuPy on a card for each rank of a host", DEVICES)
+    checkpoint_dir: Path | None = field(
+        default=None, metadata=_about("folder for checkpoints", metavar="FOLDER")
+    )
+    checkpoint_every: int = _setting(0, "steps between checkpoints; 0: one after each epoch")
+    keep: int = _setting(3, "so many checkpoints are kept, the last ones")
+    resume: bool = _setting(False, "go on from the last good checkpoint, if there is one")
+    metrics: Path | None = field(
+        default=None, metadata=_about("write a line of JSON for each step and epoch")
+    )
+    tensorboard: Path | None = field(
+        default=None, metadata=_about("folder for TensorBoard's event files", metavar="FOLDER")
+    )
+    plot: Path | None = field(
+        default=None, metadata=_about("draw loss, accuracy and the time of steps", metavar="PNG")
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "keep"):
+            _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        every = self.checkpoint_every
+        _want(every >= 0, "checkpoint_every", every, "at least 0")
+        if self.checkpoint_dir is None and self.resume:
+            raise ValueError("resume from where? name a checkpoint_dir")
+        written = (self.checkpoint_dir, self.metrics, self.tensorboard, self.plot)
+        if self.seeds > 1 and any(written):
+            raise ValueError(
+                f"seeds is {self.seeds}; checkpoint_dir, metrics, tensorboard and plot are for one"
+            )
+
+
+def _want(holds: bool, name: str, came: object, wanted: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {came}; wanted {wanted}")

@@ -1,0 +1,236 @@
+"""What is trained on: digits, files of MNIST, synthetic samples; and who trains on what."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringreduce.train import Settings, data, load_digits, load_split
+
+RANKS = range(1, 10)
+
+# --- the data ----------------------------------------------------------------------------------
+
+
+def test_digits_are_complete():
+    images, labels = load_digits()
+    assert images.shape == (1797, 64)
+    assert (images.min(), images.max()) == (0, 16)
+    # As the source states them.
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_hold_out_is_a_fifth_of_each_class():
+    _, labels = load_digits()
+    held = data.held_out(labels)
+    for digit in range(10):
+        assert abs(held[labels == digit].sum() - (labels == digit).sum() / 5) <= 0.5
+
+
+def test_hold_out_is_always_the_same():
+    _, labels = load_digits()
+    digest = hashlib.sha256(np.packbits(data.held_out(labels)).tobytes()).hexdigest()
+    assert digest == "ebf45f67cd7569e7eea115982fa51b27f451da4ccbf9e624def3e2d81e5e337e"
+
+
+def test_split_puts_every_digit_on_one_side():
+    images, labels = load_digits()
+    split = load_split(np.float64)
+    held = data.held_out(labels)
+    assert np.array_equal(split.train_x * 16, images[~held])
+    assert np.array_equal(split.held_out_x * 16, images[held])
+    assert np.array_equal(split.train_labels, labels[~held])
+    assert np.array_equal(split.held_out_labels, labels[held])
+
+
+def truncated(packed):
+    return packed[: len(packed) // 2]
+
+
+def with_a_flipped_bit(packed):
+    middle = len(packed) // 2
+    return packed[:middle] + bytes([packed[middle] ^ 1]) + packed[middle + 1 :]
+
+
+def with_another_label(packed):
+    return gzip.compress(gzip.decompress(packed)[:-2] + b"9\n")
+
+
+@pytest.mark.parametrize("damage", [truncated, with_a_flipped_bit, with_another_label])
+def test_damaged_file_is_refused(damage, tmp_path):
+    path = tmp_path / "digits.csv.gz"
+    path.write_bytes(damage(data.DIGITS.read_bytes()))
+    with pytest.raises(ValueError, match=r"digits\.csv\.gz is damaged.*install it again"):
+        load_digits(path)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 32])
+def test_parts_partition_a_batch_evenly(size, count):
+    parts = [np.arange(count)[data.part(count, rank, size)] for rank in range(size)]
+    assert np.array_equal(np.concatenate(parts), np.arange(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "same"), [(5, 2, True), (5, 3, False), (6, 2, False), (2, 5, False)]
+)
+def test_order_depends_on_seed_and_epoch_alone(seed, epoch, same):
+    assert np.array_equal(data.order(50, 5, 2), data.order(50, seed, epoch)) == same
+    assert sorted(data.order(50, seed, epoch)) == list(range(50))
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+KEY = (5, 2, 7)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("width", [1, 5, 64])
+def test_noise_belongs_to_a_row_whoever_computes_it(size, width):
+    whole = data.noise(slice(0, 20), width, 0.2, KEY)
+    parts = [data.noise(data.part(20, rank, size), width, 0.2, KEY) for rank in range(size)]
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("other", [(5, 2, 8), (5, 3, 7), (6, 2, 7), (2, 5, 7)])
+def test_noise_depends_on_seed_epoch_and_batch(other):
+    rows = slice(0, 3)
+    assert not np.any(data.noise(rows, 8, 1.0, KEY) == data.noise(rows, 8, 1.0, other))
+
+
+def test_noise_scales():
+    rows = slice(0, 5)
+    assert np.array_equal(data.noise(rows, 8, 0.5, KEY), data.noise(rows, 8, 1.0, KEY) / 2)
+    assert not data.noise(rows, 8, 0.0, KEY).any()
+
+
+def test_noise_is_normal():
+    """Mean, deviation and tails of 200,000 values, within five standard errors."""
+    values = data.noise(slice(0, 2000), 100, 1.0, KEY).reshape(-1).astype(np.float64)
+    n = values.size
+    assert abs(values.mean()) < 5 / np.sqrt(n)
+    assert abs(values.var() - 1) < 5 * np.sqrt(2 / n)
+    for threshold, share in [(1, 0.317311), (2, 0.045500), (3, 0.002700)]:
+        error = 5 * np.sqrt(share * (1 - share) / n)
+        assert abs((np.abs(values) > threshold).mean() - share) < error
+    # No two of the values that one pair of uniform numbers gives go together.
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / np.sqrt(n)
+
+
+# --- synthetic ------------------------------------------------------------------------------------
+
+
+def test_synthetic_samples_have_the_shapes_that_were_asked_for():
+    split = data.synthetic(101, 7, 3, seed=1, dtype=np.float64)
+    assert (split.train_x.shape, split.held_out_x.shape) == ((101, 7), (20, 7))
+    assert split.train_x.dtype == np.float64
+    assert set(split.train_labels) == {0, 1, 2}
+    assert split.classes == 3
+
+
+def test_synthetic_samples_depend_on_the_seed_alone():
+    again = [data.synthetic(50, 4, 2, seed) for seed in (1, 1, 2)]
+    assert np.array_equal(again[0].train_x, again[1].train_x)
+    assert not np.array_equal(again[0].train_x, again[2].train_x)
+
+
+def test_synthetic_samples_lie_around_centres_of_their_classes():
+    split = data.synthetic(5000, 20, 4, seed=3)
+    for label in range(4):
+        centre = split.train_x[split.train_labels == label].mean(axis=0)
+        assert np.linalg.norm(centre) == pytest.approx(4, abs=0.5)
+
+
+# --- the files of MNIST ---------------------------------------------------------------------------
+
+
+def idx_bytes(array):
+    """An IDX file of unsigned bytes, written from the format's description."""
+    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+def mnist(folder, pack=lambda content: content, suffix=""):
+    """A small folder like MNIST's: 30 images of 4 x 3 to train, 10 held out."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 30), ("t10k", 10)):
+        arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (count, 4, 3))
+        arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, count)
+    for name, array in arrays.items():
+        (folder / f"{name}{suffix}").write_bytes(pack(idx_bytes(array)))
+    return arrays
+
+
+@pytest.mark.parametrize(("pack", "suffix"), [(bytes, ""), (gzip.compress, ".gz")])
+def test_the_files_of_mnist_are_read_plain_or_packed(pack, suffix, tmp_path):
+    arrays = mnist(tmp_path, pack, suffix)
+    split = data.load(Settings(data=str(tmp_path), batch=8))
+    images = arrays["train-images-idx3-ubyte"]
+    assert np.array_equal(split.train_x, images.reshape(30, 12).astype(np.float32) / 255)
+    assert split.train_x.dtype == np.float32
+    assert np.array_equal(split.train_labels, arrays["train-labels-idx1-ubyte"])
+    assert np.array_equal(split.held_out_labels, arrays["t10k-labels-idx1-ubyte"])
+    assert split.held_out_x.shape == (10, 12)
+    assert split.name == tmp_path.name
+
+
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+TRAIN_LABELS = "train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "complaint"),
+    [
+        (TRAIN_IMAGES, lambda c: c[:-1], "is damaged: 359 bytes follow its head, which says 30 x"),
+        (TRAIN_IMAGES, lambda c: c + b"x", "is damaged: 361 bytes follow its head"),
+        (TRAIN_IMAGES, lambda c: b"\0\0\x0d" + c[3:], "is no IDX file of bytes"),
+        (TRAIN_IMAGES, lambda c: b"", "is no IDX file of bytes"),
+        (TRAIN_IMAGES, lambda c: c[:9], "is no IDX file of bytes"),
+        (TRAIN_IMAGES, lambda c: b"<html>", "is no IDX file of bytes"),
+        (TRAIN_LABELS, lambda c: idx_bytes(np.zeros((30, 1))), "has 2 dimensions; wanted 1"),
+        (TRAIN_LABELS, lambda c: idx_bytes(np.zeros(29)), "has 30 images, "),
+        (TRAIN_LABELS, lambda c: idx_bytes(np.full(30, 11)), "has a label 11; wanted 0 to 9"),
+        (TRAIN_IMAGES, lambda c: idx_bytes(np.zeros((30, 2, 2))), "have 4 pixels, those held out"),
+        (TRAIN_IMAGES, lambda c: idx_bytes(np.zeros((0, 4, 3))), "has no images"),
+        (TRAIN_IMAGES, lambda c: truncated(gzip.compress(c)), "is damaged: "),
+        (TRAIN_IMAGES, lambda c: with_a_flipped_bit(gzip.compress(c)), "is damaged: "),
+    ],
+)
+def test_damaged_files_of_mnist_are_refused_by_name(name, damage, complaint, tmp_path):
+    mnist(tmp_path)
+    file = tmp_path / name
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ValueError, match=re.escape(complaint)) as error:
+        data.load(Settings(data=str(tmp_path), batch=8))
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    mnist(tmp_path)
+    (tmp_path / TRAIN_LABELS).unlink()
+    with pytest.raises(FileNotFoundError, match=f"no {TRAIN_LABELS} or {TRAIN_LABELS}.gz in "):
+        data.load(Settings(data=str(tmp_path), batch=8))
+
+
+def test_a_folder_that_is_not_there_is_named():
+    with pytest.raises(FileNotFoundError, match="data is digit; wanted digits, synthetic, or a fo"):
+        data.load(Settings(data="digit"))
+
+
+def test_a_batch_is_not_larger_than_the_data():
+    with pytest.raises(ValueError, match="batch is 1439; wanted at most the 1438 training samples"):
+        data.load(Settings(batch=1439))
+
+
+def test_the_digest_is_that_of_what_is_trained_on():
+    split = data.synthetic(50, 4, 2, 1)
+    other = replace(split, train_labels=1 - split.train_labels)
+    assert split.digest() == data.synthetic(50, 4, 2, 1).digest() != other.digest()
