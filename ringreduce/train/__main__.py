@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if outputs.plot is not None:
             plot.check()
+        if outputs.tensorboard is not None:
+            TensorBoard.writer_type()
         if not outputs.resume:
             _load(given.settings())
     except (OSError, ValueError, ImportError) as error:

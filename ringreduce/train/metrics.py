@@ -60,14 +60,19 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._writer = self.writer_type()(str(folder))
+        self._step = 0
+
+    @staticmethod
+    def writer_type() -> Any:
+        """What writes event files.  Raises ImportError as above."""
         try:
             from tensorboard.summary import Writer
         except ImportError:
             raise ImportError(
                 "TensorBoard's files need: pip install 'ringreduce[tensorboard]'"
             ) from None
-        self._writer = Writer(str(folder))
-        self._step = 0
+        return Writer
 
     def steps(self, steps: Sequence[Step]) -> None:
         """Write their scalars."""
