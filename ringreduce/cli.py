@@ -66,6 +66,11 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     if options.command in _PASS_ON:
+        if options.command == "train":
+            # What is wrong is said once, and not on every rank.  (The bench's options need MPI.)
+            from ringreduce.train.configuration import read
+
+            read(rest, "ringreduce train")
         program = ("-m", f"ringreduce.{options.command}", *rest)
     elif options.module:
         program = ("-m", options.program, *options.args)

@@ -145,7 +145,8 @@ def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
 
 
 def test_cupy_is_imported_by_what_runs_on_a_card_alone():
-    assert importers_of("cupy") <= {"devices.cuda", "transports.cuda"}
+    # The trainer's command is a user's program, and chooses arrays as one does.
+    assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.__main__"}
 
 
 def test_numba_is_imported_by_what_is_only_imported_to_compile():
@@ -161,7 +162,12 @@ def test_numba_is_imported_by_what_is_only_imported_to_compile():
 def test_the_core_needs_numpy_and_mpi4py_alone():
     standard = sys.stdlib_module_names | {"ringreduce", "numpy", "mpi4py", "cupy"}
     others = {name.split(".")[0] for names in IMPORTS.values() for name in names} - standard
-    assert others <= {"ml_dtypes", "numba", "llvmlite", "matplotlib", "resvg_py", "torch"}
+    for_the_kernels = {"ml_dtypes", "numba", "llvmlite"}
+    for_programs = {"matplotlib", "resvg_py", "torch", "safetensors", "tensorboard"}
+    assert others <= for_the_kernels | for_programs
+    for package in for_programs:
+        importers = importers_of(package)
+        assert all(name.split(".")[0] in ("bench", "train", "picture") for name in importers)
 
 
 def test_importing_the_package_starts_no_mpi():

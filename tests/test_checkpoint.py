@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 import ringreduce as rr
 from ringreduce.train.__main__ import main
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
+from tests import long_resume
+from tests.mpi import MpiJobs
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -392,3 +395,18 @@ def test_the_same_checkpoint_can_be_copied_and_gone_on_from_elsewhere(tmp_path, 
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     command(monkeypatch, 1, "--checkpoint-dir", str(tmp_path / "b"), "--resume")
     assert parameters(tmp_path / "b") == wanted
+
+
+@pytest.mark.mpi
+def test_the_long_proof_notices_what_differs(tmp_path):
+    """One killed run beside what it should come to, and beside something else."""
+    jobs = MpiJobs(tmp_path)
+    flags = long_resume.flags(tmp_path / "whole")
+    assert jobs.run("train", long_resume.RANKS, *flags).returncode == 0
+    wanted = long_resume.outcome(tmp_path / "whole")
+    kills: list[int] = []
+    rng = random.Random(3)
+    assert long_resume.one_run(jobs, tmp_path / "a", wanted, 0.3, rng, kills) == []
+    other = long_resume.one_run(jobs, tmp_path / "b", ("other", wanted[1][:-1]), 0.3, rng, kills)
+    assert other == ["other_parameters", "other_metrics"]
+    assert kills

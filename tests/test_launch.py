@@ -310,14 +310,22 @@ def started(monkeypatch, tmp_path):
         ("run -n 4 -m module -n 2 --tag-output", ("-m", "module", "-n", "2", "--tag-output")),
         ("train -n 4", ("-m", "ringreduce.train")),
         (
-            "train --epochs 3 -n 4 --lr -0.5",
-            ("-m", "ringreduce.train", "--epochs", "3", "--lr", "-0.5"),
+            "train --epochs 3 -n 4 --lr 0.5",
+            ("-m", "ringreduce.train", "--epochs", "3", "--lr", "0.5"),
         ),
     ],
 )
 def test_the_program_keeps_its_own_arguments(started, line, program):
     assert cli.main(line.split()) == 0
     assert started == [Job(4, program)]
+
+
+def test_wrong_options_of_the_trainer_are_refused_before_any_rank_starts(started, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "-n", "4", "--epochs", "0"])
+    assert stop.value.code == 2
+    assert "ringreduce train: error: epochs is 0; wanted at least 1" in capsys.readouterr().err
+    assert started == []
 
 
 @pytest.mark.parametrize("command", ["run", "train"])

@@ -45,9 +45,8 @@ class Gloo:
             return None
         assert torch is not None
         torch.set_num_threads(1)
-        address = _address(world)
         rank, size = world.rank, world.size
-        store = distributed.TCPStore(*address, size, is_master=rank == 0, timeout=_TIMEOUT)
+        store = distributed.TCPStore(*address(world), size, is_master=rank == 0, timeout=_TIMEOUT)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
         return cls(torch)
 
@@ -69,7 +68,7 @@ class Gloo:
         self._distributed.destroy_process_group()
 
 
-def _address(world: MPI.Intracomm) -> tuple[str, int]:
+def address(world: MPI.Intracomm) -> tuple[str, int]:
     """A free port of rank 0's host."""
     place = np.zeros(64, np.uint8)
     if world.rank == 0:

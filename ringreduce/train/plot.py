@@ -66,15 +66,8 @@ def _draw_accuracy(axes: Any, history: History) -> None:
     percent = [100 * epoch.accuracy for _, epoch in history.all_epochs]
     axes.plot(at, percent, color=_ACCURACY, linewidth=2, marker="o", markersize=3)
     if percent:
-        axes.annotate(
-            f"{percent[-1]:.1f} %",
-            (at[-1], percent[-1]),
-            xytext=(0, -14),
-            textcoords="offset points",
-            ha="right",
-            fontsize=10,
-            color=_INK,
-        )
+        at_the_end = {"transform": axes.transAxes, "ha": "right", "fontsize": 10, "color": _INK}
+        axes.text(0.98, 0.05, f"{percent[-1]:.1f} % at the end", **at_the_end)
     _name(axes, "held-out accuracy, %")
 
 
@@ -90,8 +83,10 @@ def _draw_times(axes: Any, steps: np.ndarray, history: History) -> None:
     )
     at = np.array([steps[group].mean() for group in groups])
     width = (steps[-1] - steps[0] + 1) / len(groups)
-    axes.bar(at, compute, width, color=_COMPUTE, label="compute")
-    axes.bar(at, exposed, width, bottom=compute, color=_EXPOSED, label="exposed communication")
+    # A little wider than they are apart: no light between them.
+    style = {"width": 1.05 * width, "linewidth": 0}
+    axes.bar(at, compute, color=_COMPUTE, label="compute", **style)
+    axes.bar(at, exposed, bottom=compute, color=_EXPOSED, label="exposed communication", **style)
     axes.set_ylim(0, 1.35 * float((compute + exposed).max()))
     axes.legend(frameon=False, fontsize=9, loc="upper right")
     _name(axes, "time of a step, ms")

@@ -1,0 +1,162 @@
+"""Training that is killed at random moments, and goes on, ends as if nothing had been.
+
+    python -m tests.long_resume --times 50 --seed 1 --out bench_results/resume.json
+
+Kills all processes of a job by SIGKILL, or one rank, at a random moment of training; starts it
+again with ``--resume``; now and then kills that too; and lets it end.  Counts runs whose last
+checkpoint is not, bit for bit, that of a run that was not interrupted, or whose metrics tell
+something else; checkpoints that were damaged; and runs that did not end well.  Exits with 1 if any
+was seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.long_faults import record
+from tests.mpi import MpiJobs, processes_of
+
+RANKS = 2
+RUN = (
+    *("--epochs", "3", "--batch", "100", "--hidden", "400", "200", "--optimizer", "adam"),
+    *("--lr", "0.002", "--checkpoint-every", "2", "--keep", "2", "--check-every", "5"),
+)
+LIMIT_S = 60.0
+COUNTED = ("other_parameters", "other_metrics", "damaged", "failed")
+AGAIN = 0.3
+"""How likely a run that goes on is killed as well."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=50, help="kills in all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="where to record the run, as JSON")
+    options = parser.parse_args(argv)
+    arguments = " ".join(sys.argv[1:] if argv is None else argv)
+    rng = random.Random(options.seed)
+    wrong: Counter[str] = Counter()
+    kills: list[int] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        jobs = MpiJobs(folder)
+        command = f"python -m tests.long_resume {arguments}".strip()
+        (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
+        started = time.monotonic()
+        whole = folder / "whole"
+        assert jobs.run("train", RANKS, *flags(whole)).returncode == 0
+        seconds = time.monotonic() - created(whole)
+        wanted = outcome(whole)
+        while len(kills) < options.times:
+            here = folder / f"run{len(kills)}"
+            wrong.update(one_run(jobs, here, wanted, seconds, rng, kills))
+    row = {
+        **where,
+        "fault": "SIGKILL while training",
+        "error": "resumed",
+        "ranks": RANKS,
+        "seed": options.seed,
+        "kills": len(kills),
+        "kills_before_the_first_checkpoint": kills.count(0),
+        "steps_saved_at_a_kill": [min(kills), max(kills)],
+        "seconds": round(time.monotonic() - started, 1),
+        **{name: wrong[name] for name in COUNTED},
+    }
+    print(json.dumps(row))
+    if options.out:
+        record(options.out, [row])
+    return int(any(row[name] for name in COUNTED))
+
+
+def one_run(
+    jobs: MpiJobs, here: Path, wanted: Any, seconds: float, rng: random.Random, kills: list[int]
+) -> list[str]:
+    """Kill a run at random moments, let it go on to the end; what was wrong with it."""
+    found = []
+    job = jobs.start("train", RANKS, *flags(here))
+    while True:
+        going_on = kill(job, here, rng.uniform(0, seconds), everything=rng.random() < 0.5)
+        jobs.kill(job)
+        job.communicate()
+        if going_on:
+            kills.append(steps_saved(here))
+        job = jobs.start("train", RANKS, *flags(here), "--resume")
+        if rng.random() > AGAIN:
+            break
+    done = jobs.finish(job, LIMIT_S)
+    if done.returncode != 0:
+        found.append("failed")
+    if "passed over" in done.output:
+        found.append("damaged")
+    if found:
+        print(done.output, file=sys.stderr)
+    parameters, metrics = outcome(here)
+    if parameters != wanted[0]:
+        found.append("other_parameters")
+    if metrics != wanted[1]:
+        found.append("other_metrics")
+    return found
+
+
+def kill(job: subprocess.Popen[str], here: Path, after_s: float, everything: bool) -> bool:
+    """So long after rank 0 has opened its folder, kill one rank; False if the job had ended.
+
+    With `everything` none: the caller kills all that there is.
+    """
+    while not (here / "c" / ".lock").exists() and job.poll() is None:
+        time.sleep(0.002)
+    time.sleep(after_s)
+    if job.poll() is not None:
+        return False
+    ranks = [pid for pid in processes_of(job.pid) if is_rank(pid)]
+    if ranks and not everything:
+        os.kill(ranks[-1], signal.SIGKILL)
+        time.sleep(0.05)
+    return True
+
+
+def is_rank(pid: int) -> bool:
+    """Whether a process is Python with the trainer, and not what started it."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return command[0] == sys.executable.encode() and command[1].endswith(b"programs/train.py")
+    except OSError:
+        return False
+
+
+def flags(here: Path) -> list[str]:
+    return [*RUN, "--checkpoint-dir", str(here / "c"), "--metrics", str(here / "m.jsonl")]
+
+
+def created(here: Path) -> float:
+    """When a folder was opened, on the clock of `time.monotonic`."""
+    return time.monotonic() - (time.time() - (here / "c" / ".lock").stat().st_mtime)
+
+
+def steps_saved(here: Path) -> int:
+    saved = sorted((here / "c").glob("step-*.json"))
+    return int(saved[-1].name[5:14]) if saved else 0
+
+
+def outcome(here: Path) -> tuple[str, list[Any]]:
+    """The hash of the last checkpoint's arrays, and what is told that does not depend on time."""
+    manifest = json.loads(sorted((here / "c").glob("step-*.json"))[-1].read_bytes())
+    told = map(json.loads, (here / "m.jsonl").read_text().splitlines())
+    names = ("step", "epoch", "loss", "lr", "accuracy")
+    return manifest["sha256"], [[t.get(name) for name in names] for t in told]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
