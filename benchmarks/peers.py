@@ -54,7 +54,7 @@ def main() -> None:
                     _measure(options.environments, mpi, ranks, level)
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     best = {ranks: _best(row for row in rows if row["ranks"] == ranks) for ranks in options.ranks}
-    _draw(best)
+    _draw(best, rows[-1])
     for ranks, times in best.items():
         print(f"\n{ranks} ranks:\n\n{_table(times)}")
 
@@ -94,7 +94,7 @@ def _best(rows: Iterable[dict[str, Any]]) -> Times:
 
 def _table(times: Times) -> str:
     lines = [
-        f"| size | {' | '.join(times)} | ours / best peer, speed |",
+        f"| size | {' | '.join(times)} | times as fast as the best peer |",
         "|" + "---|" * (len(times) + 2),
     ]
     for nbytes in _SHOWN:
@@ -116,7 +116,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _draw(best: dict[int, Times]) -> None:
+def _draw(best: dict[int, Times], row: dict[str, Any]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -143,6 +143,8 @@ def _draw(best: dict[int, Times]) -> None:
         dress(axes, f"{ranks} ranks: bus bandwidth, GB/s", sorted(times[OURS]))
         axes.set_ylim(bottom=0)
     figure.axes[0].legend(frameon=False, fontsize=9, loc="upper left")
+    facts = f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl"
+    figure.supxlabel(f"all-reduce of float32; {facts}", x=0.01, ha="left", fontsize=8.5)
     figure.savefig(PICTURE)
 
 

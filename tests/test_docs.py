@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi import ROOT, environment, mpiexec
+from tests.test_train_data import mnist
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.M | re.S)
@@ -72,8 +73,35 @@ def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
 RINGREDUCE = [sys.executable, "-m", "ringreduce.cli"]
 
 
+FILE = r"\w+\.(jsonl|png|svg|toml)"
+COMMAND = re.compile(r"^    ((?:ringreduce|mpirun|python) .*)$", re.M)
+WITH_COMMANDS = [page for page in PAGES if COMMAND.search(page.read_text())]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run_one_after_another(page, tmp_path):
+    """In a folder with the files that the page shows, and a small one like MNIST's."""
+    for block in blocks():
+        if block.page == page and block.language == "toml":
+            (tmp_path / block.code.splitlines()[0].removeprefix("# ")).write_text(block.code)
+    (tmp_path / "mnist").mkdir()
+    mnist(tmp_path / "mnist")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    commands = [command.split() for command in COMMAND.findall(page.read_text())]
+    stands_for = {"ringreduce": RINGREDUCE, "mpirun": [mpiexec()], "python": [sys.executable]}
+    for command in commands:
+        run([part for word in command for part in stands_for.get(word, [word])], tmp_path)
+    written = {word for command in commands for word in command if re.fullmatch(FILE, word)}
+    assert all((tmp_path / name).exists() for name in written), written
+
+
+def test_pages_have_commands():
+    assert [page.name for page in WITH_COMMANDS] == ["performance.md", "seeing.md", "training.md"]
+
+
 def test_the_pages_have_no_other_blocks():
-    commands = [block for block in blocks() if block.language not in ("python", "text")]
+    commands = [block for block in blocks() if block.language not in ("python", "text", "toml")]
     assert [block.page.name for block in commands] == ["README.md"] * README_COMMANDS
     assert len(PYTHON) > 5
     assert OVER_MPI
