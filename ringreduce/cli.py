@@ -107,9 +107,10 @@ def _parser() -> argparse.ArgumentParser:
         help="run the trainer on n ranks",
         usage="ringreduce train -n N [options] [trainer options]",
         description="The same as: ringreduce run -n N [options] -m ringreduce.train ...",
-        epilog="The trainer's own options: python -m ringreduce.train --help",
         allow_abbrev=False,
+        add_help=False,
     )
+    train.add_argument("-h", "--help", action=_TrainersHelp, help="show all options and exit")
     _add_job_options(train)
     bench = commands.add_parser(
         "bench",
@@ -131,6 +132,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain_options(explain)
     commands.add_parser("doctor", help="say what a bug report needs, and what to repair")
     return parser
+
+
+class _TrainersHelp(argparse.Action):
+    """The launcher's options, and the trainer's, which are looked up only here."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from ringreduce.train.configuration import explained
+
+        print(f"{parser.format_help()}\ntrainer options:\n{explained()}", end="")
+        parser.exit()
 
 
 def _add_job_options(parser: argparse.ArgumentParser, ranks: str = "-n") -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringreduce import cli
 from ringreduce.train.configuration import FIELDS, from_plain, read, read_toml, to_plain, to_toml
 from ringreduce.train.settings import DTYPES, OPTIMIZERS, WIRES, Outputs, Settings
 
@@ -123,9 +124,12 @@ def test_a_file_as_printed_can_be_read_again(tmp_path):
     assert Settings(**read_toml(path)) == settings
 
 
-def test_every_option_is_explained(capsys):
+@pytest.mark.parametrize(
+    ("program", "flags"), [(read, ["--help"]), (cli.main, ["train", "--help"])]
+)
+def test_every_option_is_explained(program, flags, capsys):
     with pytest.raises(SystemExit) as stop:
-        read(["--help"])
+        program(flags)
     assert stop.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     for name, field in FIELDS.items():

@@ -126,6 +126,11 @@ def to_toml(values: Mapping[str, Any]) -> list[str]:
 _KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
+def explained() -> str:
+    """All options, for the end of another command's help."""
+    return _parser("").format_help().partition("options:\n")[2]
+
+
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,

@@ -53,7 +53,9 @@ class Settings:
     lr_schedule: str = _setting("linear", "falls evenly to 0, or stays", SCHEDULES)
     warm_up: int = _setting(0, "steps in which the learning rate rises evenly from 0")
     momentum: float = _setting(0.9, "of sgd, from 0 to below 1")
-    weight_decay: float = _setting(0.0, "share of the parameters that is taken off in each step")
+    weight_decay: float = _setting(
+        0.0, "this times the parameters is added to the gradient, with adam to the step alone"
+    )
     noise: float = _setting(0.2, "standard deviation of noise on the inputs while training")
     seed: int = _setting(0, "of first parameters, order of samples, noise", fixed=True)
     algorithm: str = _setting("ring", "of the all-reduce; auto lets the library choose")
