@@ -6,7 +6,7 @@ import dataclasses
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringreduce import cli
@@ -113,6 +113,7 @@ SETTINGS = st.builds(
 
 
 @given(SETTINGS)
+@example(Settings(data='\x7f\x1f"\\é😀'))
 def test_what_is_printed_is_toml_that_gives_the_same_settings(settings):
     table = tomllib.loads("\n".join(to_toml(to_plain(settings))))
     assert Settings(**{name: from_plain(name, value) for name, value in table.items()}) == settings

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 import ringreduce as rr
 from ringreduce.devices import cuda_kernels
+from ringreduce.train import Settings, load, train
 from tests.case_strategies import cases
 from tests.cases import CONFIG, nodes_of
 from tests.on_cards import PROGRAMS, CudaCard, ramp, run_case, total
@@ -137,5 +138,34 @@ def test_tensors_of_another_library():
         assert np.array_equal(card.values(comm.all_reduce(x)), total(comm, 5000))
         assert comm.all_reduce(x, out=x) is x
         assert np.array_equal(x.cpu().numpy(), total(comm, 5000))
+
+    spawn(program, 2)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_trainer_learns_on_a_card_what_it_learns_beside_it(optimizer):
+    import cupy
+
+    settings = Settings(epochs=2, dtype="float64", optimizer=optimizer, lr=0.01)
+
+    def run(comm, xp):
+        result = train(comm, load(settings), settings, xp=xp)
+        return np.asarray(result.parameters.get() if xp is cupy else result.parameters)
+
+    on_card, beside = (rr.spawn(run, 2, xp, timeout_s=60)[0] for xp in (cupy, np))
+    assert np.allclose(on_card, beside, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_of_a_model_of_ones_own():
+    def program(comm, card):
+        params = {"w": card.put(np.full((300, 200), comm.rank, "f4")), "b": card.put(np.zeros(7))}
+        dp = rr.train.DataParallel(comm, params, first_bucket_bytes=1, bucket_bytes=1)
+        assert not params["w"].any()
+        for step in range(3):
+            for name in ("b", "w"):
+                dp.ready(name, card.cupy.full_like(params[name], step + comm.rank))
+            means = dp.finish()
+            assert bool((means["w"] == step + 0.5).all())
+            assert bool((means["b"] == step + 0.5).all())
 
     spawn(program, 2)

@@ -119,8 +119,9 @@ def to_plain(settings: Settings) -> dict[str, Any]:
 
 def to_toml(values: Mapping[str, Any]) -> list[str]:
     """A line of TOML for each plain value."""
-    # JSON's strings, numbers, lists and bools are TOML's.
-    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+    # JSON's numbers, lists, bools and strings are TOML's, but for one character.
+    written = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in written.items()]
 
 
 _KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

@@ -263,11 +263,12 @@ class Trainer:
         epoch, within = number // self.epoch_steps + 1, number % self.epoch_steps
         batch = self._epoch_order(epoch)[within * settings.batch : (within + 1) * settings.batch]
         rows = data.part(len(batch), self.comm.rank, self.comm.size)
-        x = self._x[batch[rows]]
+        mine = self._xp.asarray(batch[rows])
+        x = self._x[mine]
         if settings.noise:
             key = settings.seed, epoch, within
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
-        loss, gradients = self.gradients(x, self._labels[batch[rows]], len(batch))
+        loss, gradients = self.gradients(x, self._labels[mine], len(batch))
         lr = optimizers.learning_rate(settings, number, self.steps)
         for name, gradient in gradients.items():
             own = tuple(arrays[name] for arrays in self._slots.values())
