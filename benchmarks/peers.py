@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,9 @@ LEVELS = {"multiple": {}, "serialized": {"MPI4PY_RC_THREAD_LEVEL": "serialized"}
 OURS = "ringreduce"
 _FLAGS = ("-b", "8", "-e", "128M", "-f", "4", "-n", "40")
 _COLOURS = {
-    OURS: "#1f6feb",
     "Open MPI": "#d1572a",
-    "MPICH": "#2da44e",
-    "Intel MPI": "#bf8700",
+    "MPICH": "#1f6feb",
+    "Intel MPI": "#2da44e",
     "Gloo": "#7d4cdb",
 }
 _SHOWN = (8, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 128 << 20)
@@ -53,10 +54,11 @@ def main() -> None:
                 for level in LEVELS if ranks <= len(os.sched_getaffinity(0)) else ["multiple"]:
                     _measure(options.environments, mpi, ranks, level)
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
-    best = {ranks: _best(row for row in rows if row["ranks"] == ranks) for ranks in options.ranks}
-    _draw(best, rows[-1])
-    for ranks, times in best.items():
-        print(f"\n{ranks} ranks:\n\n{_table(times)}")
+    measured = sorted({row["ranks"] for row in rows})
+    runs = {ranks: _runs([row for row in rows if row["ranks"] == ranks]) for ranks in measured}
+    _draw(runs, max(rows, key=lambda row: row["cores"]))
+    for ranks, of in runs.items():
+        print(f"\n{ranks} ranks:\n\n{_table(of)}")
 
 
 def _measure(folder: Path, mpi: str, ranks: int, level: str) -> None:
@@ -70,38 +72,46 @@ def _measure(folder: Path, mpi: str, ranks: int, level: str) -> None:
             check=True,
         )
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-    typed = f"python -m benchmarks.peers --ranks {ranks}"
+    typed = f"python -m benchmarks.peers {' '.join(sys.argv[1:])}".strip()
     for row in rows:
         row |= {"benchmark": NAME, "mpi_wheel": environments.WHEELS[mpi], "command": typed}
         row["thread_level"] = level
     replace(NAME, rows, same=("mpi_wheel", "ranks", "thread_level"))
 
 
-Times = dict[str, dict[int, float]]
-"""Contender -> bytes -> microseconds."""
+Run = dict[str, dict[int, float]]
+"""Contender -> bytes -> microseconds, in or out of place, whichever is faster."""
 
 
-def _best(rows: Iterable[dict[str, Any]]) -> Times:
-    """Of every contender the best: of thread levels, places, and, ours and Gloo's, of MPIs."""
+def _runs(rows: Sequence[dict[str, Any]]) -> dict[str, Run]:
+    """MPI -> the run at the thread level at which it is faster, by the geometric mean."""
+    levels: dict[str, dict[str, Run]] = {}
     mpi_of = {wheel: mpi for mpi, wheel in environments.WHEELS.items()}
-    times: Times = {name: {} for name in _COLOURS}
     for row in rows:
-        name = mpi_of[row["mpi_wheel"]] if row["contender"] == "MPI" else row["contender"]
-        seen = times[name].get(row["bytes"], float("inf"))
-        times[name][row["bytes"]] = min(seen, row["median_us"])
-    return times
+        run = levels.setdefault(mpi_of[row["mpi_wheel"]], {}).setdefault(row["thread_level"], {})
+        series = run.setdefault(row["contender"], {})
+        series[row["bytes"]] = min(series.get(row["bytes"], float("inf")), row["median_us"])
+    return {
+        mpi: min(runs.values(), key=lambda run: statistics.geometric_mean(run["MPI"].values()))
+        for mpi, runs in levels.items()
+    }
 
 
-def _table(times: Times) -> str:
-    lines = [
-        f"| size | {' | '.join(times)} | times as fast as the best peer |",
-        "|" + "---|" * (len(times) + 2),
-    ]
+def _table(runs: dict[str, Run]) -> str:
+    heads = " | ".join(f"over {mpi} / its own" for mpi in runs)
+    lines = [f"| size | {heads} | Gloo | the fastest |", "|" + "---|" * (len(runs) + 3)]
     for nbytes in _SHOWN:
-        peers = [series[nbytes] for name, series in times.items() if name != OURS]
-        cells = " | ".join(_microseconds(series[nbytes]) for series in times.values())
-        ratio = min(peers) / times[OURS][nbytes]
-        lines.append(f"| {_size(nbytes)} | {cells} | {ratio:.2f} |")
+        pairs = [
+            f"{_microseconds(run[OURS][nbytes])} / {_microseconds(run['MPI'][nbytes])}"
+            for run in runs.values()
+        ]
+        gloo = min(run["Gloo"][nbytes] for run in runs.values())
+        all_times = {"Gloo": gloo}
+        for mpi, run in runs.items():
+            all_times |= {f"ours over {mpi}": run[OURS][nbytes], mpi: run["MPI"][nbytes]}
+        fastest = min(all_times, key=lambda name: all_times[name])
+        cells = " | ".join(pairs)
+        lines.append(f"| {_size(nbytes)} | {cells} | {_microseconds(gloo)} | {fastest} |")
     return "\n".join(lines)
 
 
@@ -116,7 +126,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _draw(best: dict[int, Times], row: dict[str, Any]) -> None:
+def _draw(runs_of: dict[int, dict[str, Run]], row: dict[str, Any]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -124,25 +134,24 @@ def _draw(best: dict[int, Times], row: dict[str, Any]) -> None:
 
     figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (ranks, times) in zip(
-        figure.subplots(1, len(best), squeeze=False)[0], best.items(), strict=True
-    ):
-        for name, series in times.items():
-            sizes = sorted(series)
-            rate = [2 * (ranks - 1) / ranks * size / series[size] / 1e3 for size in sizes]
-            axes.plot(
-                sizes,
-                rate,
-                label=name,
-                color=_COLOURS[name],
-                linewidth=2.4 if name == OURS else 1.5,
-                marker="o" if name == OURS else "",
-                markersize=4,
-                zorder=3 if name == OURS else 2,
-            )
-        dress(axes, f"{ranks} ranks: bus bandwidth, GB/s", sorted(times[OURS]))
+    panels = figure.subplots(1, len(runs_of), squeeze=False)[0]
+    for axes, (ranks, runs) in zip(panels, runs_of.items(), strict=True):
+        sizes = sorted(next(iter(runs.values()))[OURS])
+
+        def line(series: dict[int, float], axes: Any = axes, ranks: int = ranks, **style: Any):
+            rates = [2 * (ranks - 1) / ranks * n / us / 1e3 for n, us in sorted(series.items())]
+            axes.plot(sorted(series), rates, **style)
+
+        for mpi, run in runs.items():
+            ours = {"linewidth": 2.4, "marker": "o", "markersize": 4, "zorder": 3}
+            line(run[OURS], color=_COLOURS[mpi], label=f"ringreduce over {mpi}", **ours)
+        for mpi, run in runs.items():
+            line(run["MPI"], color=_COLOURS[mpi], linestyle=(0, (4, 2)), label=f"{mpi}'s own")
+        gloo = {n: min(run["Gloo"][n] for run in runs.values()) for n in sizes}
+        line(gloo, color=_COLOURS["Gloo"], linestyle=(0, (1, 2)), label="Gloo")
+        dress(axes, f"{ranks} ranks: bus bandwidth, GB/s", sizes)
         axes.set_ylim(bottom=0)
-    figure.axes[0].legend(frameon=False, fontsize=9, loc="upper left")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
     facts = f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl"
     figure.supxlabel(f"all-reduce of float32; {facts}", x=0.01, ha="left", fontsize=8.5)
     figure.savefig(PICTURE)

@@ -51,6 +51,7 @@ def options(*flags: str):
         (["-d", "bool"], "-o sum does not go with bool"),
         (["--collective", "all_reuse"], "invalid choice: 'all_reuse'"),
         (["--collectiv", "reduce"], "unrecognized arguments"),
+        (["--plot", "run.xyz"], "--plot run.xyz: wanted a name that ends in .png"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, complaint, capsys):
@@ -175,6 +176,18 @@ def test_noise_does_not_make_a_cost_negative():
     assert min(link.alpha_s, link.beta_s_per_byte, found.profile.gamma_s_per_byte) > 0
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("and", "or", "xor")])
+def test_a_call_that_did_nothing_would_be_noticed(op, ranks):
+    inputs = Inputs(ranks, 1000, op, "float64")
+    mine = np.empty(1000)
+    noticed = []
+    for rank in range(ranks):
+        inputs.fill(mine, rank, 3)
+        noticed.append(not np.array_equal(mine, inputs.result(3)))
+    assert sum(noticed) >= ranks - 1  # with an odd number of ranks one may have the mean
+
+
 # --- over MPI -------------------------------------------------------------------------------------
 
 
@@ -296,6 +309,22 @@ def test_a_picture(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert "the cost model, fitted to every other size: alpha" in ended.stdout
+
+
+@pytest.mark.mpi
+def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path):
+    ended = bench(tmp_path, 2, "--json", "no/such/folder.jsonl")
+    assert ended.returncode == 2
+    assert "no/such/folder.jsonl" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "redop" not in ended.stdout
+
+
+@pytest.mark.mpi
+def test_what_is_only_moved_has_no_redop(tmp_path):
+    ended = bench(tmp_path, 2, *QUICKLY, "--collective", "broadcast")
+    rows = [line.split() for line in ended.stdout.splitlines() if line[:1] == " "]
+    assert [row[3] for row in rows] == ["none"] * 3
 
 
 @pytest.mark.mpi

@@ -103,6 +103,11 @@ def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def made_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -126,6 +131,8 @@ def no_object(path: Path) -> None:
         ("safetensors", flipped, "step-000000005.safetensors is damaged: "),
         ("safetensors", truncated, "step-000000005.safetensors is damaged: "),
         ("safetensors", emptied, "step-000000005.safetensors is damaged: 0 bytes"),
+        ("safetensors", made_a_folder, "step-000000005.safetensors is damaged: "),
+        ("json", made_a_folder, "step-000000005.json is damaged: "),
         ("safetensors", os.unlink, "step-000000005.safetensors is missing"),
         ("json", flipped, "step-000000005.json is "),
         ("json", truncated, "step-000000005.json is damaged: "),
@@ -180,7 +187,7 @@ def test_one_of_another_run_is_refused(tmp_path):
 def test_none_that_is_good_is_an_error(tmp_path):
     with opened(tmp_path) as folder:
         flipped(folder.save(checkpoint(3)))
-        with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* is good"):
+        with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* can be used"):
             last(folder)
 
 
@@ -359,7 +366,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, monkey
     ("prepare", "flags", "complaint"),
     [
         (None, (), "has checkpoints already; go on from them with --resume, or name another"),
-        (None, ("--resume", "--batch", "50"), "none of the 3 checkpoints"),
+        (None, ("--resume", "--batch", "50"), "batch is 50, but the checkpoint was made with 100"),
+        (
+            None,
+            ("--resume", "--epochs", "2"),
+            "60 steps were made, 4 epochs; with epochs = 2 there",
+        ),
         (None, ("--resume", "--data", "synthetic"), "none of the 3 checkpoints"),
         (flipped, ("--resume",), "none of the 3 checkpoints"),
     ],
@@ -377,7 +389,7 @@ def test_one_of_other_data_is_named(tmp_path, monkeypatch, capsys):
     where = ("--checkpoint-dir", str(tmp_path))
     command(monkeypatch, 1, *RUN, *where)
     command(monkeypatch, 1, *where, "--resume", "--data", "synthetic")
-    assert "step-000000060.json: it was made with other training data" in capsys.readouterr().err
+    assert "step-000000060.json: it was made with other data" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_on_all_ranks(tmp_path, monkeypatch, capsys):

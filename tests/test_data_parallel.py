@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import chain
 
 import numpy as np
@@ -96,6 +97,7 @@ def test_buckets_are_cut_from_the_last_parameter_to_the_first(first, others, dty
 
 def test_the_first_bucket_is_on_its_way_before_backward_ends():
     def program(comm):
+        dp = rr.train.DataParallel(comm, params(comm.rank), first_bucket_bytes=32)
         events = []
         reduce = comm.all_reduce
 
@@ -104,7 +106,6 @@ def test_the_first_bucket_is_on_its_way_before_backward_ends():
             return reduce(*arguments, **named)
 
         comm.all_reduce = all_reduce
-        dp = rr.train.DataParallel(comm, params(comm.rank), first_bucket_bytes=32)
         for name, gradient in reversed(params(comm.rank).items()):
             events.append(name)
             dp.ready(name, gradient)
@@ -145,6 +146,93 @@ def test_16_bits_on_the_wire():
             wanted = (params(0)[name] + params(1)[name]) / 2  # so small that bfloat16 holds them
             assert gradient.dtype == np.float32
             assert np.array_equal(gradient, wanted)
+
+
+def test_gradients_of_no_samples_do_not_count_whatever_they_are():
+    def program(comm):
+        dp = rr.train.DataParallel(comm, params(0))
+        dp.weigh(3 * comm.rank)
+        for name, gradient in reversed(params(comm.rank).items()):
+            dp.ready(name, gradient if comm.rank else gradient * np.nan)
+        return dp.finish()
+
+    for result in rr.spawn(program, 2):
+        assert all(np.array_equal(result[name], wanted) for name, wanted in params(1).items())
+
+
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_weights_do_not_overflow_16_bits(wire):
+    dtype = "float32" if wire else "float16"
+
+    def program(comm):
+        dp = rr.train.DataParallel(comm, {"w": np.zeros(2, dtype)}, wire=wire)
+        dp.weigh(50_000)
+        dp.ready("w", np.array([20, -20], dtype))
+        return dp.finish()["w"].tolist()
+
+    assert rr.spawn(program, 2) == [[20, -20]] * 2
+
+
+def test_what_is_written_into_the_buffer_need_not_be_copied():
+    def program(comm):
+        dp = rr.train.DataParallel(comm, params(0))
+        for name in reversed(SHAPES):
+            dp.buffer(name)[...] = params(comm.rank)[name]
+            dp.ready(name)
+        return dp.finish()
+
+    for result in rr.spawn(program, 2):
+        for name in SHAPES:
+            assert np.array_equal(result[name], (params(0)[name] + params(1)[name]) / 2)
+
+
+def test_shares_are_summed():
+    def program(comm):
+        dp = rr.train.DataParallel(comm, params(0), op="sum")
+        backward(dp, params(comm.rank))
+        return dp.finish()
+
+    for result in rr.spawn(program, 2):
+        for name in SHAPES:
+            assert np.array_equal(result[name], params(0)[name] + params(1)[name])
+
+
+def test_where_the_time_went():
+    def program(comm):
+        dp = rr.train.DataParallel(comm, params(0), first_bucket_bytes=1, bucket_bytes=1)
+        backward(dp, params(0))
+        dp.finish()
+        return dp.times
+
+    for times in rr.spawn(program, 2):
+        assert times.exposed_s > 0
+        assert times.communication_s > 0
+
+
+def test_a_part_that_fails_is_not_added_to_the_next_step():
+    def program(comm):
+        dp = rr.train.DataParallel(comm, params(0))
+        with contextlib.suppress(KeyError), dp.no_sync():
+            backward(dp, params(5))
+            raise KeyError
+        backward(dp, params(1))
+        return dp.finish()["w1"]
+
+    assert np.array_equal(rr.spawn(program, 1)[0], params(1)["w1"])
+
+
+def test_blocks_without_synchronisation_may_be_nested():
+    def program(comm):
+        dp = rr.train.DataParallel(comm, params(0))
+        with dp.no_sync():
+            with dp.no_sync():
+                backward(dp, params(5))
+            backward(dp, params(6))
+        backward(dp, params(7))
+        return dp.finish()["w1"]
+
+    wanted = sum(params(seed)["w1"] for seed in (5, 6, 7))
+    assert np.array_equal(rr.spawn(program, 1)[0], wanted)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -206,6 +294,63 @@ def test_parameters_that_differ_are_named(odd, change, words):
     assert all(words in text for text in rr.spawn(program, 3))
 
 
+@pytest.mark.parametrize("small", [1, 1 << 20])
+@pytest.mark.parametrize("forgets", [0, 1])
+def test_a_rank_that_forgets_to_weigh_is_named_and_the_next_step_is_well(forgets, small):
+    def program(comm):
+        dp = rr.train.DataParallel(comm, params(0), first_bucket_bytes=small, bucket_bytes=small)
+        if comm.rank != forgets:
+            dp.weigh(3)
+        backward(dp, params(0))
+        with pytest.raises(rr.MismatchError) as error:
+            dp.finish()
+        backward(dp, params(1))
+        return str(error.value), dp.finish()["w1"]
+
+    results = rr.spawn(program, 2, timeout_s=20)
+    for text, mean in results:
+        assert f"rank {1 - forgets} called weigh in this step, rank {forgets} did not" in text
+        assert np.array_equal(mean, params(1)["w1"])
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "words"),
+    [
+        ([np.zeros(2)], TypeError, "wanted a dict of names and arrays"),
+        ({}, TypeError, "wanted a dict of names and arrays"),
+        ({"w": [1.0]}, TypeError, "'w' is list; wanted an array of floats"),
+        ({"w": np.zeros(2, int)}, TypeError, "'w' is int64; wanted an array of floats"),
+    ],
+)
+def test_what_are_no_parameters_is_refused(bad, kind, words):
+    with pytest.raises(kind, match=words):
+        rr.spawn(lambda comm: rr.train.DataParallel(comm, bad), 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"algorithm": "quick"}, "unknown algorithm 'quick'"),
+        ({"wire": "int8"}, "wire"),
+        ({"op": "max"}, "op is 'max'; wanted mean or sum"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_at_once(how, words):
+    with pytest.raises(ValueError, match=words):
+        rr.spawn(lambda comm: rr.train.DataParallel(comm, params(0), **how), 1)
+
+
+def finished_within(dp) -> None:
+    with dp.no_sync():
+        dp.finish()
+
+
+def buffered_sum(dp) -> None:
+    with dp.no_sync():
+        dp.ready("b2", np.zeros(3))
+    dp.ready("b2")
+
+
 def twice(dp) -> None:
     for _ in range(2):
         dp.ready("b2", np.zeros(3))
@@ -234,6 +379,9 @@ def accumulated_late(dp) -> None:
         (lambda dp: dp.ready("b2", np.zeros(4)), "of 'b2' is float64[4]; wanted float64[3]"),
         (lambda dp: dp.ready("b2", np.zeros(3, "f4")), "is float32[3]; wanted float64[3]"),
         (lambda dp: dp.weigh(-1), "weigh: -1 samples"),
+        (lambda dp: dp.buffer("w3"), "buffer: there is no parameter 'w3'"),
+        (finished_within, "call it after the no_sync block"),
+        (buffered_sum, "the sum of 'b2' is in its buffer"),
         (twice, "'b2' was ready before in this step"),
         (weighed_late, "before the first ready"),
         (weighed_twice, "once a step"),

@@ -233,4 +233,4 @@ def test_a_batch_is_not_larger_than_the_data():
 def test_the_digest_is_that_of_what_is_trained_on():
     split = data.synthetic(50, 4, 2, 1)
     other = replace(split, train_labels=1 - split.train_labels)
-    assert split.digest() == data.synthetic(50, 4, 2, 1).digest() != other.digest()
+    assert split.digest == data.synthetic(50, 4, 2, 1).digest != other.digest

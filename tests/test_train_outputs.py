@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 from ringreduce.train import Epoch, Step
 from ringreduce.train.metrics import History, JsonLines, TensorBoard
-from ringreduce.train.plot import check, draw
+from ringreduce.train.plot import check, check_place, draw
 from tests.test_checkpoint import RUN, command
 
 
@@ -91,6 +92,28 @@ def test_going_on_each_line_is_there_once(made, epochs, tmp_path):
     assert path.read_text() == whole.read_text()
 
 
+def test_lines_of_others_and_links_are_left_alone(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    tell(JsonLines(link, 0, 0), 1, 1)
+    real.write_text("note\n" + real.read_text())
+    tell(JsonLines(link, 2, 1), 2, 2)
+    assert link.is_symlink()
+    told = real.read_text().splitlines()
+    assert told[0] == "note"
+    assert [json.loads(line).get("step") for line in told[1:]] == [1, 2, None, 3, 4, None]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    tell(JsonLines(pipe, 0, 0), 1, 1)
+    assert os.read(reader, 1 << 16).count(b"\n") == 3
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 # --- TensorBoard ----------------------------------------------------------------------------------
 
 
@@ -131,6 +154,7 @@ def test_without_tensorboard_it_is_said_what_to_install(tmp_path, monkeypatch):
 def test_the_picture_is_a_png(epochs, tmp_path):
     history = History()
     tell(history, 1, epochs)
+    check_place(tmp_path / "deep" / "p.png")
     draw(tmp_path / "deep" / "p.png", "digits", "2 ranks", history)
     assert (tmp_path / "deep" / "p.png").read_bytes().startswith(b"\x89PNG")
 
@@ -181,6 +205,73 @@ def test_what_cannot_be_written_is_refused_before_the_start(
     monkeypatch.setattr("ringreduce.init", lambda: pytest.fail("started"))
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit) as stop:
-        main([flag, str(tmp_path / "x")])
+        main([flag, str(tmp_path / "x.png")])
     assert stop.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--metrics", "--tensorboard", "--plot"])
+def test_what_cannot_be_written_ends_all_ranks_alike(flag, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "x.png"
+    assert command(monkeypatch, 2, *RUN, flag, str(place)) == [2, 2]
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_metrics_on_a_full_disk_do_not_end_the_run_but_its_good_order(
+    ranks, tmp_path, monkeypatch, capsys
+):
+    codes = command(monkeypatch, ranks, *RUN, "--metrics", "/dev/full")
+    shown = capsys.readouterr()
+    assert codes == [1] * ranks
+    assert "epoch 4/4" in shown.out
+    assert "JsonLines cannot go on: [Errno 28] No space left on device" in shown.err
+    assert "not all was written that was asked for" in shown.err
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(tmp_path, monkeypatch, capsys):
+    def full(self, checkpoint):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ringreduce.train.checkpoint.Folder.save", full)
+    assert command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path)) == [1, 1]
+    assert "no checkpoint after step 15: [Errno 28]" in capsys.readouterr().err
+
+
+def test_going_on_the_picture_has_what_metrics_tell_of_before(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "ringreduce.train.plot.draw", lambda *given: drawn.append(len(given[-1].all_steps))
+    )
+    flags = ("--checkpoint-dir", str(tmp_path / "c"), "--metrics", str(tmp_path / "m.jsonl"))
+    flags += ("--plot", str(tmp_path / "p.png"))
+    command(monkeypatch, 1, *RUN, *flags)
+    command(monkeypatch, 1, *flags, "--resume", "--epochs", "5")
+    assert drawn == [60, 75]
+
+
+def test_parameters_that_are_no_numbers_are_never_saved(tmp_path, monkeypatch, capsys):
+    flags = ("--epochs", "1", "--batch", "1438", "--lr", "1e300")
+    codes = command(monkeypatch, 2, *flags, "--checkpoint-dir", str(tmp_path / "c"))
+    assert codes == [1, 1]
+    assert "parameters are infinite or no numbers after step 1" in capsys.readouterr().err
+    assert not list((tmp_path / "c").glob("step-*"))
+
+
+def test_a_rank_without_the_data_is_named(monkeypatch, tmp_path, capsys):
+    import threading
+
+    from ringreduce.train import __main__ as program
+
+    load = program._load
+
+    def lacking(settings):
+        if threading.current_thread().name.endswith("1"):
+            raise FileNotFoundError("no train-images")
+        return load(settings)
+
+    monkeypatch.setattr(program, "_load", lacking)
+    codes = command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path), "--resume")
+    assert codes == [2, 2]
+    assert "rank 1: no train-images" in capsys.readouterr().err

@@ -38,6 +38,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
     options = read(given, prog)
     world = MPI.COMM_WORLD
     with rr.init() as comm:
+        problem = _cannot_write(options) if world.rank == 0 else ""
+        if comm.all_reduce(int(bool(problem))):
+            if problem:
+                print(f"{prog}: error: {problem}", file=sys.stderr, flush=True)
+            comm.barrier()  # the job is stopped when the first rank ends: not before it is said
+            return 2
         tiny = np.zeros(world.size, options.dtype)
         try:
             _warm(comm, options, tiny)
@@ -52,6 +58,21 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
         finally:
             measurement.close()
         return run.end()
+
+
+def _cannot_write(options: Options) -> str:
+    """Why the files that are asked for cannot be written; "" if they can."""
+    if options.plot is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            return "--plot needs matplotlib: pip install 'ringreduce[plot]'"
+    for path in filter(None, (options.json, options.plot)):
+        try:
+            path.open("a").close()
+        except OSError as error:
+            return str(error)
+    return ""
 
 
 def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
@@ -187,7 +208,7 @@ class _Run:
                 "bytes": t.nbytes,
                 "count": t.count,
                 "dtype": options.dtype,
-                "op": options.op,
+                "op": options.redop,
                 "iterations": options.iterations,
                 "min_us": round(1e6 * t.min_s, 3),
                 "median_us": round(1e6 * t.median_s, 3),
@@ -204,7 +225,7 @@ class _Run:
     def _plot(self, fitted: Fit | None) -> None:
         options, where = self._options, self._where
         ranks = self._world.size
-        title = f"{options.collective}, {options.dtype} {options.op}, {ranks} ranks"
+        title = f"{options.collective}, {options.dtype} {options.redop}, {ranks} ranks"
         mpi = " ".join(where["mpi"].split())
         facts = f"{mpi}, {where['cpu']}, {where['cores']} cores, {where['date']}"
         assert options.plot is not None

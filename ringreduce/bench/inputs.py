@@ -54,8 +54,12 @@ class Inputs:
         return result
 
     def _of(self, rank: int, iteration: int) -> np.ndarray:
-        """A mean is whole if all ranks' values are the same."""
-        return np.roll(self._values, iteration + (0 if self.op == "mean" else 2 * rank))
+        if self.op != "mean":
+            return np.roll(self._values, iteration + 2 * rank)
+        # A mean is whole if what ranks have besides the same values adds up to nothing.
+        paired = rank < self.ranks // 2 * 2
+        besides = (1 - 2 * (rank % 2)) * (1 + rank // 2 % 2) if paired else 0
+        return (np.roll(self._values, iteration) + besides).astype(self.dtype)
 
 
 _VALUES = {"sum": (0, 1, 2, 3, 1), "mean": (0, 1, 2, 0, 1), "prod": (1, 1, 2, 1, 1)}

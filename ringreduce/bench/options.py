@@ -45,6 +45,8 @@ class Options:
     plot: Path | None
 
     def __post_init__(self) -> None:
+        if self.plot is not None and self.plot.suffix != ".png":
+            raise ValueError(f"--plot {self.plot}: wanted a name that ends in .png")
         if wrong := refusal(self.op, np.dtype(self.dtype)):
             raise ValueError(wrong)
         if self.min_bytes > self.max_bytes:
@@ -64,6 +66,11 @@ class Options:
     def itemsize(self) -> int:
         """Bytes an element."""
         return np.dtype(self.dtype).itemsize
+
+    @property
+    def redop(self) -> str:
+        """What is done with the elements of different ranks; "none" where they are only moved."""
+        return self.op if COLLECTIVES[self.collective].reduces else "none"
 
     def counts(self, ranks: int) -> list[int]:
         """The lengths to measure, in elements: each a whole number for every rank."""

@@ -43,7 +43,7 @@ class Table:
         found = {(timing.contender, timing.place): timing for timing in timings}
         first, options = timings[0], self._options
         dtype = _TYPES.get(options.dtype, options.dtype)
-        words = f"{first.nbytes:>12}{first.count:>12}{dtype:>9}{options.op:>7}"
+        words = f"{first.nbytes:>12}{first.count:>12}{dtype:>9}{options.redop:>7}"
         for place in _PLACES:
             words += "  " + self._ours(found.get((OURS, place)))
         for peer in self._peers:

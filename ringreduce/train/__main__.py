@@ -8,28 +8,28 @@ import json
 import math
 import statistics
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train import data, mlp, optimizers, plot
+from ringreduce.train import data, mlp, plot
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain, to_toml
-from ringreduce.train.loop import DriftError, Epoch, Result, State, Step, Trainer, Watcher
-from ringreduce.train.metrics import History, JsonLines, TensorBoard
+from ringreduce.train.data_parallel import gather_words
+from ringreduce.train.loop import DriftError, Epoch, Result, State, Step, Trainer, shapes
+from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.settings import Outputs, Settings
 
+T = TypeVar("T")
 _LINES = 10
 """So many lines a run at most, where the output is no terminal."""
 _PROG = "python -m ringreduce.train"
-
-_load = functools.cache(data.load)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,16 +46,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             TensorBoard.writer_type()
         if not outputs.resume:
             _load(given.settings())
-    except (OSError, ValueError, ImportError) as error:
-        print(f"{_PROG}: error: {error}", file=sys.stderr)
+    except _REFUSED as error:
+        print(f"{_PROG}: error: {_said(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     with rr.init() as comm:
         try:
             return _train_all(comm, given, outputs)
-        except (OSError, ValueError, ImportError) as error:
+        except ValueError as error:
+            if isinstance(error, rr.RingReduceError):
+                raise
             return _failed(comm, error, 2)
-        except (FloatingPointError, DriftError) as error:
+        except (FloatingPointError, DriftError, _WriteError) as error:
             return _failed(comm, error, 1)
+
+
+_REFUSED = (OSError, ValueError, ImportError, MemoryError)
+"""What is wrong with what was asked for, or with where it is to run."""
+
+
+class _WriteError(Exception):
+    """A checkpoint or metrics could not be written; all ranks raise it."""
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or "there is not enough memory for this"
 
 
 def _failed(comm: rr.Communicator, error: Exception, code: int) -> int:
@@ -63,6 +77,7 @@ def _failed(comm: rr.Communicator, error: Exception, code: int) -> int:
     if comm.rank == 0:
         # The live line may not have ended.
         print(f"\n{_PROG}: error: {error}", file=sys.stderr, flush=True)
+    comm.barrier()  # a job is stopped when the first rank ends with a code: not before it is said
     return code
 
 
@@ -89,14 +104,16 @@ class _Run:
         self._folder: Folder | None = None
         self._before: Checkpoint | None = None
         """On rank 0, what the run goes on from."""
-        facts = _from_rank_0(comm, self._open)
+        _together(comm, self._open if self._speaks else _nothing)
+        facts = _from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
         self.settings = dataclasses.replace(settings, seed=settings.seed + seed)
-        self._split = _load(self.settings)
+        self._split = _together(comm, lambda: _load(self.settings))
         _check_same_data(comm, self._split)
+        xp = _together(comm, lambda: _module(outputs.device, comm))
+        self._trainer = _together(comm, lambda: Trainer(comm, self._split, self.settings, xp))
         if self._speaks and not seed:
             print(_heading(comm, self._split, self.settings), flush=True)
-        self._trainer = Trainer(comm, self._split, self.settings, _module(outputs.device, comm))
         if facts is not None:
             self._restore(facts)
 
@@ -104,52 +121,64 @@ class _Run:
         """Train to the end, and say what came of it."""
         start = time.perf_counter()
         history = History()
-        watchers = self._watchers(history) if self._speaks else []
+        watchers = _together(self._comm, partial(self._watchers, history))
         save = self._save if self._outputs.checkpoint_dir is not None else None
         result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
         if self._speaks:
             elapsed_s = time.perf_counter() - start
             print(_summary(self._comm, self.settings.seed, result, elapsed_s), flush=True)
+        self._end(watchers, history, result)
+        return result
+
+    def _end(self, watchers: Sequence[Careful], history: History, result: Result) -> None:
+        """Draw and close.  Raises _WriteError on all ranks if something could not be written."""
+
+        def end() -> None:
             if self._outputs.plot is not None and history.all_steps:
                 self._draw(history, result)
-        return result
+            elif self._outputs.plot is not None:
+                print("nothing was trained: there is nothing to draw", flush=True)
+            (careful,) = watchers
+            careful.close()
+            if careful.failed:
+                raise OSError("not all was written that was asked for")
+
+        try:
+            _together(self._comm, end if self._speaks else _nothing)
+        except ValueError as error:
+            raise _WriteError(str(error)) from None
 
     # --- what there was ---
 
-    def _open(self) -> dict[str, Any] | None:
-        """On rank 0: the facts of the checkpoint to go on from; None to begin anew."""
+    def _open(self) -> None:
+        """On rank 0: find the checkpoint to go on from, if there is one."""
         outputs = self._outputs
         if outputs.checkpoint_dir is None:
-            return None
+            return
         self._folder = Folder(outputs.checkpoint_dir, outputs.keep)
         self._stack.callback(self._folder.close)
-        if not outputs.resume:
-            if self._folder.manifests():
-                raise CheckpointError(
-                    f"{outputs.checkpoint_dir} has checkpoints already; go on from them with "
-                    "--resume, or name another folder"
-                )
-            return None
-        self._before = self._folder.last(
-            self._fits, lambda why: print(f"passed over: {why}", file=sys.stderr, flush=True)
-        )
-        return None if self._before is None else dict(self._before.facts)
+        if outputs.resume:
+            self._before = self._folder.last(
+                self._fits, lambda why: _complain(f"passed over: {why}")
+            )
+        elif self._folder.manifests():
+            raise CheckpointError(
+                f"{outputs.checkpoint_dir} has checkpoints already; go on from them with "
+                "--resume, or name another folder"
+            )
 
     def _fits(self, checkpoint: Checkpoint) -> None:
         try:
-            settings = self._given.settings(_settings_in(checkpoint.facts))
-            split = _load(settings)
-        except (OSError, ValueError) as error:
+            before = _settings_in(checkpoint.facts)
+        except ValueError as error:
             raise CheckpointError(str(error)) from None
-        if split.digest() != checkpoint.facts["data_sha256"]:
-            raise CheckpointError("it was made with other training data")
-        sizes = (split.train_x.shape[1], *settings.hidden, split.classes)
-        network = mlp.views(np.empty(mlp.parameter_count(sizes)), sizes)
-        shapes = {name: array.shape for name, array in mlp.named(network).items()}
-        slots = optimizers.SLOTS[settings.optimizer]
-        shapes |= {f"{slot}/{name}": s for name, s in shapes.items() for slot in slots}
+        settings = self._given.settings(before)
+        split = _load(settings)
+        if split.digest != checkpoint.facts["data_sha256"]:
+            raise CheckpointError("it was made with other data")
+        sizes = split.widths(settings.hidden)
         found = {name: array.shape for name, array in checkpoint.arrays.items()}
-        if found != shapes:
+        if found != shapes(sizes, settings.optimizer):
             raise CheckpointError(f"its arrays are not those of a network {sizes}")
 
     def _restore(self, facts: dict[str, Any]) -> None:
@@ -163,36 +192,43 @@ class _Run:
     # --- what there will be ---
 
     def _save(self, trainer: Trainer) -> None:
-        if self._folder is None:
-            return
+        """Raises _WriteError on all ranks if it cannot be written."""
         state = trainer.state
         facts = {
             "epoch_loss": state.epoch_loss,
             "last_loss": state.last_loss if math.isfinite(state.last_loss) else None,
             "settings": to_plain(self.settings),
-            "data_sha256": self._data_sha256,
+            "data_sha256": self._split.digest,
             "ranks": self._comm.size,
             "ringreduce": rr.__version__,
         }
-        self._folder.save(Checkpoint(state.step, trainer.arrays(), facts))
 
-    @functools.cached_property
-    def _data_sha256(self) -> str:
-        return self._split.digest()
+        def save() -> None:
+            assert self._folder is not None
+            self._folder.save(Checkpoint(state.step, trainer.arrays(), facts))
 
-    def _watchers(self, history: History) -> list[Watcher]:
+        try:
+            _together(self._comm, save if self._speaks else _nothing)
+        except ValueError as error:
+            raise _WriteError(f"no checkpoint after step {state.step}: {error}") from None
+
+    def _watchers(self, history: History) -> list[Careful]:
+        if not self._speaks:
+            return []
         outputs, made = self._outputs, self._trainer.state.step
-        watchers: list[Any] = [ProgressLine(self.settings.epochs, sys.stdout)]
-        if outputs.metrics is not None:
-            epochs = made // self._trainer.epoch_steps
-            watchers.append(JsonLines(outputs.metrics, made, epochs))
-        if outputs.tensorboard is not None:
-            watchers.append(TensorBoard(outputs.tensorboard))
+        sinks: list[Sink] = [ProgressLine(self.settings.epochs, sys.stdout)]
         if outputs.plot is not None:
-            watchers.append(history)
-        for watcher in watchers[1:]:
-            self._stack.callback(watcher.close)
-        return watchers
+            plot.check_place(outputs.plot)
+            sinks.append(history)
+        if outputs.metrics is not None:
+            lines = JsonLines(outputs.metrics, made, made // self._trainer.epoch_steps)
+            history.again(lines.kept)
+            sinks.append(lines)
+        if outputs.tensorboard is not None:
+            sinks.append(TensorBoard(outputs.tensorboard))
+        careful = Careful(sinks, _complain)
+        self._stack.callback(careful.close)
+        return [careful]
 
     def _draw(self, history: History, result: Result) -> None:
         assert self._outputs.plot is not None
@@ -200,9 +236,13 @@ class _Run:
         facts = (
             f"{'-'.join(map(str, self._trainer.sizes))} on {self._comm.size} rank(s), global batch "
             f"{self.settings.batch}, {self.settings.optimizer}, all-reduce "
-            f"{self.settings.algorithm}; a step takes {1e3 * result.step_s:.2f} ms, scaling "
-            f"efficiency {100 * result.efficiency:.0f} %"
+            f"{self.settings.algorithm}"
         )
+        if result.step_s:
+            facts += (
+                f"; a step takes {1e3 * result.step_s:.2f} ms, scaling efficiency "
+                f"{100 * result.efficiency:.0f} %"
+            )
         plot.draw(self._outputs.plot, title, facts, history)
 
 
@@ -216,6 +256,9 @@ class ProgressLine:
 
     def steps(self, steps: Sequence[Step]) -> None:
         """Nothing is shown of them."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def epoch(self, epoch: Epoch) -> None:
         """Show it."""
@@ -242,55 +285,95 @@ def _settings_in(facts: Any) -> dict[str, Any]:
     return {name: from_plain(name, value) for name, value in facts["settings"].items()}
 
 
-def _from_rank_0(comm: rr.Communicator, ask: Callable[[], Any]) -> Any:
-    """What `ask` gives on rank 0, on all ranks; or, on all ranks, a ValueError with its error."""
-    answer: dict[str, Any] = {}
-    if comm.rank == 0:
-        try:
-            answer = {"value": ask()}
-        except (OSError, ValueError) as error:
-            answer = {"error": str(error)}
-    text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
-    length = int(comm.broadcast(np.array(len(text))))
-    if comm.rank != 0:
-        text = np.zeros(length, np.uint8)
-    answer = json.loads(comm.broadcast(text).tobytes())
-    if "error" in answer:
-        raise ValueError(answer["error"])
-    return answer["value"]
+def _complain(text: str) -> None:
+    print(f"{_PROG}: {text}", file=sys.stderr, flush=True)
+
+
+def _nothing() -> None:
+    """What other ranks do while rank 0 does something."""
+
+
+def _together(comm: rr.Communicator, do: Callable[[], T]) -> T:
+    """What `do` gives on this rank.  Collective.
+
+    Raises ValueError on all ranks alike, saying where what went wrong, if it did on any.
+    """
+    made: list[T] = []
+    problem = ""
+    try:
+        made.append(do())
+    except rr.RingReduceError:
+        raise  # all ranks have it, or the communicator is broken
+    except _REFUSED as error:
+        problem = _said(error)
+    problems = [words[0] for words in gather_words(comm, [problem])]
+    if any(problems):
+        told = list(dict.fromkeys(filter(None, problems)))
+        if len(told) == 1 and (all(problems) or problems[0]):
+            raise ValueError(told[0])
+        raise ValueError("; ".join(f"rank {rank}: {p}" for rank, p in enumerate(problems) if p))
+    return made[0]
+
+
+def _from_rank_0(comm: rr.Communicator, value: Any) -> Any:
+    """What rank 0 passes, on all ranks; it is something that JSON can hold."""
+    return json.loads(gather_words(comm, [json.dumps(value)])[0][0])
+
+
+def _load(settings: Settings) -> data.Split:
+    """The data that the settings name; read once, whatever else they say."""
+    names = ["data", "dtype"]
+    if settings.data == "synthetic":
+        names += ["samples", "inputs", "classes", "seed"]
+    split = _read_data(tuple((name, getattr(settings, name)) for name in names))
+    split.check(settings.batch)
+    return split
+
+
+@functools.lru_cache(maxsize=1)
+def _read_data(asked: tuple[tuple[str, Any], ...]) -> data.Split:
+    return data.load(Settings(batch=1, **dict(asked)))
 
 
 def _check_same_data(comm: rr.Communicator, split: data.Split) -> None:
-    digest = np.frombuffer(bytes.fromhex(split.digest()), np.uint8)
-    digests = comm.all_gather(digest.reshape(1, -1))
-    others = [str(r) for r in range(comm.size) if not np.array_equal(digests[r], digests[0])]
+    digests = [words[0] for words in gather_words(comm, [split.digest])]
+    others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
     if others:
         raise ValueError(
-            f"the training data of rank {', '.join(others)} are not those of rank 0; all hosts "
-            "need the same files"
+            f"the data of rank {', '.join(others)} are not those of rank 0; all hosts need the "
+            "same files"
         )
 
 
 def _module(device: str, comm: rr.Communicator) -> ModuleType:
-    """The array module, with a card chosen for this rank where there are some."""
+    """The array module, with a card chosen for this rank where there are some.
+
+    Raises ImportError without CuPy, ValueError without a card.
+    """
     if device == "cpu":
         return np
-    import cupy
-
-    cupy.cuda.Device(comm.local_rank % cupy.cuda.runtime.getDeviceCount()).use()
+    try:
+        import cupy
+    except ImportError:
+        raise ImportError("device cuda needs CuPy: pip install 'ringreduce[gpu]'") from None
+    try:
+        cards = cupy.cuda.runtime.getDeviceCount()
+        cupy.cuda.Device(comm.local_rank % cards).use()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise ValueError(f"no card can be used: {error}") from None
     module: ModuleType = cupy
     return module
 
 
 def _heading(comm: rr.Communicator, split: data.Split, settings: Settings) -> str:
-    sizes = (split.train_x.shape[1], *settings.hidden, split.classes)
-    written = ", ".join(to_toml(to_plain(settings)))
+    sizes = split.widths(settings.hidden)
+    written = to_toml(to_plain(settings))
     return (
         f"{split.name}: {len(split.train_labels):,} to train, {len(split.held_out_labels):,} held "
         f"out; {'-'.join(map(str, sizes))}, {mlp.parameter_count(sizes):,} parameters, "
         f"{settings.dtype}; {comm.size} rank{'s' * (comm.size > 1)}, "
         f"global batch {settings.batch}, all-reduce {settings.algorithm}\n"
-        + textwrap.fill(written, 100, initial_indent="  ", subsequent_indent="  ")
+        + "\n".join(f"  {line}" for line in written)
     )
 
 

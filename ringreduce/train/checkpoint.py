@@ -57,7 +57,9 @@ class Folder:
             ) from None
         self._tensors: Any = safetensors.numpy
         self.path, self._keep = path, keep
-        path.mkdir(parents=True, exist_ok=True)
+        for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
+            missing.mkdir(exist_ok=True)
+            _sync_folder(missing.parent)
         self._lock = open(path / ".lock", "w")  # noqa: SIM115  # held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,6 +94,8 @@ class Folder:
             **checkpoint.facts,
         }
         manifest["manifest_sha256"] = _own_hash(manifest)
+        # One of the same step goes first: its manifest would speak of the new tensors.
+        (self.path / f"{stem}.json").unlink(missing_ok=True)
         self._write(f"{stem}.safetensors", data)
         self._write(f"{stem}.json", json.dumps(manifest, indent=1).encode())
         before = [path for path in self.manifests() if path.name <= f"{stem}.json"]
@@ -106,8 +110,9 @@ class Folder:
     ) -> Checkpoint | None:
         """The last whole checkpoint; None where there never was any.
 
-        `fits` raises CheckpointError for one of another run.  `refused` is told of every one that
-        is passed over, and why.  Raises CheckpointError if there are some, and none can be used.
+        `fits` raises CheckpointError for one of another run; what else it raises ends the search.
+        `refused` is told of every one that is passed over, and why.  Raises CheckpointError if
+        there are some, and none can be used.
         """
         manifests = self.manifests()
         for manifest in manifests:
@@ -123,7 +128,7 @@ class Folder:
                 refused(f"{manifest}: {error}")
         if manifests:
             raise CheckpointError(
-                f"none of the {len(manifests)} checkpoints in {self.path} is good"
+                f"none of the {len(manifests)} checkpoints in {self.path} can be used"
             )
         return None
 
@@ -132,21 +137,21 @@ class Folder:
     def _write(self, name: str, data: bytes) -> None:
         path = self.path / name
         unfinished = self.path / f"{name}{_UNFINISHED}"
-        with open(unfinished, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-        folder = os.open(self.path, os.O_RDONLY)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            with open(unfinished, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # the disk may be full
+            raise
+        os.replace(unfinished, path)
+        _sync_folder(self.path)
 
     def _load(self, path: Path) -> Checkpoint:
         try:
             manifest = json.loads(path.read_bytes())
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise CheckpointError(f"{path} is no {FORMAT}")
@@ -157,12 +162,22 @@ class Folder:
             data = tensors.read_bytes()
         except FileNotFoundError:
             raise CheckpointError(f"{path} is there, but {tensors.name} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"{tensors} is damaged: {error}") from None
         if len(data) != manifest["bytes"] or hashlib.sha256(data).hexdigest() != manifest["sha256"]:
             raise CheckpointError(
                 f"{tensors} is damaged: {len(data):,} bytes whose hash is another than "
                 f"{path.name} says"
             )
         return Checkpoint(manifest["step"], self._tensors.load(data), manifest)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _own_hash(manifest: Facts) -> str:

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ringreduce.train.settings import Outputs, Settings
 
@@ -37,14 +37,15 @@ class Given:
         Raises ValueError for what cannot work, or cannot change in the middle of a run.
         """
         asked = self._of(Settings)
-        for name, value in asked.items() if before is not None else ():
-            assert before is not None
+        if before is None:
+            return Settings(**asked)
+        for name, value in asked.items():
             if FIELDS[name].metadata.get("fixed") and value != before[name]:
                 raise ValueError(
                     f"{name} is {value}, but the checkpoint was made with {before[name]}; "
                     "that cannot change in the middle of a run"
                 )
-        return Settings(**{**(before or {}), **asked})
+        return Settings(**{**before, **asked})
 
     def _of(self, kind: type) -> dict[str, Any]:
         names = {field.name for field in dataclasses.fields(kind)}
@@ -76,7 +77,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises OSError if it cannot be read, ValueError for what is no TOML, or no setting.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     try:
@@ -108,7 +109,7 @@ def from_plain(name: str, value: Any) -> Any:
         raise ValueError(f"{name} is {value!r}; wanted {_KINDS[kind]}")
     if choices and value not in choices:
         raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(choices)}")
-    return Path(value) if name in _PATHS else value
+    return Path(value).expanduser() if name in _PATHS else value
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
@@ -127,13 +128,20 @@ def to_toml(values: Mapping[str, Any]) -> list[str]:
 _KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong, and not everything that there is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options\n")
+
+
 def explained() -> str:
     """All options, for the end of another command's help."""
     return _parser("").format_help().partition("options:\n")[2]
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         description="Train a small network, data-parallel over all ranks.",
         epilog="The last line says the accuracy on samples that are held out.",
@@ -159,7 +167,7 @@ def _add(group: argparse._ArgumentGroup, fields: Iterable[dataclasses.Field[Any]
             text += f" (default: {' '.join(map(str, default))})"
             group.add_argument(flag, type=int, nargs="+", metavar="WIDTH", help=text)
         elif isinstance(default, bool):
-            group.add_argument(flag, action="store_true", help=text)
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
         elif about["choices"]:
             text += f" (default: {default})"
             group.add_argument(flag, choices=about["choices"], help=text)

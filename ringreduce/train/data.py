@@ -8,7 +8,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +48,23 @@ class Split:
     held_out_labels: NDArray[np.int64]
     classes: int = CLASSES
 
+    @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of what is trained on."""
-        state = hashlib.sha256(np.ascontiguousarray(self.train_x).data)
-        state.update(np.ascontiguousarray(self.train_labels).data)
+        """SHA-256, in hexadecimal, of all of it."""
+        state = hashlib.sha256(f"{self.classes} {self.train_x.shape}".encode())
+        for array in (self.train_x, self.train_labels, self.held_out_x, self.held_out_labels):
+            state.update(np.ascontiguousarray(array).data)
         return state.hexdigest()
+
+    def widths(self, hidden: Sequence[int]) -> tuple[int, ...]:
+        """Of a network with these hidden layers, from the numbers in a sample to the classes."""
+        return (self.train_x.shape[1], *hidden, self.classes)
+
+    def check(self, batch: int) -> None:
+        """Raise ValueError if there are fewer samples to train on than a global batch has."""
+        samples = len(self.train_labels)
+        if batch > samples:
+            raise ValueError(f"batch is {batch}; wanted at most the {samples} training samples")
 
 
 def load(settings: Settings) -> Split:
@@ -66,12 +80,8 @@ def load(settings: Settings) -> Split:
         shape = settings.samples, settings.inputs
         split = synthetic(*shape, settings.classes, settings.seed, dtype)
     else:
-        split = load_mnist(Path(settings.data), dtype)
-    samples = len(split.train_labels)
-    if settings.batch > samples:
-        raise ValueError(
-            f"batch is {settings.batch}; wanted at most the {samples} training samples"
-        )
+        split = load_mnist(Path(settings.data).expanduser(), dtype)
+    split.check(settings.batch)
     return split
 
 
@@ -182,8 +192,10 @@ def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[n
     """This rank's part of the indices 0 to n - 1, in an order of this epoch's own.
 
     All ranks draw the same order from seed and epoch, and each index is in one part; parts differ
-    by one in length at most.
+    by one in length at most.  Raises ValueError if `n` is negative.
     """
+    if n < 0:
+        raise ValueError(f"shard: n is {n}; wanted at least 0")
     return order(n, seed, epoch)[part(n, comm.rank, comm.size)]
 
 

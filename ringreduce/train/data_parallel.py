@@ -55,7 +55,8 @@ class DataParallel:
         algorithm: of the all-reduces.
 
     Raises MismatchError on all ranks, naming a parameter, if they differ; ValueError for sizes
-    below 1, and for another op.
+    below 1, for another op, and for a wire or algorithm that cannot be had; TypeError for what are
+    no arrays of floats.
     """
 
     def __init__(
@@ -78,18 +79,23 @@ class DataParallel:
         self._op = op
         self._comm = comm
         self._how: dict[str, Any] = {"wire": wire, "algorithm": algorithm}
+        _check_arrays(params)
         _check_alike(comm, params)
         for array in params.values():
             comm.broadcast(array, root=0, out=array)
         backwards = list(params.items())[::-1]
         self._buckets = list(map(_Bucket, _cut(backwards, first_bucket_bytes, bucket_bytes)))
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.places}
+        for bucket in self._buckets:
+            comm.all_reduce(bucket.flat[:0], op, **self._how)  # refused here if it cannot be had
         self._started = 0
         """Buckets whose all-reduce is under way or done, in order."""
         self._ready: set[str] = set()
         self._accumulated: set[str] = set()
         self._synchronises = True
         self._samples: float | None = None
+        self._share: float | None = None
+        """Of this rank's samples in those of all, once it is known."""
         self._total: rr.Work | None = None
         self._exposed_s = 0.0
         self.times = StepTimes(0.0, 0.0)
@@ -104,7 +110,8 @@ class DataParallel:
         """Let this rank's gradients count for so many samples in this step, at least 0.
 
         For batches that are not the same everywhere: gradients are means over a rank's own samples,
-        and `finish` gives the mean over all.  Every rank calls it before its first `ready`.
+        and `finish` gives the mean over all.  Those of no samples do not count, whatever they are.
+        Every rank calls it before its first `ready`, which then waits until all have.
         """
         if samples < 0:
             raise ValueError(f"weigh: {samples} samples; wanted at least 0")
@@ -122,7 +129,7 @@ class DataParallel:
         Written there, it need not be copied: say ``ready(name)``.  What is there between a `finish`
         and the next step is the mean, and between a `ready` and a `finish` nobody's business.
         """
-        return self._bucket_of[name].places[name]
+        return self._bucket(name, "buffer").places[name]
 
     def ready(self, name: str, gradient: Any = None) -> None:
         """The gradient of a parameter is final; it is copied, and may be overwritten at once.
@@ -134,9 +141,7 @@ class DataParallel:
         gradient of another shape or dtype.
         """
         begin = time.perf_counter()
-        bucket = self._bucket_of.get(name)
-        if bucket is None:
-            raise ValueError(f"ready: there is no parameter {name!r}")
+        bucket = self._bucket(name, "ready")
         if name in self._ready:
             raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
         place = bucket.places[name]
@@ -144,22 +149,27 @@ class DataParallel:
             gradient = place
             if name in self._accumulated:
                 raise ValueError(f"ready: the sum of {name!r} is in its buffer; pass the gradient")
+        if not hasattr(gradient, "dtype"):
+            raise TypeError(f"ready: the gradient of {name!r} is {gradient!r}; wanted an array")
         if gradient.shape != place.shape or gradient.dtype != place.dtype:
             raise ValueError(
                 f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
                 f"wanted {place.dtype}{list(place.shape)}"
             )
-        weighted = gradient if self._samples is None else gradient * place.dtype.type(self._samples)
+        if self._samples is not None:
+            # Not a number times no samples would still be none.
+            share = self._weight()
+            gradient = gradient * place.dtype.type(share) if share else place.dtype.type(0)
         if name in self._accumulated:
-            place += weighted
-        elif weighted is not place:
-            place[...] = weighted
-        if not self._synchronises:
+            place += gradient
+        elif gradient is not place:
+            place[...] = gradient
+        if self._synchronises:
+            self._ready.add(name)
+            bucket.missing.discard(name)
+            self._start_full_ones()
+        else:
             self._accumulated.add(name)
-            return
-        self._ready.add(name)
-        bucket.missing.discard(name)
-        self._start_full_ones()
         self._exposed_s += time.perf_counter() - begin
 
     @contextmanager
@@ -170,11 +180,14 @@ class DataParallel:
         """
         if self._ready:
             raise ValueError("no_sync: some gradients of this step are on their way already")
-        self._synchronises = False
+        before, self._synchronises = self._synchronises, False
         try:
             yield
+        except BaseException:
+            self._accumulated.clear()  # a part of a sum is of no use
+            raise
         finally:
-            self._synchronises = True
+            self._synchronises = before
 
     def finish(self) -> dict[str, Any]:
         """Wait for all buckets; parameter name -> the mean gradient, the same on all ranks.
@@ -183,6 +196,8 @@ class DataParallel:
         naming the parameters and the ranks, if a rank has not reported all gradients; the step is
         then void, and the next one may begin.
         """
+        if not self._synchronises:
+            raise ValueError("finish: call it after the no_sync block, and after a ready outside")
         begin = time.perf_counter()
         missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
         try:
@@ -191,8 +206,8 @@ class DataParallel:
             self._wait()
             self._exposed_s += time.perf_counter() - begin
             self.times = StepTimes(self._communication_s(), self._exposed_s)
-        except rr.MismatchError:
-            raise self._explained(missing) from None
+        except rr.MismatchError as error:
+            raise self._explained(missing, error) from None
         finally:
             self._begin_again()
         return {name: bucket.places[name] for name, bucket in self._bucket_of.items()}
@@ -204,26 +219,44 @@ class DataParallel:
             bucket = self._buckets[self._started]
             op = self._op if self._samples is None else "sum"
             reduce = partial(self._comm.all_reduce, bucket.flat, op, out=bucket.flat, **self._how)
-            self._started += 1
             # With the last gradient backward is over.  If nothing else is under way either, this
             # thread may as well do it: asking another would take longer than a small all-reduce.
-            if self._started == len(self._buckets) and self._all_over():
+            if bucket is self._buckets[-1] and self._all_over():
                 bucket.work = _Now(reduce)
             else:
                 bucket.work = reduce(async_op=True)
+            self._started += 1
 
     def _all_over(self) -> bool:
         works = (self._total, *(bucket.work for bucket in self._buckets))
         return all(work is None or work.done() for work in works)
+
+    def _bucket(self, name: str, where: str) -> _Bucket:
+        bucket = self._bucket_of.get(name)
+        if bucket is None:
+            raise ValueError(f"{where}: there is no parameter {name!r}")
+        return bucket
+
+    def _weight(self) -> float:
+        """This rank's share of all samples; gradients so weighted add up to the mean.
+
+        So they are never larger than it: 16 bits on the wire would not hold sums over samples.
+        """
+        if self._share is None:
+            assert self._total is not None
+            assert self._samples is not None
+            try:
+                self._share = self._samples / (float(self._total.wait()[0]) or 1.0)
+            except rr.MismatchError:
+                self._share = 0.0  # `finish` says so, of all ranks alike
+        return self._share
 
     def _wait(self) -> None:
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
         if self._total is not None:
-            total = self._total.wait()[0]
-            for bucket in self._buckets:
-                bucket.flat /= bucket.flat.dtype.type(total or 1)
+            self._total.wait()
 
     def _communication_s(self) -> float:
         works = [self._total, *(bucket.work for bucket in self._buckets)]
@@ -234,25 +267,38 @@ class DataParallel:
 
         Raises MismatchError on all ranks.
         """
-        raise rr.MismatchError(_who_lacks_what(_gather(self._comm, missing)))
+        self._exchange(missing)
+        raise rr.MismatchError("finish: all ranks lack gradients")
 
-    def _explained(self, missing: Sequence[str]) -> rr.MismatchError:
-        """Once nothing of this step is under way on any rank: who lacks what."""
+    def _explained(self, missing: Sequence[str], seen: rr.MismatchError) -> rr.MismatchError:
+        """Once nothing of this step is under way on any rank: who lacks what, or what was seen."""
         for bucket in self._buckets:
             _await_whatever(bucket.work)
         _await_whatever(self._total)
-        for _ in range(len(self._buckets) + 2):
+        for _ in range(len(self._buckets) + 3):
             try:
-                return rr.MismatchError(_who_lacks_what(_gather(self._comm, missing)))
+                weighed, lists = self._exchange(missing)
             except rr.MismatchError as error:
-                last = error  # others had more under way than this rank
-        return last
+                seen = error  # others had more under way than this rank
+                continue
+            if any(lists):
+                return rr.MismatchError(_who_lacks_what(lists))
+            if len(set(weighed)) > 1:
+                return rr.MismatchError(_who_weighed(weighed))
+            break
+        return seen
+
+    def _exchange(self, missing: Sequence[str]) -> tuple[list[bool], list[list[str]]]:
+        """Of every rank, whether it has called weigh, and the gradients that it lacks."""
+        mine = ["weighed" if self._samples is not None else "", *missing]
+        words = gather_words(self._comm, mine)
+        return [bool(first) for first, *_ in words], [lacking for _, *lacking in words]
 
     def _begin_again(self) -> None:
         for bucket in self._buckets:
             bucket.missing = set(bucket.places)
             bucket.work = None
-        self._started, self._samples, self._total = 0, None, None
+        self._started, self._samples, self._share, self._total = 0, None, None, None
         self._exposed_s = 0.0
         self._ready.clear()
         self._accumulated.clear()
@@ -314,9 +360,19 @@ def _cut(
     return buckets
 
 
+def _check_arrays(params: Any) -> None:
+    """Raise TypeError for what is no mapping of names to arrays of floats."""
+    if not isinstance(params, Mapping) or not params:
+        raise TypeError(f"DataParallel: params is {params!r}; wanted a dict of names and arrays")
+    for name, array in params.items():
+        if not hasattr(array, "dtype") or array.dtype.kind in "biu":
+            what = array.dtype if hasattr(array, "dtype") else type(array).__name__
+            raise TypeError(f"DataParallel: {name!r} is {what}; wanted an array of floats")
+
+
 def _check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
     """Raise MismatchError on all ranks where names, shapes, dtypes or their order differ."""
-    lists = _gather(comm, [f"{name}: {a.dtype}{list(a.shape)}" for name, a in params.items()])
+    lists = gather_words(comm, [f"{name}: {a.dtype}{list(a.shape)}" for name, a in params.items()])
     for rank, listed in enumerate(lists):
         if listed != lists[0]:
             pairs = zip([*listed, "nothing"], [*lists[0], "nothing"], strict=False)
@@ -327,7 +383,7 @@ def _check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
             )
 
 
-def _gather(comm: rr.Communicator, words: Sequence[str]) -> list[list[str]]:
+def gather_words(comm: rr.Communicator, words: Sequence[str]) -> list[list[str]]:
     """Every rank's words.  Collective."""
     text = np.frombuffer(json.dumps(list(words)).encode(), np.uint8)
     lengths = comm.all_gather(np.array([len(text)])).tolist()
@@ -343,6 +399,16 @@ def _who_lacks_what(missing: Sequence[Sequence[str]]) -> str:
         if names
     )
     return f"finish: {lacks}; every rank must call ready for every parameter in every step"
+
+
+def _who_weighed(weighed: Sequence[bool]) -> str:
+    def ranks(which: bool) -> str:
+        return ", ".join(str(rank) for rank, did in enumerate(weighed) if did == which)
+
+    return (
+        f"finish: rank {ranks(True)} called weigh in this step, rank {ranks(False)} did not; "
+        "every rank must, or none"
+    )
 
 
 def _await_whatever(work: rr.Work | _Now | None) -> None:

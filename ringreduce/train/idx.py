@@ -20,13 +20,14 @@ _BYTES = 8
 
 
 def find(folder: Path, name: str) -> Path:
-    """The file of that name in `folder`, or the same with ``.gz``.
+    """The file of that name in `folder`, or the same with ``.gz``, or with a dot before "idx".
 
-    Raises FileNotFoundError, saying both names, if there is neither.
+    Raises FileNotFoundError, saying the first two, if there is none.
     """
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.exists():
-            return path
+    for base in (name, name.replace("-idx", ".idx")):
+        for path in (folder / base, folder / f"{base}.gz"):
+            if path.exists():
+                return path
     raise FileNotFoundError(f"no {name} or {name}.gz in {folder}")
 
 

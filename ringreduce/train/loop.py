@@ -132,8 +132,7 @@ class Trainer:
         self._held_out_x = xp.asarray(split.held_out_x[self._held_out], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[self._held_out])
         self._held_out_samples = len(split.held_out_labels)
-        sizes = (self._x.shape[1], *settings.hidden, split.classes)
-        self.sizes = sizes
+        self.sizes = sizes = split.widths(settings.hidden)
         self.flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp)
         self.parameters = mlp.views(self.flat, sizes)
         self._named = mlp.named(self.parameters)
@@ -146,7 +145,6 @@ class Trainer:
             "wire": None if settings.wire == "none" else settings.wire,
             "algorithm": settings.algorithm,
         }
-        comm.all_reduce(self.flat[:0], **how)  # refused here if it cannot be had
         self._dp = DataParallel(
             comm,
             self._named,
@@ -155,6 +153,8 @@ class Trainer:
             op="sum",
             **how,
         )
+        if settings.warm_up > self.steps:
+            raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self._buffers = {name: self._dp.buffer(name) for name in self._named}
         self.state = State(0, 0.0, math.nan)
         self._order: tuple[int, Any] = (-1, None)
@@ -179,19 +179,21 @@ class Trainer:
         """All that changes from step to step, by name: parameters and the optimizer's own."""
         return {name: _on_host(array) for name, array in self._arrays().items()}
 
-    def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State | None) -> None:
-        """Go on from there; rank 0 says where, and what the others pass is not looked at."""
-        told = np.zeros(3)
-        if self.comm.rank == 0:
-            assert arrays is not None
-            assert state is not None
-            told[...] = state.step, state.epoch_loss, state.last_loss
-        step, epoch_loss, last_loss = self.comm.broadcast(told).tolist()
-        self.state = State(int(step), epoch_loss, last_loss)
+    def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State) -> None:
+        """Go on from `state`, with rank 0's `arrays`; the other ranks may pass None.
+
+        Raises ValueError on all ranks if the run has fewer steps than were made.
+        """
+        if state.step > self.steps:
+            raise ValueError(
+                f"{state.step} steps were made, {state.step / self.epoch_steps:.3g} epochs; with "
+                f"epochs = {self.settings.epochs} there is nothing left to do"
+            )
+        self.state = state
         for name, array in self._arrays().items():
-            if arrays is not None and self.comm.rank == 0:
+            if arrays is not None:
                 array[...] = self._xp.asarray(arrays[name])
-            self.comm.broadcast(array, out=array)
+            self.comm.broadcast(array, root=0, out=array)
 
     def _arrays(self) -> dict[str, Any]:
         slots = {
@@ -232,12 +234,14 @@ class Trainer:
                 self._tell_steps(watchers)
             if saves or checks:
                 check_equal(self.comm, self.flat)
+                self._check_finite()
             if ends:
                 self._end_epoch(watchers)
             if saves:
                 assert save is not None
                 save(self)
         digest = check_equal(self.comm, self.flat)
+        self._check_finite()
         return Result(self.flat, digest, self.state.last_loss, self.accuracy(), *self._mean_times())
 
     def gradients(self, x: Any, labels: Any, count: int) -> tuple[float, dict[str, Any]]:
@@ -301,18 +305,27 @@ class Trainer:
         shares = np.array([step.loss for step in self._untold])
         losses = self.comm.all_reduce(shares, algorithm=self.settings.algorithm).tolist()
         told = [replace(s, loss=loss) for s, loss in zip(self._untold, losses, strict=True)]
-        for step in told:
-            if not math.isfinite(step.loss):
-                raise FloatingPointError(
-                    f"train: the loss is {step.loss} in step {step.step}, epoch {step.epoch}, with "
-                    f"lr {step.lr:g}; take a smaller lr"
-                )
         total = sum((s.loss * s.samples for s in told), self.state.epoch_loss)
         self.state = replace(self.state, epoch_loss=total)
         self._untold = []
         self._epoch_told += told
+        bad = next((i for i, step in enumerate(told) if not math.isfinite(step.loss)), None)
         for watcher in watchers:
-            watcher.steps(told)
+            watcher.steps(told[:bad])
+        if bad is not None:
+            step = told[bad]
+            raise FloatingPointError(
+                f"train: the loss is {step.loss} in step {step.step}, epoch {step.epoch}, with "
+                f"lr {step.lr:g}; take a smaller lr"
+            )
+
+    def _check_finite(self) -> None:
+        """A loss is that before its step: the parameters may be worse.  All ranks have the same."""
+        if not bool(self._xp.isfinite(self.flat).all()):
+            raise FloatingPointError(
+                f"train: parameters are infinite or no numbers after step {self.state.step}; take "
+                "a smaller lr"
+            )
 
     def _end_epoch(self, watchers: Sequence[Watcher]) -> None:
         loss = self.state.epoch_loss / len(self._labels)
@@ -330,6 +343,14 @@ class Trainer:
         totals = self.comm.all_reduce(self._times, op="mean", algorithm=self.settings.algorithm)
         means: list[float] = (totals / max(1, self._steps_made)).tolist()
         return means
+
+
+def shapes(sizes: Sequence[int], optimizer: str) -> dict[str, tuple[int, ...]]:
+    """Those of `Trainer.arrays`, by name."""
+    network = mlp.views(np.empty(mlp.parameter_count(sizes)), sizes)
+    ours = {name: array.shape for name, array in mlp.named(network).items()}
+    slots = optimizers.SLOTS[optimizer]
+    return ours | {f"{slot}/{name}": shape for slot in slots for name, shape in ours.items()}
 
 
 def train(
@@ -370,4 +391,5 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
 
 def _on_host(array: Any) -> np.ndarray:
     """A contiguous NumPy array, of a NumPy or CuPy one."""
-    return np.ascontiguousarray(array.get() if hasattr(array, "get") else array)
+    on_card = type(array).__module__.startswith("cupy")
+    return np.ascontiguousarray(array.get() if on_card else array)

@@ -8,11 +8,49 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ringreduce.train.loop import Epoch, Step
+
+
+class Sink(Protocol):
+    """A watcher that writes, and has to be closed."""
+
+    def steps(self, steps: Sequence[Step]) -> None: ...
+    def epoch(self, epoch: Epoch) -> None: ...
+    def close(self) -> None: ...
+
+
+class Careful:
+    """Watchers of whom one that fails, as on a full disk, does not end the run."""
+
+    def __init__(self, sinks: Sequence[Sink], complain: Callable[[str], None]) -> None:
+        self._sinks, self._complain = list(sinks), complain
+        self.failed = False
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Tell them."""
+        self._each(lambda sink: sink.steps(steps))
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Tell them."""
+        self._each(lambda sink: sink.epoch(epoch))
+
+    def close(self) -> None:
+        """All is written that can be; nobody is told anything any more."""
+        self._each(lambda sink: sink.close())
+        self._sinks = []
+
+    def _each(self, tell: Callable[[Sink], None]) -> None:
+        for sink in list(self._sinks):
+            try:
+                tell(sink)
+            except OSError as error:
+                self.failed = True
+                self._sinks.remove(sink)
+                self._complain(f"{type(sink).__name__} cannot go on: {error}")
 
 
 class JsonLines:
@@ -22,21 +60,33 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, steps_made: int, epochs_made: int) -> None:
-        """Go on after so many steps; what is there of later ones was never saved, and will come."""
-        kept = []
-        if steps_made and path.exists():
-            for line in path.read_text().splitlines(keepends=True):
-                told = _parsed(line)
-                made, whole = told.get("step"), line.endswith("\n")
-                if whole and (
-                    made <= steps_made if made is not None else told.get("epoch", 0) <= epochs_made
-                ):
-                    kept.append(line)
+        """Begin a file; after so many steps, go on with it.
+
+        What it has of later steps was never saved, and will come; other lines are left alone.
+        """
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.kept: list[Step | Epoch] = []
+        """What was told before, as far as it stands."""
+        if steps_made and path.is_file():
+            self._keep(path, steps_made, epochs_made)
+        self._file = open(path, "a" if self.kept else "w")  # noqa: SIM115  # held until close
+
+    def _keep(self, path: Path, steps_made: int, epochs_made: int) -> None:
+        lines = []
+        for line in path.read_text(errors="replace").splitlines(keepends=True):
+            told = _told(line)
+            stands = line.endswith("\n")
+            if isinstance(told, Step):
+                stands &= told.step <= steps_made
+            elif isinstance(told, Epoch):
+                stands &= told.epoch <= epochs_made
+            if stands:
+                lines.append(line)
+                self.kept += [told] if told is not None else []
         unfinished = path.with_name(f"{path.name}.unfinished")
-        unfinished.write_text("".join(kept))
+        unfinished.write_text("".join(lines))
         os.replace(unfinished, path)
-        self._file = open(path, "a")  # noqa: SIM115  # held until close
 
     def steps(self, steps: Sequence[Step]) -> None:
         """Write a line each."""
@@ -110,6 +160,14 @@ class History:
         """Keep it."""
         self.all_epochs.append((self.all_steps[-1].step, epoch))
 
+    def again(self, kept: Sequence[Step | Epoch]) -> None:
+        """What was told before this run went on."""
+        for told in kept:
+            if isinstance(told, Step):
+                self.steps([told])
+            elif self.all_steps:
+                self.epoch(told)
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -118,9 +176,10 @@ def _line(told: Step | Epoch) -> str:
     return json.dumps(dataclasses.asdict(told)) + "\n"
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def _told(line: str) -> Step | Epoch | None:
+    """What a line tells; None where it is none of ours."""
     try:
-        told = json.loads(line)
-    except ValueError:
-        return {"step": float("inf")}
-    return told if isinstance(told, dict) else {"step": float("inf")}
+        fields = json.loads(line)
+        return Step(**fields) if "step" in fields else Epoch(**fields)
+    except (TypeError, ValueError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,13 @@ def check() -> None:
         raise ImportError("plot needs matplotlib: pip install 'ringreduce[plot]'") from None
 
 
+def check_place(path: Path) -> None:
+    """Raise OSError if no picture can be written there; make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{path} cannot be written")
+
+
 def draw(path: Path, title: str, facts: str, history: History) -> None:
     """Write a PNG.  `history` has a step at least."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -46,7 +54,6 @@ def draw(path: Path, title: str, facts: str, history: History) -> None:
             side.set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK)
     figure.supxlabel(facts, x=0.01, ha="left", fontsize=8.5, color=_FAINT)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
@@ -58,6 +65,7 @@ def _draw_loss(axes: Any, steps: np.ndarray, losses: np.ndarray) -> None:
         axes.plot(steps[width - 1 :], mean, color=_SMOOTH, linewidth=2, label=f"mean of {width}")
         axes.legend(frameon=False, fontsize=9)
     axes.set_yscale("log")
+    axes.tick_params(which="minor", length=0, labelsize=8, labelcolor=_FAINT)
     _name(axes, "training loss")
 
 

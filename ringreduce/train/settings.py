@@ -100,7 +100,10 @@ class Outputs:
         default=None, metadata=_about("folder for TensorBoard's event files", metavar="FOLDER")
     )
     plot: Path | None = field(
-        default=None, metadata=_about("draw loss, accuracy and the time of steps", metavar="PNG")
+        default=None,
+        metadata=_about(
+            "draw loss, accuracy and times; going on, metrics tell what was before", metavar="PNG"
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -110,6 +113,10 @@ class Outputs:
         _want(every >= 0, "checkpoint_every", every, "at least 0")
         if self.checkpoint_dir is None and self.resume:
             raise ValueError("resume from where? name a checkpoint_dir")
+        if self.checkpoint_dir is None and (every or self.keep != Outputs.keep):
+            raise ValueError("checkpoint_every and keep are of no use without a checkpoint_dir")
+        if self.plot is not None and self.plot.suffix != ".png":
+            raise ValueError(f"plot is {self.plot}; wanted a name that ends in .png")
         written = (self.checkpoint_dir, self.metrics, self.tensorboard, self.plot)
         if self.seeds > 1 and any(written):
             raise ValueError(
