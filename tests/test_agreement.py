@@ -79,7 +79,10 @@ def check_words(texts: list[str], mixed: list[Mixed], size: int) -> None:
 # --- every pair -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+THREE = pytest.param(3, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("ranks", [2, THREE])
 @pytest.mark.parametrize("usual", CALLS)
 def test_any_two_calls_mixed_on_threads(usual, ranks):
     mixed = mixtures(usual, ranks, every_rank=ranks == 2)
@@ -95,7 +98,7 @@ def test_any_call_mixed_into_some_on_more_threads(usual, ranks):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, THREE])
 def test_any_two_calls_mixed_over_mpi(mpi, ranks):
     check_words(agreed(over_mpi(mpi, mix_all, ranks)), every_mixture(ranks), ranks)
 
