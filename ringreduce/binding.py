@@ -62,6 +62,8 @@ class BoundStep:
     """(peer, where its signature comes in)"""
     acts: list[Act] = field(default_factory=list)
     """What is done with what has come: copied to its place, folded, divided."""
+    missing: Callable[[], list[int]] | None = None
+    """The peers whose messages have not come, where there are no requests to ask."""
     notes: list[tuple[str, int, int]] = field(default_factory=list)
     """("send" or "recv", peer, bytes of data): for the message log."""
 
@@ -215,7 +217,7 @@ class Binder:
         folded = {span for fold in planned.folds for span in fold.sources}
         for span in list(operands):
             if {other for other in folded if _overlap(span, other)} != {span}:
-                step.acts.append(_copy(self._plain(span), operands.pop(span)))
+                step.acts.append(copy_bytes(self._plain(span), operands.pop(span)))
         came = {span: self._array(payload) for span, payload in operands.items()}
         for fold in planned.folds:
             sources = [came.get(span, self.view(span)) for span in fold.sources]
@@ -234,7 +236,7 @@ class Binder:
             buffer, payload = self._signed(message.span)
             self.flow.own_signatures.append(buffer[:HEADER_BYTES])
             if payload:
-                step.packs.append(_copy(payload, self._plain(message.span)))
+                step.packs.append(copy_bytes(payload, self._plain(message.span)))
         else:
             buffer = self._plain(message.span)
         if message.signature == BESIDE:
@@ -291,7 +293,7 @@ class Binder:
         return (span.stop - span.start) * self.itemsize
 
 
-def _copy(into: memoryview, source: memoryview) -> Act:
+def copy_bytes(into: memoryview, source: memoryview) -> Act:
     """Of a few bytes: half as long as from one array to another."""
     return partial(into.__setitem__, slice(None), source)
 

@@ -39,6 +39,8 @@ class Config:
     """What links cost: decides the algorithm."""
     synchronous_sends: bool = False
     """Let every send over MPI wait for its receive: finds schedules that rely on buffering."""
+    shared_memory: bool = False
+    """Let ranks of one host exchange small messages through memory that they share."""
     log_messages: bool = False
     """Keep a record of every message in ``Communicator.message_log``."""
 
@@ -57,6 +59,7 @@ class Config:
         """
         return repr(
             (self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight, self.profile)
+            + ((self.shared_memory,) if self.shared_memory else ())
         )
 
 

@@ -212,7 +212,10 @@ class Executor:
         """The step that the earliest unfinished flow is at, and the peers that it waits for."""
         for flow in self.running:
             if not flow.finished:
-                index = flow.steps[flow.at].index
+                at = flow.steps[flow.at]
+                index = at.index
+                if at.missing is not None:
+                    return index, at.missing()
                 parts = [step for step in flow.steps[: flow.at + 1] if step.index == index]
                 messages = [m for step in parts for m in (*step.recvs, *step.sends)]
                 return index, sorted({peer for peer, request in messages if not request.Test()})

@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ringreduce.binding import Arithmetic, Flow, bind
+from ringreduce.binding import Arithmetic, Flow, bind, fill
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
+from ringreduce.exchange import Exchange, ExchangeBinder
 from ringreduce.plan import Plan
 from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
+
+_SPINS = 64
+"""How often an exchange looks before it lets others look too, where every rank has a core."""
 
 
 @dataclass(eq=False)
@@ -57,6 +61,8 @@ class FlowStore:
 
     def __init__(self, transport: Transport, config: Config) -> None:
         self._transport, self._config = transport, config
+        blocks, spins = transport.blocks, _SPINS if transport.spins else 1
+        self._exchange = None if blocks is None else Exchange(blocks, transport.rank, spins)
         self._runs = 0
         self._staged: list[Prepared] = []
         self._for_good: list[Prepared] = []
@@ -189,6 +195,9 @@ class FlowStore:
         itemsize, arithmetic = prepared.plan.itemsize, prepared.arithmetic
         bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
         if device.queue is None:
+            exchange = self._exchange if prepared.plan.slices == 1 else None
+            if exchange is not None and exchange.takes(planned):
+                return fill(ExchangeBinder(exchange, Flow(index, slot), *bound_to[1:]), planned)
             return bind(*bound_to, index, slot)
         blocks = self._blocks.get((device, slot))
         if blocks is None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.arguments import check_timeout
 from ringreduce.communicator import Communicator
 from ringreduce.config import Config, Environment
+from ringreduce.devices.compiling import can_exchange
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.topology import Topology, parse_nodes
@@ -37,7 +39,8 @@ def init(
 
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``.
-        transport: ``"mpi"``, or ``"auto"``, which is that.
+        transport: ``"mpi"``; ``"shm"``, where ranks of one host exchange small messages through
+            memory that they share; or ``"auto"``, which is the first.
         nodes: the ranks of each node, ``(3, 1, 2)``, or which ranks, ``((0, 2), (1, 3))``, in place
             of what is discovered.
         timeout_s: seconds without any progress until a call raises PeerTimeoutError; 600 unless
@@ -47,8 +50,8 @@ def init(
     Raises ImportError when there is no mpi4py or no MPI, ValueError for wrong arguments,
     MismatchError when ranks pass different nodes or settings.
     """
-    if transport not in ("auto", "mpi"):
-        raise ValueError(f"init: unknown transport {transport!r}; choose 'auto' or 'mpi'")
+    if transport not in ("auto", "mpi", "shm"):
+        raise ValueError(f"init: unknown transport {transport!r}; choose 'auto', 'mpi' or 'shm'")
     environment = Environment.read()
     timeout_s = environment.timeout_s if timeout_s is None else timeout_s
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -65,9 +68,11 @@ def init(
     if nodes is not None:
         parse_nodes(nodes, (mpi_comm or MPI.COMM_WORLD).Get_size())
     config = config or Config()
+    if transport == "shm":
+        config = replace(config, shared_memory=True)
     over_mpi = None
     try:
-        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
+        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends, config.shared_memory)
         comm = _communicator(over_mpi, nodes, timeout_s, config, adopt=close_at_exit)
     except MismatchError:
         assert over_mpi is not None
@@ -102,7 +107,8 @@ def spawn(
     check_timeout("spawn", timeout_s)
     if nodes is not None:
         parse_nodes(nodes, ranks)
-    switchboard = Switchboard(ranks)
+    shares = config is not None and config.shared_memory and can_exchange()
+    switchboard = Switchboard(ranks, shares)
     results: list[Any] = [None] * ranks
     failures: list[BaseException] = []
     failed = threading.Event()

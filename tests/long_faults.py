@@ -44,12 +44,15 @@ COUNTED = (
 )
 
 
-def run_once(jobs: MpiJobs, how: str, ending: str, seed: str) -> tuple[float, list[str], str]:
+def run_once(
+    jobs: MpiJobs, how: str, ending: str, seed: str, transport: str = "auto"
+) -> tuple[float, list[str], str]:
     """Seconds from the fault to the end of the job, what was wrong of `COUNTED`, and its output."""
     rng = random.Random(seed)
     ranks = rng.choice(RANKS)
     victim = rng.randrange(ranks)
-    job = jobs.start("random_fault", ranks, seed, how, ending, str(victim))
+    variables = {"TRANSPORT_OF_FAULTS": transport}
+    job = jobs.start("random_fault", ranks, seed, how, ending, str(victim), **variables)
     try:
         done = jobs.finish(job, LIMIT_S)
     except AssertionError as error:
@@ -99,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=50, help="runs of each kind")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, metavar="NAME")
+    parser.add_argument("--transport", choices=("auto", "shm"), default="auto")
     parser.add_argument("--out", type=Path, help="where to record the runs, as JSON")
     options = parser.parse_args(argv)
     arguments = " ".join(sys.argv[1:] if argv is None else argv)
@@ -112,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for how in options.faults:
             for ending in ENDINGS:
                 row = {"fault": how, "error": ending, **where, "seed": options.seed}
+                row["transport"] = options.transport
                 rows.append({**row, **repeat(jobs, how, ending, options)})
                 print(json.dumps(rows[-1]), flush=True)
     if options.out:
@@ -125,7 +130,7 @@ def repeat(jobs: MpiJobs, how: str, ending: str, options: argparse.Namespace) ->
     worst_s, started = 0.0, time.monotonic()
     for index in range(options.times):
         seed = f"{options.seed}-{how}-{ending}-{index}"
-        seconds, found, output = run_once(jobs, how, ending, seed)
+        seconds, found, output = run_once(jobs, how, ending, seed, options.transport)
         worst_s = max(worst_s, seconds)
         wrong.update(found)
         if found:
@@ -141,10 +146,10 @@ def repeat(jobs: MpiJobs, how: str, ending: str, options: argparse.Namespace) ->
 
 def record(path: Path, rows: list[dict[str, Any]]) -> None:
     """Put the rows into the file, in place of those of the same faults under the same MPI."""
-    what = ("mpi", "fault", "error")
-    new = {tuple(row[key] for key in what) for row in rows}
+    what = ("mpi", "fault", "error", "transport")
+    new = {tuple(row.get(key) for key in what) for row in rows}
     kept = json.loads(path.read_text()) if path.exists() else []
-    kept = [row for row in kept if tuple(row[key] for key in what) not in new]
+    kept = [row for row in kept if tuple(row.get(key) for key in what) not in new]
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in kept + rows)
     path.write_text(f"[\n{lines}\n]\n")

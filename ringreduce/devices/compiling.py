@@ -45,6 +45,15 @@ def kernel(name: str) -> Callable[..., Any] | None:
         return _COMPILED[name]
 
 
+def can_exchange() -> bool:
+    """Whether there is what ranks of one host need to exchange messages through memory."""
+    try:
+        import numba
+    except ImportError:
+        return False
+    return not numba.config.DISABLE_JIT and kernel("put") is not None
+
+
 def _compiled(name: str) -> Callable[..., Any] | None:
     try:
         import numba

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from ringreduce.devices import elements
+from ringreduce.devices import elements, exchange
 
 Combine = Callable[[Any, Any], Any]
 Change = Callable[[Any], Any]
@@ -21,7 +21,7 @@ Change = Callable[[Any], Any]
 class Kernel(NamedTuple):
     """A loop, and the types of the arrays and numbers that it is compiled for."""
 
-    loop: Callable[..., None]
+    loop: Callable[..., Any]
     signature: tuple[Any, ...]
 
 
@@ -87,7 +87,11 @@ def _converting(change: Change, source_type: Any, into_type: Any) -> Kernel:
     return Kernel(convert, (_read(source_type), _written(into_type)))
 
 
+_WORDS = (types.Array(types.int64, 1, "C"),)
+
 KERNELS = {
+    "put": Kernel(exchange.put, _WORDS),
+    "all_came": Kernel(exchange.all_came, _WORDS),
     "sum-float16": _folding(elements.add_halves),
     "prod-float16": _folding(elements.multiply_halves),
     "min-float16": _folding(elements.least_half),
@@ -113,4 +117,4 @@ KERNELS = {
     "float64-float16": _converting(elements.double_to_half, _DOUBLE, _BITS),
     "float64-bfloat16": _converting(elements.double_to_bfloat, _DOUBLE, _BITS),
 }
-"""By operation and dtype; conversions by both dtypes, from and to."""
+"""Those of an exchange; loops by operation and dtype; conversions by both dtypes, from and to."""

@@ -34,6 +34,8 @@ class Transport(Protocol):
     """Idle polls worth making before the first `pause`."""
     threads: bool
     """Whether another thread may use it, one at a time."""
+    blocks: Sequence[int] | None
+    """Addresses of each rank's block of memory, laid out as in `devices.blocks`, if they share."""
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
         """A message, not yet started, that sends `buffer` to `peer`."""

@@ -17,7 +17,10 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ringreduce.devices.blocks import BLOCK_BYTES
+from ringreduce.devices.compiling import can_exchange
 from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.transports.memory import SharedBlocks, share
 
 _CONTROL_TAG = 0
 _YIELDS = 2000
@@ -42,14 +45,19 @@ class MpiTransport:
         parent: MPI.Comm | None = None,
         timeout_s: float = 600.0,
         synchronous_sends: bool = False,
+        shares: bool = False,
     ) -> None:
         parent = MPI.COMM_WORLD if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
         assembly = _Assembly(parent, timeout_s)
         self._data, self._control = assembly.duplicate(), assembly.duplicate()
         self._nodes = _nodes(assembly.collect(_host()), _HOST_BYTES)
+        self._shared: SharedBlocks | None = None
+        if shares and len(self._nodes) == 1:
+            self._shared = share(BLOCK_BYTES, assembly.collect, able=can_exchange())
+        self.blocks: Sequence[int] | None = None if self._shared is None else self._shared.addresses
         data = self._data
-        self._synchronous_sends = synchronous_sends
+        self._synchronous_sends, self._shares = synchronous_sends, shares
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
         here = next(node for node in self._nodes if self.rank in node)
         self.spins = _SPINS if len(here) <= len(os.sched_getaffinity(0)) else 0
@@ -153,7 +161,7 @@ class MpiTransport:
             make()
         if not made:
             raise PeerTimeoutError(f"split: no group within {timeout_s:g} s", ranks=())
-        part = MpiTransport(made[0], timeout_s, self._synchronous_sends)
+        part = MpiTransport(made[0], timeout_s, self._synchronous_sends, self._shares)
         made[0].Free()
         return part
 

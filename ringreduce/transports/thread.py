@@ -12,21 +12,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from ringreduce.devices.blocks import BLOCK_BYTES
+
 _LONGEST_PAUSE_S = 0.002
 
 
 class Switchboard:
     """Connects the ranks of one group of threads: a mailbox each."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, share: bool = False) -> None:
         self.mailboxes = [_Mailbox() for _ in range(size)]
+        self.share = share
+        self.memory = np.zeros((size, BLOCK_BYTES), np.uint8) if share else None
         self._parts: dict[tuple[int, ...], Switchboard] = {}
         self._lock = threading.Lock()
 
     def part(self, number: int, members: Sequence[int]) -> Switchboard:
         """The one of these ranks in the split of this number: the same for all of them."""
         with self._lock:
-            return self._parts.setdefault((number, *members), Switchboard(len(members)))
+            return self._parts.setdefault((number, *members), Switchboard(len(members), self.share))
 
 
 @dataclass(eq=False)
@@ -96,6 +102,10 @@ class ThreadTransport:
         self.size = len(switchboard.mailboxes)
         self._boxes = switchboard.mailboxes
         self._switchboard = switchboard
+        memory = switchboard.memory
+        self.blocks: Sequence[int] | None = (
+            None if memory is None else [block.ctypes.data for block in memory]
+        )
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, self.rank, peer, flow, buffer, sends=True)

@@ -18,6 +18,7 @@ from ringreduce.algorithms import ALGORITHMS
 from tests.mpi import report
 
 TIMEOUT_S = 1.0
+TRANSPORT = "TRANSPORT_OF_FAULTS"
 MOST_CALLS = 30
 """Before the fault."""
 LONGEST_S = 0.004
@@ -119,7 +120,12 @@ def main(seed: str, how: str, ending: str, victim: str) -> None:
     rr.spawn(lambda c: c.all_reduce(np.ones(3, np.float32), "mean", wire="bfloat16"), 3)
     nodes = (1, SIZE - 1) if rng.random() < 0.5 else None
     config = rr.Config(slice_bytes=rng.choice([1 << 15, 4 << 20]))
-    comm = rr.init(timeout_s=TIMEOUT_S, nodes=nodes, config=config)
+    comm = rr.init(
+        transport=os.environ.get(TRANSPORT, "auto"),
+        timeout_s=TIMEOUT_S,
+        nodes=nodes,
+        config=config,
+    )
     comm.barrier()
     in_with_block = rng.random() < 0.5
     if ending == "uncaught" or int(victim) == RANK:

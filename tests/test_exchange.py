@@ -1,0 +1,248 @@
+"""Small calls through shared memory: the protocol, the memory, results, disagreements, faults."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import ringreduce as rr
+from ringreduce.devices import compiling
+from ringreduce.transports import memory
+from ringreduce.transports.memory import share
+from tests.case_strategies import cases
+from tests.cases import CONFIG, nodes_of, run_case
+from tests.disagreements import CALLS, mix, mixtures
+from tests.flag_protocol import Protocol, TornError, explore
+from tests.test_agreement import agreed, check_words
+from tests.test_faults import run_to_its_end
+
+SHARED = replace(CONFIG, shared_memory=True)
+pytestmark = pytest.mark.skipif(
+    not compiling.can_exchange(), reason="without Numba there are no exchanges"
+)
+
+
+# --- the protocol ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "calls"), [(2, 3), (2, 5), (3, 3)])
+def test_every_interleaving_reads_what_was_meant(ranks, calls):
+    assert explore(Protocol(ranks, calls)) > 100
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["one_slot", "flag_first", "goes_on_early", "reads_where_the_flag_says"],
+)
+def test_a_mistake_in_the_protocol_is_found(mistake):
+    with pytest.raises(AssertionError):
+        explore(Protocol(3, 3, **{mistake: True}))
+
+
+def test_a_torn_message_is_what_one_slot_comes_to():
+    with pytest.raises(TornError):
+        explore(Protocol(2, 3, one_slot=True))
+
+
+# --- the memory -----------------------------------------------------------------------------------
+
+
+def gathered(ranks: int, use) -> list:
+    """Call ``use(rank, collect)`` on so many threads, which exchange bytes."""
+    barrier = threading.Barrier(ranks)
+    given: list[bytes] = [b""] * ranks
+    results: list = [None] * ranks
+
+    def run(rank: int) -> None:
+        def collect(mine: bytes) -> bytearray:
+            given[rank] = mine
+            barrier.wait(10)
+            everybody = bytearray(b"".join(given))
+            barrier.wait(10)
+            return everybody
+
+        results[rank] = use(rank, collect)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def bytes_at(address: int, count: int) -> np.ndarray:
+    import ctypes
+
+    return np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)
+
+
+def test_what_one_writes_the_others_read():
+    blocks = gathered(3, lambda rank, collect: share(4096, collect))
+    for rank, mine in enumerate(blocks):
+        bytes_at(mine.addresses[rank], 4096)[7] = rank + 1
+    for each in blocks:
+        assert [bytes_at(a, 4096)[7] for a in each.addresses] == [1, 2, 3]
+        assert not any(bytes_at(a, 4096)[:7].any() for a in each.addresses)
+
+
+def test_nothing_stays_open():
+    before = len(os.listdir("/proc/self/fd"))
+    kept = gathered(2, lambda rank, collect: share(4096, collect))
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 * len(kept)  # a map keeps one of its own
+
+
+@pytest.mark.parametrize("lacking", ["able", "memfd", "proc", "other"])
+def test_where_one_cannot_none_does(lacking, monkeypatch):
+    if lacking == "memfd":
+        monkeypatch.setattr(os, "memfd_create", lambda name: (_ for _ in ()).throw(OSError(1)))
+    if lacking == "proc":
+        monkeypatch.setattr(memory, "_opened", lambda *place: None)
+
+    def use(rank, collect):
+        if lacking == "other" and rank == 1:
+            # Somebody else's process has that number here: what it has open is another file.
+            real = collect
+            collect = lambda mine: real(mine[:16] + bytes(16) if len(mine) > 1 else mine)  # noqa: E731
+        return share(4096, collect, able=lacking != "able" or rank != 1)
+
+    assert gathered(3, use) == [None] * 3
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def exchanged(comm) -> int:
+    """How many flows of a communicator go through memory."""
+    flows = [p.staged for p in comm._conductor.executor.store._staged if p.staged is not None]
+    return sum(not step.recvs for flow in flows for step in flow.steps)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("count", [0, 1, 5, 1000, 1024])
+def test_a_thousand_calls_in_a_row(ranks, count):
+    def program(comm):
+        for turn in range(1000):
+            x = np.arange(count, dtype=np.float32) + comm.rank + turn % 5
+            y = comm.all_reduce(x, algorithm="one_shot")
+            wanted = ranks * (np.arange(count) + turn % 5) + ranks * (ranks - 1) / 2
+            assert np.array_equal(y, wanted)
+        return exchanged(comm)
+
+    assert all(rr.spawn(program, ranks, config=SHARED, timeout_s=20))
+
+
+def test_calls_through_memory_and_through_messages_take_turns():
+    def program(comm):
+        for turn in range(200):
+            small = np.full(turn % 3 + 1, comm.rank + turn)
+            large = np.full(5000, comm.rank * turn)
+            assert (comm.all_reduce(small) == 2 * turn + 1).all()
+            assert (comm.all_reduce(large) == turn).all()
+            if turn % 3 == 0:
+                assert comm.all_gather(np.array([comm.rank])).tolist() == [0, 1]
+            if turn % 5 == 0:
+                comm.barrier()
+        return exchanged(comm)
+
+    assert all(rr.spawn(program, 2, config=SHARED, timeout_s=20))
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(case=cases(range(1, 6)))
+def test_any_case_gives_what_numpy_gives(case):
+    nodes = nodes_of(case.layout, case.ranks)
+    rr.spawn(run_case, case.ranks, case, nodes=nodes, timeout_s=20, config=SHARED)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_bits_are_those_of_messages(op, dtype):
+    def program(comm):
+        rng = np.random.default_rng(comm.rank)
+        x = (rng.standard_normal(500) * 10).astype(dtype)
+        return comm.all_reduce(x, op, algorithm="one_shot").tobytes()
+
+    assert rr.spawn(program, 4, config=SHARED) == rr.spawn(program, 4, config=CONFIG)
+
+
+def test_asynchronous_and_persistent_calls():
+    def program(comm):
+        x = np.full(10, comm.rank + 1.0)
+        works = [comm.all_reduce(x * k, async_op=True) for k in range(20)]
+        assert [work.wait()[0] for work in works] == [3.0 * k for k in range(20)]
+        op = comm.plan("all_reduce", x, out=x)
+        for turn in range(50):
+            x[...] = comm.rank + turn
+            op()
+            assert (x == 2 * turn + 1).all()
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_parts_of_a_communicator_have_memory_of_their_own():
+    def program(comm):
+        part = comm.split(comm.rank % 2)
+        totals = [part.all_reduce(np.array([comm.rank]))[0] for _ in range(20)]
+        both = comm.all_reduce(np.array([1]), algorithm="one_shot")[0]
+        return int(totals[-1]), int(both), exchanged(part) > 0
+
+    assert rr.spawn(program, 4, config=SHARED) == [(2, 4, True), (4, 4, True)] * 2
+
+
+# --- when ranks disagree --------------------------------------------------------------------------
+
+
+OFTEN = ("sum", "sliced", "barrier", "gather")
+MIXED = [pytest.param(call, marks=() if call in OFTEN else pytest.mark.long) for call in CALLS]
+
+
+@pytest.mark.parametrize("usual", MIXED)
+def test_any_two_calls_mixed(usual):
+    """One through memory and one through messages: that is noticed after a tenth of a second."""
+    mixed = mixtures(usual, 2, every_rank=False)
+    ended = rr.spawn(mix, 2, mixed, nodes=nodes_of("two", 2), config=SHARED, timeout_s=20)
+    check_words(agreed(ended), mixed, 2)
+
+
+# --- over MPI -------------------------------------------------------------------------------------
+
+
+def over_mpi(transport: str) -> list:
+    """What a rank of a job comes to: whether sums of seven lengths went through memory."""
+    with rr.init(transport=transport, timeout_s=20) as comm:
+        for turn in range(2000):
+            x = np.arange(turn % 7 + 1.0) + comm.rank
+            wanted = comm.size * np.arange(turn % 7 + 1.0) + comm.size * (comm.size - 1) / 2
+            assert np.array_equal(comm.all_reduce(x, algorithm="one_shot"), wanted)
+        return [exchanged(comm) >= 7, comm.all_reduce(np.ones(100_000))[-1]]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("transport", "ranks", "through_memory"),
+    [("shm", 2, True), ("shm", 4, True), ("auto", 2, False)],
+)
+def test_sums_over_mpi(mpi, transport, through_memory, ranks):
+    done = mpi.run_ok("call", ranks, "tests.test_exchange:over_mpi", transport)
+    assert done == [[through_memory, ranks]] * ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_rank_that_stops_or_dies_is_an_error_and_no_spin_for_ever(mpi, how):
+    done = run_to_its_end(mpi, "exchange_fault", 3, how)
+    if how == "stop":
+        told = [result for result in done.results if result is not None]
+        assert [each["error"] for each in told] == ["PeerTimeoutError"] * 2
+        assert all(each["text"].startswith("rank 1 stopped answering") for each in told)
+    assert done.seconds < 15
