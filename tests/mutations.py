@@ -139,7 +139,7 @@ MUTATIONS = [
     Mutation(
         "left-in-the-message",
         "binding.py",
-        "step.acts.append(_copy(self._plain(span), operands.pop(span)))",
+        "step.acts.append(copy_bytes(self._plain(span), operands.pop(span)))",
         "operands.pop(span)",
         "What came with a signature and is not folded stays where it came in.",
     ),

@@ -108,6 +108,8 @@ def test_folds_of_one_message_that_are_joined_in_part(count):
 class Posted:
     """The receives of one peer in the order they were started; a message goes to the first."""
 
+    blocks = None
+
     def __init__(self, *lengths: int) -> None:
         self.open = list(lengths)
         self.coming = [*lengths]
