@@ -61,8 +61,10 @@ class FlowStore:
 
     def __init__(self, transport: Transport, config: Config) -> None:
         self._transport, self._config = transport, config
-        blocks, spins = transport.blocks, _SPINS if transport.spins else 1
-        self._exchange = None if blocks is None else Exchange(blocks, transport.rank, spins)
+        self._exchange: Exchange | None = None
+        if transport.blocks is not None:
+            spins = _SPINS if transport.spins else 1
+            self._exchange = Exchange(transport.blocks, transport.rank, spins)
         self._runs = 0
         self._staged: list[Prepared] = []
         self._for_good: list[Prepared] = []
