@@ -3,9 +3,9 @@
     python -m benchmarks.peers [--environments FOLDER] [--ranks 2 4] [--torch torch]
 
 Makes an environment for each MPI, runs ``ringreduce bench`` in it at MPI's default thread level and
-at `serialized` (not with more ranks than cores: MPICH then spins without yielding, and takes 0.2 s
-for a barrier), and writes ``bench_results/all_reduce.jsonl``.  Then, or with ``--draw`` at once,
-draws ``docs/all_reduce.png`` and prints the table of the README.
+at `serialized` (not with more ranks than cores: there MPICH spins without yielding, and each of its
+calls takes as long as the scheduler lets it), and writes ``bench_results/all_reduce.jsonl``.  Then,
+or with ``--draw`` at once, draws ``docs/all_reduce.png`` and prints the tables of the pages.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def _runs(rows: Sequence[dict[str, Any]]) -> dict[str, Run]:
 
 
 def _table(runs: dict[str, Run]) -> str:
+    from ringreduce.bench.plot import size_text  # not before the runs: it starts MPI
+
     heads = " | ".join(f"over {mpi} / its own" for mpi in runs)
     lines = [f"| size | {heads} | Gloo | the fastest |", "|" + "---|" * (len(runs) + 3)]
     for nbytes in _SHOWN:
@@ -111,19 +113,12 @@ def _table(runs: dict[str, Run]) -> str:
             all_times |= {f"ours over {mpi}": run[OURS][nbytes], mpi: run["MPI"][nbytes]}
         fastest = min(all_times, key=lambda name: all_times[name])
         cells = " | ".join(pairs)
-        lines.append(f"| {_size(nbytes)} | {cells} | {_microseconds(gloo)} | {fastest} |")
+        lines.append(f"| {size_text(nbytes)} | {cells} | {_microseconds(gloo)} | {fastest} |")
     return "\n".join(lines)
 
 
 def _microseconds(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _size(nbytes: int) -> str:
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes // size} {unit}"
-    return f"{nbytes} B"
 
 
 def _draw(runs_of: dict[int, dict[str, Run]], row: dict[str, Any]) -> None:

@@ -108,6 +108,15 @@ def plan_unsigned(*arguments: Any) -> PlannedSlice:
     return planned._replace(steps=tuple(steps))
 
 
+def one_shot(comm: rr.Communicator, x: np.ndarray) -> dict[str, Callable[[], object]]:
+    """The algorithm that goes through shared memory, where a communicator has some."""
+    out = np.empty_like(x)
+    return {
+        "all_reduce(x)": lambda: comm.all_reduce(x, algorithm="one_shot"),
+        "plan": comm.plan("all_reduce", x, out=out, algorithm="one_shot"),
+    }
+
+
 def interleaved(world: MPI.Comm, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Median seconds of each call, measured in turns; the slowest rank counts."""
     repeats = {}
@@ -134,6 +143,7 @@ def main() -> None:
     world = MPI.COMM_WORLD
     signed = rr.init()
     unsigned = rr.init()
+    shared = rr.init(transport="shm")
     measured = []
     for nbytes in SIZES:
         x = np.full(nbytes // 8, world.rank + 1.0)
@@ -144,6 +154,8 @@ def main() -> None:
             assert unsigned.all_reduce(x, algorithm="ring")[0] == signed.all_reduce(x)[0]
         if nbytes == 8:
             calls |= of_eight_bytes(signed, x)
+            calls |= {f"one-shot {name}": call for name, call in one_shot(signed, x).items()}
+            calls |= {f"shm one-shot {name}": call for name, call in one_shot(shared, x).items()}
         medians = interleaved(world, calls)
         row = {
             "benchmark": "small_calls",
@@ -162,8 +174,8 @@ def main() -> None:
             print({key: row[key] for key in row if "signature" in key or "above" in key})
     if world.rank == 0:
         rows.replace("small_calls", measured, same=("mpi", "ranks", "bytes", "thread_level"))
-    signed.close()
-    unsigned.close()
+    for comm in (signed, unsigned, shared):
+        comm.close()
 
 
 if __name__ == "__main__":

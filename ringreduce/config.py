@@ -58,8 +58,10 @@ class Config:
         How much is kept is up to each rank: it changes what is set up, not what is sent.
         """
         return repr(
-            (self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight, self.profile)
-            + ((self.shared_memory,) if self.shared_memory else ())
+            (
+                *(self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight),
+                *(self.profile, self.shared_memory),
+            )
         )
 
 

@@ -16,12 +16,22 @@ import numpy as np
 from ringreduce.agreement import HEADER_BYTES
 from ringreduce.binding import Binder, BoundStep, copy_bytes
 from ringreduce.devices import compiling
+from ringreduce.devices.blocks import (
+    BLOCK,
+    CAME,
+    INTO,
+    MINE,
+    NBYTES,
+    OUT,
+    PEERS,
+    PER_PEER,
+    SPINS,
+    WORDS,
+)
 from ringreduce.planned import INSIDE, Message, PlannedSlice, PlannedStep
 
 Came = tuple[int, memoryview]
 """(peer, where its message goes)"""
-_FIRST_SEEN = 7
-"""The word of the first peer that says whether its message has come."""
 
 
 class Exchange:
@@ -50,18 +60,19 @@ class Exchange:
 
     def bind(self, step: BoundStep, out: memoryview, came: Sequence[Came]) -> None:
         """Let a step put `out` there, and wait for what comes; all that memory stays in place."""
-        words = [self._addresses[self._rank], _address(out), len(out), self._spins, len(came)]
-        for peer, into in came:
-            words += [self._addresses[peer], _address(into), 0]
-        array = np.array(words, np.int64)
-        all_came = partial(self._all_came, array)
+        words = np.zeros(WORDS + PER_PEER * len(came), np.int64)
+        words[[MINE, OUT, NBYTES]] = self._addresses[self._rank], _address(out), len(out)
+        words[[SPINS, PEERS]] = self._spins, len(came)
+        of_peers = words[WORDS:].reshape(-1, PER_PEER)
+        for row, (peer, into) in zip(of_peers, came, strict=True):
+            row[[BLOCK, INTO]] = self._addresses[peer], _address(into)
+        all_came = partial(self._all_came, words)
 
         def missing() -> list[int]:
             all_came()
-            seen = array[_FIRST_SEEN::3].tolist()
-            return [peer for (peer, _), has in zip(came, seen, strict=True) if not has]
+            return [peer for (peer, _), row in zip(came, of_peers, strict=True) if not row[CAME]]
 
-        step.starts, step.tests = [partial(self._put, array)], [all_came]
+        step.starts, step.tests = [partial(self._put, words)], [all_came]
         step.missing = missing
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -325,6 +327,40 @@ def test_what_is_only_moved_has_no_redop(tmp_path):
     ended = bench(tmp_path, 2, *QUICKLY, "--collective", "broadcast")
     rows = [line.split() for line in ended.stdout.splitlines() if line[:1] == " "]
     assert [row[3] for row in rows] == ["none"] * 3
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("launcher", ["mpiexec", "ringreduce"])
+def test_on_a_terminal_a_bar_says_how_far_it_is(tmp_path, launcher):
+    """The ranks write into a pipe: it is mpiexec whose output is a terminal."""
+    ours = [sys.executable, "-m", "ringreduce.cli", "bench", "--ranks", "2"]
+    theirs = [mpiexec(), "-n", "2", sys.executable, "-m", "ringreduce.bench"]
+    terminal, end = pty.openpty()
+    with open(terminal, "rb", buffering=0) as shown:
+        job = subprocess.Popen(
+            [*(ours if launcher == "ringreduce" else theirs), *QUICKLY],
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=end,
+        )
+        os.close(end)
+        table, _ = job.communicate(timeout=120)
+        said = b""
+        with contextlib.suppress(OSError):  # what Linux says when nobody has the other end any more
+            while part := shown.read(1 << 16):
+                said += part
+    assert job.returncode == 0, said
+    assert b"busbw" in table
+    text = said.decode()
+    assert [f"{done} of 3 sizes" in text for done in (0, 1, 2)] == [True] * 3
+    assert "\r[" in text
+
+
+@pytest.mark.mpi
+def test_elsewhere_there_is_no_bar(tmp_path):
+    assert "sizes" not in bench(tmp_path, 2, *QUICKLY).stderr
 
 
 @pytest.mark.mpi

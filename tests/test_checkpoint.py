@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ringreduce as rr
-from ringreduce.train.__main__ import main
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from tests import long_resume
 from tests.mpi import MpiJobs
+from tests.trainer import RUN, command
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -253,28 +252,9 @@ def test_stopping_at_any_moment_of_saving_leaves_the_one_before(
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def command(monkeypatch, ranks: int, *arguments: str) -> list[int]:
-    """The exit codes of the command on ranks that are threads."""
-
-    def run(comm):
-        here.comm = comm
-        return main(arguments)
-
-    import threading
-
-    here = threading.local()
-    with monkeypatch.context() as patch:
-        patch.setattr(rr, "init", lambda: contextlib.nullcontext(here.comm))
-        return rr.spawn(run, ranks, timeout_s=30)
-
-
 def parameters(folder: Path) -> str:
     """The hash of the arrays of the last checkpoint."""
     return json.loads(sorted(folder.glob("step-*.json"))[-1].read_bytes())["sha256"]
-
-
-RUN = ("--epochs", "4", "--batch", "100", "--check-every", "7")
-"""60 steps of 15 an epoch."""
 
 
 def stop_after(folder: Path, step: int) -> None:

@@ -27,14 +27,14 @@ def toml(tmp_path, text):
 def test_nothing_said_is_the_default():
     given = read([])
     assert given.settings() == Settings()
-    assert given.outputs == Outputs()
+    assert given.outputs() == Outputs()
 
 
 def test_the_command_line_goes_before_the_file_and_that_before_the_default(tmp_path):
     path = toml(tmp_path, 'epochs = 7\nlr = 1\nhidden = [5, 6]\nmetrics = "m.jsonl"\n')
     given = read(["--config", str(path), "--epochs", "9"])
     assert given.settings() == Settings(epochs=9, lr=1.0, hidden=(5, 6))
-    assert str(given.outputs.metrics) == "m.jsonl"
+    assert str(given.outputs().metrics) == "m.jsonl"
 
 
 def test_what_is_asked_for_goes_before_what_a_checkpoint_says():

@@ -18,12 +18,12 @@ from tests.case_strategies import cases
 from tests.cases import CONFIG, nodes_of, run_case
 from tests.disagreements import CALLS, mix, mixtures
 from tests.flag_protocol import Protocol, TornError, explore
-from tests.test_agreement import agreed, check_words
+from tests.test_agreement import agreed, check_words, in_threads
 from tests.test_faults import run_to_its_end
 
 SHARED = replace(CONFIG, shared_memory=True)
 pytestmark = pytest.mark.skipif(
-    not compiling.can_exchange(), reason="without Numba there are no exchanges"
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled, so nothing exchanged"
 )
 
 
@@ -68,11 +68,7 @@ def gathered(ranks: int, use) -> list:
 
         results[rank] = use(rank, collect)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    in_threads(run, ranks)
     return results
 
 
@@ -112,6 +108,10 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
         return share(4096, collect, able=lacking != "able" or rank != 1)
 
     assert gathered(3, use) == [None] * 3
+
+
+def test_what_is_needed_is_there():
+    assert compiling.can_exchange()
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_sums_over_mpi(mpi, transport, through_memory, ranks):
 def test_a_rank_that_stops_or_dies_is_an_error_and_no_spin_for_ever(mpi, how):
     done = run_to_its_end(mpi, "exchange_fault", 3, how)
     if how == "stop":
-        told = [result for result in done.results if result is not None]
+        told = [done.results[rank] for rank in (0, 2)]  # the third may be woken by its mpiexec
         assert [each["error"] for each in told] == ["PeerTimeoutError"] * 2
         assert all(each["text"].startswith("rank 1 stopped answering") for each in told)
     assert done.seconds < 15

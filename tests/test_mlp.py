@@ -187,7 +187,7 @@ def test_learning_rate_falls_evenly_to_nothing():
 
 def test_blocks_change_nothing():
     rng = np.random.default_rng(0)
-    shape, whole = (123, 457), []
+    shape = 123, 457
     for step in (
         lambda p, own, g, lr, n: optimizers.sgd(p, own[0], g, lr, 0.9, 0.1),
         lambda p, own, g, lr, n: optimizers.adam(p, own[0], own[1], g, lr, n, decay=0.1),

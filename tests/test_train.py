@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import re
@@ -26,7 +25,8 @@ from ringreduce.train import (
     optimizers,
     train,
 )
-from ringreduce.train.__main__ import ProgressLine, main
+from ringreduce.train.__main__ import main
+from ringreduce.train.progress import ProgressLine
 from tests.rounding import (
     SIZES,
     flatten,
@@ -36,6 +36,7 @@ from tests.rounding import (
     rounding_bounds,
     split_of,
 )
+from tests.trainer import command
 
 RANKS = range(1, 10)
 
@@ -366,18 +367,8 @@ def test_synthetic_samples_are_learnt_as_well_as_they_can_be():
 # --- the command line --------------------------------------------------------------------------
 
 
-def command(monkeypatch, *arguments):
-    """Run the command on one rank that is a thread, so that no MPI is needed."""
-
-    def run(comm):
-        monkeypatch.setattr(rr, "init", lambda: contextlib.nullcontext(comm))
-        return main(arguments)
-
-    return rr.spawn(run, 1)[0]
-
-
 def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
-    assert command(monkeypatch, "--epochs", "3", "--seeds", "2", "--batch", "200") == 0
+    assert command(monkeypatch, 1, "--epochs", "3", "--seeds", "2", "--batch", "200") == [0]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("digits: 1,438 to train, 359 held out; 64-128-10, 9,610 parameters")
     assert re.fullmatch(
@@ -390,7 +381,7 @@ def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
 
 
 def test_command_fails_with_a_message_when_training_diverges(monkeypatch, capsys):
-    assert command(monkeypatch, "--lr", "1e30", "--batch", "200") == 1
+    assert command(monkeypatch, 1, "--lr", "1e30", "--batch", "200") == [1]
     assert "take a smaller lr" in capsys.readouterr().err
 
 
@@ -433,7 +424,7 @@ def test_command_refuses_bad_values_before_it_starts(arguments, message, monkeyp
 
 
 def test_command_refuses_an_unknown_algorithm(monkeypatch, capsys):
-    assert command(monkeypatch, "--algorithm", "quick") == 2
+    assert command(monkeypatch, 1, "--algorithm", "quick") == [2]
     assert "unknown algorithm 'quick'; choose one of 'auto', 'ring'" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pytest
 from ringreduce.train import Epoch, Step
 from ringreduce.train.metrics import History, JsonLines, TensorBoard
 from ringreduce.train.plot import check, check_place, draw
-from tests.test_checkpoint import RUN, command
+from tests.trainer import RUN, command
 
 
 def step(number: int) -> Step:
@@ -102,6 +102,15 @@ def test_lines_of_others_and_links_are_left_alone(tmp_path):
     told = real.read_text().splitlines()
     assert told[0] == "note"
     assert [json.loads(line).get("step") for line in told[1:]] == [1, 2, None, 3, 4, None]
+
+
+def test_a_file_with_nothing_of_ours_keeps_what_it_has(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b"note \xff\n")
+    tell(JsonLines(path, 2, 1), 2, 2)
+    first, *told = path.read_bytes().splitlines()
+    assert first == b"note \xff"
+    assert len(told) == 3
 
 
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):

@@ -19,6 +19,7 @@ from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import OURS, Table
+from ringreduce.bench.terminal import leads_to_a_terminal
 from ringreduce.cost import Profile
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.select import predict, resolve
@@ -91,6 +92,8 @@ class _Run:
     def __init__(self, measurement: Measurement, options: Options, command: str) -> None:
         self._measurement, self._options = measurement, options
         self._where = environment(command)
+        self._bar = measurement.world.rank == 0 and leads_to_a_terminal(sys.stderr)
+        """Whether there is somebody to show how far it is."""
         self._comm, self._world = measurement.comm, measurement.world
         self._rows: list[list[Timing]] = []
 
@@ -146,12 +149,12 @@ class _Run:
 
     def _say_all(self, lines: Sequence[str]) -> None:
         if self._world.rank == 0:
-            if sys.stderr.isatty():
+            if self._bar:
                 print(f"\r{'':{_BAR + 20}}\r", end="", file=sys.stderr)
             print(*lines, sep="\n", flush=True)
 
     def _progress(self, done: int, of: int) -> None:
-        if self._world.rank == 0 and sys.stderr.isatty() and done < of:
+        if self._bar and done < of:
             bar = "█" * (_BAR * done // of)
             print(f"\r[{bar:{_BAR}}] {done} of {of} sizes", end="", file=sys.stderr, flush=True)
 

@@ -75,7 +75,7 @@ def dress(axes: Any, name: str, sizes: Sequence[int]) -> None:
     """Make axes over sizes in bytes look as all pictures of measurements do."""
     axes.set_xscale("log", base=2)
     step = -(-len(sizes) // _MOST_TICKS)
-    axes.set_xticks(sizes[::step], [_size_text(size) for size in sizes[::step]])
+    axes.set_xticks(sizes[::step], [size_text(size) for size in sizes[::step]])
     axes.minorticks_off()
     axes.set_title(name, loc="left", fontsize=10.5, color=_INK)
     axes.grid(True, color=_GRID, linewidth=0.8)
@@ -85,7 +85,8 @@ def dress(axes: Any, name: str, sizes: Sequence[int]) -> None:
         side.set_visible(False)
 
 
-def _size_text(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
+    """A size as people say it: 8 B, 64 KiB, 1.5 MiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes / size:g} {unit}"

@@ -21,13 +21,24 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ringreduce.devices.blocks import FLAG, LAST, SLOT_BYTES, SLOTS, TURN
+from ringreduce.devices.blocks import (
+    BLOCK,
+    CAME,
+    FLAG,
+    INTO,
+    LAST,
+    MINE,
+    NBYTES,
+    OUT,
+    PEERS,
+    PER_PEER,
+    SLOT_BYTES,
+    SLOTS,
+    SPINS,
+    TURN,
+    WORDS,
+)
 
-MINE, OUT, NBYTES, SPINS, PEERS, WORDS = range(6)
-"""What both functions are given, an array of words: the address of this rank's block, that of its
-message, the bytes of every message, how often to look before giving up for now, how many peers."""
-BLOCK, INTO, CAME, PER_PEER = range(4)
-"""Then for each peer: the addresses of its block and of where its message goes, whether it came."""
 _CALL = 16
 _MOST = 64
 """Exchanges in a call."""

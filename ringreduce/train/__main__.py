@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
-from typing import Any, TextIO, TypeVar
+from typing import Any
 
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train import data, mlp, plot
+from ringreduce.train import data, plot
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
-from ringreduce.train.configuration import Given, from_plain, read, to_plain, to_toml
-from ringreduce.train.data_parallel import gather_words
-from ringreduce.train.loop import DriftError, Epoch, Result, State, Step, Trainer, shapes
+from ringreduce.train.configuration import Given, from_plain, read, to_plain
+from ringreduce.train.loop import DriftError, Result, State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
+from ringreduce.train.progress import ProgressLine, heading, summary
 from ringreduce.train.settings import Outputs, Settings
+from ringreduce.train.together import REFUSED, from_rank_0, gather_words, nothing, said, together
 
-T = TypeVar("T")
-_LINES = 10
-"""So many lines a run at most, where the output is no terminal."""
 _PROG = "python -m ringreduce.train"
 
 
@@ -38,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit with code 2 for what is wrong before there is a communicator.
     """
     given = read(sys.argv[1:] if argv is None else argv, _PROG)
-    outputs = given.outputs
+    outputs = given.outputs()
     try:
         if outputs.plot is not None:
             plot.check()
@@ -46,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             TensorBoard.writer_type()
         if not outputs.resume:
             _load(given.settings())
-    except _REFUSED as error:
-        print(f"{_PROG}: error: {_said(error)}", file=sys.stderr)
+    except REFUSED as error:
+        print(f"{_PROG}: error: {said(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     with rr.init() as comm:
         try:
@@ -60,16 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _failed(comm, error, 1)
 
 
-_REFUSED = (OSError, ValueError, ImportError, MemoryError)
-"""What is wrong with what was asked for, or with where it is to run."""
-
-
 class _WriteError(Exception):
     """A checkpoint or metrics could not be written; all ranks raise it."""
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or "there is not enough memory for this"
 
 
 def _failed(comm: rr.Communicator, error: Exception, code: int) -> int:
@@ -104,16 +93,16 @@ class _Run:
         self._folder: Folder | None = None
         self._before: Checkpoint | None = None
         """On rank 0, what the run goes on from."""
-        _together(comm, self._open if self._speaks else _nothing)
-        facts = _from_rank_0(comm, None if self._before is None else dict(self._before.facts))
+        together(comm, self._open if self._speaks else nothing)
+        facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
         self.settings = dataclasses.replace(settings, seed=settings.seed + seed)
-        self._split = _together(comm, lambda: _load(self.settings))
+        self._split = together(comm, lambda: _load(self.settings))
         _check_same_data(comm, self._split)
-        xp = _together(comm, lambda: _module(outputs.device, comm))
-        self._trainer = _together(comm, lambda: Trainer(comm, self._split, self.settings, xp))
+        xp = together(comm, lambda: _module(outputs.device, comm))
+        self._trainer = together(comm, lambda: Trainer(comm, self._split, self.settings, xp))
         if self._speaks and not seed:
-            print(_heading(comm, self._split, self.settings), flush=True)
+            print(heading(comm, self._split, self.settings), flush=True)
         if facts is not None:
             self._restore(facts)
 
@@ -121,12 +110,12 @@ class _Run:
         """Train to the end, and say what came of it."""
         start = time.perf_counter()
         history = History()
-        watchers = _together(self._comm, partial(self._watchers, history))
+        watchers = together(self._comm, partial(self._watchers, history))
         save = self._save if self._outputs.checkpoint_dir is not None else None
         result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
         if self._speaks:
             elapsed_s = time.perf_counter() - start
-            print(_summary(self._comm, self.settings.seed, result, elapsed_s), flush=True)
+            print(summary(self._comm, self.settings.seed, result, elapsed_s), flush=True)
         self._end(watchers, history, result)
         return result
 
@@ -144,7 +133,7 @@ class _Run:
                 raise OSError("not all was written that was asked for")
 
         try:
-            _together(self._comm, end if self._speaks else _nothing)
+            together(self._comm, end if self._speaks else nothing)
         except ValueError as error:
             raise _WriteError(str(error)) from None
 
@@ -208,7 +197,7 @@ class _Run:
             self._folder.save(Checkpoint(state.step, trainer.arrays(), facts))
 
         try:
-            _together(self._comm, save if self._speaks else _nothing)
+            together(self._comm, save if self._speaks else nothing)
         except ValueError as error:
             raise _WriteError(f"no checkpoint after step {state.step}: {error}") from None
 
@@ -246,40 +235,6 @@ class _Run:
         plot.draw(self._outputs.plot, title, facts, history)
 
 
-class ProgressLine:
-    """How training goes: on a terminal one line that lives, elsewhere up to ten lines a run."""
-
-    def __init__(self, epochs: int, out: TextIO) -> None:
-        self._epochs = epochs
-        self._out = out
-        self._terminal = out.isatty()
-
-    def steps(self, steps: Sequence[Step]) -> None:
-        """Nothing is shown of them."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def epoch(self, epoch: Epoch) -> None:
-        """Show it."""
-        last = epoch.epoch == self._epochs
-        every = math.ceil(self._epochs / _LINES)
-        if not (self._terminal or last or epoch.epoch % every == 0):
-            return
-        text = (
-            f"epoch {epoch.epoch:{len(str(self._epochs))}}/{self._epochs}"
-            f"  loss {epoch.loss:.4f}  held-out {100 * epoch.accuracy:.1f} %"
-            f"  {epoch.samples_per_s:,.0f} samples/s"
-            f"  exposed communication {100 * epoch.exposed:.0f} %"
-        )
-        if self._terminal:
-            # Return and clear to the end of the line: what comes may be shorter than what was.
-            self._out.write(f"\r{text}\x1b[K" + "\n" * last)
-        else:
-            self._out.write(f"{text}\n")
-        self._out.flush()
-
-
 def _settings_in(facts: Any) -> dict[str, Any]:
     """Raises ValueError for a setting that there is no more."""
     return {name: from_plain(name, value) for name, value in facts["settings"].items()}
@@ -287,37 +242,6 @@ def _settings_in(facts: Any) -> dict[str, Any]:
 
 def _complain(text: str) -> None:
     print(f"{_PROG}: {text}", file=sys.stderr, flush=True)
-
-
-def _nothing() -> None:
-    """What other ranks do while rank 0 does something."""
-
-
-def _together(comm: rr.Communicator, do: Callable[[], T]) -> T:
-    """What `do` gives on this rank.  Collective.
-
-    Raises ValueError on all ranks alike, saying where what went wrong, if it did on any.
-    """
-    made: list[T] = []
-    problem = ""
-    try:
-        made.append(do())
-    except rr.RingReduceError:
-        raise  # all ranks have it, or the communicator is broken
-    except _REFUSED as error:
-        problem = _said(error)
-    problems = [words[0] for words in gather_words(comm, [problem])]
-    if any(problems):
-        told = list(dict.fromkeys(filter(None, problems)))
-        if len(told) == 1 and (all(problems) or problems[0]):
-            raise ValueError(told[0])
-        raise ValueError("; ".join(f"rank {rank}: {p}" for rank, p in enumerate(problems) if p))
-    return made[0]
-
-
-def _from_rank_0(comm: rr.Communicator, value: Any) -> Any:
-    """What rank 0 passes, on all ranks; it is something that JSON can hold."""
-    return json.loads(gather_words(comm, [json.dumps(value)])[0][0])
 
 
 def _load(settings: Settings) -> data.Split:
@@ -363,36 +287,6 @@ def _module(device: str, comm: rr.Communicator) -> ModuleType:
         raise ValueError(f"no card can be used: {error}") from None
     module: ModuleType = cupy
     return module
-
-
-def _heading(comm: rr.Communicator, split: data.Split, settings: Settings) -> str:
-    sizes = split.widths(settings.hidden)
-    written = to_toml(to_plain(settings))
-    return (
-        f"{split.name}: {len(split.train_labels):,} to train, {len(split.held_out_labels):,} held "
-        f"out; {'-'.join(map(str, sizes))}, {mlp.parameter_count(sizes):,} parameters, "
-        f"{settings.dtype}; {comm.size} rank{'s' * (comm.size > 1)}, "
-        f"global batch {settings.batch}, all-reduce {settings.algorithm}\n"
-        + "\n".join(f"  {line}" for line in written)
-    )
-
-
-def _summary(comm: rr.Communicator, seed: int, result: Result, elapsed_s: float) -> str:
-    ranks = f"{comm.size} rank{'s' * (comm.size > 1)}"
-    lines = [
-        f"seed {seed}: held-out {100 * result.accuracy:.1f} % in {elapsed_s:.2f} s; parameters "
-        f"{result.digest[:16]}…, equal on {ranks}"
-    ]
-    if result.step_s:
-        step, under_way, exposed = (
-            1e3 * s for s in (result.step_s, result.communication_s, result.exposed_s)
-        )
-        lines.append(
-            f"a step: {step:.2f} ms, of which {step - exposed:.2f} compute and {exposed:.2f} "
-            f"exposed communication ({under_way:.2f} under way); scaling efficiency "
-            f"{100 * result.efficiency:.0f} % on {ranks}"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ class Given:
 
     values: Mapping[str, Any]
 
-    @property
     def outputs(self) -> Outputs:
         """What to write.  Raises ValueError for what cannot work."""
         return Outputs(**self._of(Outputs))
@@ -64,7 +63,8 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
     file = asked.pop("config", None)
     try:
         given = Given({**(read_toml(file) if file is not None else {}), **asked})
-        given.outputs  # noqa: B018  # refused here and now if it cannot work
+        # Refused here and now if it cannot work.
+        given.outputs()
         given.settings()
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -10,10 +10,8 @@ VLDB 13(12), 2020.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +20,8 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.train.buckets import Bucket, Now, cut
+from ringreduce.train.together import gather_words
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class DataParallel:
         for array in params.values():
             comm.broadcast(array, root=0, out=array)
         backwards = list(params.items())[::-1]
-        self._buckets = list(map(_Bucket, _cut(backwards, first_bucket_bytes, bucket_bytes)))
+        self._buckets = list(map(Bucket, cut(backwards, first_bucket_bytes, bucket_bytes)))
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.places}
         for bucket in self._buckets:
             comm.all_reduce(bucket.flat[:0], op, **self._how)  # refused here if it cannot be had
@@ -222,7 +222,7 @@ class DataParallel:
             # With the last gradient backward is over.  If nothing else is under way either, this
             # thread may as well do it: asking another would take longer than a small all-reduce.
             if bucket is self._buckets[-1] and self._all_over():
-                bucket.work = _Now(reduce)
+                bucket.work = Now(reduce)
             else:
                 bucket.work = reduce(async_op=True)
             self._started += 1
@@ -231,7 +231,7 @@ class DataParallel:
         works = (self._total, *(bucket.work for bucket in self._buckets))
         return all(work is None or work.done() for work in works)
 
-    def _bucket(self, name: str, where: str) -> _Bucket:
+    def _bucket(self, name: str, where: str) -> Bucket:
         bucket = self._bucket_of.get(name)
         if bucket is None:
             raise ValueError(f"{where}: there is no parameter {name!r}")
@@ -304,62 +304,6 @@ class DataParallel:
         self._accumulated.clear()
 
 
-class _Now:
-    """A call that is carried out at once; what it raises comes when it is waited for."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        begin = time.perf_counter()
-        self._error: rr.MismatchError | None = None
-        try:
-            call()
-        except rr.MismatchError as error:
-            self._error = error
-        self.seconds = time.perf_counter() - begin
-
-    def done(self) -> bool:
-        """It is over."""
-        return True
-
-    def wait(self) -> None:
-        """Raise what there was to raise."""
-        if self._error is not None:
-            raise self._error
-
-
-class _Bucket:
-    """Gradients that are reduced as one array."""
-
-    def __init__(self, members: Sequence[tuple[str, Any]]) -> None:
-        first = members[0][1]
-        xp = sys.modules[type(first).__module__.partition(".")[0]]
-        self.flat = xp.zeros(sum(array.size for _, array in members), first.dtype)
-        self.places: dict[str, Any] = {}
-        start = 0
-        for name, array in members:
-            self.places[name] = self.flat[start : start + array.size].reshape(array.shape)
-            start += array.size
-        self.missing = set(self.places)
-        self.work: rr.Work | _Now | None = None
-
-
-def _cut(
-    params: Sequence[tuple[str, Any]], first_bytes: int, others_bytes: int
-) -> list[list[tuple[str, Any]]]:
-    """Parameters that follow each other in buckets, each of one dtype."""
-    buckets: list[list[tuple[str, Any]]] = []
-    nbytes = 0
-    for name, array in params:
-        limit = first_bytes if len(buckets) == 1 else others_bytes
-        fits = buckets and nbytes + array.nbytes <= limit
-        if fits and buckets[-1][0][1].dtype == array.dtype:
-            buckets[-1].append((name, array))
-            nbytes += array.nbytes
-        else:
-            buckets.append([(name, array)])
-            nbytes = array.nbytes
-    return buckets
-
-
 def _check_arrays(params: Any) -> None:
     """Raise TypeError for what is no mapping of names to arrays of floats."""
     if not isinstance(params, Mapping) or not params:
@@ -383,15 +327,6 @@ def _check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
             )
 
 
-def gather_words(comm: rr.Communicator, words: Sequence[str]) -> list[list[str]]:
-    """Every rank's words.  Collective."""
-    text = np.frombuffer(json.dumps(list(words)).encode(), np.uint8)
-    lengths = comm.all_gather(np.array([len(text)])).tolist()
-    whole = comm.all_gather(text).tobytes()
-    ends = np.cumsum(lengths).tolist()
-    return [json.loads(whole[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
-
-
 def _who_lacks_what(missing: Sequence[Sequence[str]]) -> str:
     lacks = "; ".join(
         f"rank {rank} has not reported {', '.join(map(repr, names))}"
@@ -411,7 +346,7 @@ def _who_weighed(weighed: Sequence[bool]) -> str:
     )
 
 
-def _await_whatever(work: rr.Work | _Now | None) -> None:
+def _await_whatever(work: rr.Work | Now | None) -> None:
     if work is not None:
         try:
             work.wait()

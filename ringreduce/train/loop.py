@@ -118,8 +118,8 @@ class Trainer:
     Every rank must make one with the same data and settings, and make the same calls; the
     parameters are rank 0's.  `xp` is the array module, NumPy or CuPy.
 
-    Raises ValueError on all ranks for an algorithm that there is not, or a wire that does not go
-    with the dtype.
+    Raises ValueError on all ranks for an algorithm that there is not, a wire that does not go with
+    the dtype, or warming up that takes longer than the run.
     """
 
     def __init__(
@@ -128,9 +128,11 @@ class Trainer:
         self.comm, self.settings, self._xp = comm, settings, xp
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
-        self._held_out = data.part(len(split.held_out_labels), comm.rank, comm.size)
-        self._held_out_x = xp.asarray(split.held_out_x[self._held_out], settings.dtype)
-        self._held_out_labels = xp.asarray(split.held_out_labels[self._held_out])
+        if settings.warm_up > self.steps:
+            raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
+        mine = data.part(len(split.held_out_labels), comm.rank, comm.size)
+        self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
+        self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
         self.sizes = sizes = split.widths(settings.hidden)
         self.flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp)
@@ -141,20 +143,15 @@ class Trainer:
             for slot in optimizers.SLOTS[settings.optimizer]
         }
         self._update = optimizers.update(settings)
-        how: dict[str, Any] = {
-            "wire": None if settings.wire == "none" else settings.wire,
-            "algorithm": settings.algorithm,
-        }
         self._dp = DataParallel(
             comm,
             self._named,
             first_bucket_bytes=settings.first_bucket_bytes,
             bucket_bytes=settings.bucket_bytes,
             op="sum",
-            **how,
+            wire=None if settings.wire == "none" else settings.wire,
+            algorithm=settings.algorithm,
         )
-        if settings.warm_up > self.steps:
-            raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self._buffers = {name: self._dp.buffer(name) for name in self._named}
         self.state = State(0, 0.0, math.nan)
         self._order: tuple[int, Any] = (-1, None)

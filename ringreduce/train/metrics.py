@@ -68,13 +68,14 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.kept: list[Step | Epoch] = []
         """What was told before, as far as it stands."""
-        if steps_made and path.is_file():
+        goes_on = steps_made > 0 and path.is_file()
+        if goes_on:
             self._keep(path, steps_made, epochs_made)
-        self._file = open(path, "a" if self.kept else "w")  # noqa: SIM115  # held until close
+        self._file = open(path, "a" if goes_on else "w")  # noqa: SIM115  # held until close
 
     def _keep(self, path: Path, steps_made: int, epochs_made: int) -> None:
         lines = []
-        for line in path.read_text(errors="replace").splitlines(keepends=True):
+        for line in path.read_text(errors="surrogateescape").splitlines(keepends=True):
             told = _told(line)
             stands = line.endswith("\n")
             if isinstance(told, Step):
@@ -85,7 +86,7 @@ class JsonLines:
                 lines.append(line)
                 self.kept += [told] if told is not None else []
         unfinished = path.with_name(f"{path.name}.unfinished")
-        unfinished.write_text("".join(lines))
+        unfinished.write_text("".join(lines), errors="surrogateescape")
         os.replace(unfinished, path)
 
     def steps(self, steps: Sequence[Step]) -> None:

@@ -40,6 +40,7 @@ def share(
     not `able` to use it.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
+    mine: Any
     file, mine = _made(nbytes, token) if able else (None, None)
     try:
         places = collect(_PLACE.pack(os.getpid(), -1 if file is None else file, token))
@@ -50,10 +51,7 @@ def share(
             os.close(file)
     if _NO in everybody:
         return None
-    for block in blocks:
-        assert block is not None
     collect(_YES)  # all have read all tokens: blocks may be written to
-    assert mine is not None
     mine[:_TOKEN_BYTES] = 0
     collect(_YES)  # all blocks are zero
     return SharedBlocks(blocks)

@@ -24,7 +24,6 @@ class Switchboard:
 
     def __init__(self, size: int, share: bool = False) -> None:
         self.mailboxes = [_Mailbox() for _ in range(size)]
-        self.share = share
         self.memory = np.zeros((size, BLOCK_BYTES), np.uint8) if share else None
         self._parts: dict[tuple[int, ...], Switchboard] = {}
         self._lock = threading.Lock()
@@ -32,7 +31,9 @@ class Switchboard:
     def part(self, number: int, members: Sequence[int]) -> Switchboard:
         """The one of these ranks in the split of this number: the same for all of them."""
         with self._lock:
-            return self._parts.setdefault((number, *members), Switchboard(len(members), self.share))
+            return self._parts.setdefault(
+                (number, *members), Switchboard(len(members), self.memory is not None)
+            )
 
 
 @dataclass(eq=False)

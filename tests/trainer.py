@@ -1,0 +1,27 @@
+"""The trainer's command on ranks that are threads, so that no MPI is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+import ringreduce as rr
+from ringreduce.train.__main__ import main
+
+RUN = ("--epochs", "4", "--batch", "100", "--check-every", "7")
+"""60 steps of 15 an epoch."""
+
+
+def command(monkeypatch: pytest.MonkeyPatch, ranks: int, *arguments: str) -> list[int]:
+    """The exit code of each rank."""
+    here = threading.local()
+
+    def run(comm: rr.Communicator) -> int:
+        here.comm = comm
+        return main(arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rr, "init", lambda: contextlib.nullcontext(here.comm))
+        return rr.spawn(run, ranks, timeout_s=30)
