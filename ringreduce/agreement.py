@@ -85,7 +85,9 @@ class Recovery(Protocol):
     def withdraw(self) -> bool: ...
     def tally(self) -> tuple[Any, Any]: ...
     def sends_done(self) -> bool: ...
-    def start_afresh(self) -> None: ...
+    @property
+    def exchanges(self) -> int: ...
+    def start_afresh(self, exchanges: int) -> None: ...
 
 
 class Agreement:
@@ -301,7 +303,11 @@ class Agreement:
     def _settle_mismatch(self, recovery: Recovery) -> RingReduceError:
         self._poll_until(recovery.withdraw)
         sent, received = recovery.tally()
-        mine = {"next": self.number + 1, **self._history()}
+        mine = {
+            "next": self.number + 1,
+            "exchanges": recovery.exchanges,
+            **self._history(),
+        }
         for peer in self._others():
             self._tell(peer, "report", sent=sent[peer], **mine)
         self._poll_until(lambda: len(self._reports) == self.transport.size - 1)
@@ -311,7 +317,7 @@ class Agreement:
         self._poll_until(lambda: self._drain(owed))
         self._poll_until(recovery.sends_done)
         self._poll_until(self._told_all)
-        recovery.start_afresh()
+        recovery.start_afresh(max(report["exchanges"] for report in reports.values()))
         self._forget_calls(max(report["next"] for report in reports.values()))
         return MismatchError(describe_mismatch(reports))
 

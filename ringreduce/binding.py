@@ -42,6 +42,8 @@ class Arithmetic:
     fold_many: FoldManyFunction | None = None
     divide: Callable[[Any], Any] | None = None
     """Done to what has all contributions."""
+    op: str | None = None
+    """What all that is called."""
 
 
 @dataclass(slots=True)
@@ -62,10 +64,12 @@ class BoundStep:
     """(peer, where its signature comes in)"""
     acts: list[Act] = field(default_factory=list)
     """What is done with what has come: copied to its place, folded, divided."""
-    missing: Callable[[], list[int]] | None = None
-    """The peers whose messages have not come, where there are no requests to ask."""
-    notes: list[tuple[str, int, int]] = field(default_factory=list)
-    """("send" or "recv", peer, bytes of data): for the message log."""
+    where: Callable[[], tuple[int, list[int]]] | None = None
+    """The step of the schedule, and the peers that it waits for, if no requests can be asked."""
+    reset: Callable[[], None] | None = None
+    """Makes it ready to be started again after it was broken off."""
+    notes: list[tuple[int, str, int, int]] = field(default_factory=list)
+    """(step, "send" or "recv", peer, bytes of data): for the message log."""
 
 
 @dataclass(slots=True)
@@ -79,6 +83,8 @@ class Flow:
     """Where this rank's signature goes out from."""
     at: int = 0
     tested: int = 0
+    memory: Any = None
+    """What it is bound to by addresses alone, kept alive for it."""
     alone: Callable[[bytes], None] | None = None
     """Runs it by itself, once that has been prepared."""
     runs: int = 0
@@ -244,7 +250,7 @@ class Binder:
             self.flow.own_signatures.append(header)
             self.add_send(message, header, step)
         self.add_send(message, buffer, step)
-        step.notes.append(("send", message.peer, self.nbytes(message.span)))
+        step.notes.append((step.index, "send", message.peer, self.nbytes(message.span)))
 
     def recv(
         self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
@@ -259,7 +265,7 @@ class Binder:
                 self.add_recv(message, self._plain(message.span), last)
             elif payload:
                 operands[message.span] = payload
-        step.notes.append(("recv", message.peer, self.nbytes(message.span)))
+        step.notes.append((step.index, "recv", message.peer, self.nbytes(message.span)))
 
     def add_send(self, message: Message, buffer: memoryview, step: BoundStep) -> Request:
         request = self.transport.sender(message.peer, self.flow.slice, buffer)

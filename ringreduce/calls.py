@@ -351,6 +351,7 @@ class Calls:
             device.fold(op, dtype),
             device.fold_many(op, dtype) if self.size > 2 else None,
             partial(device.divide, by=self.size) if op == "mean" else None,
+            op,
         )
 
     def _call(

@@ -1,107 +1,241 @@
-"""Small calls in which every rank sends all others the same: through memory that they share.
+"""Slices that ranks of one host carry out through memory that they share: a compiled call each.
 
-What the schedule says decides: a plan of one step, in which each rank sends one message to every
-other and receives one of that length from each.  Such a step is bound to two compiled functions,
-one that starts it and one that looks what has come; all else is as with messages.
+Which slices, and how their data go, follows from the call and from what all ranks can do, so that
+all decide alike.  Everything else about such a call is as with messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringreduce.agreement import HEADER_BYTES
-from ringreduce.binding import Binder, BoundStep, copy_bytes
-from ringreduce.devices import compiling
-from ringreduce.devices.blocks import (
-    BLOCK,
-    CAME,
-    INTO,
-    MINE,
-    NBYTES,
-    OUT,
-    PEERS,
-    PER_PEER,
-    SPINS,
-    WORDS,
+from ringreduce.binding import BoundStep, Flow
+from ringreduce.devices import blocks, compiling
+from ringreduce.devices.base import Device
+from ringreduce.devices.blocks import WORD
+from ringreduce.plan import Plan
+from ringreduce.planned import INPUT, OUTPUT, SCRATCH
+from ringreduce.rows import (
+    SLOT,
+    Await,
+    CopyBytes,
+    MakeRoom,
+    Place,
+    Put,
+    Reduce,
+    Row,
+    Rows,
+    rows_of,
 )
-from ringreduce.planned import INSIDE, Message, PlannedSlice, PlannedStep
+from ringreduce.transports.base import SharedMemory
 
-Came = tuple[int, memoryview]
-"""(peer, where its message goes)"""
+_PULL_FROM = 32 << 10
+"""Bytes of a slice from which its data are not staged but pulled, where that is possible."""
+_PIECE = 128 << 10
+"""Bytes of each array that are folded at a time: what is read from other processes stays in L2."""
+_MOST_RANKS = 64
+"""Every rank plans for all."""
+_SPINS, _YIELDS = (1000, 2), (20, 20)
+"""How often a program looks, and how often it then yields, before it lets others look too: where
+every rank has a core of its own, and where not."""
+_REGISTERS = {
+    INPUT: blocks.PEER_INPUT,
+    OUTPUT: blocks.PEER_OUTPUT,
+    SLOT: blocks.PEER_SLOT,
+}
 
 
 class Exchange:
-    """One communicator's shared memory, and the functions that use it."""
+    """One communicator's shared memory, and the programs that use it."""
 
-    def __init__(self, addresses: Sequence[int], rank: int, spins: int) -> None:
-        put, all_came = (compiling.kernel(name) for name in ("put", "all_came"))
-        assert put is not None
-        assert all_came is not None
-        self._put, self._all_came = put, all_came
-        self._addresses, self._rank, self._spins = addresses, rank, spins
+    def __init__(
+        self,
+        memory: SharedMemory,
+        rank: int,
+        spins: int,
+        foreign: Callable[[int, bytes], None],
+    ) -> None:
+        run = compiling.kernel("run")
+        assert run is not None
+        self._run, self._memory, self._rank, self._foreign = run, memory, rank, foreign
+        size = len(memory.addresses)
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._pulled = np.empty(_PIECE * len(self._peers), np.uint8)
+        self._acc = np.empty(compiling.FOLD_BYTES, np.uint8)
+        self._sources = np.zeros(size, np.int64)
+        words = np.zeros(blocks.COMMON_WORDS + blocks.PEER_WORDS * len(self._peers), np.int64)
+        words[[blocks.SPINS, blocks.YIELDS]] = _SPINS if spins else _YIELDS
+        words[[blocks.PEERS, blocks.MY_BLOCK]] = len(self._peers), memory.addresses[rank]
+        words[[blocks.PULLED, blocks.PULL_BYTES]] = _address(self._pulled), _PIECE
+        words[[blocks.ACC, blocks.SOURCES]] = _address(self._acc), _address(self._sources)
+        self._of_peers = words[blocks.COMMON_WORDS :].reshape(-1, blocks.PEER_WORDS)
+        for place, peer in enumerate(self._peers):
+            self._of_peers[place, blocks.BLOCK] = memory.addresses[peer]
+            self._of_peers[place, blocks.PROCESS] = memory.processes[peer]
+        self._words = words
+        self._numbers = [
+            [memory.word(owner, slot * blocks.SLOT_BYTES + blocks.NUMBER) for slot in range(2)]
+            for owner in range(size)
+        ]
+        """Of each rank's two slots."""
 
-    def takes(self, planned: PlannedSlice) -> bool:
-        """Whether a slice is such a step; the same on all ranks."""
-        if len(planned.steps) != 1:
-            return False
-        (step,) = planned.steps
-        peers = sorted(set(range(len(self._addresses))) - {self._rank})
-        messages = (*step.recvs, *step.sends)
-        return (
-            sorted(m.peer for m in step.recvs) == sorted(m.peer for m in step.sends) == peers
-            and all(m.signature == INSIDE for m in messages)
-            and len({m.span.stop - m.span.start for m in messages}) == 1
-            and len({m.span for m in step.sends}) == 1
-        )
+    # --- which slices ---
 
-    def bind(self, step: BoundStep, out: memoryview, came: Sequence[Came]) -> None:
-        """Let a step put `out` there, and wait for what comes; all that memory stays in place."""
-        words = np.zeros(WORDS + PER_PEER * len(came), np.int64)
-        words[[MINE, OUT, NBYTES]] = self._addresses[self._rank], _address(out), len(out)
-        words[[SPINS, PEERS]] = self._spins, len(came)
-        of_peers = words[WORDS:].reshape(-1, PER_PEER)
-        for row, (peer, into) in zip(of_peers, came, strict=True):
-            row[[BLOCK, INTO]] = self._addresses[peer], _address(into)
-        all_came = partial(self._all_came, words)
+    def rows(
+        self, plan: Plan, index: int, device: Device, op: str | None, dtype: Any
+    ) -> Rows | None:
+        """This rank's rows of a slice; None, on all ranks, if it is to be done by messages."""
+        if device.queue is not None or len(self._peers) >= _MOST_RANKS:
+            return None
+        if op is not None and compiling.fold(op, dtype) is None:
+            return None
+        size = len(self._peers) + 1
+        every = [plan.of(rank).slice(index) for rank in range(size)]
+        nbytes = sum(placed.count for placed in plan.placed[index]) * plan.itemsize
+        for pulls in (True, False):
+            if not pulls or (self._memory.pulls and nbytes >= _PULL_FROM):
+                rows = rows_of(every, self._rank, plan.itemsize, pulls, plan.in_place)
+                if rows is not None and rows.slot_bytes <= blocks.SLOT_BYTES - blocks.DATA:
+                    return rows
+        return None
 
-        def missing() -> list[int]:
-            all_came()
-            return [peer for (peer, _), row in zip(came, of_peers, strict=True) if not row[CAME]]
+    # --- programs ---
 
-        step.starts, step.tests = [partial(self._put, words)], [all_came]
-        step.missing = missing
+    def flow(
+        self,
+        rows: Rows,
+        memory: tuple[Any, Any, Any],
+        op: str | None,
+        index: int,
+        slot: int,
+    ) -> Flow:
+        """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH."""
+        program = self._program(rows, memory, op)
+        flow, step = Flow(index, slot), BoundStep(0)
+        header = program[blocks.OWN_HEADER : blocks.OWN_HEADER + HEADER_BYTES // WORD]
+        flow.own_signatures.append(memoryview(header).cast("B"))
+        flow.steps.append(step)
+        address, run = _address(program), self._run
+
+        def done() -> bool:
+            came = run(address)
+            if came == blocks.FOREIGN:
+                self._meet_foreign(program)
+            return bool(came == blocks.FINISHED)
+
+        def where() -> tuple[int, list[int]]:
+            return self._where(program, rows)
+
+        def reset() -> None:
+            program[blocks.ROW] = 0
+
+        flow.memory = memory
+        step.tests, step.where, step.reset = [done], where, reset
+        step.notes = list(rows.notes)
+        return flow
+
+    def _program(self, rows: Rows, memory: tuple[Any, Any, Any], op: str | None) -> Any:
+        lists = [row.sources for row in rows.rows if isinstance(row, Reduce)]
+        size = blocks.PROGRAM_WORDS + blocks.ROW_WORDS * (len(rows.rows) + 1)
+        program = np.zeros(size + 2 * sum(map(len, lists)), np.int64)
+        dtype = memory[SCRATCH].dtype
+        fold = 0 if op is None else compiling.fold(op, dtype)
+        program[[blocks.COMMON, blocks.START]] = _address(self._words), blocks.PROGRAM_WORDS
+        program[[blocks.EXCHANGES, blocks.PULLS]] = rows.exchanges, rows.pulls
+        parts = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        program[[blocks.ITEM_BYTES, blocks.FOLD]] = parts, fold
+        program[blocks.DIVISOR] = len(self._peers) + 1 if op == "mean" else 0
+        own = self._memory.addresses[self._rank]
+        for buffer, register, place in (
+            (INPUT, blocks.INPUT, blocks.INPUT_PLACE),
+            (OUTPUT, blocks.OUTPUT, blocks.OUTPUT_PLACE),
+            (SCRATCH, blocks.SCRATCH, None),
+        ):
+            address = program[register] = _address(memory[buffer])
+            if place is not None:
+                shared = own <= address < own + self._memory.nbytes
+                program[[place, place + 1]] = (address - own, 1) if shared else (address, 0)
+        table = program[blocks.PROGRAM_WORDS : size].reshape(-1, blocks.ROW_WORDS)
+        free = size
+        for words, row in zip(table, rows.rows, strict=False):
+            values = self._row(program, row, free)
+            words[: len(values)] = values
+            if isinstance(row, Reduce):
+                for source in row.sources:
+                    program[free : free + 2] = self._operand(program, source)
+                    free += 2
+        table[-1, 0] = blocks.END
+        return program
+
+    def _row(self, program: Any, row: Row, free: int) -> list[int]:
+        if isinstance(row, MakeRoom):
+            return [blocks.MAKE_ROOM, row.exchange]
+        if isinstance(row, Put):
+            return [blocks.PUT, row.exchange]
+        if isinstance(row, Await):
+            return [blocks.AWAIT, row.exchange, self._peers.index(row.peer)]
+        into = self._operand(program, row.into)
+        if isinstance(row, CopyBytes):
+            return [blocks.COPY, *into, *self._operand(program, row.source), row.nbytes]
+        sources = _address(program) + free * WORD
+        sized = row.nbytes, len(row.sources), sources, _PIECE, row.finishes
+        return [blocks.REDUCE, *into, *sized]
+
+    def _operand(self, program: Any, place: Place) -> tuple[int, int]:
+        """The address of a register, and the offset."""
+        if place.rank != self._rank:
+            row = blocks.COMMON_WORDS + self._peers.index(place.rank) * blocks.PEER_WORDS
+            register = _address(self._words) + (row + _REGISTERS[place.buffer]) * WORD
+        elif place.buffer == SLOT:
+            register = _address(self._words) + blocks.MY_SLOT * WORD
+        else:
+            own = {INPUT: blocks.INPUT, OUTPUT: blocks.OUTPUT, SCRATCH: blocks.SCRATCH}
+            register = _address(program) + own[place.buffer] * WORD
+        return register, place.offset
+
+    # --- when a call breaks off ---
+
+    def _meet_foreign(self, program: Any) -> None:
+        peer = self._peers[program[blocks.MET]]
+        number = self._awaited(program)
+        slot = (number & 1) * blocks.SLOT_BYTES
+        header = [self._memory.word(peer, slot + blocks.HEADER + WORD * i) for i in range(3)]
+        self._foreign(peer, b"".join(word.tobytes() for word in header))
+
+    def _awaited(self, program: Any) -> int:
+        """The exchange that a program waits for."""
+        at = (int(program[blocks.ROW]) - _address(program)) // WORD
+        kind, exchange = program[at : at + 2].tolist()
+        base: int = int(program[blocks.BASE])
+        return base + exchange - (kind == blocks.MAKE_ROOM)
+
+    def _where(self, program: Any, rows: Rows) -> tuple[int, list[int]]:
+        """The step that a program is at, and the peers that it waits for."""
+        if program[blocks.ROW] == 0:
+            return 0, []
+        number = self._awaited(program)
+        missing = [p for p in self._peers if max(int(n[0]) for n in self._numbers[p]) < number]
+        step = min(number - int(program[blocks.BASE]), rows.exchanges - rows.pulls)
+        return max(step - 1, 0), missing
+
+    @property
+    def count(self) -> int:
+        """Exchanges ever begun."""
+        return int(self._words[blocks.COUNT])
+
+    def go_on_from(self, count: int) -> None:
+        """Forget the call under way; all ranks do, and go on counting from the same number."""
+        self._words[blocks.COUNT] = count
+        self._of_peers[:, blocks.SEEN] = 0
+        mine = self._numbers[self._rank]
+        if count:
+            mine[(count - 1) & 1][0] = count - 1
+        mine[count & 1][0] = count
 
 
-class ExchangeBinder(Binder):
-    """Binds a slice that an Exchange takes."""
-
-    def __init__(self, exchange: Exchange, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._exchange = exchange
-        self._out: memoryview | None = None
-        self._came: list[Came] = []
-
-    def send(self, message: Message, step: BoundStep) -> None:
-        if self._out is None:
-            buffer, payload = self._signed(message.span)
-            self.flow.own_signatures.append(buffer[:HEADER_BYTES])
-            if payload:
-                step.packs.append(copy_bytes(payload, self._plain(message.span)))
-            self._out = buffer
-        step.notes.append(("send", message.peer, self.nbytes(message.span)))
-
-    def add_recv(self, message: Message, buffer: memoryview, step: BoundStep) -> Any:
-        self._came.append((message.peer, buffer[: HEADER_BYTES + self.nbytes(message.span)]))
-
-    def wire(self, planned: PlannedStep, bound: list[BoundStep]) -> None:
-        (step,) = bound
-        assert self._out is not None
-        self._exchange.bind(step, self._out, self._came)
-
-
-def _address(buffer: memoryview) -> int:
-    return int(np.frombuffer(buffer, np.uint8).ctypes.data)
+def _address(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -50,7 +50,7 @@ class Executor:
     def __init__(self, transport: Transport, config: Config, agreement: Agreement) -> None:
         self.transport, self.config, self.agreement = transport, config, agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        self.store = FlowStore(transport, config)
+        self.store = FlowStore(transport, config, agreement.foreign)
         self._held: tuple[Any, ...] = ()
         """The caller's arrays, while messages that do not keep them alive are under way."""
         self.running: list[Flow] = []
@@ -123,7 +123,7 @@ class Executor:
         self._held = source, target, flat_source, flat_target
         flows = self.store.flows(prepared, flat_source, flat_target)
         count = prepared.plan.slices
-        yield from self._run_flows(flows, count, prepared.in_flight, header)
+        yield from self._run_flows(flows, count, self.store.in_flight(prepared), header)
         self._held = ()
         if not device.overlap(flat_target, target):
             target[...] = flat_target.reshape(target.shape)
@@ -170,7 +170,7 @@ class Executor:
     def _log(self, flow: Flow, step: BoundStep) -> None:
         assert self.log is not None
         call = self.agreement.number
-        self.log += [LoggedMessage(call, flow.slice, step.index, *note) for note in step.notes]
+        self.log += [LoggedMessage(call, flow.slice, *note) for note in step.notes]
 
     def _drive(self, flow: Flow, header: bytes) -> bool:
         """Take a flow as far as its messages have come: fold, and start the next step.
@@ -214,8 +214,8 @@ class Executor:
             if not flow.finished:
                 at = flow.steps[flow.at]
                 index = at.index
-                if at.missing is not None:
-                    return index, at.missing()
+                if at.where is not None:
+                    return at.where()
                 parts = [step for step in flow.steps[: flow.at + 1] if step.index == index]
                 messages = [m for step in parts for m in (*step.recvs, *step.sends)]
                 return index, sorted({peer for peer, request in messages if not request.Test()})
@@ -270,8 +270,22 @@ class Executor:
         if self.running:
             _ABANDONED.append((self, self._held))
 
-    def start_afresh(self) -> None:
-        """Forget the call under way; its messages are all withdrawn, drained or complete."""
+    @property
+    def exchanges(self) -> int:
+        """Exchanges through shared memory that were ever begun."""
+        return 0 if self.store.exchange is None else self.store.exchange.count
+
+    def start_afresh(self, exchanges: int) -> None:
+        """Forget the call under way; its messages are all withdrawn, drained or complete.
+
+        `exchanges` is the most that any rank has begun.
+        """
+        for flow in self.running:
+            for step in flow.steps:
+                if step.reset is not None:
+                    step.reset()
+        if self.store.exchange is not None:
+            self.store.exchange.go_on_from(exchanges)
         self.running.clear()
         self._held = ()
         self._withdrawn.clear()

@@ -7,22 +7,19 @@ are bound by the addresses of the caller's arrays, and those used longest ago ma
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ringreduce.binding import Arithmetic, Flow, bind, fill
+from ringreduce.binding import Arithmetic, Flow, bind
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
-from ringreduce.exchange import Exchange, ExchangeBinder
+from ringreduce.exchange import Exchange
 from ringreduce.plan import Plan
+from ringreduce.rows import Rows
 from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
-
-_SPINS = 64
-"""How often an exchange looks before it lets others look too, where every rank has a core."""
-
 
 @dataclass(eq=False)
 class Prepared:
@@ -43,6 +40,8 @@ class Prepared:
     """The small plan's own memory, in the shapes of input and output."""
     bound: Flow | None = None
     """Its only flow, bound to the only arrays that it is ever run on."""
+    rows: dict[int, Rows | None] = field(default_factory=dict)
+    """Of slices, for shared memory."""
     last_run: int = 0
     """When it was last run, counted in runs; the store keeps what ran last."""
 
@@ -59,12 +58,14 @@ Place = tuple[Prepared, int, int]
 class FlowStore:
     """The flows of one communicator.  One call at a time uses it."""
 
-    def __init__(self, transport: Transport, config: Config) -> None:
+    def __init__(
+        self, transport: Transport, config: Config, foreign: Callable[[int, bytes], None]
+    ) -> None:
         self._transport, self._config = transport, config
-        self._exchange: Exchange | None = None
-        if transport.blocks is not None:
-            spins = _SPINS if transport.spins else 1
-            self._exchange = Exchange(transport.blocks, transport.rank, spins)
+        self.exchange: Exchange | None = None
+        if transport.memory is not None:
+            rank, spins = transport.rank, transport.spins
+            self.exchange = Exchange(transport.memory, rank, spins, foreign)
         self._runs = 0
         self._staged: list[Prepared] = []
         self._for_good: list[Prepared] = []
@@ -99,7 +100,7 @@ class FlowStore:
         plan, empty = prepared.plan, prepared.device.empty
         # Apart, so that folds are not in place: NumPy takes twice as long where one element is.
         source, target = (empty(n, prepared.dtype) for n in (plan.input_count, plan.output_count))
-        scratch = empty(plan.slice(0).scratch, prepared.dtype)
+        scratch = empty(self._scratch_count(prepared, 0), prepared.dtype)
         prepared.staging = source.reshape(prepared.shapes[0]), target.reshape(prepared.shapes[1])
         flow = prepared.staged = self._bind(prepared, (source, target, scratch), index=0)
         self._staged.append(prepared)
@@ -118,8 +119,8 @@ class FlowStore:
         pairs = zip(flat, (source, target), strict=True)
         direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
         if prepared.plan.slices == 1 and direct:
-            planned = prepared.plan.slice(0)
-            scratch = device.scratch(planned.scratch * prepared.dtype.itemsize)
+            count = self._scratch_count(prepared, 0)
+            scratch = device.scratch(count * prepared.dtype.itemsize)
             memory = (
                 flat[0],
                 flat[0] if target is source else flat[1],
@@ -171,7 +172,7 @@ class FlowStore:
         They are kept by address, without keeping the arrays: an address is only ever used while
         the caller's array of that size lies there.
         """
-        plan, device = prepared.plan, prepared.device
+        plan, device, in_flight = prepared.plan, prepared.device, self.in_flight(prepared)
         place = (prepared, device.address(source), device.address(target))
         flows = self._bound.setdefault(place, [])
         self._bound.move_to_end(place)
@@ -181,30 +182,50 @@ class FlowStore:
         unowned = device.unowned(source)
         memory = (unowned, unowned if target is source else device.unowned(target))
         for index in range(len(flows), plan.slices):
-            planned, slot = plan.slice(index), index % prepared.in_flight
-            scratch = self._scratch_slot(device, slot, planned.scratch, prepared.dtype)
+            slot, count = index % in_flight, self._scratch_count(prepared, index)
+            scratch = self._scratch_slot(device, slot, count, prepared.dtype)
             flow = self._bind(prepared, (*memory, scratch), index, slot)
             self._make_room(flow.size)
             flows.append(flow)
             self._bound_count += flow.size
             yield flow
 
+    def in_flight(self, prepared: Prepared) -> int:
+        """How many slices are under way at once: one, where they go through shared memory."""
+        return 1 if self._rows(prepared, 0) is not None else prepared.in_flight
+
     def _bind(
         self, prepared: Prepared, memory: tuple[Any, Any, Any], index: int, slot: int = 0
     ) -> Flow:
         """A flow of slice `index` in this INPUT, OUTPUT and SCRATCH."""
-        device, planned = prepared.device, prepared.plan.slice(index)
-        itemsize, arithmetic = prepared.plan.itemsize, prepared.arithmetic
+        device, arithmetic = prepared.device, prepared.arithmetic
+        rows = self._rows(prepared, index)
+        if rows is not None:
+            assert self.exchange is not None
+            return self.exchange.flow(rows, memory, arithmetic.op, index, slot)
+        planned, itemsize = prepared.plan.slice(index), prepared.plan.itemsize
         bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
         if device.queue is None:
-            exchange = self._exchange if prepared.plan.slices == 1 else None
-            if exchange is not None and exchange.takes(planned):
-                return fill(ExchangeBinder(exchange, Flow(index, slot), *bound_to[1:]), planned)
             return bind(*bound_to, index, slot)
         blocks = self._blocks.get((device, slot))
         if blocks is None:
             blocks = self._blocks[device, slot] = Blocks(device.queue)
         return bind_staging(*bound_to, blocks, index, slot)
+
+    def _rows(self, prepared: Prepared, index: int) -> Rows | None:
+        """What shared memory makes of a slice; None where messages do it."""
+        if self.exchange is None or (index and self._rows(prepared, 0) is None):
+            return None
+        if index not in prepared.rows:
+            prepared.rows[index] = self.exchange.rows(
+                prepared.plan, index, prepared.device, prepared.arithmetic.op, prepared.dtype
+            )
+        return prepared.rows[index]
+
+    def _scratch_count(self, prepared: Prepared, index: int) -> int:
+        """Elements of scratch that a slice needs."""
+        rows = self._rows(prepared, index)
+        return prepared.plan.slice(index).scratch if rows is None else rows.scratch
 
     def _make_room(self, messages: int) -> None:
         """Unbind what is unused for longest, until there is room for so many messages more."""

@@ -7,13 +7,16 @@ arguments, so all ranks draw the borders of messages alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from ringreduce.planned import Placed, PlannedSlice
 from ringreduce.schedule import Chunks, Schedule, Step
 from ringreduce.slice_plan import SEGMENT_BYTES, plan_slice
+
+_UNCUT = 1 << 62
+"""Bytes of a segment."""
 
 
 @dataclass
@@ -31,6 +34,10 @@ class Plan:
     output_count: int
     """Elements of OUTPUT, on this rank."""
     segment_bytes: int
+    of: Callable[[int], Plan]
+    """The plan of another rank, or this one's again, with messages that are not cut."""
+    in_place: bool
+    """Whether OUTPUT may be INPUT."""
     _slices: dict[int, PlannedSlice] = field(default_factory=dict)
     _steps: tuple[Step, ...] | None = None
 
@@ -75,7 +82,11 @@ def plan_whole(
         borders = [low + (high - low) * share // total for share in shares] if total else []
         placed.append([Placed(a, a, b - a) for a, b in pairwise(borders)])
     output_count = count if schedule.holds_after(rank) or not schedule.weights else 0
-    return Plan(schedule, rank, itemsize, placed, count, output_count, segment_bytes)
+
+    def of(peer: int) -> Plan:
+        return plan_whole(schedule, peer, count, itemsize, slices, _UNCUT)
+
+    return Plan(schedule, rank, itemsize, placed, count, output_count, segment_bytes, of, True)
 
 
 def plan_parts(
@@ -101,6 +112,10 @@ def plan_parts(
         ]
         for index in range(slices)
     ]
+
+    def of(peer: int) -> Plan:
+        return plan_parts(schedule, peer, counts, itemsize, slices, _UNCUT)
+
     return Plan(
         schedule,
         rank,
@@ -109,6 +124,8 @@ def plan_parts(
         sum(counts[chunk] for chunk in before),
         sum(counts[chunk] for chunk in after),
         segment_bytes,
+        of,
+        in_place=False,
     )
 
 

@@ -212,7 +212,7 @@ class StagingBinder(Binder):
         header = (buffer[:start], own) if start else None
         request = self.add_send(message, buffer, step)
         self._sends.append(Staged(request, block, host, self._on_device(message.span), header))
-        step.notes.append(("send", message.peer, self.nbytes(message.span)))
+        step.notes.append((step.index, "send", message.peer, self.nbytes(message.span)))
 
     def recv(
         self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
@@ -228,7 +228,7 @@ class StagingBinder(Binder):
             block, host, buffer = self._block(message.span)
             request = self.add_recv(message, buffer, last)
             self._recvs.append((last, Staged(request, block, host, self._on_device(message.span))))
-        step.notes.append(("recv", message.peer, self.nbytes(message.span)))
+        step.notes.append((step.index, "recv", message.peer, self.nbytes(message.span)))
 
     def _recv_signed(self, message: Message, step: BoundStep) -> None:
         """A message with its signature inside: copied in once that is known to be right."""

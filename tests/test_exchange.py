@@ -79,7 +79,7 @@ def bytes_at(address: int, count: int) -> np.ndarray:
 
 
 def test_what_one_writes_the_others_read():
-    blocks = gathered(3, lambda rank, collect: share(4096, collect))
+    blocks = gathered(3, lambda rank, collect: share(4096, collect, rank))
     for rank, mine in enumerate(blocks):
         bytes_at(mine.addresses[rank], 4096)[7] = rank + 1
     for each in blocks:
@@ -89,7 +89,7 @@ def test_what_one_writes_the_others_read():
 
 def test_nothing_stays_open():
     before = len(os.listdir("/proc/self/fd"))
-    kept = gathered(2, lambda rank, collect: share(4096, collect))
+    kept = gathered(2, lambda rank, collect: share(4096, collect, rank))
     assert len(os.listdir("/proc/self/fd")) <= before + 2 * len(kept)  # a map keeps one of its own
 
 
@@ -104,8 +104,8 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
         if lacking == "other" and rank == 1:
             # Somebody else's process has that number here: what it has open is another file.
             real = collect
-            collect = lambda mine: real(mine[:16] + bytes(16) if len(mine) > 1 else mine)  # noqa: E731
-        return share(4096, collect, able=lacking != "able" or rank != 1)
+            collect = lambda mine: real(mine[:24] + bytes(16) if len(mine) > 1 else mine)  # noqa: E731
+        return share(4096, collect, rank, able=lacking != "able" or rank != 1)
 
     assert gathered(3, use) == [None] * 3
 
@@ -119,8 +119,8 @@ def test_what_is_needed_is_there():
 
 def exchanged(comm) -> int:
     """How many flows of a communicator go through memory."""
-    flows = [p.staged for p in comm._conductor.executor.store._staged if p.staged is not None]
-    return sum(not step.recvs for flow in flows for step in flow.steps)
+    exchange = comm._conductor.executor.store.exchange
+    return 0 if exchange is None else exchange.count
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -224,7 +224,7 @@ def over_mpi(transport: str) -> list:
             x = np.arange(turn % 7 + 1.0) + comm.rank
             wanted = comm.size * np.arange(turn % 7 + 1.0) + comm.size * (comm.size - 1) / 2
             assert np.array_equal(comm.all_reduce(x, algorithm="one_shot"), wanted)
-        return [exchanged(comm) >= 7, comm.all_reduce(np.ones(100_000))[-1]]
+        return [exchanged(comm) >= 2000, comm.all_reduce(np.ones(100_000))[-1]]
 
 
 @pytest.mark.mpi

@@ -20,7 +20,7 @@ import platform
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,54 @@ def can_exchange() -> bool:
         import numba
     except ImportError:
         return False
-    return not numba.config.DISABLE_JIT and kernel("put") is not None
+    return sys.platform == "linux" and not numba.config.DISABLE_JIT and kernel("run") is not None
+
+
+FOLD_BYTES = 16 << 10
+"""Memory that a fold needs."""
+_FOLDS: dict[tuple[str, str], Any] = {}
+
+
+def fold(op: str, dtype: Any) -> int | None:
+    """The address of the compiled fold of an operation, as in `devices.folds`; None without one."""
+    with _COMPILING:
+        key = "sum" if op == "mean" else op, np.dtype(dtype).name
+        if key not in _FOLDS:
+            _FOLDS[key] = _compiled_fold(*key, dtype)
+        return None if _FOLDS[key] is None else int(_FOLDS[key].address)
+
+
+def _compiled_fold(op: str, name: str, dtype: Any) -> Any:
+    try:
+        import numba
+
+        from ringreduce.devices import folds
+    except ImportError:
+        return None
+    features = _features(numba.config)
+    found = folds.fold_of(op, dtype)
+    if found is None or (name == "float16" and not _converts_float16(numba.config, features)):
+        return None
+    folder = _folder(f"fold-{op}-{name}", numba, features)
+    if folder is not None:
+        with contextlib.suppress(Exception):  # as with kernels: go without what is kept
+            with _cached_in(folder):
+                compiled = numba.cfunc(found.signature, cache=True, **_OPTIONS)(found.function)
+            return compiled
+    return numba.cfunc(found.signature, **_OPTIONS)(found.function)
+
+
+@contextlib.contextmanager
+def _cached_in(folder: Path) -> Iterator[None]:
+    """Let Numba keep there what is compiled now."""
+    import numba
+
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)  # read once, when a function is marked to be kept
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 def _compiled(name: str) -> Callable[..., Any] | None:
@@ -89,12 +136,8 @@ def _compiled_and_kept(
 ) -> Callable[..., Any]:
     import numba
 
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)  # read once, below
-    try:
+    with _cached_in(folder):
         dispatcher: Any = numba.njit(cache=True, **_OPTIONS)(loop)
-    finally:
-        numba.config.CACHE_DIR = before
     if not Path(dispatcher.stats.cache_path).is_relative_to(folder):
         raise OSError("the user has told Numba to keep code elsewhere")
     dispatcher.compile(signature)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from ringreduce.devices import elements, exchange
+from ringreduce.devices import elements, machine
 
 Combine = Callable[[Any, Any], Any]
 Change = Callable[[Any], Any]
@@ -87,11 +87,8 @@ def _converting(change: Change, source_type: Any, into_type: Any) -> Kernel:
     return Kernel(convert, (_read(source_type), _written(into_type)))
 
 
-_WORDS = (types.Array(types.int64, 1, "C"),)
-
 KERNELS = {
-    "put": Kernel(exchange.put, _WORDS),
-    "all_came": Kernel(exchange.all_came, _WORDS),
+    "run": Kernel(machine.run, (types.int64,)),
     "sum-float16": _folding(elements.add_halves),
     "prod-float16": _folding(elements.multiply_halves),
     "min-float16": _folding(elements.least_half),
@@ -117,4 +114,4 @@ KERNELS = {
     "float64-float16": _converting(elements.double_to_half, _DOUBLE, _BITS),
     "float64-bfloat16": _converting(elements.double_to_bfloat, _DOUBLE, _BITS),
 }
-"""Those of an exchange; loops by operation and dtype; conversions by both dtypes, from and to."""
+"""The machine; loops by operation and dtype; conversions by both dtypes, from and to."""

@@ -24,6 +24,22 @@ class Request(Protocol):
         """Let go of it; it is not under way."""
 
 
+class SharedMemory(Protocol):
+    """A block of each rank, mapped by all, that begins as in `devices.blocks`."""
+
+    addresses: Sequence[int]
+    """Of each rank's block."""
+    nbytes: int
+    """Of a block."""
+    processes: Sequence[int]
+    """Of each rank, by which its other memory is read; 0 where that needs no process."""
+    pulls: bool
+    """Whether all ranks can read all others' memory."""
+
+    def word(self, rank: int, offset: int) -> Any:
+        """An array of the one word at that place of a rank's block."""
+
+
 class Transport(Protocol):
     """Moves bytes between ranks.  No method waits, but for `nodes` and `close`."""
 
@@ -34,8 +50,8 @@ class Transport(Protocol):
     """Idle polls worth making before the first `pause`."""
     threads: bool
     """Whether another thread may use it, one at a time."""
-    blocks: Sequence[int] | None
-    """Addresses of each rank's block of memory, laid out as in `devices.blocks`, if they share."""
+    memory: SharedMemory | None
+    """What the ranks share, if they do."""
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
         """A message, not yet started, that sends `buffer` to `peer`."""

@@ -6,55 +6,70 @@ it too.  When the last of them ends, however it ends, the memory is gone.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 _TOKEN_BYTES = 16
-_PLACE = struct.Struct(f"<qq{_TOKEN_BYTES}s")
-"""Process, file descriptor, and what the file begins with."""
-_YES, _NO = b"\1", b"\0"
+_PLACE = struct.Struct(f"<qqq{_TOKEN_BYTES}s")
+"""Process, file descriptor, where in the process the token lies, and the token: what the file
+begins with."""
+_NOTHING, _SHARES, _PULLS = bytes((0,)), bytes((1,)), bytes((2,))
 
 
 class SharedBlocks:
     """A block of every rank, zero at first, mapped by all."""
 
-    def __init__(self, blocks: list[Any]) -> None:
+    def __init__(self, blocks: list[Any], processes: Sequence[int], pulls: bool) -> None:
         self._blocks = blocks
-        self.addresses: tuple[int, ...] = tuple(block.ctypes.data for block in blocks)
+        self.nbytes: int = blocks[0].size
+        self.addresses = [int(block.ctypes.data) for block in blocks]
         """By rank."""
+        self.processes, self.pulls = processes, pulls
+
+    def word(self, rank: int, offset: int) -> Any:
+        return self._blocks[rank][offset : offset + 8].view(np.int64)
 
 
 def share(
-    nbytes: int, collect: Callable[[bytes], bytearray], able: bool = True
+    nbytes: int, collect: Callable[[bytes], bytearray], rank: int, able: bool = True
 ) -> SharedBlocks | None:
     """Share a block of so many bytes, at least 16, with the other ranks.  Collective.
 
     `collect` gives what all ranks pass, in rank order.  None, on all ranks, where some cannot: for
     want of memory files, of the right to look into /proc, or of a host in common; or if a rank is
-    not `able` to use it.
+    not `able` to use it.  Memory is only taken for what is written to.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
+    here = np.frombuffer(token, np.uint8)
     mine: Any
     file, mine = _made(nbytes, token) if able else (None, None)
     try:
-        places = collect(_PLACE.pack(os.getpid(), -1 if file is None else file, token))
-        blocks = [_opened(nbytes, *place) for place in _PLACE.iter_unpack(places)]
-        everybody = collect(_NO if any(block is None for block in (mine, *blocks)) else _YES)
+        mark = -1 if file is None else file
+        places = list(
+            _PLACE.iter_unpack(collect(_PLACE.pack(os.getpid(), mark, here.ctypes.data, token)))
+        )
+        blocks = [_opened(nbytes, *place) for place in places]
+        said = _NOTHING
+        if not any(block is None for block in (mine, *blocks)):
+            said = _PULLS if all(_reads(place[0], *place[2:]) for place in places) else _SHARES
+        everybody = bytes(collect(said))  # now all have read all tokens: they may be overwritten
     finally:
         if file is not None:
             os.close(file)
-    if _NO in everybody:
+    if _NOTHING in everybody:
         return None
-    collect(_YES)  # all have read all tokens: blocks may be written to
+    blocks[rank] = mine
     mine[:_TOKEN_BYTES] = 0
-    collect(_YES)  # all blocks are zero
-    return SharedBlocks(blocks)
+    collect(_SHARES)  # all blocks are zero
+    processes = [place[0] for place in places]
+    return SharedBlocks(blocks, processes, pulls=set(everybody) == set(_PULLS))
 
 
 def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
@@ -72,7 +87,7 @@ def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
     return file, block
 
 
-def _opened(nbytes: int, process: int, file: int, token: bytes) -> Any:
+def _opened(nbytes: int, process: int, file: int, _: int, token: bytes) -> Any:
     """Another rank's block, or this rank's own again; None if it is not to be had."""
     try:
         there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
@@ -89,3 +104,18 @@ def _opened(nbytes: int, process: int, file: int, token: bytes) -> Any:
 
 def _mapped(file: int, nbytes: int) -> Any:
     return np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
+
+
+def _reads(process: int, address: int, token: bytes) -> bool:
+    """Whether this process may read that one's memory, as the kernel or a container decides."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    except (OSError, AttributeError):
+        return False
+    function.restype = ctypes.c_ssize_t
+    come = ctypes.create_string_buffer(_TOKEN_BYTES)
+    here = (ctypes.c_size_t * 2)(ctypes.addressof(come), _TOKEN_BYTES)
+    there = (ctypes.c_size_t * 2)(address, _TOKEN_BYTES)
+    one, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    done = function(ctypes.c_int(process), here, one, there, one, flags)
+    return bool(done == _TOKEN_BYTES and come.raw == token)

@@ -52,10 +52,10 @@ class MpiTransport:
         assembly = _Assembly(parent, timeout_s)
         self._data, self._control = assembly.duplicate(), assembly.duplicate()
         self._nodes = _nodes(assembly.collect(_host()), _HOST_BYTES)
-        self._shared: SharedBlocks | None = None
+        self.memory: SharedBlocks | None = None
         if shares and len(self._nodes) == 1:
-            self._shared = share(BLOCK_BYTES, assembly.collect, able=can_exchange())
-        self.blocks: Sequence[int] | None = None if self._shared is None else self._shared.addresses
+            able = can_exchange()
+            self.memory = share(BLOCK_BYTES, assembly.collect, self.rank, able)
         data = self._data
         self._synchronous_sends, self._shares = synchronous_sends, shares
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init

@@ -24,7 +24,7 @@ class Switchboard:
 
     def __init__(self, size: int, share: bool = False) -> None:
         self.mailboxes = [_Mailbox() for _ in range(size)]
-        self.memory = np.zeros((size, BLOCK_BYTES), np.uint8) if share else None
+        self.memory = _CommonMemory(size) if share else None
         self._parts: dict[tuple[int, ...], Switchboard] = {}
         self._lock = threading.Lock()
 
@@ -34,6 +34,21 @@ class Switchboard:
             return self._parts.setdefault(
                 (number, *members), Switchboard(len(members), self.memory is not None)
             )
+
+
+class _CommonMemory:
+    """A block of every rank, and all else that they have: it is one process."""
+
+    nbytes = BLOCK_BYTES
+    pulls = True
+
+    def __init__(self, size: int) -> None:
+        self._blocks = np.zeros((size, BLOCK_BYTES), np.uint8)
+        self.addresses = [int(block.ctypes.data) for block in self._blocks]
+        self.processes = [0] * size
+
+    def word(self, rank: int, offset: int) -> Any:
+        return self._blocks[rank, offset : offset + 8].view(np.int64)
 
 
 @dataclass(eq=False)
@@ -103,10 +118,7 @@ class ThreadTransport:
         self.size = len(switchboard.mailboxes)
         self._boxes = switchboard.mailboxes
         self._switchboard = switchboard
-        memory = switchboard.memory
-        self.blocks: Sequence[int] | None = (
-            None if memory is None else [block.ctypes.data for block in memory]
-        )
+        self.memory = switchboard.memory
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, self.rank, peer, flow, buffer, sends=True)

@@ -1,0 +1,258 @@
+"""The machine that carries out a program, compiled: rows that copy, fold, tell and wait.
+
+A program is one slice of a plan, made for shared memory by `ringreduce.rows`.  How its words and
+rows are laid out, and what they mean, stands in `devices.blocks`.
+
+Every rank counts exchanges, all alike.  In exchange e it puts what it has to say into slot e mod 2 of
+its block, and then the number e before it (release); who reads e there (acquire) sees all that was
+written before.  By putting e a rank also says that it has done with all exchanges before e.  So a
+slot may be written again, for e, when every other rank has put e - 1; who has put that had done with
+e - 2.  Most often that is known already: it was awaited.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringreduce.devices.blocks import (
+    ACC,
+    AWAIT,
+    BASE,
+    BLOCK,
+    COMMON,
+    COMMON_WORDS,
+    COPY,
+    COUNT,
+    DATA,
+    DIVISOR,
+    DONE_BYTES,
+    END,
+    EXCHANGES,
+    FINISHED,
+    FOLD,
+    FOREIGN,
+    HEADER,
+    INPUT_AT,
+    INPUT_PLACE,
+    ITEM_BYTES,
+    MAKE_ROOM,
+    MET,
+    MY_BLOCK,
+    MY_SLOT,
+    NUMBER,
+    OWN_HEADER,
+    PEER_INPUT,
+    PEER_OUTPUT,
+    PEER_SLOT,
+    PEER_WORDS,
+    PEERS,
+    PROCESS,
+    PROGRAM_WORDS,
+    PULL_BYTES,
+    PULLED,
+    PULLS,
+    PUT,
+    REDUCE,
+    ROW,
+    ROW_WORDS,
+    SEEN,
+    SLOT_BYTES,
+    SOURCES,
+    SPINS,
+    START,
+    VECTOR,
+    WAITS,
+    WORD,
+    YIELDS,
+)
+from ringreduce.devices.native import (
+    acquire,
+    call_fold,
+    copy,
+    load,
+    read_process,
+    release,
+    store,
+    yield_core,
+)
+from ringreduce.devices.compilable import compilable
+
+_LONGEST_READ = 1 << 30
+
+
+@compilable
+def _slot(block: Any, number: Any) -> Any:
+    return block + (number & 1) * SLOT_BYTES
+
+
+@compilable
+def _has_put(common: Any, peer: Any, number: Any) -> bool:
+    """Look, for a while, whether a peer has put a number."""
+    place = _slot(load(peer + BLOCK * WORD), number) + NUMBER
+    for _ in range(load(common + SPINS * WORD)):
+        if acquire(place) >= number:
+            store(peer + SEEN * WORD, number)
+            return True
+    for _ in range(load(common + YIELDS * WORD)):
+        yield_core()
+        if acquire(place) >= number:
+            store(peer + SEEN * WORD, number)
+            return True
+    return False
+
+
+@compilable
+def _make_room(program: Any, common: Any, number: Any) -> bool:
+    for place in range(load(common + PEERS * WORD)):
+        peer = common + (COMMON_WORDS + place * PEER_WORDS) * WORD
+        if load(peer + SEEN * WORD) < number - 1 and not _has_put(common, peer, number - 1):
+            store(program + MET * WORD, place)
+            return False
+    store(common + MY_SLOT * WORD, _slot(load(common + MY_BLOCK * WORD), number) + DATA)
+    return True
+
+
+@compilable
+def _put(program: Any, common: Any, number: Any) -> None:
+    slot = _slot(load(common + MY_BLOCK * WORD), number)
+    for i in range(3):
+        store(slot + HEADER + i * WORD, load(program + (OWN_HEADER + i) * WORD))
+    if load(program + PULLS * WORD):
+        for i in range(4):
+            store(slot + INPUT_AT + i * WORD, load(program + (INPUT_PLACE + i) * WORD))
+    release(slot + NUMBER, number)
+
+
+@compilable
+def _learn(peer: Any, slot: Any, register: Any, at: Any) -> None:
+    """Where one of a peer's arrays lies."""
+    address, in_block = load(slot + at), load(slot + at + WORD)
+    if in_block:
+        store(peer + register * WORD, address + load(peer + BLOCK * WORD))
+        store(peer + (register + 1) * WORD, 0)
+    else:
+        store(peer + register * WORD, address)
+        store(peer + (register + 1) * WORD, load(peer + PROCESS * WORD))
+
+
+@compilable
+def _await(program: Any, common: Any, place: Any, number: Any) -> Any:
+    peer = common + (COMMON_WORDS + place * PEER_WORDS) * WORD
+    if not _has_put(common, peer, number):
+        store(program + MET * WORD, place)
+        return WAITS
+    slot = _slot(load(peer + BLOCK * WORD), number)
+    for i in range(3):
+        if load(slot + HEADER + i * WORD) != load(program + (OWN_HEADER + i) * WORD):
+            store(program + MET * WORD, place)
+            return FOREIGN
+    store(peer + PEER_SLOT * WORD, slot + DATA)
+    if load(program + PULLS * WORD):
+        _learn(peer, slot, PEER_INPUT, INPUT_AT)
+        _learn(peer, slot, PEER_OUTPUT, INPUT_AT + 2 * WORD)
+    return FINISHED
+
+
+@compilable
+def _read(common: Any, into: Any, process: Any, source: Any, nbytes: Any) -> bool:
+    """Read another process's memory; False if it does not answer, as one that is no more."""
+    vector = common + VECTOR * WORD
+    while nbytes > 0:
+        length = min(nbytes, _LONGEST_READ)
+        store(vector, into)
+        store(vector + WORD, length)
+        store(vector + 2 * WORD, source)
+        store(vector + 3 * WORD, length)
+        done = read_process(process, vector)
+        if done <= 0:
+            return False
+        into += done
+        source += done
+        nbytes -= done
+    return True
+
+
+@compilable
+def _copy(program: Any, common: Any, row: Any) -> bool:
+    into = load(load(row + WORD)) + load(row + 2 * WORD)
+    register, nbytes = load(row + 3 * WORD), load(row + 5 * WORD)
+    source, process = load(register) + load(row + 4 * WORD), load(register + WORD)
+    if process:
+        return _read(common, into, process, source, nbytes)
+    if into != source:
+        copy(into, source, nbytes)
+    return True
+
+
+@compilable
+def _reduce(program: Any, common: Any, row: Any) -> bool:
+    """Fold in pieces that stay in the cache; what is in another process is read piece by piece."""
+    into = load(load(row + WORD)) + load(row + 2 * WORD)
+    nbytes = load(row + 3 * WORD)
+    n, listed, most = load(row + 4 * WORD), load(row + 5 * WORD), load(row + 6 * WORD)
+    item = load(program + ITEM_BYTES * WORD)
+    addresses = load(common + SOURCES * WORD)
+    begin = load(program + DONE_BYTES * WORD)
+    while begin < nbytes:
+        length = min(most, nbytes - begin)
+        pulled = load(common + PULLED * WORD)
+        for i in range(n):
+            register = load(listed + 2 * i * WORD)
+            source = load(register) + load(listed + (2 * i + 1) * WORD) + begin
+            process = load(register + WORD)
+            if process:
+                if not _read(common, pulled, process, source, length):
+                    store(program + DONE_BYTES * WORD, begin)
+                    return False
+                source = pulled
+                pulled += load(common + PULL_BYTES * WORD)
+            store(addresses + i * WORD, source)
+        call_fold(
+            load(program + FOLD * WORD),
+            into + begin,
+            addresses,
+            n,
+            length // item,
+            load(program + DIVISOR * WORD) if load(row + 7 * WORD) else 0,
+            load(common + ACC * WORD),
+        )
+        begin += length
+    store(program + DONE_BYTES * WORD, 0)
+    return True
+
+
+def run(program: Any) -> Any:
+    """Carry a program out as far as it goes: FINISHED, WAITS or FOREIGN.
+
+    One that waits goes on there when it is run again.
+    """
+    common = load(program + COMMON * WORD)
+    row = load(program + ROW * WORD)
+    if row == 0:
+        row = program + load(program + START * WORD) * WORD
+        base = load(common + COUNT * WORD)
+        store(program + BASE * WORD, base)
+        store(common + COUNT * WORD, base + load(program + EXCHANGES * WORD))
+        store(program + DONE_BYTES * WORD, 0)
+    base = load(program + BASE * WORD)
+    came = FINISHED
+    while True:
+        kind = load(row)
+        if kind == AWAIT:
+            came = _await(program, common, load(row + 2 * WORD), base + load(row + WORD))
+        elif kind == REDUCE:
+            came = FINISHED if _reduce(program, common, row) else WAITS
+        elif kind == COPY:
+            came = FINISHED if _copy(program, common, row) else WAITS
+        elif kind == PUT:
+            _put(program, common, base + load(row + WORD))
+        elif kind == MAKE_ROOM:
+            came = FINISHED if _make_room(program, common, base + load(row + WORD)) else WAITS
+        else:
+            break
+        if came != FINISHED:
+            store(program + ROW * WORD, row)
+            return came
+        row += ROW_WORDS * WORD
+    store(program + ROW * WORD, 0)
+    return FINISHED

@@ -1,0 +1,126 @@
+"""What compiled code does that Python has no words for: memory by its address, other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_intrinsic: Callable[[Callable[..., Any]], Any] = intrinsic
+_WORD, _BYTE, _INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
+
+
+@_intrinsic
+def load(_context: Any, address: Any) -> Any:
+    """The word at an address."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def store(_context: Any, address: Any, value: Any) -> Any:
+    """Write a word to an address."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@_intrinsic
+def acquire(_context: Any, address: Any) -> Any:
+    """The word at an address; what its writer wrote before it is seen by all that follows."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.load_atomic(place, "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def release(_context: Any, address: Any, value: Any) -> Any:
+    """Write a word to an address, after all that was read and written before."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        builder.store_atomic(arguments[1], place, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@_intrinsic
+def copy(_context: Any, into: Any, source: Any, nbytes: Any) -> Any:
+    """Copy bytes from one address to another; they do not overlap."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        into, source = (builder.inttoptr(each, _BYTE.as_pointer()) for each in arguments[:2])
+        cgutils.raw_memcpy(builder, into, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@_intrinsic
+def pointer(_context: Any, address: Any) -> Any:
+    """An address as `numba.carray` takes it."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _BYTE.as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@_intrinsic
+def yield_core(_context: Any) -> Any:
+    """Let another process have the core."""
+
+    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
+        kind = ir.FunctionType(_INT, ())
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), ())
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@_intrinsic
+def read_process(_context: Any, process: Any, vectors: Any) -> Any:
+    """Read another process's memory: ``process_vm_readv``; how many bytes, -1 if it failed.
+
+    At `vectors` stand two address-and-length pairs: into what, and from where.
+    """
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_WORD, (_INT, _WORD, _WORD, _WORD, _WORD, _WORD))
+        function = cgutils.get_or_insert_function(builder.module, kind, "process_vm_readv")
+        process = builder.trunc(arguments[0], _INT)
+        one, two_words = ir.Constant(_WORD, 1), ir.Constant(_WORD, 16)
+        remote = builder.add(arguments[1], two_words)
+        return builder.call(
+            function, (process, arguments[1], one, remote, one, ir.Constant(_WORD, 0))
+        )
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@_intrinsic
+def call_fold(
+    _context: Any, fold: Any, into: Any, sources: Any, n: Any, count: Any, by: Any, memory: Any
+) -> Any:
+    """Call the compiled fold at an address, as `devices.folds` describes them."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), (_WORD,) * 6)
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 7), generate
