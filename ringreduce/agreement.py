@@ -24,8 +24,8 @@ from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, Ri
 from ringreduce.schedule import Schedule
 from ringreduce.transports.base import Transport
 
-HEADER_BYTES = 24
-"""16 bytes of signature, 8 of call number."""
+DIGEST_BYTES, HEADER_BYTES = 16, 24
+"""A header is the signature's digest and 8 bytes of call number, the least significant first."""
 
 _REMEMBERED_CALLS = 4096
 """A root whose sends are buffered may be that far ahead, and still tell what its calls were."""
@@ -59,7 +59,9 @@ class Signature:
 
     def __post_init__(self) -> None:
         text = json.dumps([self.collective, self.arguments])
-        object.__setattr__(self, "digest", blake2b(text.encode(), digest_size=16).digest())
+        object.__setattr__(
+            self, "digest", blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+        )
 
 
 class Interrupt(Exception):  # noqa: N818 - no error: it never leaves the library
@@ -100,11 +102,13 @@ class Agreement:
         """The number of the latest call begun."""
         self.completed = 0
         """Calls whose part this rank has done, as the conductor counts: the next one's number."""
-        self._calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
+        self.calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
         """The latest calls of this epoch, up to the one with `number`."""
         self._epoch = 0
         """How often ranks have disagreed and gone on."""
         self._abort_at: int | None = None
+        self.warned = False
+        """Whether other ranks have said something about calls that were yet to begin."""
         self._expected: dict[int, str] = {}
         self._reports: dict[int, dict[str, Any]] = {}
         self._statuses: dict[int, dict[str, Any]] = {}
@@ -117,24 +121,30 @@ class Agreement:
         self._waiting_since = 0.0
         self._looked_at = 0.0
         self._asked = False
-        self._deadline_s = timeout_s
+        self.deadline_s = timeout_s
+        """Of the call under way."""
 
     # --- one call ---
 
     def begin(self, signature: Signature, timeout_s: float | None = None) -> bytes:
         """Give the call its number and return the header that its first messages carry."""
         number = self.number = self.completed
-        self._calls.append(signature)
-        self._deadline_s = timeout_s or self.timeout_s
-        if self._expected:
-            self._compare_expected(number, signature)
-        if self._abort_at is not None and self._abort_at <= number:
+        self.calls.append(signature)
+        self.deadline_s = timeout_s or self.timeout_s
+        if self.warned:
+            self.heed_warnings(signature)
+        return signature.digest + number.to_bytes(8, "little")
+
+    def heed_warnings(self, signature: Signature) -> None:
+        """Raise an Interrupt if it is known by now that the call just begun cannot go on."""
+        self._compare_expected(self.number, signature)
+        if self._abort_at is not None and self._abort_at <= self.number:
             raise Aborted
-        return signature.digest + number.to_bytes(8)
+        self.warned = bool(self._expected) or self._abort_at is not None
 
     def foreign(self, peer: int, header: bytes) -> None:
         """A message of another call has come: abort the earlier of the two numbers."""
-        theirs = int.from_bytes(header[16:HEADER_BYTES])
+        theirs = int.from_bytes(header[DIGEST_BYTES:HEADER_BYTES], "little")
         self._abort(min(theirs, self.number))
 
     def wait(self, idle: int, ahead: int = 0) -> None:
@@ -151,10 +161,10 @@ class Agreement:
             self.listen()
             self._raise_interrupts()
             waited = self._waited()
-            if waited > min(_STALL_S, self._deadline_s / 2) and not self._asked:
+            if waited > min(_STALL_S, self.deadline_s / 2) and not self._asked:
                 self._asked = True
                 self._tell_all("stall", number=self.number, digest=self._digest_of(self.number))
-            if waited > self._deadline_s:
+            if waited > self.deadline_s:
                 self._raise_alarm(waited)
         self.transport.pause(idle + ahead)
 
@@ -185,6 +195,7 @@ class Agreement:
 
     def _note_abort(self, number: int) -> None:
         self._abort_at = number if self._abort_at is None else min(number, self._abort_at)
+        self.warned = True
 
     # --- the control channel ---
 
@@ -220,6 +231,7 @@ class Agreement:
         number = message["number"]
         if number > self.number:
             self._expected[number] = message["digest"]
+            self.warned = True
         elif self._digest_of(number) not in ("", message["digest"]):
             self._tell_all("abort", number=number)
             self._note_abort(number)
@@ -250,11 +262,11 @@ class Agreement:
 
     def _digest_of(self, number: int) -> str:
         place = number - self._first_remembered
-        return self._calls[place].digest.hex() if 0 <= place < len(self._calls) else ""
+        return self.calls[place].digest.hex() if 0 <= place < len(self.calls) else ""
 
     @property
     def _first_remembered(self) -> int:
-        return self.number - len(self._calls) + 1
+        return self.number - len(self.calls) + 1
 
     # --- when a call breaks off, or the communicator ends ---
 
@@ -324,7 +336,7 @@ class Agreement:
     def _history(self) -> dict[str, Any]:
         """The remembered calls: the number of the first, and which of some signatures each has."""
         places: dict[Signature, int] = {}
-        calls = [places.setdefault(signature, len(places)) for signature in self._calls]
+        calls = [places.setdefault(signature, len(places)) for signature in self.calls]
         signatures = [[s.collective, list(map(list, s.arguments))] for s in places]
         return {"first": self._first_remembered, "calls": calls, "signatures": signatures}
 
@@ -338,7 +350,7 @@ class Agreement:
         self._epoch += 1
         self.completed = following
         self.number = following - 1
-        self._calls.clear()
+        self.calls.clear()
         self._reports.clear()
         self._expected.clear()
         self._partings.clear()
@@ -361,7 +373,7 @@ class Agreement:
         if min(statuses) != rank:
             self._listen_for(_VERDICT_S, lambda: self._verdicts)
         if not self._verdicts:
-            waited_s = (self._alarm or {}).get("waited_s", self._deadline_s)
+            waited_s = (self._alarm or {}).get("waited_s", self.deadline_s)
             text, culprits = describe_timeout(schedule, statuses, waited_s)
             self._verdicts[rank] = {"text": text, "ranks": culprits}
             self._tell_all("verdict", **self._verdicts[rank])
@@ -403,7 +415,7 @@ class Agreement:
             if self._left:
                 raise PeerLeft
             waited = self._waited()
-            if waited > self._deadline_s:
+            if waited > self.deadline_s:
                 self._raise_alarm(waited)
             idle += 1
             self.transport.pause(idle)

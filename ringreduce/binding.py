@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,6 +72,20 @@ class BoundStep:
     """(step, "send" or "recv", peer, bytes of data): for the message log."""
 
 
+class Compiled(NamedTuple):
+    """A flow that compiled code carries out."""
+
+    run: Callable[[int, int, int, int, int, int], int]
+    """``run(address, number, *digest, source, target)``: 0 when it is over.
+
+    The header of the call, its number first, and the addresses of the arrays, which are 0 if those
+    are the ones that it is bound to.
+    """
+    address: int
+    goes_on: Callable[[], bool]
+    """Go on, if it was not; whether it is over now."""
+
+
 @dataclass(slots=True)
 class Flow:
     """One slice on its way: its steps, the step it is at, how many of its messages have come."""
@@ -85,6 +99,8 @@ class Flow:
     tested: int = 0
     memory: Any = None
     """What it is bound to by addresses alone, kept alive for it."""
+    compiled: Compiled | None = None
+    """All of it as one compiled call, if that is what it is."""
     alone: Callable[[bytes], None] | None = None
     """Runs it by itself, once that has been prepared."""
     runs: int = 0

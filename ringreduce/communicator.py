@@ -8,13 +8,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from ringreduce.arguments import check_timeout
+from ringreduce.arena import Arena
+from ringreduce.arguments import check_movable, check_timeout
 from ringreduce.collectives import NOTHING, Collectives
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.executor import LoggedMessage
 from ringreduce.persistent import PersistentCall
-from ringreduce.placement import as_array
+from ringreduce.placement import as_array, card_of_name
 from ringreduce.select import Choice, choose
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
@@ -48,10 +49,39 @@ class Communicator(Collectives):
         self._transport, self._timeout_s = transport, timeout_s
         self._adopt = adopt
         """Told of every communicator that is split off."""
+        memory = None if self.config.memory is None else transport.memory
+        self._arena = None if memory is None else Arena(memory.arena)
         self._splits = 0
-        self._meet("init", (("nodes", repr(self.nodes)), ("config", config.plan_text())))
+        self._meet("init", (("nodes", repr(self.nodes)), ("config", self.config.plan_text())))
 
     # --- other forms ---
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any:
+        """An uninitialised array that this node's other ranks reach directly.  Not collective.
+
+        An array like any other, and so are its slices and views, to be mixed with others at will;
+        its memory is used again when the last of them is gone.  Where ranks share no memory, or
+        there is no room left, it is one of the process's own.
+
+        Args:
+            shape, dtype: as for ``numpy.empty``.
+            device: ``"cpu"``, or ``"cuda"`` or ``"cuda:1"`` for a CuPy array of that card.
+
+        Raises TypeError for dtypes that cannot be sent, ValueError for other wrong arguments.
+        """
+        dtype = np.dtype(dtype)
+        check_movable("empty", dtype)
+        if device != "cpu":
+            return self._calls_on_card(card_of_name("empty", device)).device.empty(shape, dtype)
+        sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"empty: shape is {shape}; pass lengths of at least 0")
+        if self._arena is None:
+            return np.empty(sizes, dtype)
+        with self._line.lock:
+            self._conductor.free_discarded()
+            array = self._arena.empty(sizes, dtype)
+        return np.empty(sizes, dtype) if array is None else array
 
     def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> PersistentCall:
         """A call on these arrays to be made again and again: checked, planned and bound once.
@@ -95,7 +125,7 @@ class Communicator(Collectives):
         topology = Topology(nodes, transport.rank)
         # A device of its own: both communicators may be adding at the same time.
         device = type(self._device)()
-        part = Communicator(transport, topology, device, self.config, self._timeout_s, self._adopt)
+        part = Communicator(transport, topology, device, self._given, self._timeout_s, self._adopt)
         if self._adopt is not None:
             self._adopt(part)
         return part

@@ -11,6 +11,16 @@ from ringreduce.cost import Profile
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What the memory is good for that ranks of one host share."""
+
+    pulls: bool
+    """Whether they can read each other's arrays where they lie."""
+    crowded: bool
+    """Whether they outnumber the cores."""
+
+
+@dataclass(frozen=True)
 class Config:
     """How calls are carried out.
 
@@ -21,7 +31,7 @@ class Config:
     """Bytes of the array that go through the schedule together.
 
     None: across nodes 1 MiB, so that the network is busy while nodes reduce; on one node 64 MiB,
-    since there it would hide nothing.
+    since there it would hide nothing; 1 MiB of what is staged in shared memory.
     """
     segment_bytes: int = 1 << 20
     """Longer messages are cut in such segments, so that folds find in the cache what has come."""
@@ -39,8 +49,15 @@ class Config:
     """What links cost: decides the algorithm."""
     synchronous_sends: bool = False
     """Let every send over MPI wait for its receive: finds schedules that rely on buffering."""
-    shared_memory: bool = False
-    """Let ranks of one host exchange small messages through memory that they share."""
+    shared_memory: bool | None = None
+    """Whether ranks of one host exchange data through memory that they share, where they can.
+
+    None: those of `init` do, and those of `spawn` do not.
+    """
+    pull_bytes: int = 1 << 20
+    """Through shared memory, arrays from this size on are read from where they lie, if allowed."""
+    memory: Memory | None = None
+    """What was found out about that: not to be given."""
     log_messages: bool = False
     """Keep a record of every message in ``Communicator.message_log``."""
 
@@ -60,13 +77,20 @@ class Config:
         return repr(
             (
                 *(self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight),
-                *(self.profile, self.shared_memory),
+                *(self.profile, self.pull_bytes, self.memory),
             )
         )
 
 
 _MAY_BE_NONE = ("slice_bytes", "in_flight")
-_COUNTS = (*_MAY_BE_NONE, "segment_bytes", "most_slices", "kept_messages", "kept_plans")
+_COUNTS = (
+    *_MAY_BE_NONE,
+    "segment_bytes",
+    "pull_bytes",
+    "most_slices",
+    "kept_messages",
+    "kept_plans",
+)
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
@@ -76,6 +100,7 @@ class Environment:
 
     expected_size: int | None = None
     timeout_s: float | None = None
+    transport: str | None = None
     nodes: tuple[int, ...] | None = None
     launched: bool = False
     """Whether a process manager of an MPI started this process."""
@@ -86,6 +111,7 @@ class Environment:
         parsers: dict[str, Callable[[str], Any]] = {
             "expected_size": int,
             "timeout_s": float,
+            "transport": str,
             "nodes": lambda text: tuple(int(size) for size in text.split(",")),
         }
         values: dict[str, Any] = {"launched": any(name in variables for name in _RANK_VARIABLES)}

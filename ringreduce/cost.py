@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 
@@ -45,14 +45,24 @@ class Link:
 class Profile:
     """What links and cores can do.
 
-    The defaults are no measurements: they are the round numbers of shared memory (1 µs, 8 GB/s), of
-    10 Gbit/s Ethernet (20 µs), of 1 or 2 µs to make a message, and of a core that folds 8 GB/s.
-    `ringreduce tune` measures.
+    The defaults are no measurements: they are the round numbers of messages in a node (1 µs,
+    8 GB/s), of 10 Gbit/s Ethernet (20 µs), of 1 or 2 µs to make a message, and of a core that folds
+    8 GB/s; of an exchange through shared memory (0.5 µs, 20 GB/s, folds in the cache at 50 GB/s)
+    and of a turn of all ranks where they outnumber the cores (5 µs).  `ringreduce tune` measures.
     """
 
     in_node: Link = Link(1e-6, 1 / 8e9, message_s=1e-6)
     between_nodes: Link = Link(20e-6, 8 / 10e9, message_s=2e-6)
     gamma_s_per_byte: float = 1 / 8e9
+    in_memory: Link = Link(0.5e-6, 1 / 20e9)
+    gamma_in_memory_s_per_byte: float = 1 / 50e9
+    crowded_s: float = 5e-6
+
+    def of_memory(self, crowded: bool) -> Profile:
+        """Of ranks of one node that share memory; `crowded` if they are more than its cores."""
+        alpha_s = self.in_memory.alpha_s + (self.crowded_s if crowded else 0.0)
+        link = replace(self.in_memory, alpha_s=alpha_s)
+        return replace(self, in_node=link, gamma_s_per_byte=self.gamma_in_memory_s_per_byte)
 
 
 def price(

@@ -6,16 +6,18 @@ all decide alike.  Everything else about such a call is as with messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ringreduce.agreement import HEADER_BYTES
-from ringreduce.binding import BoundStep, Flow
+from ringreduce.binding import BoundStep, Compiled, Flow
+from ringreduce.config import Config
 from ringreduce.devices import blocks, compiling
 from ringreduce.devices.base import Device
 from ringreduce.devices.blocks import WORD
+from ringreduce.devices.cpu import address_of as _address
 from ringreduce.plan import Plan
 from ringreduce.planned import INPUT, OUTPUT, SCRATCH
 from ringreduce.rows import (
@@ -30,15 +32,20 @@ from ringreduce.rows import (
     Rows,
     rows_of,
 )
+from ringreduce.select import pulls
 from ringreduce.transports.base import SharedMemory
 
-_PULL_FROM = 32 << 10
-"""Bytes of a slice from which its data are not staged but pulled, where that is possible."""
+_STREAM_FROM = 4 << 10
+"""Bytes from which data are staged, and peers' results copied, past the caches.
+
+What a peer has read it holds in its cache too, and to write there each line has to be asked for:
+that took 4 to 14 times as long as to write past both.
+"""
 _PIECE = 128 << 10
 """Bytes of each array that are folded at a time: what is read from other processes stays in L2."""
 _MOST_RANKS = 64
 """Every rank plans for all."""
-_SPINS, _YIELDS = (1000, 2), (20, 20)
+_ALONE, _CROWDED = (1000, 2), (20, 20)
 """How often a program looks, and how often it then yields, before it lets others look too: where
 every rank has a core of its own, and where not."""
 _REGISTERS = {
@@ -55,20 +62,23 @@ class Exchange:
         self,
         memory: SharedMemory,
         rank: int,
-        spins: int,
+        config: Config,
         foreign: Callable[[int, bytes], None],
     ) -> None:
+        assert config.memory is not None
         run = compiling.kernel("run")
         assert run is not None
         self._run, self._memory, self._rank, self._foreign = run, memory, rank, foreign
+        self._config = config
         size = len(memory.addresses)
         self._peers = [peer for peer in range(size) if peer != rank]
         self._pulled = np.empty(_PIECE * len(self._peers), np.uint8)
         self._acc = np.empty(compiling.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         words = np.zeros(blocks.COMMON_WORDS + blocks.PEER_WORDS * len(self._peers), np.int64)
-        words[[blocks.SPINS, blocks.YIELDS]] = _SPINS if spins else _YIELDS
+        words[[blocks.SPINS, blocks.YIELDS]] = _CROWDED if config.memory.crowded else _ALONE
         words[[blocks.PEERS, blocks.MY_BLOCK]] = len(self._peers), memory.addresses[rank]
+        words[blocks.MY_BYTES] = memory.nbytes
         words[[blocks.PULLED, blocks.PULL_BYTES]] = _address(self._pulled), _PIECE
         words[[blocks.ACC, blocks.SOURCES]] = _address(self._acc), _address(self._sources)
         self._of_peers = words[blocks.COMMON_WORDS :].reshape(-1, blocks.PEER_WORDS)
@@ -94,12 +104,11 @@ class Exchange:
             return None
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
-        nbytes = sum(placed.count for placed in plan.placed[index]) * plan.itemsize
-        for pulls in (True, False):
-            if not pulls or (self._memory.pulls and nbytes >= _PULL_FROM):
-                rows = rows_of(every, self._rank, plan.itemsize, pulls, plan.in_place)
-                if rows is not None and rows.slot_bytes <= blocks.SLOT_BYTES - blocks.DATA:
-                    return rows
+        count = sum(placed.count for piece in plan.placed for placed in piece)
+        for way in (True, False) if pulls(count * plan.itemsize, self._config) else (False,):
+            rows = rows_of(every, self._rank, plan.itemsize, way, plan.in_place)
+            if rows is not None and rows.slot_bytes <= blocks.SLOT_BYTES - blocks.DATA:
+                return rows
         return None
 
     # --- programs ---
@@ -121,7 +130,7 @@ class Exchange:
         address, run = _address(program), self._run
 
         def done() -> bool:
-            came = run(address)
+            came = run(address, -1, 0, 0, 0, 0)
             if came == blocks.FOREIGN:
                 self._meet_foreign(program)
             return bool(came == blocks.FINISHED)
@@ -133,6 +142,7 @@ class Exchange:
             program[blocks.ROW] = 0
 
         flow.memory = memory
+        flow.compiled = Compiled(run, address, done)
         step.tests, step.where, step.reset = [done], where, reset
         step.notes = list(rows.notes)
         return flow
@@ -142,7 +152,7 @@ class Exchange:
         size = blocks.PROGRAM_WORDS + blocks.ROW_WORDS * (len(rows.rows) + 1)
         program = np.zeros(size + 2 * sum(map(len, lists)), np.int64)
         dtype = memory[SCRATCH].dtype
-        fold = 0 if op is None else compiling.fold(op, dtype)
+        fold = (0 if op is None else compiling.fold(op, dtype)) or 0
         program[[blocks.COMMON, blocks.START]] = _address(self._words), blocks.PROGRAM_WORDS
         program[[blocks.EXCHANGES, blocks.PULLS]] = rows.exchanges, rows.pulls
         parts = dtype.itemsize // (2 if dtype.kind == "c" else 1)
@@ -179,7 +189,9 @@ class Exchange:
             return [blocks.AWAIT, row.exchange, self._peers.index(row.peer)]
         into = self._operand(program, row.into)
         if isinstance(row, CopyBytes):
-            return [blocks.COPY, *into, *self._operand(program, row.source), row.nbytes]
+            peers = row.source.rank != self._rank and row.source.buffer != SLOT
+            past = row.nbytes >= _STREAM_FROM and (peers or row.into.buffer == SLOT)
+            return [blocks.COPY, *into, *self._operand(program, row.source), row.nbytes, past]
         sources = _address(program) + free * WORD
         sized = row.nbytes, len(row.sources), sources, _PIECE, row.finishes
         return [blocks.REDUCE, *into, *sized]
@@ -208,9 +220,8 @@ class Exchange:
     def _awaited(self, program: Any) -> int:
         """The exchange that a program waits for."""
         at = (int(program[blocks.ROW]) - _address(program)) // WORD
-        kind, exchange = program[at : at + 2].tolist()
-        base: int = int(program[blocks.BASE])
-        return base + exchange - (kind == blocks.MAKE_ROOM)
+        kind, exchange = map(int, program[at : at + 2])
+        return int(program[blocks.BASE]) + exchange - (kind == blocks.MAKE_ROOM)
 
     def _where(self, program: Any, rows: Rows) -> tuple[int, list[int]]:
         """The step that a program is at, and the peers that it waits for."""
@@ -234,8 +245,3 @@ class Exchange:
         if count:
             mine[(count - 1) & 1][0] = count - 1
         mine[count & 1][0] = count
-
-
-def _address(array: Any) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

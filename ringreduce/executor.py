@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ringreduce.agreement import Agreement
-from ringreduce.binding import BoundStep, Flow
+from ringreduce.binding import BoundStep, Compiled, Flow
 from ringreduce.config import Config
 from ringreduce.flows import FlowStore, Prepared
 from ringreduce.straight import straight
@@ -51,7 +51,7 @@ class Executor:
         self.transport, self.config, self.agreement = transport, config, agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
         self.store = FlowStore(transport, config, agreement.foreign)
-        self._held: tuple[Any, ...] = ()
+        self.held: tuple[Any, ...] = ()
         """The caller's arrays, while messages that do not keep them alive are under way."""
         self.running: list[Flow] = []
         """The flows that are under way; none between calls."""
@@ -80,10 +80,14 @@ class Executor:
             if flow.size <= _MOST_WRITTEN_OUT:
                 log = self._log if self.log is not None else None
                 foreign = self.agreement.foreign
-                flow.alone = straight(flow, self.running, self._await, foreign, log)
+                flow.alone = straight(flow, self.running, self.await_, foreign, log)
             else:
                 flow.alone = partial(self._drive_to_the_end, flow)
         return flow.alone
+
+    def compiled(self, flow: Flow) -> Compiled | None:
+        """The flow as one compiled call, unless its messages are to be logged."""
+        return flow.compiled if self.log is None else None
 
     def _drive_to_the_end(self, flow: Flow, header: bytes) -> None:
         self._poll(self._run_flows(iter((flow,)), 1, 1, header))
@@ -96,7 +100,7 @@ class Executor:
             if idle > spins:
                 self.agreement.wait(idle - spins)
 
-    def _await(self, test: Callable[[], bool]) -> None:
+    def await_(self, test: Callable[[], bool]) -> None:
         idle, spins = 0, self.transport.spins
         while not test():
             idle += 1
@@ -120,11 +124,11 @@ class Executor:
             return
         flat_target = device.flat(target)
         flat_source = flat_target if source is target else device.flat(source)
-        self._held = source, target, flat_source, flat_target
+        self.held = source, target, flat_source, flat_target
         flows = self.store.flows(prepared, flat_source, flat_target)
         count = prepared.plan.slices
         yield from self._run_flows(flows, count, self.store.in_flight(prepared), header)
-        self._held = ()
+        self.held = ()
         if not device.overlap(flat_target, target):
             target[...] = flat_target.reshape(target.shape)
 
@@ -268,7 +272,7 @@ class Executor:
             while not self.withdraw() and time.monotonic() < end:
                 self.transport.pause(1)
         if self.running:
-            _ABANDONED.append((self, self._held))
+            _ABANDONED.append((self, self.held))
 
     @property
     def exchanges(self) -> int:
@@ -287,6 +291,6 @@ class Executor:
         if self.store.exchange is not None:
             self.store.exchange.go_on_from(exchanges)
         self.running.clear()
-        self._held = ()
+        self.held = ()
         self._withdrawn.clear()
         self.store.count_afresh()

@@ -21,6 +21,7 @@ from ringreduce.rows import Rows
 from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
 
+
 @dataclass(eq=False)
 class Prepared:
     """A plan with what it does with values, and where its messages are while it is in use."""
@@ -63,9 +64,9 @@ class FlowStore:
     ) -> None:
         self._transport, self._config = transport, config
         self.exchange: Exchange | None = None
-        if transport.memory is not None:
-            rank, spins = transport.rank, transport.spins
-            self.exchange = Exchange(transport.memory, rank, spins, foreign)
+        if config.memory is not None:
+            assert transport.memory is not None
+            self.exchange = Exchange(transport.memory, transport.rank, config, foreign)
         self._runs = 0
         self._staged: list[Prepared] = []
         self._for_good: list[Prepared] = []
@@ -91,8 +92,12 @@ class FlowStore:
             if prepared.nbytes > self._config.staged_bytes or prepared.plan.slices != 1:
                 return None
             flow = self._stage(prepared)
-        self._runs = prepared.last_run = self._runs + 1
+        self.use(prepared)
         return flow
+
+    def use(self, prepared: Prepared) -> None:
+        """The flow of a small plan is about to run."""
+        self._runs = prepared.last_run = self._runs + 1
 
     def _stage(self, prepared: Prepared) -> Flow:
         while len(self._staged) >= self._config.kept_plans:
@@ -106,6 +111,14 @@ class FlowStore:
         self._staged.append(prepared)
         return flow
 
+    def unbound(self, prepared: Prepared) -> Flow | None:
+        """A flow that is told at each call where its arrays lie, contiguous; None without one."""
+        rows = self._rows(prepared, 0) if prepared.plan.slices == 1 else None
+        if rows is None:
+            return None
+        nothing, scratch = (prepared.device.empty(n, prepared.dtype) for n in (0, rows.scratch))
+        return self._bind(prepared, (nothing, nothing, scratch), index=0)
+
     # --- plans that are only run on one pair of arrays ---
 
     def bind_for_good(self, prepared: Prepared, source: Any, target: Any) -> None:
@@ -113,7 +126,7 @@ class FlowStore:
 
         Without effect on what is not contiguous or is cut in slices.  Until `discard`.
         """
-        self._free_discarded()
+        self.free_discarded()
         device = prepared.device
         flat = [device.flat(array) for array in (source, target)]
         pairs = zip(flat, (source, target), strict=True)
@@ -133,7 +146,8 @@ class FlowStore:
         """The plan will not be run again: let go of it soon.  From any thread at any time."""
         self._discarded.append(prepared)
 
-    def _free_discarded(self) -> None:
+    def free_discarded(self) -> None:
+        """Let go of the plans that were discarded; nothing is under way."""
         while self._discarded:
             self.forget(self._discarded.popleft())
 

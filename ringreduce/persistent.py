@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls import Call
-from ringreduce.conductor import Conductor
+from ringreduce.conductor import Conductor, Once
 from ringreduce.programs import move
 
 
@@ -35,24 +35,38 @@ class PersistentCall:
         if not call.converts:
             with nullcontext() if call.queue is None else call.queue.selected():
                 conductor.executor.store.bind_for_good(call.prepared, source, target)
+        self._quick: Once | None = None
         self._alone: Callable[[bytes], None] | None = None
         """Runs the call, if it can be done by messages between its arrays alone."""
         if call.prepared.bound is not None and call.queue is None:
             self._alone = conductor.executor.alone(call.prepared.bound)
+            self._quick = conductor.quick(call, call.prepared.bound, timeout_s)
+        self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
+        self._running, self._works = conductor.running, self._line.works
 
     def __del__(self) -> None:
         self._conductor.executor.store.discard(self._call.prepared)
 
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
-        conductor, line = self._conductor, self._line
-        with line.lock:
-            conductor.check_usable()
-            if self._alone is None or line.works:
-                conductor.run(self._call, self._body, self._timeout_s, queue=self._call.queue)
+        self._acquire()  # half as long as by a with statement
+        try:
+            quick, conductor = self._quick, self._conductor
+            if quick is None or self._running or self._works or conductor.ended is not None:
+                self._carry_out()
             else:
-                conductor.carry_out(self._call, self._timeout_s, self._alone)
+                quick()
+        finally:
+            self._release()
         return self._result
+
+    def _carry_out(self) -> None:
+        conductor = self._conductor
+        conductor.check_usable()
+        if self._alone is None or self._works:
+            conductor.run(self._call, self._body, self._timeout_s, queue=self._call.queue)
+        else:
+            conductor.carry_out(self._call, self._timeout_s, self._alone)
 
     def _body(self, header: bytes) -> Any:
         executor = self._conductor.executor

@@ -22,6 +22,14 @@ def card_of(x: Any) -> int | None:
     return int(number) if kind in _CARD_MEMORY else None
 
 
+def card_of_name(where: str, device: str) -> int:
+    """The number of the card that is called ``"cuda"`` or ``"cuda:1"``."""
+    name, _, number = device.partition(":")
+    if name != "cuda" or not (number or "0").isdecimal():
+        raise ValueError(f"{where}: unknown device {device!r}; choose 'cpu', 'cuda' or 'cuda:1'")
+    return int(number or 0)
+
+
 def open_card(number: int) -> Device:
     """A device for arrays on this card, with a queue of its own."""
     device: Device = _cuda("a call").CudaDevice(number)

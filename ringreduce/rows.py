@@ -1,7 +1,8 @@
 """A slice of a plan as rows for shared memory: put, wait, copy, fold.
 
-The schedule stays the only place that knows the algorithm.  From the plans of all ranks follows who
-puts what where, so a row says where in a peer's memory its data lie, and nothing about that travels.
+The schedule stays the only place that knows the algorithm.  From the plans of all ranks follows
+who puts what where, so a row says where in a peer's memory its data lie, and nothing about that
+travels.
 
 Data go one of two ways.  Staged, a rank copies what it sends in a step to its slot, and may go on
 when it has what it needs.  Pulled, peers read it from where it lies; before it is written to, and
@@ -99,8 +100,9 @@ def rows_of(
     if pulls and not all(_can_pull(plan, in_place) for plan in plans):
         return None
     rows = tuple(_Writer(table, rank, exchanges, pulls, in_place).rows())
+    scratch = plans[rank].scratch if any(map(_touches_scratch, rows)) else 0
     slot = 0 if pulls else max(table.slot_bytes.values(), default=0)
-    return Rows(rows, exchanges + pulls, slot, plans[rank].scratch, pulls, tuple(_notes(table, rank)))
+    return Rows(rows, exchanges + pulls, slot, scratch, pulls, tuple(_notes(table, rank)))
 
 
 class _Table:
@@ -255,6 +257,15 @@ class _Writer:
 
     def _overlap(self, a: Span, b: Span) -> bool:
         return _may_meet(a, b, self._in_place)
+
+
+def _touches_scratch(row: Row) -> bool:
+    places: tuple[Place, ...] = ()
+    if isinstance(row, CopyBytes):
+        places = (row.into, row.source)
+    elif isinstance(row, Reduce):
+        places = (row.into, *row.sources)
+    return any(place.buffer == SCRATCH for place in places)
 
 
 def _notes(table: _Table, rank: int) -> Iterator[tuple[int, str, int, int]]:

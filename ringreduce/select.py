@@ -10,6 +10,8 @@ from ringreduce.config import Config
 from ringreduce.cost import price
 from ringreduce.topology import Nodes
 
+STAGED_BYTES = 1 << 20
+"""The longest slice that is staged in shared memory."""
 _PRICED_SLICES = 8
 """Slices that are priced at most: beyond, a pipeline is filled and time grows with bytes alone."""
 _AS_GOOD_AS_EQUAL = 0.02
@@ -33,8 +35,16 @@ class Choice:
 
 def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
     """How many slices an array of `nbytes` is cut into."""
-    slice_bytes = config.slice_bytes or (64 << 20 if len(nodes) == 1 else 1 << 20)
+    large = 64 << 20 if len(nodes) == 1 else 1 << 20
+    if config.memory is not None and not pulls(nbytes, config):
+        large = STAGED_BYTES
+    slice_bytes = config.slice_bytes or large
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
+
+
+def pulls(nbytes: int, config: Config) -> bool:
+    """Whether, in shared memory, an array of `nbytes` is read from where it lies, not staged."""
+    return config.memory is not None and config.memory.pulls and nbytes >= config.pull_bytes
 
 
 def slices_in_flight(nodes: Nodes, config: Config) -> int:
@@ -42,15 +52,18 @@ def slices_in_flight(nodes: Nodes, config: Config) -> int:
     return config.in_flight or (1 if len(nodes) == 1 else 4)
 
 
-def candidates(collective: str, nodes: Nodes) -> list[str]:
+def candidates(collective: str, nodes: Nodes, in_memory: bool = False) -> list[str]:
     """The algorithms that are worth a price among these ranks.
 
     With very many ranks those in which everybody talks to everybody are not, and take longest to
-    price.  Between nodes the first to be tried is the one that knows of them.
+    price.  Between nodes the first to be tried is the one that knows of them, in shared memory
+    those of the fewest steps.
     """
     names = list(ALGORITHMS[collective])
     if sum(map(len, nodes)) > _MOST_DIRECT and len(names) > 2:
         names = [name for name in names if name not in _DIRECT]
+    if len(nodes) == 1 and in_memory:
+        names.sort(key=lambda name: name not in _DIRECT)
     if len(nodes) == 1:
         return [name for name in names if name != "hierarchical"]
     return sorted(names, key=lambda name: name != "hierarchical")
@@ -63,7 +76,7 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
     all ranks choose alike.  Sizes are priced as the next power of two, so that similar calls are
     carried out alike.
     """
-    names = candidates(collective, nodes)
+    names = candidates(collective, nodes, config.memory is not None)
     rounded = 1 << max(nbytes - 1, 0).bit_length()
     predicted = {name: predict(collective, name, nodes, rounded, config) for name in names}
     enough = min(predicted.values()) * (1 + _AS_GOOD_AS_EQUAL)
@@ -73,12 +86,14 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
 
 def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:
     """The seconds that a call should take.  Raises ValueError for an unknown algorithm."""
-    schedule = build(collective, algorithm, nodes)
+    schedule, profile = build(collective, algorithm, nodes), config.profile
+    if config.memory is not None:
+        profile = profile.of_memory(config.memory.crowded)
     slices, in_flight = slice_count(nbytes, nodes, config), slices_in_flight(nodes, config)
     if in_flight == 1:
-        return slices * price(schedule, nodes, nbytes / slices, config.profile)
+        return slices * price(schedule, nodes, nbytes / slices, profile)
     priced = min(slices, _PRICED_SLICES)
-    return price(schedule, nodes, nbytes, config.profile, slices=priced, in_flight=in_flight)
+    return price(schedule, nodes, nbytes, profile, slices=priced, in_flight=in_flight)
 
 
 def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.arguments import check_timeout
@@ -27,10 +26,14 @@ _GRACE_S = 5.0
 """How long `spawn` waits for the other ranks after one has failed."""
 
 
+class UnavailableError(Exception):
+    """The transport that is asked for cannot be had, on any rank."""
+
+
 def init(
     mpi_comm: MPI.Comm | None = None,
     *,
-    transport: str = "auto",
+    transport: str | None = None,
     nodes: NodesArgument = None,
     timeout_s: float | None = None,
     config: Config | None = None,
@@ -39,8 +42,9 @@ def init(
 
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``.
-        transport: ``"mpi"``; ``"shm"``, where ranks of one host exchange small messages through
-            memory that they share; or ``"auto"``, which is the first.
+        transport: ``"mpi"``: messages of MPI; ``"shm"``: ranks of one host exchange data through
+            memory that they share; or ``"auto"``: that, where it can be had.  None asks
+            RINGREDUCE_TRANSPORT, or else takes ``"auto"``.
         nodes: the ranks of each node, ``(3, 1, 2)``, or which ranks, ``((0, 2), (1, 3))``, in place
             of what is discovered.
         timeout_s: seconds without any progress until a call raises PeerTimeoutError; 600 unless
@@ -50,9 +54,10 @@ def init(
     Raises ImportError when there is no mpi4py or no MPI, ValueError for wrong arguments,
     MismatchError when ranks pass different nodes or settings.
     """
+    environment = Environment.read()
+    transport = transport or environment.transport or "auto"
     if transport not in ("auto", "mpi", "shm"):
         raise ValueError(f"init: unknown transport {transport!r}; choose 'auto', 'mpi' or 'shm'")
-    environment = Environment.read()
     timeout_s = environment.timeout_s if timeout_s is None else timeout_s
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     check_timeout("init", timeout_s)
@@ -68,16 +73,26 @@ def init(
     if nodes is not None:
         parse_nodes(nodes, (mpi_comm or MPI.COMM_WORLD).Get_size())
     config = config or Config()
-    if transport == "shm":
-        config = replace(config, shared_memory=True)
+    shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
     over_mpi = None
     try:
-        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends, config.shared_memory)
+        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends, shares)
+        if len(over_mpi.wishes) > 1:
+            raise MismatchError("init: ranks differ in whether to share memory: transport, config")
+        if transport == "shm" and over_mpi.memory is None:
+            raise UnavailableError
         comm = _communicator(over_mpi, nodes, timeout_s, config, adopt=close_at_exit)
     except MismatchError:
         assert over_mpi is not None
         over_mpi.close()
         raise
+    except UnavailableError:
+        assert over_mpi is not None
+        over_mpi.close()
+        raise ValueError(
+            "init: transport='shm', but these ranks cannot share memory: they have to be on one "
+            "host, with Numba; 'ringreduce doctor' says what is missing"
+        ) from None
     except BaseException:
         never_finalize()
         raise
@@ -107,7 +122,7 @@ def spawn(
     check_timeout("spawn", timeout_s)
     if nodes is not None:
         parse_nodes(nodes, ranks)
-    shares = config is not None and config.shared_memory and can_exchange()
+    shares = bool(config and config.shared_memory) and can_exchange()
     switchboard = Switchboard(ranks, shares)
     results: list[Any] = [None] * ranks
     failures: list[BaseException] = []

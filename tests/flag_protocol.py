@@ -1,8 +1,8 @@
-"""The protocol of an exchange through memory, as a machine whose every interleaving can be walked.
+"""The protocol of exchanges through memory, as a machine whose every interleaving can be walked.
 
-It is what `ringreduce.devices.exchange` does, one access to memory a step.  A message has two
-halves, written and read one after the other; in the first stands the number of its call.  Memory is
-seen in the order in which it was written: that is what release and acquire make of the flag.
+It is what `ringreduce.devices.machine` does, one access to memory a step.  What a rank has to say
+has two halves, written and read one after the other.  Memory is seen in the order in which it was
+written: that is what release and acquire make of the number.
 """
 
 from __future__ import annotations
@@ -12,28 +12,35 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Block(NamedTuple):
-    """What one rank alone writes; in the halves stand numbers of calls."""
+class Slot(NamedTuple):
+    """The number, and in the halves the exchange that they were written for."""
 
-    flag: int = 0
-    slots: tuple[tuple[int, int], ...] = ((-1, -1), (-1, -1))
+    number: int = 0
+    first: int = 0
+    second: int = 0
+
+
+Block = tuple[Slot, Slot]
+"""What one rank alone writes."""
 
 
 class Rank(NamedTuple):
-    """Where a rank is: its call, what it does next, whom it reads, whose messages it has."""
+    """Where a rank is: its exchange, what it does next, and with whom it has done."""
 
-    call: int = 0
-    doing: str = "first half"
+    exchange: int = 1
+    doing: str = "room"
     peer: int = -1
-    slot: int = -1
-    has: frozenset[int] = frozenset()
+    done: frozenset[int] = frozenset()
+    seen: tuple[int, ...] = ()
+    """The latest number seen of each rank."""
 
 
 State = tuple[tuple[Rank, ...], tuple[Block, ...]]
+_WRITES = ("first", "second", "number")
 
 
 class TornError(AssertionError):
-    """A rank has read what was not, or no longer, the message of its call."""
+    """A rank has read what was not, or no longer, meant for its exchange."""
 
 
 @dataclass(frozen=True)
@@ -41,80 +48,81 @@ class Protocol:
     """The protocol, or one with a mistake, to see that it would be found."""
 
     ranks: int
-    calls: int
+    exchanges: int
+    from_root: bool = False
+    """Only rank 0 says something, and waits for nobody to hear it."""
     one_slot: bool = False
-    """Every call writes the same slot."""
-    flag_first: bool = False
-    """The flag is raised before the message is there."""
-    goes_on_early: bool = False
-    """A rank goes on to its next call with the first message that it has."""
-    reads_where_the_flag_says: bool = False
-    """A rank that is behind looks into the slot of the later message."""
+    """Every exchange writes the same slot."""
+    number_first: bool = False
+    """The number is put before the rest is there."""
+    no_room: bool = False
+    """Nobody asks whether the slot may be written."""
 
     def start(self) -> State:
-        return (Rank(),) * self.ranks, (Block(),) * self.ranks
+        rank = Rank(seen=(0,) * self.ranks)
+        return (rank,) * self.ranks, ((Slot(), Slot()),) * self.ranks
 
     def finished(self, state: State) -> bool:
-        return all(rank.call == self.calls for rank in state[0])
+        return all(rank.exchange > self.exchanges for rank in state[0])
 
     def after(self, state: State) -> Iterator[State]:
         """All states that one step of one rank leads to.  Raises TornError."""
         ranks, blocks = state
         for me, rank in enumerate(ranks):
-            if rank.call < self.calls:
-                for next_rank, block in self._steps(me, rank, blocks):
+            if rank.exchange <= self.exchanges:
+                for following, block in self._steps(me, rank, blocks):
                     yield (
-                        (*ranks[:me], next_rank, *ranks[me + 1 :]),
+                        (*ranks[:me], following, *ranks[me + 1 :]),
                         (*blocks[:me], block, *blocks[me + 1 :]),
                     )
 
     def _steps(
         self, me: int, rank: Rank, blocks: tuple[Block, ...]
     ) -> Iterator[tuple[Rank, Block]]:
-        block, call = blocks[me], rank.call
-        turn = 0 if self.one_slot else call % 2
-        if rank.doing in ("first half", "second half", "flag"):
-            order = ["first half", "second half", "flag", "look"]
-            if self.flag_first:
-                order = ["flag", "first half", "second half", "look"]
-            doing = order[0] if rank.doing == "first half" and rank.peer == -1 else rank.doing
-            following = order[order.index(doing) + 1]
-            yield rank._replace(doing=following, peer=-2), self._written(block, doing, call, turn)
+        block, exchange = blocks[me], rank.exchange
+        others = set(range(self.ranks)) - {me}
+        if rank.doing == "room":
+            waiting = {p for p in others - rank.done if rank.seen[p] < exchange - 1}
+            if not waiting or self.no_room:
+                yield rank._replace(doing=self._order[0], done=frozenset()), block
+            for peer in waiting:
+                number = self._slot(blocks[peer], exchange - 1).number
+                if number >= exchange - 1:
+                    yield self._having_seen(rank, peer, exchange - 1), block
+        elif rank.doing in _WRITES:
+            slot = self._slot(block, exchange)._replace(**{rank.doing: exchange})
+            order = (*self._order, "look")
+            following = rank._replace(doing=order[order.index(rank.doing) + 1])
+            here = 0 if self.one_slot else exchange & 1
+            yield following, (slot, block[1]) if here == 0 else (block[0], slot)
         elif rank.doing == "look":
-            for peer in set(range(len(blocks))) - {me} - rank.has:
-                flag = blocks[peer].flag
-                theirs, slot = (flag >> 1) - 1, flag & 1
-                if theirs < call:
-                    continue
-                if theirs > call and not self.one_slot and not self.reads_where_the_flag_says:
-                    slot = 1 - slot
-                # The number in the message, which decides whether it is read at all.
-                if blocks[peer].slots[slot][0] == call or self.one_slot:
-                    yield rank._replace(doing="read first", peer=peer, slot=slot), block
+            awaited = {0} - {me} if self.from_root else others
+            if awaited <= rank.done:
+                yield Rank(exchange + 1, seen=rank.seen), block
+            for peer in awaited - rank.done:
+                if self._slot(blocks[peer], exchange).number >= exchange:
+                    reading = self._having_seen(rank, peer, exchange)
+                    yield reading._replace(doing="read first", peer=peer, done=rank.done), block
         else:
-            first = rank.doing == "read first"
-            if blocks[rank.peer].slots[rank.slot][not first] != call:
-                raise TornError(f"rank {me} in call {call} reads of {blocks[rank.peer]}")
-            if first:
+            slot = self._slot(blocks[rank.peer], exchange)
+            if (slot.first if rank.doing == "read first" else slot.second) != exchange:
+                raise TornError(f"rank {me} in exchange {exchange} reads of {blocks[rank.peer]}")
+            if rank.doing == "read first":
                 yield rank._replace(doing="read second"), block
             else:
-                yield self._has_one_more(rank), block
+                yield rank._replace(doing="look", done=rank.done | {rank.peer}), block
+
+    @property
+    def _order(self) -> tuple[str, ...]:
+        return ("number", "first", "second") if self.number_first else _WRITES
+
+    def _slot(self, block: Block, exchange: int) -> Slot:
+        return block[0 if self.one_slot else exchange & 1]
 
     @staticmethod
-    def _written(block: Block, doing: str, call: int, turn: int) -> Block:
-        if doing == "flag":
-            return block._replace(flag=2 * (call + 1) + turn)
-        halves = list(block.slots[turn])
-        halves[doing == "second half"] = call
-        slots = list(block.slots)
-        slots[turn] = (halves[0], halves[1])
-        return block._replace(slots=tuple(slots))
-
-    def _has_one_more(self, rank: Rank) -> Rank:
-        has = rank.has | {rank.peer}
-        if len(has) == self.ranks - 1 or self.goes_on_early:
-            return Rank(rank.call + 1)
-        return Rank(rank.call, "look", has=has)
+    def _having_seen(rank: Rank, peer: int, number: int) -> Rank:
+        seen = (*rank.seen[:peer], number, *rank.seen[peer + 1 :])
+        return rank._replace(seen=seen, done=rank.done | {peer})
 
 
 def explore(protocol: Protocol) -> int:

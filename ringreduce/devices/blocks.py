@@ -19,8 +19,8 @@ NUMBER, HEADER, DATA = 0, 8, 32
 INPUT_AT, OUTPUT_AT = 32, 48
 """Where, if the data are not there, it says where the arrays lie: an address each, and whether that
 is counted from the beginning of the sender's block (1) or is one of its process (0)."""
-SLOT_BYTES = 1 << 20
-"""The longest message that fits is shorter by DATA."""
+SLOT_BYTES = (1 << 20) + (4 << 10)
+"""Room for a slice and for what lies between its parts."""
 BLOCK_BYTES = 2 * SLOT_BYTES
 
 # --- words of a communicator ----------------------------------------------------------------------
@@ -28,11 +28,11 @@ BLOCK_BYTES = 2 * SLOT_BYTES
 COUNT, SPINS, YIELDS, PEERS = range(4)
 MY_BLOCK, MY_SLOT = 4, 5
 PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
-VECTOR = 11
+VECTOR, MY_BYTES = 11, 15
 """Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
-peers; this rank's block; a register: the data of the slot in use; memory for what is read from other
-processes, and how much of it a peer has; memory for folds; that for a list of addresses; four words
-for the kernel."""
+peers; this rank's block; a register: the data of the slot in use; memory for what is read from
+other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
+words for the kernel; how long this rank's block is."""
 COMMON_WORDS = 16
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
@@ -64,7 +64,7 @@ MAKE_ROOM, PUT, AWAIT, COPY, REDUCE, END = range(6)
 - MAKE_ROOM k: wait until the slot of exchange k may be written.
 - PUT k: what this rank has to say in exchange k is there.
 - AWAIT k, place: wait until the peer at that place of the common words has put that.
-- COPY into, offset, source, offset, bytes: by the addresses of registers.
+- COPY into, offset, source, offset, bytes, whether past the caches: by the addresses of registers.
 - REDUCE into, offset, elements, sources, address of a list of (register, offset), bytes at a
   time, whether to divide
 - END

@@ -81,10 +81,9 @@ def _compiled_fold(op: str, name: str, dtype: Any) -> Any:
         return None
     folder = _folder(f"fold-{op}-{name}", numba, features)
     if folder is not None:
-        with contextlib.suppress(Exception):  # as with kernels: go without what is kept
-            with _cached_in(folder):
-                compiled = numba.cfunc(found.signature, cache=True, **_OPTIONS)(found.function)
-            return compiled
+        # As with kernels: if anything is wrong with what is kept, go without.
+        with contextlib.suppress(Exception), _cached_in(folder):
+            return numba.cfunc(found.signature, cache=True, **_OPTIONS)(found.function)
     return numba.cfunc(found.signature, **_OPTIONS)(found.function)
 
 

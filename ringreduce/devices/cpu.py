@@ -6,6 +6,7 @@ import contextlib
 import mmap
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from ctypes import addressof, c_char
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,7 @@ OPS: dict[str, FoldFunction] = {
 _BITS, _PAIRS = np.dtype(np.uint16), np.dtype(np.uint32)
 _PAIRED = ("sum-bfloat16", "prod-bfloat16")
 """Kernels that have a faster sister for two elements at a time."""
+_byte_of: Callable[[Any], Any] = c_char.from_buffer
 _HUGE_PAGE, _WORTH_A_PAGE = 2 << 20, 256 << 10
 _BLOCK = 1 << 16
 """Elements that many arrays are folded by at a time."""
@@ -79,6 +81,15 @@ class _Memory:
         self.__array_interface__ = {
             key: flat[key] for key in ("data", "shape", "typestr", "version")
         }
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where the array's first byte lies."""
+    try:
+        return addressof(_byte_of(array))  # a fifth of the time
+    except (TypeError, ValueError, BufferError):  # read-only, empty, bfloat16, not contiguous
+        address: int = array.__array_interface__["data"][0]
+        return address
 
 
 class CpuDevice:
@@ -124,8 +135,7 @@ class CpuDevice:
         return memoryview(array.data).cast("B") if array.size else memoryview(bytearray())
 
     def address(self, array: np.ndarray) -> int:
-        address: int = array.__array_interface__["data"][0]
-        return address
+        return address_of(array)
 
     def unowned(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(_Memory(array)).view(array.dtype)

@@ -1,9 +1,9 @@
 """Folds of any number of arrays at once, each read once, in their order; called by `machine`.
 
-A fold is a C function ``fold(into, sources, n, count, by, memory)``: `into` is the address of `count`
-elements, `sources` that of the addresses of `n` arrays, 2 or more, one of which may be `into` itself;
-what comes out is divided by `by` unless that is 0; `memory` is 16 KiB long.  It gives the bits
-that `devices.cpu` gives.
+A fold is a C function ``fold(into, sources, n, count, by, memory)``: `into` is the address of
+`count` elements, `sources` that of the addresses of `n` arrays, 2 or more, one of which may be
+`into` itself; what comes out is divided by `by` unless that is 0; `memory` is 16 KiB long.  It
+gives the bits that `devices.cpu` gives.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _short(op: str, dtype: Any) -> Fold:
     pair = _pairwise(np.uint16, combine)
     if (dtype.name, op) in _BY_TWOS:
         pair = _by_twos(pair, _BY_TWOS[dtype.name, op])
-    if widen is None:
+    if widen is None or accumulate is None:
         return _in_own_type(2, pair)
     narrow = _NARROW[dtype.name]
     return _in_single(pair, widen, accumulate, narrow, _dividing_short(widen, narrow))

@@ -88,7 +88,7 @@ def _converting(change: Change, source_type: Any, into_type: Any) -> Kernel:
 
 
 KERNELS = {
-    "run": Kernel(machine.run, (types.int64,)),
+    "run": Kernel(machine.run, (types.int64,) * 6),
     "sum-float16": _folding(elements.add_halves),
     "prod-float16": _folding(elements.multiply_halves),
     "min-float16": _folding(elements.least_half),

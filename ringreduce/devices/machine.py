@@ -3,11 +3,11 @@
 A program is one slice of a plan, made for shared memory by `ringreduce.rows`.  How its words and
 rows are laid out, and what they mean, stands in `devices.blocks`.
 
-Every rank counts exchanges, all alike.  In exchange e it puts what it has to say into slot e mod 2 of
-its block, and then the number e before it (release); who reads e there (acquire) sees all that was
-written before.  By putting e a rank also says that it has done with all exchanges before e.  So a
-slot may be written again, for e, when every other rank has put e - 1; who has put that had done with
-e - 2.  Most often that is known already: it was awaited.
+Every rank counts exchanges, all alike.  In exchange e it puts what it has to say into slot e mod 2
+of its block, and then the number e before it (release); who reads e there (acquire) sees all that
+was written before.  By putting e a rank also says that it has done with all exchanges before e.  So
+a slot may be written again, for e, when every other rank has put e - 1; who has put that had done
+with e - 2.  Most often that is known already: it was awaited.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from ringreduce.devices.blocks import (
     DATA,
     DIVISOR,
     DONE_BYTES,
-    END,
     EXCHANGES,
     FINISHED,
     FOLD,
     FOREIGN,
     HEADER,
+    INPUT,
     INPUT_AT,
     INPUT_PLACE,
     ITEM_BYTES,
     MAKE_ROOM,
     MET,
     MY_BLOCK,
+    MY_BYTES,
     MY_SLOT,
     NUMBER,
+    OUTPUT,
+    OUTPUT_PLACE,
     OWN_HEADER,
     PEER_INPUT,
     PEER_OUTPUT,
@@ -47,7 +50,6 @@ from ringreduce.devices.blocks import (
     PEER_WORDS,
     PEERS,
     PROCESS,
-    PROGRAM_WORDS,
     PULL_BYTES,
     PULLED,
     PULLS,
@@ -65,17 +67,20 @@ from ringreduce.devices.blocks import (
     WORD,
     YIELDS,
 )
+from ringreduce.devices.compilable import compilable
 from ringreduce.devices.native import (
     acquire,
     call_fold,
+    claim,
     copy,
+    fence,
     load,
     read_process,
     release,
     store,
+    stream_line,
     yield_core,
 )
-from ringreduce.devices.compilable import compilable
 
 _LONGEST_READ = 1 << 30
 
@@ -173,13 +178,34 @@ def _read(common: Any, into: Any, process: Any, source: Any, nbytes: Any) -> boo
 
 
 @compilable
+def _stream(into: Any, source: Any, nbytes: Any) -> None:
+    """Copy past the caches: no other core has to be asked for what it holds of `into`."""
+    before = min(-into & 31, nbytes)
+    if before:
+        copy(into, source, before)
+        into += before
+        source += before
+        nbytes -= before
+    lines = nbytes >> 6
+    for _ in range(lines):
+        stream_line(into, source)
+        into += 64
+        source += 64
+    if nbytes & 63:
+        copy(into, source, nbytes & 63)
+    fence()
+
+
+@compilable
 def _copy(program: Any, common: Any, row: Any) -> bool:
     into = load(load(row + WORD)) + load(row + 2 * WORD)
     register, nbytes = load(row + 3 * WORD), load(row + 5 * WORD)
     source, process = load(register) + load(row + 4 * WORD), load(register + WORD)
     if process:
         return _read(common, into, process, source, nbytes)
-    if into != source:
+    if load(row + 6 * WORD):
+        _stream(into, source, nbytes)
+    elif into != source:
         copy(into, source, nbytes)
     return True
 
@@ -221,12 +247,31 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
     return True
 
 
-def run(program: Any) -> Any:
+@compilable
+def _bind(program: Any, common: Any, register: Any, place: Any, address: Any) -> None:
+    """Let a program work on an array, and say where it lies."""
+    offset = address - load(common + MY_BLOCK * WORD)
+    in_block = 0 <= offset < load(common + MY_BYTES * WORD)
+    store(program + register * WORD, address)
+    store(program + place * WORD, offset if in_block else address)
+    store(program + (place + 1) * WORD, 1 if in_block else 0)
+
+
+def run(program: Any, number: Any, digest: Any, digest_2: Any, source: Any, target: Any) -> Any:
     """Carry a program out as far as it goes: FINISHED, WAITS or FOREIGN.
 
-    One that waits goes on there when it is run again.
+    The header of its call is the two words of the digest and the number; if that is -1, it stands
+    in the program already.  Its arrays are at `source` and `target`; if these are 0, at the places
+    that it was told last.  One that waits goes on there when it is run again.
     """
     common = load(program + COMMON * WORD)
+    if source:
+        _bind(program, common, INPUT, INPUT_PLACE, source)
+        _bind(program, common, OUTPUT, OUTPUT_PLACE, target)
+    if number >= 0:
+        store(program + OWN_HEADER * WORD, digest)
+        store(program + (OWN_HEADER + 1) * WORD, digest_2)
+        store(program + (OWN_HEADER + 2) * WORD, number)
     row = load(program + ROW * WORD)
     if row == 0:
         row = program + load(program + START * WORD) * WORD
@@ -255,4 +300,5 @@ def run(program: Any) -> Any:
             return came
         row += ROW_WORDS * WORD
     store(program + ROW * WORD, 0)
+    claim(_slot(load(common + MY_BLOCK * WORD), load(common + COUNT * WORD) + 1))
     return FINISHED

@@ -71,6 +71,49 @@ def copy(_context: Any, into: Any, source: Any, nbytes: Any) -> Any:
 
 
 @_intrinsic
+def stream_line(_context: Any, into: Any, source: Any) -> Any:
+    """Copy 64 bytes past the caches; `into` is a multiple of 32."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        past = builder.module.add_metadata([ir.Constant(_INT, 1)])
+        half = ir.VectorType(_WORD, 4).as_pointer()
+        for offset in (ir.Constant(_WORD, 0), ir.Constant(_WORD, 32)):
+            into, source = (builder.add(each, offset) for each in arguments)
+            words = builder.load(builder.inttoptr(source, half), align=1)
+            stored = builder.store(words, builder.inttoptr(into, half), align=32)
+            stored.set_metadata("nontemporal", past)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@_intrinsic
+def claim(_context: Any, address: Any) -> Any:
+    """Have the line at an address ready to be written to, some time from now on."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), _INT, _INT, _INT))
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        write, keep, data = (ir.Constant(_INT, value) for value in (1, 3, 1))
+        place = builder.inttoptr(arguments[0], _BYTE.as_pointer())
+        builder.call(function, (place, write, keep, data))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@_intrinsic
+def fence(_context: Any) -> Any:
+    """All that was written before, past the caches too, is seen before what is written after."""
+
+    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@_intrinsic
 def pointer(_context: Any, address: Any) -> Any:
     """An address as `numba.carray` takes it."""
 

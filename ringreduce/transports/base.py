@@ -36,6 +36,9 @@ class SharedMemory(Protocol):
     pulls: bool
     """Whether all ranks can read all others' memory."""
 
+    arena: Any
+    """An array of those bytes of this rank's block that the layout leaves to be used at will."""
+
     def word(self, rank: int, offset: int) -> Any:
         """An array of the one word at that place of a rank's block."""
 

@@ -6,6 +6,7 @@ it too.  When the last of them ends, however it ends, the memory is gone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -17,19 +18,22 @@ from typing import Any
 import numpy as np
 
 _TOKEN_BYTES = 16
-_PLACE = struct.Struct(f"<qqq{_TOKEN_BYTES}s")
-"""Process, file descriptor, where in the process the token lies, and the token: what the file
-begins with."""
+_PLACE = struct.Struct(f"<qqqq{_TOKEN_BYTES}s")
+"""Process, file descriptor, length of the file, where in the process the token lies, and the token:
+what the file begins with."""
 _NOTHING, _SHARES, _PULLS = bytes((0,)), bytes((1,)), bytes((2,))
 
 
 class SharedBlocks:
     """A block of every rank, zero at first, mapped by all."""
 
-    def __init__(self, blocks: list[Any], processes: Sequence[int], pulls: bool) -> None:
+    def __init__(
+        self, blocks: list[Any], rank: int, nbytes: int, processes: Sequence[int], pulls: bool
+    ) -> None:
         self._blocks = blocks
-        self.nbytes: int = blocks[0].size
-        self.addresses = [int(block.ctypes.data) for block in blocks]
+        self.nbytes: int = blocks[rank].size
+        self.arena = blocks[rank][nbytes:]
+        self.addresses: Sequence[int] = [int(block.ctypes.data) for block in blocks]
         """By rank."""
         self.processes, self.pulls = processes, pulls
 
@@ -44,21 +48,21 @@ def share(
 
     `collect` gives what all ranks pass, in rank order.  None, on all ranks, where some cannot: for
     want of memory files, of the right to look into /proc, or of a host in common; or if a rank is
-    not `able` to use it.  Memory is only taken for what is written to.
+    not `able` to use it.  Behind its bytes a block has an arena, as long as the machine's memory
+    where addresses allow; memory is only taken for what is written to.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     here = np.frombuffer(token, np.uint8)
     mine: Any
     file, mine = _made(nbytes, token) if able else (None, None)
     try:
-        mark = -1 if file is None else file
-        places = list(
-            _PLACE.iter_unpack(collect(_PLACE.pack(os.getpid(), mark, here.ctypes.data, token)))
-        )
-        blocks = [_opened(nbytes, *place) for place in places]
+        length, mark = (0, -1) if file is None else (mine.size, file)
+        place = _PLACE.pack(os.getpid(), mark, length, here.ctypes.data, token)
+        places = list(_PLACE.iter_unpack(collect(place)))
+        blocks = [_opened(*place) for place in places]
         said = _NOTHING
         if not any(block is None for block in (mine, *blocks)):
-            said = _PULLS if all(_reads(place[0], *place[2:]) for place in places) else _SHARES
+            said = _PULLS if all(_reads(place[0], *place[3:]) for place in places) else _SHARES
         everybody = bytes(collect(said))  # now all have read all tokens: they may be overwritten
     finally:
         if file is not None:
@@ -69,7 +73,7 @@ def share(
     mine[:_TOKEN_BYTES] = 0
     collect(_SHARES)  # all blocks are zero
     processes = [place[0] for place in places]
-    return SharedBlocks(blocks, processes, pulls=set(everybody) == set(_PULLS))
+    return SharedBlocks(blocks, rank, nbytes, processes, pulls=set(everybody) == set(_PULLS))
 
 
 def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
@@ -77,17 +81,26 @@ def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
         file = os.memfd_create("ringreduce")
     except (AttributeError, OSError):  # no such call, or it is forbidden
         return None, None
-    try:
-        os.ftruncate(file, nbytes)
-        block = _mapped(file, nbytes)
-    except OSError:
+    block = None
+    for length in (nbytes + _arena_bytes(), nbytes):
+        with contextlib.suppress(OSError, ValueError):
+            os.ftruncate(file, length)
+            block = _mapped(file, length)
+            break
+    if block is None:
         os.close(file)
         return None, None
     block[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
     return file, block
 
 
-def _opened(nbytes: int, process: int, file: int, _: int, token: bytes) -> Any:
+def _arena_bytes() -> int:
+    """All of the machine's memory: what is lent is as much as is asked for."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pages // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def _opened(process: int, file: int, nbytes: int, _: int, token: bytes) -> Any:
     """Another rank's block, or this rank's own again; None if it is not to be had."""
     try:
         there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)

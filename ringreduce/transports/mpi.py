@@ -15,18 +15,21 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from ringreduce.devices.blocks import BLOCK_BYTES
 from ringreduce.devices.compiling import can_exchange
 from ringreduce.errors import PeerLostError, PeerTimeoutError
-from ringreduce.transports.memory import SharedBlocks, share
+from ringreduce.transports.base import SharedMemory
+from ringreduce.transports.memory import share
 
 _CONTROL_TAG = 0
 _YIELDS = 2000
 """Idle polls that only yield the core, before polls begin to sleep."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 _HOST_BYTES = 16
+_MOST_CORES = 4096
 _GROUP_TAGS = 1 << 15
 """Tags that every MPI has."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
@@ -52,15 +55,21 @@ class MpiTransport:
         assembly = _Assembly(parent, timeout_s)
         self._data, self._control = assembly.duplicate(), assembly.duplicate()
         self._nodes = _nodes(assembly.collect(_host()), _HOST_BYTES)
-        self.memory: SharedBlocks | None = None
-        if shares and len(self._nodes) == 1:
-            able = can_exchange()
-            self.memory = share(BLOCK_BYTES, assembly.collect, self.rank, able)
         data = self._data
         self._synchronous_sends, self._shares = synchronous_sends, shares
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
         here = next(node for node in self._nodes if self.rank in node)
-        self.spins = _SPINS if len(here) <= len(os.sched_getaffinity(0)) else 0
+        told = np.frombuffer(assembly.collect(bytes((shares,)) + _cores()), np.uint8)
+        told = told.reshape(self.size, -1)
+        self.wishes = set(told[:, 0].tolist())
+        """What ranks have said about sharing memory: 0, 1."""
+        masks = told[:, 1:]
+        cores = int(np.unpackbits(np.bitwise_or.reduce(masks[list(here)])).sum())
+        self.spins = _SPINS if len(here) <= cores else 0
+        self.memory: SharedMemory | None = None
+        if self.wishes == {1} and len(self._nodes) == 1:
+            able = can_exchange()
+            self.memory = share(BLOCK_BYTES, assembly.collect, self.rank, able)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._withdrawing: set[int] = set()
         self._discarding: dict[int, MPI.Request] = {}
@@ -227,6 +236,13 @@ class _Assembly:
 
 def _host() -> bytes:
     return blake2b(socket.gethostname().encode(), digest_size=_HOST_BYTES).digest()
+
+
+def _cores() -> bytes:
+    """A mask of the cores that this rank may use, which its MPI may have told apart by rank."""
+    mask = np.zeros(_MOST_CORES, np.uint8)
+    mask[[core % _MOST_CORES for core in os.sched_getaffinity(0)]] = 1
+    return np.packbits(mask).tobytes()
 
 
 def _nodes(hosts: bytearray, size: int) -> tuple[tuple[int, ...], ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.devices.blocks import BLOCK_BYTES
+from ringreduce.transports.base import SharedMemory
 
 _LONGEST_PAUSE_S = 0.002
 
@@ -44,8 +45,9 @@ class _CommonMemory:
 
     def __init__(self, size: int) -> None:
         self._blocks = np.zeros((size, BLOCK_BYTES), np.uint8)
-        self.addresses = [int(block.ctypes.data) for block in self._blocks]
-        self.processes = [0] * size
+        self.addresses: Sequence[int] = [int(block.ctypes.data) for block in self._blocks]
+        self.arena = np.empty(0, np.uint8)
+        self.processes: Sequence[int] = [0] * size
 
     def word(self, rank: int, offset: int) -> Any:
         return self._blocks[rank, offset : offset + 8].view(np.int64)
@@ -118,7 +120,7 @@ class ThreadTransport:
         self.size = len(switchboard.mailboxes)
         self._boxes = switchboard.mailboxes
         self._switchboard = switchboard
-        self.memory = switchboard.memory
+        self.memory: SharedMemory | None = switchboard.memory
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, self.rank, peer, flow, buffer, sends=True)
