@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.devices import compiling
@@ -103,7 +104,7 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
         if lacking == "other" and rank == 1:
             # Somebody else's process has that number here: what it has open is another file.
             real = collect
-            collect = lambda mine: real(mine[:24] + bytes(16) if len(mine) > 1 else mine)  # noqa: E731
+            collect = lambda mine: real(mine[:32] + bytes(16) if len(mine) > 1 else mine)  # noqa: E731
         return share(4096, collect, rank, able=lacking != "able" or rank != 1)
 
     assert gathered(3, use) == [None] * 3
@@ -120,6 +121,44 @@ def exchanged(comm) -> int:
     """How many flows of a communicator go through memory."""
     exchange = comm._conductor.executor.store.exchange
     return 0 if exchange is None else exchange.count
+
+
+PULLED = replace(SHARED, slice_bytes=None, pull_bytes=1)
+"""Everything that can be is read from where it lies."""
+
+
+@pytest.mark.parametrize("config", [SHARED, PULLED], ids=["staged", "pulled"])
+@pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree", "torus"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_ways_of_calling_again(ranks, algorithm, config):
+    def program(comm):
+        for count in (1, 4096, 7000, 100_000):
+            x, y = (np.zeros(count, np.float32) for _ in range(2))
+            op = comm.plan("all_reduce", x, out=y, algorithm=algorithm)
+            for turn in range(4):
+                wanted = comm.size * (np.arange(count) % 9 + turn) + comm.size * (comm.size - 1) / 2
+                x[...] = np.arange(count) % 9 + comm.rank + turn
+                assert np.array_equal(op(), wanted)
+                assert np.array_equal(comm.all_reduce(x, algorithm=algorithm), wanted)
+                y[...] = 0
+                assert comm.all_reduce(x, algorithm=algorithm, out=y) is y
+                assert np.array_equal(y, wanted)
+                strided = np.zeros(2 * count, np.float32)[::2]
+                comm.all_reduce(x, algorithm=algorithm, out=strided)
+                assert np.array_equal(strided, wanted)
+                comm.all_reduce(x, algorithm=algorithm, out=x)
+                assert np.array_equal(x, wanted)
+            with pytest.raises(ValueError, match="overlaps"):
+                comm.all_reduce(x[:-1], out=x[1:], algorithm=algorithm) if count > 1 else _wrong()
+            with pytest.raises((TypeError, ValueError)):
+                comm.all_reduce(x, out=y.astype("f8"), algorithm=algorithm)
+        return exchanged(comm)
+
+    assert all(rr.spawn(program, ranks, config=config, timeout_s=20))
+
+
+def _wrong() -> None:
+    raise ValueError("one element overlaps nothing")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -157,10 +196,10 @@ def test_calls_through_memory_and_through_messages_take_turns():
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(case=cases(range(1, 6)))
-def test_any_case_gives_what_numpy_gives(case):
-    nodes = nodes_of(case.layout, case.ranks)
-    rr.spawn(run_case, case.ranks, case, nodes=nodes, timeout_s=20, config=SHARED)
+@given(case=cases(range(1, 6)), pull_bytes=st.sampled_from([1, 1 << 11, 1 << 20]))
+def test_any_case_gives_what_numpy_gives(case, pull_bytes):
+    config = replace(SHARED, pull_bytes=pull_bytes)
+    rr.spawn(run_case, case.ranks, case, timeout_s=20, config=config)
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
@@ -229,7 +268,7 @@ def over_mpi(transport: str) -> list:
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("transport", "ranks", "through_memory"),
-    [("shm", 2, True), ("shm", 4, True), ("auto", 2, False)],
+    [("shm", 2, True), ("auto", 4, True), ("mpi", 2, False)],
 )
 def test_sums_over_mpi(mpi, transport, through_memory, ranks):
     done = mpi.run_ok("call", ranks, "tests.test_exchange:over_mpi", transport)

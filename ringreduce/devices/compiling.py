@@ -79,12 +79,26 @@ def _compiled_fold(op: str, name: str, dtype: Any) -> Any:
     found = folds.fold_of(op, dtype)
     if found is None or (name == "float16" and not _converts_float16(numba.config, features)):
         return None
+    _call_it(found.function, f"fold-{op}-{name}")
     folder = _folder(f"fold-{op}-{name}", numba, features)
     if folder is not None:
         # As with kernels: if anything is wrong with what is kept, go without.
         with contextlib.suppress(Exception), _cached_in(folder):
             return numba.cfunc(found.signature, cache=True, **_OPTIONS)(found.function)
     return numba.cfunc(found.signature, **_OPTIONS)(found.function)
+
+
+def _call_it(function: Any, name: str) -> None:
+    """Name a function, and those made with it that it calls, as no other is named.
+
+    Machine code is found by that name and by a number that counts what a process has compiled.  Of
+    two pieces kept by two processes under one name, a third would run one in the other's place.
+    """
+    function.__qualname__ = function.__name__ = name.replace("-", "_")
+    for cell in function.__closure__ or ():
+        inner = cell.cell_contents
+        if "<locals>" in getattr(inner, "__qualname__", ""):
+            _call_it(inner, f"{name}_{inner.__name__}")
 
 
 @contextlib.contextmanager
@@ -108,6 +122,7 @@ def _compiled(name: str) -> Callable[..., Any] | None:
     except ImportError:
         return None
     loop, signature = kernels.KERNELS[name]
+    _call_it(loop, name)
     if numba.config.DISABLE_JIT:  # NUMBA_DISABLE_JIT=1: to debug, to see which lines are covered
         return _interpreted(loop)
     features = _features(numba.config)

@@ -1,0 +1,150 @@
+"""Rows for shared memory: whatever the order in which ranks get on, the result is right."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.plan import plan_parts, plan_whole
+from ringreduce.rows import Await, CopyBytes, MakeRoom, Put, Reduce, rows_of
+from tests.row_machine import ITEMSIZE, RowMachine
+
+COUNT = 37
+SCHEDULES = [
+    (collective, algorithm)
+    for collective in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+    for algorithm in ALGORITHMS[collective]
+]
+DIRECT = [
+    ("all_reduce", "one_shot"),
+    ("all_reduce", "two_shot"),
+    ("reduce_scatter", "direct"),
+    ("all_gather", "direct"),
+    ("broadcast", "star"),
+    ("reduce", "star"),
+]
+
+
+def plans(collective, algorithm, ranks, count=COUNT):
+    schedule = build(collective, algorithm, [list(range(ranks))])
+    if collective in ("all_reduce", "broadcast", "reduce"):
+        return [plan_whole(schedule, r, count, ITEMSIZE, 1).of(r) for r in range(ranks)]
+    counts = [count // ranks + (r < count % ranks) for r in range(ranks)]
+    return [plan_parts(schedule, r, counts, ITEMSIZE, 1).of(r) for r in range(ranks)]
+
+
+def rows_of_all(collective, algorithm, ranks, pulls, count=COUNT):
+    """The plans, and the rows of each rank; None where there are none."""
+    made = plans(collective, algorithm, ranks, count)
+    slices = [plan.slice(0) for plan in made]
+    in_place = made[0].in_place
+    rows = [rows_of(slices, rank, ITEMSIZE, pulls, in_place) for rank in range(ranks)]
+    assert len({each is None for each in rows}) == 1
+    return made, None if rows[0] is None else [each.rows for each in rows]
+
+
+def carried_out(made, rows, seed, in_place=()):
+    """Inputs and outputs of all ranks after their rows; OUTPUT is INPUT on ranks `in_place`."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.integers(1, 1000, plan.input_count) for plan in made]
+    before = [x.copy() for x in inputs]
+    outputs = [
+        x if rank in in_place else np.full(plan.output_count, -1)
+        for rank, (x, plan) in enumerate(zip(inputs, made, strict=True))
+    ]
+    RowMachine(rows, inputs, outputs).run(random.Random(seed))
+    return before, inputs, outputs
+
+
+def wanted(collective, before, rank):
+    if collective == "broadcast":
+        return before[0]
+    if collective == "all_gather":
+        return np.concatenate(before)
+    total = sum(before)
+    if collective == "reduce_scatter":
+        return np.array_split(total, len(before))[rank]
+    return total if collective == "all_reduce" or rank == 0 else total[:0]
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
+def test_any_order_gives_the_same(collective, algorithm, ranks, pulls):
+    made, rows = rows_of_all(collective, algorithm, ranks, pulls)
+    if rows is None:
+        return
+    for seed in range(10):
+        here = {r for r in range(ranks) if made[0].in_place and seed >> r & 1}
+        here = {r for r in here if made[r].output_count}
+        before, inputs, outputs = carried_out(made, rows, seed, in_place=here)
+        for rank, out in enumerate(outputs):
+            assert np.array_equal(out, wanted(collective, before, rank)), (rank, seed)
+            if rank not in here:
+                assert np.array_equal(inputs[rank], before[rank])
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), DIRECT)
+def test_direct_schedules_can_be_carried_out(collective, algorithm):
+    for ranks in (2, 3, 4):
+        assert rows_of_all(collective, algorithm, ranks, pulls=False)[1] is not None
+
+
+def test_what_can_be_pulled():
+    for ranks in (2, 3, 8):
+        assert rows_of_all("all_reduce", "two_shot", ranks, pulls=True)[1] is not None
+        assert rows_of_all("all_reduce", "one_shot", ranks, pulls=True)[1] is None
+
+
+def results(rows, made, seed=5):
+    try:
+        return [out.tolist() for out in carried_out(made, rows, seed)[2]]
+    except ValueError:  # beyond the end of an array
+        return None
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_rows_decide_what_comes_out(pulls):
+    """The table is all that there is: rows elsewhere, or in another order, give something else."""
+    made, rows = rows_of_all("all_reduce", "two_shot", 3, pulls)
+    right = results(rows, made)
+    for index, row in enumerate(rows[1]):
+        if isinstance(row, CopyBytes):
+            moved = row._replace(source=row.source._replace(offset=row.source.offset + ITEMSIZE))
+        elif isinstance(row, Reduce):
+            moved = row._replace(sources=row.sources[:2])
+        else:
+            continue
+        changed = [rows[0], (*rows[1][:index], moved, *rows[1][index + 1 :]), rows[2]]
+        assert results(changed, made) != right
+    folds = [row for row in rows[1] if isinstance(row, Reduce)]
+    swapped = tuple(row for row in rows[1] if not isinstance(row, Reduce)) + tuple(folds)
+    assert results([rows[0], swapped, rows[2]], made) != right
+
+
+def test_rows_without_a_wait_are_found_out():
+    """Else the machine that runs them would prove nothing."""
+    made, rows = rows_of_all("all_reduce", "two_shot", 3, pulls=True)
+    hasty = [tuple(row for row in each if not isinstance(row, Await)) for each in rows]
+    assert any(results(rows, made, seed) != results(hasty, made, seed) for seed in range(10))
+
+
+def test_every_rank_puts_every_exchange_in_order():
+    for collective, algorithm in SCHEDULES:
+        rows = rows_of_all(collective, algorithm, 5, pulls=False)[1]
+        if rows is not None:
+            put = [[row.exchange for row in each if isinstance(row, Put)] for each in rows]
+            room = [[row.exchange for row in each if isinstance(row, MakeRoom)] for each in rows]
+            assert put == room == [list(range(1, len(put[0]) + 1))] * 5
+
+
+def test_a_message_of_another_step_cannot_be_carried_out():
+    made = plans("all_reduce", "two_shot", 2)
+    slices = [plan.slice(0) for plan in made]
+    first, second = slices[1].steps
+    later = slices[1]._replace(steps=(first, replace(second, index=5)))
+    assert rows_of([slices[0], later], 0, ITEMSIZE, False, True) is None
