@@ -69,15 +69,20 @@ class Config:
                     continue
                 raise ValueError(f"Config: {name} is {value!r}; pass an int of at least 1")
 
+    def pulls(self, nbytes: int) -> bool:
+        """Whether, in shared memory, an array of `nbytes` is read from where it lies."""
+        return self.memory is not None and self.memory.pulls and nbytes >= self.pull_bytes
+
     def plan_text(self) -> str:
         """The settings that decide what is sent; ranks that differ in them cannot work together.
 
-        How much is kept is up to each rank: it changes what is set up, not what is sent.
+        How much is kept is up to each rank: it changes what is set up, not what is sent.  What
+        memory is good for all ranks have found out together.
         """
         return repr(
             (
                 *(self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight),
-                *(self.profile, self.pull_bytes, self.memory),
+                *(self.profile, self.pull_bytes),
             )
         )
 

@@ -17,7 +17,6 @@ from ringreduce.config import Config
 from ringreduce.devices import blocks, compiling
 from ringreduce.devices.base import Device
 from ringreduce.devices.blocks import WORD
-from ringreduce.devices.cpu import address_of as _address
 from ringreduce.plan import Plan
 from ringreduce.planned import INPUT, OUTPUT, SCRATCH
 from ringreduce.rows import (
@@ -32,7 +31,6 @@ from ringreduce.rows import (
     Rows,
     rows_of,
 )
-from ringreduce.select import pulls
 from ringreduce.transports.base import SharedMemory
 
 _STREAM_FROM = 4 << 10
@@ -105,7 +103,7 @@ class Exchange:
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
         count = sum(placed.count for piece in plan.placed for placed in piece)
-        for way in (True, False) if pulls(count * plan.itemsize, self._config) else (False,):
+        for way in (True, False) if self._config.pulls(count * plan.itemsize) else (False,):
             rows = rows_of(every, self._rank, plan.itemsize, way, plan.in_place)
             if rows is not None and rows.slot_bytes <= blocks.SLOT_BYTES - blocks.DATA:
                 return rows
@@ -117,12 +115,13 @@ class Exchange:
         self,
         rows: Rows,
         memory: tuple[Any, Any, Any],
+        device: Device,
         op: str | None,
         index: int,
         slot: int,
     ) -> Flow:
         """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH."""
-        program = self._program(rows, memory, op)
+        program = self._program(rows, memory, device, op)
         flow, step = Flow(index, slot), BoundStep(0)
         header = program[blocks.OWN_HEADER : blocks.OWN_HEADER + HEADER_BYTES // WORD]
         flow.own_signatures.append(memoryview(header).cast("B"))
@@ -147,7 +146,9 @@ class Exchange:
         step.notes = list(rows.notes)
         return flow
 
-    def _program(self, rows: Rows, memory: tuple[Any, Any, Any], op: str | None) -> Any:
+    def _program(
+        self, rows: Rows, memory: tuple[Any, Any, Any], device: Device, op: str | None
+    ) -> Any:
         lists = [row.sources for row in rows.rows if isinstance(row, Reduce)]
         size = blocks.PROGRAM_WORDS + blocks.ROW_WORDS * (len(rows.rows) + 1)
         program = np.zeros(size + 2 * sum(map(len, lists)), np.int64)
@@ -164,7 +165,7 @@ class Exchange:
             (OUTPUT, blocks.OUTPUT, blocks.OUTPUT_PLACE),
             (SCRATCH, blocks.SCRATCH, None),
         ):
-            address = program[register] = _address(memory[buffer])
+            address = program[register] = device.address(memory[buffer])
             if place is not None:
                 shared = own <= address < own + self._memory.nbytes
                 program[[place, place + 1]] = (address - own, 1) if shared else (address, 0)
@@ -245,3 +246,7 @@ class Exchange:
         if count:
             mine[(count - 1) & 1][0] = count - 1
         mine[count & 1][0] = count
+
+
+def _address(words: Any) -> int:
+    return int(words.ctypes.data)

@@ -216,7 +216,7 @@ class FlowStore:
         rows = self._rows(prepared, index)
         if rows is not None:
             assert self.exchange is not None
-            return self.exchange.flow(rows, memory, arithmetic.op, index, slot)
+            return self.exchange.flow(rows, memory, device, arithmetic.op, index, slot)
         planned, itemsize = prepared.plan.slice(index), prepared.plan.itemsize
         bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
         if device.queue is None:

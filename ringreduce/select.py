@@ -36,15 +36,10 @@ class Choice:
 def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
     """How many slices an array of `nbytes` is cut into."""
     large = 64 << 20 if len(nodes) == 1 else 1 << 20
-    if config.memory is not None and not pulls(nbytes, config):
+    if config.memory is not None and not config.pulls(nbytes):
         large = STAGED_BYTES
     slice_bytes = config.slice_bytes or large
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
-
-
-def pulls(nbytes: int, config: Config) -> bool:
-    """Whether, in shared memory, an array of `nbytes` is read from where it lies, not staged."""
-    return config.memory is not None and config.memory.pulls and nbytes >= config.pull_bytes
 
 
 def slices_in_flight(nodes: Nodes, config: Config) -> int:

@@ -63,8 +63,8 @@ class MpiTransport:
         told = told.reshape(self.size, -1)
         self.wishes = set(told[:, 0].tolist())
         """What ranks have said about sharing memory: 0, 1."""
-        masks = told[:, 1:]
-        cores = int(np.unpackbits(np.bitwise_or.reduce(masks[list(here)])).sum())
+        masks = np.unpackbits(told[list(here), 1:], axis=1)
+        cores = int(masks.any(axis=0).sum())
         self.spins = _SPINS if len(here) <= cores else 0
         self.memory: SharedMemory | None = None
         if self.wishes == {1} and len(self._nodes) == 1:

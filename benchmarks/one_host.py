@@ -1,0 +1,152 @@
+"""All-reduce on one host beside the best of Open MPI, MPICH, Intel MPI and Gloo, size by size.
+
+    python -m benchmarks.one_host [--environments FOLDER] [--ranks 2 3 4 8] [--dtypes float32 ...]
+
+Makes an environment for each MPI, runs `benchmarks.one_host_run` in it at MPI's default thread
+level and at `serialized` (not with more ranks than cores: there MPICH spins without yielding), and
+writes ``bench_results/one_host.jsonl``.  Then, or with ``--draw`` at once, prints a table for each
+dtype and number of ranks: how many times as fast as the best peer, in that peer's own run.  The
+last column is our time in units of one copy of the same bytes by all ranks at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environments
+from benchmarks.peers import LEVELS
+from benchmarks.rows import RESULTS, replace
+
+NAME = "one_host"
+PEERS = ("MPI", "Gloo")
+OURS = {
+    "call": "ringreduce",
+    "planned": "ringreduce planned",
+    "registered": "registered",
+    "both": "registered planned",
+}
+"""What the table calls it -> the contender."""
+_ALL_BUFFERS = 8 << 30
+_SIZES = [8 << i for i in range(28)]
+_SPARSE = [8 << i for i in range(0, 28, 3)]
+_TARGETS = {2: (1.25, 1.5), 4: (1.8, 2.3)}
+"""Ranks -> geometric means to be reached, with ordinary and with registered arrays."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--environments", type=Path, default=environments.ROOT / ".environments")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--torch", default="torch", help="what to install for Gloo")
+    parser.add_argument("--draw", action="store_true", help="from the results that there are")
+    options = parser.parse_args()
+    if not options.draw:
+        for mpi in environments.WHEELS:
+            environments.make(options.environments, mpi, [options.torch])
+        for dtype in options.dtypes:
+            for ranks in options.ranks:
+                for mpi in environments.WHEELS:
+                    for level in LEVELS if ranks <= len(os.sched_getaffinity(0)) else ["multiple"]:
+                        _measure(options.environments, mpi, ranks, dtype, level)
+    rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
+    for dtype in sorted({row["dtype"] for row in rows}):
+        for ranks in sorted({row["ranks"] for row in rows if row["dtype"] == dtype}):
+            of = [row for row in rows if (row["dtype"], row["ranks"]) == (dtype, ranks)]
+            print(f"\n{dtype}, {ranks} ranks:\n\n{_table(of, ranks, dtype)}")
+
+
+def _measure(folder: Path, mpi: str, ranks: int, dtype: str, level: str) -> None:
+    print(f"=== {dtype}, {ranks} ranks, {mpi}, thread level {level}", flush=True)
+    fits = _ALL_BUFFERS // (4 * ranks)
+    few = dtype != "float32" or ranks not in _TARGETS
+    sizes = [size for size in (_SPARSE if few else _SIZES) if size <= fits]
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "rows.jsonl"
+        run = ["-m", "benchmarks.one_host_run", str(file), dtype, *map(str, sizes)]
+        launch = ["-m", "ringreduce.cli", "run", "-n", str(ranks)]
+        subprocess.run(
+            [environments.command(folder, mpi, "python"), *launch, *run],
+            env={**os.environ, **LEVELS[level], "OMP_NUM_THREADS": "1"},
+            check=True,
+            cwd=environments.ROOT,
+        )
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    if any(row["wrong"] for row in rows):
+        raise SystemExit(f"wrong results: {[row for row in rows if row['wrong']]}")
+    for row in rows:
+        row |= {"mpi_wheel": environments.WHEELS[mpi], "thread_level": level}
+        row["command"] = f"python -m benchmarks.one_host {' '.join(sys.argv[1:])}".strip()
+    replace(NAME, rows, same=("mpi_wheel", "ranks", "dtype", "thread_level"))
+
+
+Times = dict[str, float]
+"""Contender -> microseconds, in or out of place, whichever is faster."""
+
+
+def _runs(rows: Sequence[dict[str, Any]]) -> dict[int, dict[tuple[str, str], Times]]:
+    """Bytes -> (MPI, thread level) -> times."""
+    runs: dict[int, dict[tuple[str, str], Times]] = defaultdict(lambda: defaultdict(dict))
+    mpi_of = {wheel: mpi for mpi, wheel in environments.WHEELS.items()}
+    for row in rows:
+        times = runs[row["bytes"]][mpi_of[row["mpi_wheel"]], row["thread_level"]]
+        name = row["contender"]
+        times[name] = min(times.get(name, float("inf")), row["median_us"])
+    return runs
+
+
+def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
+    from ringreduce.bench.plot import size_text  # not before the runs: it starts MPI
+
+    heads = " | ".join(OURS)
+    lines = [
+        f"| size | best peer, µs | {heads} | copies |",
+        "|" + "---|" * (len(OURS) + 3),
+    ]
+    ratios: dict[str, list[float]] = {name: [] for name in OURS}
+    below: dict[str, list[str]] = {name: [] for name in OURS}
+    for nbytes, runs in sorted(_runs(rows).items()):
+        peers = {
+            (times[peer], peer, run)
+            for run, times in runs.items()
+            for peer in PEERS
+            if peer in times
+        }
+        best, peer, run = min(peers)
+        times = runs[run]
+        cells = []
+        for name, contender in OURS.items():
+            ratio = best / times[contender]
+            ratios[name].append(ratio)
+            if ratio < 0.95:
+                below[name].append(size_text(nbytes))
+            cells.append(f"{ratio:.2f}")
+        who = run[0] if peer == "MPI" else peer
+        ours = times[OURS["call"]] / times["memcpy"]
+        lines.append(
+            f"| {size_text(nbytes)} | {best:,.1f} {who} | {' | '.join(cells)} | {ours:.1f} |"
+        )
+    means = {name: statistics.geometric_mean(values) for name, values in ratios.items()}
+    lines.append("")
+    lines += [
+        f"{name}: geometric mean {mean:.2f}; below 0.95 at {', '.join(below[name]) or 'no size'}"
+        for name, mean in means.items()
+    ]
+    if ranks in _TARGETS and dtype == "float32":
+        ordinary, registered = _TARGETS[ranks]
+        lines.append(f"targets: call {ordinary}, registered {registered}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
