@@ -187,7 +187,7 @@ class Exchange:
         if isinstance(row, Put):
             return [blocks.PUT, row.exchange]
         if isinstance(row, Await):
-            return [blocks.AWAIT, row.exchange, self._peers.index(row.peer)]
+            return [blocks.AWAIT, row.exchange, self._peers.index(row.peer), row.listens]
         into = self._operand(program, row.into)
         if isinstance(row, CopyBytes):
             peers = row.source.rank != self._rank and row.source.buffer != SLOT

@@ -43,10 +43,15 @@ class Put(NamedTuple):
 
 
 class Await(NamedTuple):
-    """Wait until a peer has put this exchange."""
+    """Wait until a peer has put this exchange.
+
+    If it is for what the peer says there, the header is compared.  If it is to know that the peer
+    has done with the one before, it may have gone on since.
+    """
 
     peer: int
     exchange: int
+    listens: bool
 
 
 class CopyBytes(NamedTuple):
@@ -173,6 +178,8 @@ class _Writer:
     ) -> None:
         self._table, self._rank, self._exchanges = table, rank, exchanges
         self._pulls, self._in_place = pulls, in_place
+        self._heard: dict[int, int] = defaultdict(int)
+        """Peer -> the latest exchange in which it was listened to."""
         self._awaited: dict[int, int] = defaultdict(int)
         self._lent: list[tuple[Span, int, int]] = []
         """What peers may read: the span, the peer, in which exchange."""
@@ -206,7 +213,9 @@ class _Writer:
         table, rank = self._table, self._rank
         operands: dict[Span, Place] = {}
         for peer, sent, received in table.received(rank, step.index):
-            yield from self._await(peer, exchange)
+            if self._heard[peer] < exchange:
+                self._heard[peer] = self._awaited[peer] = exchange
+                yield Await(peer, exchange, listens=True)
             if self._pulls:
                 source = table.place(peer, sent)
             else:
@@ -233,13 +242,9 @@ class _Writer:
     def _until_read(self, concerns: Callable[[Span], bool]) -> Iterator[Row]:
         """Wait until peers have read, as far as that `concerns` anybody, what they may read."""
         for span, peer, exchange in self._lent:
-            if concerns(span):
-                yield from self._await(peer, exchange + 1)
-
-    def _await(self, peer: int, exchange: int) -> Iterator[Row]:
-        if self._awaited[peer] < exchange:
-            self._awaited[peer] = exchange
-            yield Await(peer, exchange)
+            if concerns(span) and self._awaited[peer] <= exchange:
+                self._awaited[peer] = exchange + 1
+                yield Await(peer, exchange + 1, listens=False)
 
     def _only_folded(self, span: Span, step: PlannedStep) -> bool:
         """Whether what comes for a span is folded in this step, whole, and not needed after."""

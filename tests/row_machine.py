@@ -58,6 +58,8 @@ class RowMachine:
         elif isinstance(row, Await):
             if self.latest(row.peer) < row.exchange:
                 return False
+            if row.listens:
+                assert self.numbers[row.peer][row.exchange & 1] == row.exchange
         elif not self._work(rank, row):
             return True
         self.at[rank] += 1

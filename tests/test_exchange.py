@@ -276,6 +276,18 @@ def test_sums_over_mpi(mpi, transport, through_memory, ranks):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("lacking", ["reads", "memory files", "memory files of one"])
+def test_where_the_best_way_cannot_be_had_another_is_taken(mpi, lacking):
+    assert mpi.run_ok("fallback", 3, lacking) == [[0, True, False]] * 3
+
+
+@pytest.mark.mpi
+def test_delays_change_nothing(mpi):
+    done = mpi.run_ok("delayed_exchanges", 3, "300", "303", timeout_s=60)
+    assert [each["wrong"] for each in done] == [0] * 3
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_a_rank_that_stops_or_dies_is_an_error_and_no_spin_for_ever(mpi, how):
     done = run_to_its_end(mpi, "exchange_fault", 3, how)

@@ -28,12 +28,13 @@ BLOCK_BYTES = 2 * SLOT_BYTES
 COUNT, SPINS, YIELDS, PEERS = range(4)
 MY_BLOCK, MY_SLOT = 4, 5
 PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
-VECTOR, MY_BYTES = 11, 15
+VECTOR, MY_BYTES, DELAYS = 11, 15, 16
 """Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
 peers; this rank's block; a register: the data of the slot in use; memory for what is read from
 other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
-words for the kernel; how long this rank's block is."""
-COMMON_WORDS = 16
+words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
+or 0."""
+COMMON_WORDS = 17
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
 """Then for each peer: its block; its process, 0 if its memory is mapped; the latest number seen;
@@ -63,7 +64,8 @@ MAKE_ROOM, PUT, AWAIT, COPY, REDUCE, END = range(6)
 
 - MAKE_ROOM k: wait until the slot of exchange k may be written.
 - PUT k: what this rank has to say in exchange k is there.
-- AWAIT k, place: wait until the peer at that place of the common words has put that.
+- AWAIT k, place, listens: wait until the peer at that place of the common words has put exchange k;
+  compare its header, if that is not only to know how far it is.
 - COPY into, offset, source, offset, bytes, whether past the caches: by the addresses of registers.
 - REDUCE into, offset, elements, sources, address of a list of (register, offset), bytes at a
   time, whether to divide

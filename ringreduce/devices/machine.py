@@ -24,6 +24,7 @@ from ringreduce.devices.blocks import (
     COPY,
     COUNT,
     DATA,
+    DELAYS,
     DIVISOR,
     DONE_BYTES,
     EXCHANGES,
@@ -141,11 +142,13 @@ def _learn(peer: Any, slot: Any, register: Any, at: Any) -> None:
 
 
 @compilable
-def _await(program: Any, common: Any, place: Any, number: Any) -> Any:
+def _await(program: Any, common: Any, place: Any, number: Any, listens: Any) -> Any:
     peer = common + (COMMON_WORDS + place * PEER_WORDS) * WORD
     if not _has_put(common, peer, number):
         store(program + MET * WORD, place)
         return WAITS
+    if not listens:
+        return FINISHED
     slot = _slot(load(peer + BLOCK * WORD), number)
     for i in range(3):
         if load(slot + HEADER + i * WORD) != load(program + (OWN_HEADER + i) * WORD):
@@ -248,6 +251,17 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
 
 
 @compilable
+def _delay(common: Any) -> None:
+    """Let some time pass, a different one each time: to find orders that are seldom."""
+    drawn = load(common + DELAYS * WORD) * 6364136223846793005 + 1442695040888963407
+    store(common + DELAYS * WORD, drawn | 1)
+    for _ in range((drawn >> 40) & 0xFFF if (drawn >> 60) & 3 == 0 else 0):
+        acquire(common + DELAYS * WORD)
+    if (drawn >> 56) & 0xF == 0:
+        yield_core()
+
+
+@compilable
 def _bind(program: Any, common: Any, register: Any, place: Any, address: Any) -> None:
     """Let a program work on an array, and say where it lies."""
     offset = address - load(common + MY_BLOCK * WORD)
@@ -282,9 +296,12 @@ def run(program: Any, number: Any, digest: Any, digest_2: Any, source: Any, targ
     base = load(program + BASE * WORD)
     came = FINISHED
     while True:
+        if load(common + DELAYS * WORD):
+            _delay(common)
         kind = load(row)
         if kind == AWAIT:
-            came = _await(program, common, load(row + 2 * WORD), base + load(row + WORD))
+            number, place = base + load(row + WORD), load(row + 2 * WORD)
+            came = _await(program, common, place, number, load(row + 3 * WORD))
         elif kind == REDUCE:
             came = FINISHED if _reduce(program, common, row) else WAITS
         elif kind == COPY:

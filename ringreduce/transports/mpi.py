@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -22,7 +22,7 @@ from ringreduce.devices.blocks import BLOCK_BYTES
 from ringreduce.devices.compiling import can_exchange
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import SharedMemory
-from ringreduce.transports.memory import share
+from ringreduce.transports.memory import SharedBlocks, share
 
 _CONTROL_TAG = 0
 _YIELDS = 2000
@@ -30,6 +30,7 @@ _YIELDS = 2000
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 _HOST_BYTES = 16
 _MOST_CORES = 4096
+_WORD_BYTES = 8
 _GROUP_TAGS = 1 << 15
 """Tags that every MPI has."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
@@ -66,10 +67,15 @@ class MpiTransport:
         masks = np.unpackbits(told[list(here), 1:], axis=1)
         cores = int(masks.any(axis=0).sum())
         self.spins = _SPINS if len(here) <= cores else 0
+        self._window: MPI.Win | None = None
+        """Of MPI's shared memory, where ours is not to be had."""
         self.memory: SharedMemory | None = None
         if self.wishes == {1} and len(self._nodes) == 1:
             able = can_exchange()
             self.memory = share(BLOCK_BYTES, assembly.collect, self.rank, able)
+            if self.memory is None and 0 not in assembly.collect(bytes((able,))):
+                self._window = MPI.Win.Allocate_shared(BLOCK_BYTES, 1, MPI.INFO_NULL, data)
+                self.memory = _in_window(self._window, assembly.collect, self.rank, self.size)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._withdrawing: set[int] = set()
         self._discarding: dict[int, MPI.Request] = {}
@@ -175,6 +181,8 @@ class MpiTransport:
         return part
 
     def close(self) -> None:
+        if self._window is not None:
+            self._window.Free()
         self._data.Free()
         self._control.Free()
 
@@ -236,6 +244,18 @@ class _Assembly:
 
 def _host() -> bytes:
     return blake2b(socket.gethostname().encode(), digest_size=_HOST_BYTES).digest()
+
+
+def _in_window(
+    window: MPI.Win, collect: Callable[[bytes], bytearray], rank: int, size: int
+) -> SharedMemory | None:
+    """The ranks' blocks in a window; None, on all ranks, if some are not aligned."""
+    blocks = [np.frombuffer(window.Shared_query(each)[0], np.uint8) for each in range(size)]
+    blocks[rank][:] = 0
+    aligned = all(block.ctypes.data % _WORD_BYTES == 0 for block in blocks)
+    if 0 in collect(bytes((aligned,))):  # and all blocks are zero
+        return None
+    return SharedBlocks(blocks, rank, BLOCK_BYTES, [0] * size, pulls=False)
 
 
 def _cores() -> bytes:
