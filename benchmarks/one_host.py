@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, default=environments.ROOT / ".environments")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--largest", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--torch", default="torch", help="what to install for Gloo")
     parser.add_argument("--draw", action="store_true", help="from the results that there are")
     options = parser.parse_args()
@@ -58,7 +59,7 @@ def main() -> None:
             for ranks in options.ranks:
                 for mpi in environments.WHEELS:
                     for level in LEVELS if ranks <= len(os.sched_getaffinity(0)) else ["multiple"]:
-                        _measure(options.environments, mpi, ranks, dtype, level)
+                        _measure(options, mpi, ranks, dtype, level)
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     for dtype in sorted({row["dtype"] for row in rows}):
         for ranks in sorted({row["ranks"] for row in rows if row["dtype"] == dtype}):
@@ -66,9 +67,9 @@ def main() -> None:
             print(f"\n{dtype}, {ranks} ranks:\n\n{_table(of, ranks, dtype)}")
 
 
-def _measure(folder: Path, mpi: str, ranks: int, dtype: str, level: str) -> None:
+def _measure(options: argparse.Namespace, mpi: str, ranks: int, dtype: str, level: str) -> None:
     print(f"=== {dtype}, {ranks} ranks, {mpi}, thread level {level}", flush=True)
-    fits = _ALL_BUFFERS // (4 * ranks)
+    folder, fits = options.environments, min(options.largest, _ALL_BUFFERS // (4 * ranks))
     few = dtype != "float32" or ranks not in _TARGETS
     sizes = [size for size in (_SPARSE if few else _SIZES) if size <= fits]
     with tempfile.TemporaryDirectory() as scratch:
@@ -87,7 +88,7 @@ def _measure(folder: Path, mpi: str, ranks: int, dtype: str, level: str) -> None
     for row in rows:
         row |= {"mpi_wheel": environments.WHEELS[mpi], "thread_level": level}
         row["command"] = f"python -m benchmarks.one_host {' '.join(sys.argv[1:])}".strip()
-    replace(NAME, rows, same=("mpi_wheel", "ranks", "dtype", "thread_level"))
+    replace(NAME, rows, same=("mpi_wheel", "ranks", "dtype", "thread_level", "bytes"))
 
 
 Times = dict[str, float]

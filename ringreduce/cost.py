@@ -64,6 +64,15 @@ class Profile:
         link = replace(self.in_memory, alpha_s=alpha_s)
         return replace(self, in_node=link, gamma_s_per_byte=self.gamma_in_memory_s_per_byte)
 
+    def also_in_memory(self) -> Profile:
+        """With the links and folds of a node for shared memory as well."""
+        return replace(
+            self,
+            in_memory=self.in_node,
+            gamma_in_memory_s_per_byte=self.gamma_s_per_byte,
+            crowded_s=0.0,
+        )
+
 
 def price(
     schedule: Schedule,

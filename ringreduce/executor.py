@@ -50,7 +50,7 @@ class Executor:
     def __init__(self, transport: Transport, config: Config, agreement: Agreement) -> None:
         self.transport, self.config, self.agreement = transport, config, agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        self.store = FlowStore(transport, config, agreement.foreign)
+        self.store = FlowStore(transport, config, self._foreign)
         self.held: tuple[Any, ...] = ()
         """The caller's arrays, while messages that do not keep them alive are under way."""
         self.running: list[Flow] = []
@@ -209,6 +209,9 @@ class Executor:
             return False
         flow.runs += 1
         return True
+
+    def _foreign(self, peer: int, header: bytes) -> None:
+        self.agreement.foreign(peer, header)
 
     # --- what is under way, and how to take it back ---
 

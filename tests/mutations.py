@@ -153,8 +153,8 @@ MUTATIONS = [
     Mutation(
         "slices-share-scratch",
         "flows.py",
-        "slot = plan.slice(index), index % prepared.in_flight",
-        "slot = plan.slice(index), 0",
+        "slot, count = index % in_flight, self",
+        "slot, count = 0, self",
         "All slices under way fold in the same scratch.",
     ),
     Mutation(

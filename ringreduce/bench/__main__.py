@@ -175,7 +175,7 @@ class _Run:
         def predicted(nbytes: int, profile: Profile) -> float:
             # What "auto" takes does not depend on the fit: it is what ran.
             name = resolve(options.collective, options.algorithm, nodes, nbytes, config)
-            fitted = replace(config, profile=profile)
+            fitted = replace(config, profile=profile.also_in_memory())
             return predict(options.collective, name, nodes, nbytes, fitted)
 
         return fit(points, self._folds(), predicted, across=len(nodes) > 1)

@@ -74,7 +74,7 @@ class MpiTransport:
             able = can_exchange()
             self.memory = share(BLOCK_BYTES, assembly.collect, self.rank, able)
             if self.memory is None and 0 not in assembly.collect(bytes((able,))):
-                self._window = MPI.Win.Allocate_shared(BLOCK_BYTES, 1, MPI.INFO_NULL, data)
+                self._window = _shared_window(data)
                 self.memory = _in_window(self._window, assembly.collect, self.rank, self.size)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._withdrawing: set[int] = set()
@@ -246,11 +246,17 @@ def _host() -> bytes:
     return blake2b(socket.gethostname().encode(), digest_size=_HOST_BYTES).digest()
 
 
+def _shared_window(comm: MPI.Comm) -> MPI.Win:
+    assert isinstance(comm, MPI.Intracomm)
+    return MPI.Win.Allocate_shared(BLOCK_BYTES, 1, MPI.INFO_NULL, comm)
+
+
 def _in_window(
     window: MPI.Win, collect: Callable[[bytes], bytearray], rank: int, size: int
 ) -> SharedMemory | None:
     """The ranks' blocks in a window; None, on all ranks, if some are not aligned."""
-    blocks = [np.frombuffer(window.Shared_query(each)[0], np.uint8) for each in range(size)]
+    buffers: list[Any] = [window.Shared_query(each)[0] for each in range(size)]
+    blocks = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     blocks[rank][:] = 0
     aligned = all(block.ctypes.data % _WORD_BYTES == 0 for block in blocks)
     if 0 in collect(bytes((aligned,))):  # and all blocks are zero
