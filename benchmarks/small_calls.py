@@ -141,8 +141,8 @@ def interleaved(world: MPI.Comm, calls: dict[str, Callable[[], object]]) -> dict
 
 def main() -> None:
     world = MPI.COMM_WORLD
-    signed = rr.init()
-    unsigned = rr.init()
+    signed = rr.init(transport="mpi")
+    unsigned = rr.init(transport="mpi")
     shared = rr.init(transport="shm")
     measured = []
     for nbytes in SIZES:
