@@ -28,7 +28,9 @@ _TURNS = 300
 
 
 @numba.njit(nogil=True)
-def _write(flags: Any, into: Any, source: Any, nbytes: Any, turns: Any, past: Any, took: Any) -> None:
+def _write(
+    flags: Any, into: Any, source: Any, nbytes: Any, turns: Any, past: Any, took: Any
+) -> None:
     for turn in range(1, turns + 1):
         copy(source, source + nbytes, nbytes)  # so that it is in this core's cache
         begin = nanoseconds(flags + 128)
