@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import weakref
 from bisect import insort
@@ -37,6 +38,8 @@ class Arena:
         """An uninitialised array, freed with its last view; None if there is no room for it."""
         nbytes = prod(shape) * dtype.itemsize
         self._take_back()
+        if nbytes == 0:
+            return None
         start = self._lend(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
         if start is None:
             return None
@@ -58,7 +61,8 @@ class Arena:
         while self._returned:
             start, stop = self._returned.popleft()
             if stop - start >= _WORTH_GIVING_BACK:
-                self._give_back(start, stop)
+                with contextlib.suppress(OSError):  # pages that are locked, or larger
+                    self._give_back(start, stop)
             insort(self._free, (start, stop))
             place = self._free.index((start, stop))
             around = self._free[max(0, place - 1) : place + 2]

@@ -71,7 +71,15 @@ class Calls:
     anything is sent.
     """
 
-    def __init__(self, topology: Topology, device: Device, config: Config) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        device: Device,
+        config: Config,
+        travels: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.travels = travels
+        """What signatures say of the way that the data go, where not all arrays go the same."""
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
         self.config, self.device = config, device
@@ -129,7 +137,7 @@ class Calls:
         signature = _signature("all_reduce", f"[{text}]", algorithm, op=repr(op), **_if_given(wire))
         if not groups:
             groups.append((self.meeting("all_reduce", signature.arguments), []))
-        return Fused(signature, groups)
+        return Fused(self._said(signature), groups)
 
     def reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
         key = ("reduce_scatter", array.dtype, array.shape, op, algorithm, wire)
@@ -236,17 +244,27 @@ class Calls:
     # --- calls before and besides calls ---
 
     def exchange(
-        self, collective: str, array: np.ndarray, algorithm: str, root: int | None = None
+        self,
+        collective: str,
+        array: np.ndarray,
+        algorithm: str,
+        root: int | None = None,
+        travels: tuple[tuple[str, str], ...] = (),
     ) -> Call:
         """The all-gather before a gather of unknown counts: two integers from every rank.
 
         It carries the signature of the call that it opens.
         """
-        key = ("exchange", collective, array.dtype, array.shape[1:], algorithm, root)
-        return self._get(key, self._exchange, collective, array, algorithm, root)
+        key = ("exchange", collective, array.dtype, array.shape[1:], algorithm, root, travels)
+        return self._get(key, self._exchange, collective, array, algorithm, root, travels)
 
     def _exchange(
-        self, collective: str, array: np.ndarray, algorithm: str, root: int | None
+        self,
+        collective: str,
+        array: np.ndarray,
+        algorithm: str,
+        root: int | None,
+        travels: tuple[tuple[str, str], ...],
     ) -> Call:
         check_movable(collective, array.dtype)
         if root is not None:
@@ -257,6 +275,7 @@ class Calls:
         text = array_text(array, first=False)
         rooted = {} if root is None else {"root": str(root)}
         signature = _signature(collective, text, algorithm, **rooted, counts="None")
+        signature = Signature(collective, (*signature.arguments, *travels))
         return self._call(signature, plan, integers, (self.size, 2), integers.dtype)
 
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
@@ -345,6 +364,13 @@ class Calls:
         name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
         return build(collective, name, self.nodes, root)
 
+    def _said(self, signature: Signature, digest: str = "") -> Signature:
+        """With what else has to be alike: a schedule of one's own, how the data travel."""
+        besides = [("schedule", digest)] * bool(digest) + list(self.travels)
+        if not besides:
+            return signature
+        return Signature(signature.collective, (*signature.arguments, *besides))
+
     def _arithmetic(self, op: str, dtype: np.dtype[Any]) -> Arithmetic:
         device = self.device
         return Arithmetic(
@@ -372,10 +398,9 @@ class Calls:
             shapes=(array.shape, (0,) if shape is None else shape),
             arithmetic=Arithmetic() if op is None else self._arithmetic(op, dtype),
             in_flight=slices_in_flight(self.nodes, self.config),
+            shares=self.config.memory is not None,
         )
-        if plan.schedule.digest:
-            said = (*signature.arguments, ("schedule", plan.schedule.digest))
-            signature = Signature(signature.collective, said)
+        signature = self._said(signature, plan.schedule.digest)
         converts = bool(dtype != array.dtype)
         return Call(
             signature,

@@ -43,12 +43,15 @@ class Collectives:
         self.config = config
         self._topology, self._device = topology, device
         self._calls = Calls(topology, device, config)
+        self._messages = Calls(topology, device, self._given)
+        """Calls on host arrays that go by messages, whatever is shared."""
         self._on_cards: dict[int, Calls] = {}
         """Calls on arrays that live on a card, by its number."""
         self._conductor = Conductor(transport, config, timeout_s)
         self._line = self._conductor.line
         self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
-        self._quick: dict[tuple[Any, ...], Quick] = {}
+        self._quickened: dict[tuple[Any, ...], tuple[Call, Any]] = {}
+        self._quick: dict[tuple[Any, ...], Quick | None] = {}
         """Small calls that were made before, by all that makes them different."""
 
     # --- reductions ---
@@ -91,11 +94,13 @@ class Collectives:
         >>> comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1))  # on 2 ranks
         array([3., 6.])
         """
+        card = None
         if type(x) is not np.ndarray:
             if isinstance(x, (list, tuple)):
                 return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
             x = as_array("all_reduce", x)
-        key = x.dtype, x.shape, op, algorithm, wire
+            card = card_of(x)
+        key = x.dtype, x.shape, op, algorithm, wire, card
         self._acquire()
         try:
             quick = self._quick.get(key)
@@ -106,7 +111,7 @@ class Collectives:
             self._conductor.check_usable()
             call = self._calls_on(x).all_reduce(x, op, algorithm, wire)
             result = self._carry_out(call, x, out, timeout_s, async_op)
-            if quick is None and call.queue is None and not call.converts:
+            if call.queue is None and not call.converts:
                 self._quicken(key, call)
             return result
         finally:
@@ -209,7 +214,8 @@ class Collectives:
             if counts is not None:
                 call = self._calls_on(array).all_gather(array, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
-            opening = self._calls.exchange("all_gather", array, algorithm)
+            travels = self._calls_on(array).travels
+            opening = self._calls.exchange("all_gather", array, algorithm, travels=travels)
 
             def known(counts: tuple[int, ...]) -> Call:
                 return self._calls_on(array).all_gather(array, counts, algorithm)
@@ -237,7 +243,8 @@ class Collectives:
             if counts is not None:
                 call = self._calls_on(array).gather(array, root, _integers(counts), algorithm)
                 return self._carry_out(call, array, out, timeout_s, async_op)
-            opening = self._calls.exchange("gather", array, algorithm, root=root)
+            travels = self._calls_on(array).travels
+            opening = self._calls.exchange("gather", array, algorithm, root, travels)
 
             def known(counts: tuple[int, ...]) -> Call:
                 return self._calls_on(array).gather(array, root, counts, algorithm)
@@ -266,6 +273,8 @@ class Collectives:
             view = None if out is None else as_out("scatter", out, out if array is None else array)
             here = next((a for a in (array, view) if a is not None), NOTHING)
             calls = self._calls_on(here)
+            if calls is self._calls:
+                calls = self._messages  # the root's may be on a card, which others cannot know
             empty = _maker_of_results(calls.device)
             if timeout_s is not None:
                 check_timeout("scatter", timeout_s)
@@ -332,11 +341,14 @@ class Collectives:
 
     def _quicken(self, key: tuple[Any, ...], call: Call) -> None:
         """Let a small call, when it is made again, go as fast as Python allows."""
-        quick = quickened(self._conductor, call)
-        if quick is not None:
-            while len(self._quick) >= self.config.kept_plans:
-                del self._quick[next(iter(self._quick))]
-            self._quick[key] = quick
+        known = self._quickened.get(key)
+        if known is not None and known == (call, call.prepared.staged):
+            return
+        while len(self._quick) >= self.config.kept_plans:
+            oldest = next(iter(self._quick))
+            del self._quick[oldest], self._quickened[oldest]
+        self._quick[key] = quickened(self._conductor, call)
+        self._quickened[key] = call, call.prepared.staged
 
     def _calls_on(self, array: Any) -> Calls:
         """The calls on arrays that live where this one does."""
@@ -346,7 +358,8 @@ class Collectives:
     def _calls_on_card(self, card: int) -> Calls:
         calls = self._on_cards.get(card)
         if calls is None:
-            calls = Calls(self._topology, open_card(card), self._given)
+            travels = () if self.config.memory is None else (("travels", "from a card"),)
+            calls = Calls(self._topology, open_card(card), self._given, travels)
             self._on_cards[card] = calls
         return calls
 

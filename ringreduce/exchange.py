@@ -228,6 +228,9 @@ class Exchange:
         """The step that a program is at, and the peers that it waits for."""
         if program[blocks.ROW] == 0:
             return 0, []
+        at = (int(program[blocks.ROW]) - _address(program)) // WORD
+        if program[at] not in (blocks.AWAIT, blocks.MAKE_ROOM):  # a process that cannot be read
+            return 0, list(self._peers)
         number = self._awaited(program)
         missing = [p for p in self._peers if max(int(n[0]) for n in self._numbers[p]) < number]
         step = min(number - int(program[blocks.BASE]), rows.exchanges - rows.pulls)
@@ -242,6 +245,7 @@ class Exchange:
         """Forget the call under way; all ranks do, and go on counting from the same number."""
         self._words[blocks.COUNT] = count
         self._of_peers[:, blocks.SEEN] = 0
+        self._of_peers[:, blocks.COMPARED] = count
         mine = self._numbers[self._rank]
         if count:
             mine[(count - 1) & 1][0] = count - 1

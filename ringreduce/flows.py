@@ -41,6 +41,8 @@ class Prepared:
     """The small plan's own memory, in the shapes of input and output."""
     bound: Flow | None = None
     """Its only flow, bound to the only arrays that it is ever run on."""
+    shares: bool = True
+    """Whether it may go through shared memory, on all ranks alike."""
     rows: dict[int, Rows | None] = field(default_factory=dict)
     """Of slices, for shared memory."""
     last_run: int = 0
@@ -116,7 +118,9 @@ class FlowStore:
         rows = self._rows(prepared, 0) if prepared.plan.slices == 1 else None
         if rows is None:
             return None
-        nothing, scratch = (prepared.device.empty(n, prepared.dtype) for n in (0, rows.scratch))
+        device, dtype = prepared.device, prepared.dtype
+        nothing = device.empty(0, dtype)
+        scratch = self._scratch_slot(device, 0, rows.scratch, dtype)
         return self._bind(prepared, (nothing, nothing, scratch), index=0)
 
     # --- plans that are only run on one pair of arrays ---
@@ -228,7 +232,11 @@ class FlowStore:
 
     def _rows(self, prepared: Prepared, index: int) -> Rows | None:
         """What shared memory makes of a slice; None where messages do it."""
-        if self.exchange is None or (index and self._rows(prepared, 0) is None):
+        if (
+            self.exchange is None
+            or not prepared.shares
+            or (index and self._rows(prepared, 0) is None)
+        ):
             return None
         if index not in prepared.rows:
             prepared.rows[index] = self.exchange.rows(

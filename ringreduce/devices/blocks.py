@@ -37,9 +37,10 @@ or 0."""
 COMMON_WORDS = 17
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
+COMPARED = 9
 """Then for each peer: its block; its process, 0 if its memory is mapped; the latest number seen;
-and three registers: the data of its slot, its input, its output.  A register is two words: an
-address, and the process that it is of, 0 for this one."""
+and three registers: the data of its slot, its input, its output; the latest number whose header was
+compared.  A register is two words: an address, and the process that it is of, 0 for this one."""
 PEER_WORDS = 10
 
 # --- words of a program ---------------------------------------------------------------------------
@@ -62,7 +63,7 @@ PROGRAM_WORDS = 24
 MAKE_ROOM, PUT, AWAIT, COPY, REDUCE, END = range(6)
 """What a row says, and then, in words of its own:
 
-- MAKE_ROOM k: wait until the slot of exchange k may be written.
+- MAKE_ROOM k: wait until the slot of exchange k may be written; compare headers of k - 1.
 - PUT k: what this rank has to say in exchange k is there.
 - AWAIT k, place, listens: wait until the peer at that place of the common words has put exchange k;
   compare its header, if that is not only to know how far it is.

@@ -49,9 +49,11 @@ def can_exchange() -> bool:
     """Whether there is what ranks of one host need to exchange messages through memory."""
     try:
         import numba
-    except ImportError:
+
+        compiled = kernel("run") is not None
+    except Exception:  # no Numba, or one that cannot compile here
         return False
-    return sys.platform == "linux" and not numba.config.DISABLE_JIT and kernel("run") is not None
+    return compiled and sys.platform == "linux" and not numba.config.DISABLE_JIT
 
 
 FOLD_BYTES = 16 << 10

@@ -21,6 +21,7 @@ from ringreduce.devices.blocks import (
     BLOCK,
     COMMON,
     COMMON_WORDS,
+    COMPARED,
     COPY,
     COUNT,
     DATA,
@@ -108,14 +109,34 @@ def _has_put(common: Any, peer: Any, number: Any) -> bool:
 
 
 @compilable
-def _make_room(program: Any, common: Any, number: Any) -> bool:
+def _same_header(slot: Any, header: Any) -> bool:
+    different = 0
+    for i in range(3):
+        different |= load(slot + HEADER + i * WORD) ^ load(header + i * WORD)
+    return different == 0
+
+
+@compilable
+def _make_room(program: Any, common: Any, number: Any) -> Any:
+    """Wait until a slot may be written to: every peer has put the exchange before.
+
+    So far each has its header of that still there, and so has this rank.  Those that nobody has
+    compared yet are now: a rank that only speaks would else never hear that others did, too.
+    """
+    before, mine = number - 1, load(common + MY_BLOCK * WORD)
     for place in range(load(common + PEERS * WORD)):
         peer = common + (COMMON_WORDS + place * PEER_WORDS) * WORD
-        if load(peer + SEEN * WORD) < number - 1 and not _has_put(common, peer, number - 1):
+        if load(peer + COMPARED * WORD) >= before:
+            continue
+        if load(peer + SEEN * WORD) < before and not _has_put(common, peer, before):
             store(program + MET * WORD, place)
-            return False
-    store(common + MY_SLOT * WORD, _slot(load(common + MY_BLOCK * WORD), number) + DATA)
-    return True
+            return WAITS
+        if not _same_header(_slot(load(peer + BLOCK * WORD), before), _slot(mine, before) + HEADER):
+            store(program + MET * WORD, place)
+            return FOREIGN
+        store(peer + COMPARED * WORD, before)
+    store(common + MY_SLOT * WORD, _slot(mine, number) + DATA)
+    return FINISHED
 
 
 @compilable
@@ -150,10 +171,10 @@ def _await(program: Any, common: Any, place: Any, number: Any, listens: Any) -> 
     if not listens:
         return FINISHED
     slot = _slot(load(peer + BLOCK * WORD), number)
-    for i in range(3):
-        if load(slot + HEADER + i * WORD) != load(program + (OWN_HEADER + i) * WORD):
-            store(program + MET * WORD, place)
-            return FOREIGN
+    if not _same_header(slot, program + OWN_HEADER * WORD):
+        store(program + MET * WORD, place)
+        return FOREIGN
+    store(peer + COMPARED * WORD, number)
     store(peer + PEER_SLOT * WORD, slot + DATA)
     if load(program + PULLS * WORD):
         _learn(peer, slot, PEER_INPUT, INPUT_AT)
@@ -309,7 +330,7 @@ def run(program: Any, number: Any, digest: Any, digest_2: Any, source: Any, targ
         elif kind == PUT:
             _put(program, common, base + load(row + WORD))
         elif kind == MAKE_ROOM:
-            came = FINISHED if _make_room(program, common, base + load(row + WORD)) else WAITS
+            came = _make_room(program, common, base + load(row + WORD))
         else:
             break
         if came != FINISHED:

@@ -33,12 +33,14 @@ class Now:
 
 
 class Bucket:
-    """Gradients that are reduced as one array."""
+    """Gradients that are reduced as one array, which ranks of one host reach directly."""
 
-    def __init__(self, members: Sequence[tuple[str, Any]]) -> None:
-        first = members[0][1]
+    def __init__(self, comm: rr.Communicator, members: Sequence[tuple[str, Any]]) -> None:
+        first, count = members[0][1], sum(array.size for _, array in members)
         xp = sys.modules[type(first).__module__.partition(".")[0]]
-        self.flat = xp.zeros(sum(array.size for _, array in members), first.dtype)
+        here = xp.__name__ == "numpy"
+        self.flat = comm.empty(count, first.dtype) if here else xp.empty(count, first.dtype)
+        self.flat[...] = 0
         self.places: dict[str, Any] = {}
         start = 0
         for name, array in members:

@@ -84,7 +84,8 @@ class DataParallel:
         for array in params.values():
             comm.broadcast(array, root=0, out=array)
         backwards = list(params.items())[::-1]
-        self._buckets = list(map(Bucket, cut(backwards, first_bucket_bytes, bucket_bytes)))
+        members = cut(backwards, first_bucket_bytes, bucket_bytes)
+        self._buckets = [Bucket(comm, each) for each in members]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.places}
         for bucket in self._buckets:
             comm.all_reduce(bucket.flat[:0], op, **self._how)  # refused here if it cannot be had
