@@ -29,8 +29,9 @@ FAULTS = ("stop", "kill", "never", "raise", "exit")
 ENDINGS = ("caught", "uncaught")
 RANKS = (2, 3, 4)
 STARTS = 3
-NEVER_STARTED = "listener thread failed to start"
-"""What Open MPI's mpiexec says, now and then, when it cannot start a job: no fault of a rank's."""
+NEVER_STARTED = ("listener thread failed to start", "internal_Init_thread")
+"""What Open MPI's mpiexec, and MPICH itself, say when now and then they cannot start a job: no
+fault of a rank's."""
 LIMIT_S = 30.0
 """A job that takes longer hangs."""
 LINGERING_S = 3.0
@@ -61,7 +62,7 @@ def run_once(
             done = jobs.finish(job, LIMIT_S)
         except AssertionError as error:
             return LIMIT_S, ["hangs"], str(error)
-        if NEVER_STARTED not in done.output:
+        if not any(words in done.output for words in NEVER_STARTED):
             break
     ended_at = time.time()
     wrong = judge(done, how, victim)

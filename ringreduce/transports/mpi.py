@@ -73,9 +73,11 @@ class MpiTransport:
         if self.wishes == {1} and len(self._nodes) == 1:
             able = can_exchange()
             self.memory = share(BLOCK_BYTES, assembly.collect, self.rank, able)
-            if self.memory is None and 0 not in assembly.collect(bytes((able,))):
-                self._window = _shared_window(data)
-                self.memory = _in_window(self._window, assembly.collect, self.rank, self.size)
+            if self.memory is None:
+                able = _together(data) and able
+                if 0 not in assembly.collect(bytes((able,))):
+                    self._window = _shared_window(data)
+                    self.memory = _in_window(self._window, assembly.collect, self.rank, self.size)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._withdrawing: set[int] = set()
         self._discarding: dict[int, MPI.Request] = {}
@@ -244,6 +246,14 @@ class _Assembly:
 
 def _host() -> bytes:
     return blake2b(socket.gethostname().encode(), digest_size=_HOST_BYTES).digest()
+
+
+def _together(comm: MPI.Comm) -> bool:
+    """Whether MPI, too, thinks that all ranks share a host: two may have one name."""
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    size = here.Get_size()
+    here.Free()
+    return size == comm.Get_size()
 
 
 def _shared_window(comm: MPI.Comm) -> MPI.Win:
