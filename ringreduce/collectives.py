@@ -111,7 +111,7 @@ class Collectives:
             self._conductor.check_usable()
             call = self._calls_on(x).all_reduce(x, op, algorithm, wire)
             result = self._carry_out(call, x, out, timeout_s, async_op)
-            if call.queue is None and not call.converts:
+            if call.queue is None and not (call.converts or async_op or self._line.works):
                 self._quicken(key, call)
             return result
         finally:

@@ -37,7 +37,7 @@ _STREAM_FROM = 4 << 10
 """Bytes from which data are staged, and peers' results copied, past the caches.
 
 What a peer has read it holds in its cache too, and to write there each line has to be asked for:
-that took 4 to 14 times as long as to write past both.
+that took three times as long as to write past both (``bench_results/shared_writes.jsonl``).
 """
 _PIECE = 128 << 10
 """Bytes of each array that are folded at a time: what is read from other processes stays in L2."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -134,21 +133,6 @@ def yield_core(_context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
-
-
-@_intrinsic
-def nanoseconds(_context: Any, words: Any) -> Any:
-    """What a clock says that never goes back; `words` is the address of two words to be used."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        kind = ir.FunctionType(_INT, (_INT, _WORD.as_pointer()))
-        function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
-        builder.call(function, (ir.Constant(_INT, time.CLOCK_MONOTONIC), place))
-        seconds, rest = (builder.load(builder.gep(place, [ir.Constant(_INT, i)])) for i in (0, 1))
-        return builder.add(builder.mul(seconds, ir.Constant(_WORD, 10**9)), rest)
-
-    return types.int64(types.int64), generate
 
 
 @_intrinsic
