@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numba
@@ -226,3 +228,30 @@ def test_the_loops_are_vectorised(name):
     times = 4 if name.endswith("pairs") else 2 if "folding" in loop.__qualname__ else 1
     for instruction in PACKED[name]:
         assert len(re.findall(VECTOR.format(instruction), assembly)) >= times, instruction
+
+
+def test_what_a_signal_brings_while_a_kernel_is_compiled_is_not_lost(monkeypatch):
+    class AlarmError(Exception):
+        pass
+
+    def slow(name: str) -> object:
+        try:
+            for _ in range(300):
+                time.sleep(0.001)
+        except Exception:  # as where what is kept may be damaged
+            return None
+        return print
+
+    def handler(number: int, frame: object) -> None:
+        raise AlarmError
+
+    monkeypatch.setattr(compiling, "_compiled", slow)
+    monkeypatch.setattr(compiling, "_COMPILED", {})
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(AlarmError):
+            compiling.kernel("sum-float16")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert compiling.kernel("sum-float16") is print

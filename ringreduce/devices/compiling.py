@@ -39,21 +39,24 @@ def kernel(name: str) -> Callable[..., Any] | None:
 
     Without Numba nothing is possible; float16 needs a processor that converts it.
     """
-    with _COMPILING:
-        if name not in _COMPILED:
-            _COMPILED[name] = _compiled(name)
-        return _COMPILED[name]
+    _once(_COMPILED, name, lambda: _compiled(name))
+    return _COMPILED[name]
 
 
 def can_exchange() -> bool:
-    """Whether there is what ranks of one host need to exchange messages through memory."""
-    try:
-        import numba
+    """Whether there is all that ranks of one host need to exchange messages through memory.
 
-        compiled = kernel("run") is not None
-    except Exception:  # no Numba, or one that cannot compile here
+    Then all of them have the folds of all dtypes, so that they decide alike which to use.
+    """
+    try:
+        if sys.platform != "linux" or kernel("run") is None:
+            return False
+    except Exception:  # a Numba that cannot compile here
         return False
-    return compiled and sys.platform == "linux" and not numba.config.DISABLE_JIT
+    import numba
+
+    converts = _converts_float16(numba.config, _features(numba.config))
+    return converts and not numba.config.DISABLE_JIT
 
 
 FOLD_BYTES = 16 << 10
@@ -62,27 +65,51 @@ _FOLDS: dict[tuple[str, str], Any] = {}
 
 
 def fold(op: str, dtype: Any) -> int | None:
-    """The address of the compiled fold of an operation, as in `devices.folds`; None without one."""
-    with _COMPILING:
-        key = "sum" if op == "mean" else op, np.dtype(dtype).name
-        if key not in _FOLDS:
-            _FOLDS[key] = _compiled_fold(*key, dtype)
-        return None if _FOLDS[key] is None else int(_FOLDS[key].address)
+    """The address of the compiled fold of an operation, as in `devices.folds`; None without one.
+
+    To be asked where `can_exchange`: then all ranks have the same folds.
+    """
+    key = "sum" if op == "mean" else op, np.dtype(dtype).name
+    if key not in _FOLDS:
+        _once(_FOLDS, key, lambda: _compiled_fold(*key, dtype))
+    return None if _FOLDS[key] is None else int(_FOLDS[key].address)
+
+
+def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> None:
+    """Compile what is not there yet, apart from the main thread.
+
+    There a signal's handler may raise at any moment, in between those who take whatever is raised
+    for a fault of what is kept: its exception would be lost, and one rank go without a kernel.
+    """
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            with _COMPILING:
+                if key not in results:
+                    results[key] = compile_()
+        except BaseException as error:
+            failed.append(error)
+
+    if key in results:
+        return
+    thread = threading.Thread(target=make, name="ringreduce compiles")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _compiled_fold(op: str, name: str, dtype: Any) -> Any:
-    try:
-        import numba
+    import numba
 
-        from ringreduce.devices import folds
-    except ImportError:
-        return None
-    features = _features(numba.config)
+    from ringreduce.devices import folds
+
     found = folds.fold_of(op, dtype)
-    if found is None or (name == "float16" and not _converts_float16(numba.config, features)):
+    if found is None:
         return None
     _call_it(found.function, f"fold-{op}-{name}")
-    folder = _folder(f"fold-{op}-{name}", numba, features)
+    folder = _folder(f"fold-{op}-{name}", numba, _features(numba.config))
     if folder is not None:
         # As with kernels: if anything is wrong with what is kept, go without.
         with contextlib.suppress(Exception), _cached_in(folder):
