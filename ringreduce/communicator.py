@@ -61,7 +61,7 @@ class Communicator(Collectives):
 
         An array like any other, and so are its slices and views, to be mixed with others at will;
         its memory is used again when the last of them is gone.  Where ranks share no memory, or
-        there is no room left, it is one of the process's own.
+        there is no room left, or a rank was lost, it is one of the process's own.
 
         Args:
             shape, dtype: as for ``numpy.empty``.
@@ -80,7 +80,9 @@ class Communicator(Collectives):
             return np.empty(sizes, dtype)
         with self._line.lock:
             self._conductor.free_discarded()
-            array = self._arena.empty(sizes, dtype)
+            # A lost rank that was stopped and goes on may still write to what it was lent.
+            broken = self._conductor.broken
+            array = None if broken else self._arena.empty(sizes, dtype)
         return np.empty(sizes, dtype) if array is None else array
 
     def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> PersistentCall:

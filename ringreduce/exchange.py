@@ -41,6 +41,9 @@ that took three times as long as to write past both (``bench_results/shared_writ
 """
 _PIECE = 128 << 10
 """Bytes of each array that are folded at a time: what is read from other processes stays in L2."""
+_PASSED_ON = 16 << 10
+"""Bytes that are folded before they are written to where else they are wanted: they stay in L1."""
+_WANTED_WORDS = 4
 _MOST_RANKS = 64
 """Every rank plans for all."""
 _ALONE, _CROWDED = (1000, 2), (20, 20)
@@ -149,13 +152,15 @@ class Exchange:
     def _program(
         self, rows: Rows, memory: tuple[Any, Any, Any], device: Device, op: str | None
     ) -> Any:
-        lists = [row.sources for row in rows.rows if isinstance(row, Reduce)]
+        lists = [row for row in rows.rows if isinstance(row, Reduce)]
         size = blocks.PROGRAM_WORDS + blocks.ROW_WORDS * (len(rows.rows) + 1)
-        program = np.zeros(size + 2 * sum(map(len, lists)), np.int64)
+        places = sum(len(row.sources) + len(row.wanted) for row in lists)
+        program = np.zeros(size + 2 * places + _WANTED_WORDS * len(lists), np.int64)
         dtype = memory[SCRATCH].dtype
         fold = (0 if op is None else compiling.fold(op, dtype)) or 0
         program[[blocks.COMMON, blocks.START]] = _address(self._words), blocks.PROGRAM_WORDS
-        program[[blocks.EXCHANGES, blocks.PULLS]] = rows.exchanges, rows.pulls
+        tells = blocks.ARRAYS if rows.pulls else blocks.LENT if rows.tells else blocks.NOTHING
+        program[[blocks.EXCHANGES, blocks.TELLS]] = rows.exchanges, tells
         parts = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         program[[blocks.ITEM_BYTES, blocks.FOLD]] = parts, fold
         program[blocks.DIVISOR] = len(self._peers) + 1 if op == "mean" else 0
@@ -175,15 +180,18 @@ class Exchange:
             values = self._row(program, row, free)
             words[: len(values)] = values
             if isinstance(row, Reduce):
-                for source in row.sources:
-                    program[free : free + 2] = self._operand(program, source)
-                    free += 2
+                listed = self._listed(program, row)
+                program[free : free + len(listed)] = listed
+                free += len(listed)
         table[-1, 0] = blocks.END
         return program
 
     def _row(self, program: Any, row: Row, free: int) -> list[int]:
         if isinstance(row, MakeRoom):
             return [blocks.MAKE_ROOM, row.exchange]
+        if isinstance(row, Put) and row.lends is not None:
+            lends = self._is_shared(program, row.lends.buffer)
+            return [blocks.PUT, row.exchange, lends, *self._operand(program, row.lends)]
         if isinstance(row, Put):
             return [blocks.PUT, row.exchange]
         if isinstance(row, Await):
@@ -192,10 +200,24 @@ class Exchange:
         if isinstance(row, CopyBytes):
             peers = row.source.rank != self._rank and row.source.buffer != SLOT
             past = row.nbytes >= _STREAM_FROM and (peers or row.into.buffer == SLOT)
-            return [blocks.COPY, *into, *self._operand(program, row.source), row.nbytes, past]
-        sources = _address(program) + free * WORD
-        sized = row.nbytes, len(row.sources), sources, _PIECE, row.finishes
+            unless = 0 if row.unless is None else self._is_shared(program, row.unless)
+            source = self._operand(program, row.source)
+            return [blocks.COPY, *into, *source, row.nbytes, past, unless]
+        listed, piece = _address(program) + free * WORD, _PASSED_ON if row.readers else _PIECE
+        sized = row.nbytes, len(row.sources), listed, piece, row.finishes
         return [blocks.REDUCE, *into, *sized]
+
+    def _listed(self, program: Any, row: Reduce) -> list[int]:
+        """What stands in a list of its own: sources, and who wants the result."""
+        words = [word for source in row.sources for word in self._operand(program, source)]
+        offset = 0 if row.staged is None else row.staged.offset
+        words += [len(row.wanted), row.readers, offset, 0]
+        return words + [word for place in row.wanted for word in self._operand(program, place)]
+
+    def _is_shared(self, program: Any, buffer: int) -> int:
+        """The address of the word that says whether this rank's INPUT or OUTPUT is."""
+        place = {INPUT: blocks.INPUT_PLACE, OUTPUT: blocks.OUTPUT_PLACE}[buffer]
+        return _address(program) + (place + 1) * WORD
 
     def _operand(self, program: Any, place: Place) -> tuple[int, int]:
         """The address of a register, and the offset."""

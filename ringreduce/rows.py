@@ -7,6 +7,10 @@ travels.
 Data go one of two ways.  Staged, a rank copies what it sends in a step to its slot, and may go on
 when it has what it needs.  Pulled, peers read it from where it lies; before it is written to, and
 before the call ends, they have to have done so.
+
+What lies in shared memory need not be staged where that is known to be over in time: a rank lends
+it in any exchange but the last, and what it has just folded it writes to where peers want it.
+Whether it lies there, and there, each rank tells: nobody else's rows depend on it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import NamedTuple
 from ringreduce.planned import INPUT, OUTPUT, SCRATCH, Fold, PlannedSlice, PlannedStep, Span
 
 ALIGNMENT = 32
+DIRECT_BYTES = 4 << 10
+"""Fewer than these it is no use to lend, or to write to where peers want them."""
 SLOT = 3
 """A place besides INPUT, OUTPUT and SCRATCH: what is put in the exchange under way."""
 
@@ -40,6 +46,8 @@ class Put(NamedTuple):
     """Say that what there is to say in this exchange is there."""
 
     exchange: int
+    lends: Place | None = None
+    """From where on peers read it, as if that were the slot, if that buffer is shared memory."""
 
 
 class Await(NamedTuple):
@@ -60,6 +68,8 @@ class CopyBytes(NamedTuple):
     into: Place
     source: Place
     nbytes: int
+    unless: int | None = None
+    """There is nothing to copy if this buffer of the rank's own, INPUT or OUTPUT, is shared."""
 
 
 class Reduce(NamedTuple):
@@ -69,6 +79,11 @@ class Reduce(NamedTuple):
     sources: tuple[Place, ...]
     nbytes: int
     finishes: bool
+    wanted: tuple[Place, ...] = ()
+    """Where peers want the result: it is written there, if that is shared memory."""
+    staged: Place | None = None
+    """Where in the slot it is put, unless it was written so to all the ranks that read it."""
+    readers: int = 0
 
 
 Row = MakeRoom | Put | Await | CopyBytes | Reduce
@@ -85,6 +100,8 @@ class Rows(NamedTuple):
     scratch: int
     """Elements."""
     pulls: bool
+    tells: bool
+    """Whether ranks tell where what they lend lies, and their OUTPUT."""
     notes: tuple[tuple[int, str, int, int], ...]
     """(step, "send" or "recv", peer, bytes of data): for the message log."""
 
@@ -98,46 +115,142 @@ def rows_of(
     all ranks: a message is received in another step than it is sent in, or would be pulled from
     memory that is written to in that step.
     """
-    exchanges = max((step.index + 1 for plan in plans for step in plan.steps), default=0)
-    table = _Table(plans, itemsize)
-    if not exchanges or not table.in_step():
+    table = _Table(plans, itemsize, in_place)
+    if not table.exchanges or not table.in_step():
         return None
-    if pulls and not all(_can_pull(plan, in_place) for plan in plans):
+    if pulls and not table.can_pull():
         return None
-    rows = tuple(_Writer(table, rank, exchanges, pulls, in_place).rows())
+    if not pulls:
+        table.lay_out()
+    rows = tuple(_Writer(table, rank, pulls).rows())
     scratch = plans[rank].scratch if any(map(_touches_scratch, rows)) else 0
-    slot = 0 if pulls else max(table.slot_bytes.values(), default=0)
-    return Rows(rows, exchanges + pulls, slot, scratch, pulls, tuple(_notes(table, rank)))
+    slot = max(table.slot_bytes.values(), default=0)
+    notes = tuple(_notes(table, rank))
+    return Rows(rows, table.exchanges + pulls, slot, scratch, pulls, table.tells, notes)
 
 
 class _Table:
-    """All messages: where in its sender's memory each lies."""
+    """All messages: where in its sender's memory each lies, and where it may go from there."""
 
-    def __init__(self, plans: Sequence[PlannedSlice], itemsize: int) -> None:
-        self.plans, self.itemsize = plans, itemsize
+    def __init__(self, plans: Sequence[PlannedSlice], itemsize: int, in_place: bool) -> None:
+        self.plans, self.itemsize, self.in_place = plans, itemsize, in_place
         self.steps: list[dict[int, PlannedStep]] = [
             {step.index: step for step in plan.steps} for plan in plans
         ]
+        self.exchanges = max((index + 1 for steps in self.steps for index in steps), default=0)
         self.slot_bytes: dict[tuple[int, int], int] = {}
         """By rank and step."""
+        self.lent: dict[tuple[int, int], Span] = {}
+        """What covers all that a rank sends in a step, if it lends that."""
+        self.pushed: dict[tuple[int, int, Span], dict[int, Span]] = {}
+        """What a rank has just folded and sends in a step: who takes it where, of its OUTPUT."""
         self._in_slot: dict[tuple[int, int], dict[Span, int]] = {}
-        for rank, steps in enumerate(self.steps):
-            for index, step in steps.items():
-                self._lay_out(rank, index, step)
 
-    def _lay_out(self, rank: int, index: int, step: PlannedStep) -> None:
+    @property
+    def tells(self) -> bool:
+        return bool(self.lent or any(self.pushed.values()))
+
+    def lay_out(self) -> None:
+        """Decide where in the slots data are staged, and where they need not be."""
+        for rank, steps in enumerate(self.steps):
+            for index in steps:
+                covering = self._lendable(rank, index)
+                if covering is not None:
+                    self.lent[rank, index] = covering
+                for span in self._just_folded(rank, index):
+                    self.pushed[rank, index, span] = {}
+        for rank, index, span in self.pushed:
+            self.pushed[rank, index, span] = dict(self._pushable(rank, index, span))
+        for rank, steps in enumerate(self.steps):
+            for index in steps:
+                self._lay_out(rank, index)
+
+    def _lay_out(self, rank: int, index: int) -> None:
+        covering = self.lent.get((rank, index))
         offsets: dict[Span, int] = {}
-        end = 0
+        end = first = ALIGNMENT * self.tells
         for span in self.sent(rank, index):
-            offsets[span] = end
-            end += -(-self.nbytes(span) // ALIGNMENT) * ALIGNMENT
+            if covering is None:
+                offsets[span] = end
+                end += -(-self.nbytes(span) // ALIGNMENT) * ALIGNMENT
+            else:
+                offsets[span] = first + (span.start - covering.start) * self.itemsize
+                end = max(end, offsets[span] + self.nbytes(span))
         self._in_slot[rank, index], self.slot_bytes[rank, index] = offsets, end
+
+    def _lendable(self, rank: int, index: int) -> Span | None:
+        sent = self.sent(rank, index)
+        if index + 1 == self.exchanges or not self.may_stay(rank, index):
+            return None
+        if len({span.buffer for span in sent}) != 1 or not self._worth_it(sent):
+            return None
+        start, stop = min(span.start for span in sent), max(span.stop for span in sent)
+        return Span(sent[0].buffer, start, stop)
+
+    def _just_folded(self, rank: int, index: int) -> Iterator[Span]:
+        """What a rank sends in a step, not lent, as it was folded in the step before."""
+        before = self.steps[rank].get(index - 1)
+        if before is None or (rank, index) in self.lent:
+            return
+        changed = [copy.into for copy in self.steps[rank][index].packs]
+        folded = [fold.into for fold in before.folds]
+        for span in self.sent(rank, index):
+            meeting = [each for each in (*folded, *changed) if _meet(each, span)]
+            if meeting == [span] and span in folded and self._worth_it([span]):
+                yield span
+
+    def _pushable(self, rank: int, index: int, span: Span) -> Iterator[tuple[int, Span]]:
+        """Who can have it written to where it belongs, as soon as it is folded."""
+        heard = {m.peer for m in self.steps[rank][index - 1].recvs}
+        for message in self.steps[rank][index].sends:
+            peer = message.peer
+            if message.span == span and peer in heard:
+                for source, sent, into in self.received(peer, index):
+                    if (source, sent) == (rank, span) and self._is_free(peer, index, into, rank):
+                        yield peer, into
+
+    def _is_free(self, rank: int, index: int, into: Span, writer: int) -> bool:
+        """Whether `into` may be written to by `writer` while the rank is still a step behind."""
+        before, now = self.steps[rank].get(index - 1), self.steps[rank][index]
+        if into.buffer != OUTPUT or before is None:
+            return False
+        used = [m.span for m in (*before.recvs, *now.sends)]
+        for fold in before.folds:
+            used += [fold.into, *fold.sources]
+        for copy in now.packs:
+            used += [copy.into, copy.source]
+        for message in before.sends if (rank, index - 1) in self.lent else ():
+            if message.peer != writer or message.span[1:] != into[1:]:
+                used.append(message.span)
+        return not any(_may_meet(each, into, self.in_place) for each in used)
+
+    def _worth_it(self, spans: Sequence[Span]) -> bool:
+        return sum(map(self.nbytes, spans)) >= DIRECT_BYTES
 
     def sent(self, rank: int, index: int) -> list[Span]:
         """What a rank sends in a step, everything once."""
         step = self.steps[rank].get(index)
         sends = () if step is None else step.sends
         return list(dict.fromkeys(m.span for m in sends if m.span.start < m.span.stop))
+
+    def readers(self, rank: int, index: int, span: Span) -> int:
+        return len({m.peer for m in self.steps[rank][index].sends if m.span == span})
+
+    def can_pull(self) -> bool:
+        return all(self.may_stay(r, s) for r, steps in enumerate(self.steps) for s in steps)
+
+    def may_stay(self, rank: int, index: int) -> bool:
+        """Whether what a rank sends in a step, none of it from scratch, stays as it is for a while.
+
+        Until all have come to the next step: so nobody waits for that before he has come there.
+        """
+        step, after = self.steps[rank][index], self.steps[rank].get(index + 1)
+        sent = [m.span for m in step.sends if m.span.start < m.span.stop]
+        written = [m.span for m in step.recvs] + [fold.into for fold in step.folds]
+        written += [copy.into for copy in after.packs] if after is not None else []
+        if any(span.buffer == SCRATCH for span in sent):
+            return False
+        return not any(_may_meet(a, b, self.in_place) for a in sent for b in written)
 
     def in_step(self) -> bool:
         """Whether every message is received in the step in which it is sent, and fits."""
@@ -173,11 +286,8 @@ class _Table:
 class _Writer:
     """Writes the rows of one rank."""
 
-    def __init__(
-        self, table: _Table, rank: int, exchanges: int, pulls: bool, in_place: bool
-    ) -> None:
-        self._table, self._rank, self._exchanges = table, rank, exchanges
-        self._pulls, self._in_place = pulls, in_place
+    def __init__(self, table: _Table, rank: int, pulls: bool) -> None:
+        self._table, self._rank, self._pulls = table, rank, pulls
         self._heard: dict[int, int] = defaultdict(int)
         """Peer -> the latest exchange in which it was listened to."""
         self._awaited: dict[int, int] = defaultdict(int)
@@ -185,29 +295,51 @@ class _Writer:
         """What peers may read: the span, the peer, in which exchange."""
 
     def rows(self) -> Iterator[Row]:
-        table, rank = self._table, self._rank
-        for index in range(self._exchanges):
+        table, rank, exchanges = self._table, self._rank, self._table.exchanges
+        for index in range(exchanges):
             exchange = index + 1
             step = table.steps[rank].get(index)
             if step is not None:
                 for copy in step.packs:
                     yield from self._copy(copy.into, table.place(rank, copy.source))
-            yield MakeRoom(exchange)
-            if step is not None and not self._pulls:
-                for span in table.sent(rank, index):
-                    into = table.in_slot(rank, index, span)
-                    yield CopyBytes(into, table.place(rank, span), table.nbytes(span))
-            yield Put(exchange)
+            if not self._pushes(index):
+                yield MakeRoom(exchange)
             if step is not None:
-                if self._pulls:
-                    self._lent += [(m.span, m.peer, exchange) for m in step.sends]
+                yield from self._send(step)
+            else:
+                yield Put(exchange)
+            if step is not None:
                 yield from self._receive(step, exchange)
+        if self._pulls:
+            yield MakeRoom(exchanges + 1)
+            yield Put(exchanges + 1)
         for settle in table.plans[rank].settles:
             yield from self._copy(settle.into, table.place(rank, settle.source))
-        if self._pulls:
-            yield MakeRoom(self._exchanges + 1)
-            yield Put(self._exchanges + 1)
-            yield from self._until_read(lambda _: True)
+        yield from self._until_read(lambda _: True)
+
+    def _pushes(self, index: int) -> bool:
+        """Whether what is sent in a step is on its way before the step begins."""
+        return any((self._rank, index, s) in self._table.pushed for s in self._sent(index))
+
+    def _sent(self, index: int) -> list[Span]:
+        return self._table.sent(self._rank, index)
+
+    def _send(self, step: PlannedStep) -> Iterator[Row]:
+        table, rank, index = self._table, self._rank, step.index
+        covering = table.lent.get((rank, index))
+        lends = None
+        if not self._pulls:
+            for span in self._sent(index):
+                if (rank, index, span) not in table.pushed:
+                    into, source = table.in_slot(rank, index, span), table.place(rank, span)
+                    unless = covering and covering.buffer
+                    yield CopyBytes(into, source, table.nbytes(span), unless)
+        if covering is not None:
+            first = table.place(rank, covering)
+            lends = first._replace(offset=first.offset - ALIGNMENT)
+        yield Put(index + 1, lends)
+        if self._pulls or covering is not None:
+            self._lent += [(m.span, m.peer, index + 1) for m in step.sends]
 
     def _receive(self, step: PlannedStep, exchange: int) -> Iterator[Row]:
         table, rank = self._table, self._rank
@@ -223,21 +355,34 @@ class _Writer:
             if self._only_folded(received, step):
                 operands[received] = source
             else:
-                yield from self._copy(received, source)
+                pushed = table.pushed.get((peer, step.index, sent), {})
+                yield from self._copy(received, source, OUTPUT if rank in pushed else None)
+        if self._pushes(step.index + 1):
+            yield MakeRoom(exchange + 1)
         for fold in step.folds:
-            yield from self._fold(fold, operands)
+            yield from self._fold(step.index, fold, operands)
 
-    def _fold(self, fold: Fold, operands: dict[Span, Place]) -> Iterator[Row]:
+    def _fold(self, index: int, fold: Fold, operands: dict[Span, Place]) -> Iterator[Row]:
+        table, rank = self._table, self._rank
         if fold.into.start < fold.into.stop:
             yield from self._until_read(lambda span: self._overlap(span, fold.into))
-            sources = [operands.get(s) or self._table.place(self._rank, s) for s in fold.sources]
-            into = self._table.place(self._rank, fold.into)
-            yield Reduce(into, tuple(sources), self._table.nbytes(fold.into), fold.finishes)
+            sources = [operands.get(s) or table.place(rank, s) for s in fold.sources]
+            into, nbytes = table.place(rank, fold.into), table.nbytes(fold.into)
+            pushed = table.pushed.get((rank, index + 1, fold.into))
+            row = Reduce(into, tuple(sources), nbytes, fold.finishes)
+            if pushed is not None:
+                row = row._replace(
+                    wanted=tuple(table.place(peer, span) for peer, span in pushed.items()),
+                    staged=table.in_slot(rank, index + 1, fold.into),
+                    readers=table.readers(rank, index + 1, fold.into),
+                )
+            yield row
 
-    def _copy(self, into: Span, source: Place) -> Iterator[Row]:
+    def _copy(self, into: Span, source: Place, unless: int | None = None) -> Iterator[Row]:
         if into.start < into.stop:
             yield from self._until_read(lambda span: self._overlap(span, into))
-            yield CopyBytes(self._table.place(self._rank, into), source, self._table.nbytes(into))
+            place, nbytes = self._table.place(self._rank, into), self._table.nbytes(into)
+            yield CopyBytes(place, source, nbytes, unless)
 
     def _until_read(self, concerns: Callable[[Span], bool]) -> Iterator[Row]:
         """Wait until peers have read, as far as that `concerns` anybody, what they may read."""
@@ -261,7 +406,7 @@ class _Writer:
         return not any(_meet(each, span) for each in read)
 
     def _overlap(self, a: Span, b: Span) -> bool:
-        return _may_meet(a, b, self._in_place)
+        return _may_meet(a, b, self._table.in_place)
 
 
 def _touches_scratch(row: Row) -> bool:
@@ -278,18 +423,6 @@ def _notes(table: _Table, rank: int) -> Iterator[tuple[int, str, int, int]]:
         for way, messages in (("recv", step.recvs), ("send", step.sends)):
             for message in messages:
                 yield step.index, way, message.peer, table.nbytes(message.span)
-
-
-def _can_pull(plan: PlannedSlice, in_place: bool) -> bool:
-    """Whether nothing is sent from scratch, or from memory that its step writes to."""
-    for step in plan.steps:
-        sent = [m.span for m in step.sends if m.span.start < m.span.stop]
-        written = [m.span for m in step.recvs] + [fold.into for fold in step.folds]
-        if any(span.buffer == SCRATCH for span in sent):
-            return False
-        if any(_may_meet(a, b, in_place) for a in sent for b in written):
-            return False
-    return True
 
 
 def _meet(a: Span, b: Span) -> bool:

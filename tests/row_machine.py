@@ -19,8 +19,14 @@ _PIECES = 3
 class RowMachine:
     """The ranks, their memory, and how far each has come."""
 
-    def __init__(self, rows: Sequence[Sequence[Row]], inputs: Sequence[np.ndarray], outputs):
-        self.rows = rows
+    def __init__(
+        self,
+        rows: Sequence[Sequence[Row]],
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        shared: Sequence[tuple[bool, bool]],
+    ) -> None:
+        self.rows, self.shared = rows, shared
         self.at = [0] * len(rows)
         self.piece = [0] * len(rows)
         self.memory = [
@@ -33,7 +39,10 @@ class RowMachine:
         ]
         self.slots = [[np.full(_SLOT_ELEMENTS, -9, np.int64) for _ in range(2)] for _ in rows]
         self.numbers = [[0, 0] for _ in rows]
-        self.exchange = [0] * len(rows)
+        self.data: list[dict[int, tuple[np.ndarray, int]]] = [{} for _ in rows]
+        """Of each rank, by exchange: what peers read, and from which element on."""
+        self.registers: list[dict[int, tuple[np.ndarray, int]]] = [{} for _ in rows]
+        """What each knows of its peers, and of its own slot."""
 
     def run(self, choice: random.Random) -> None:
         """Until all have come to their end.  Raises AssertionError if nobody can go on."""
@@ -52,14 +61,19 @@ class RowMachine:
             others = set(range(len(self.rows))) - {rank}
             if any(self.latest(peer) < row.exchange - 1 for peer in others):
                 return False
-            self.exchange[rank] = row.exchange
+            self.registers[rank][rank] = self.slots[rank][row.exchange & 1], 0
         elif isinstance(row, Put):
+            self.data[rank][row.exchange] = self.slots[rank][row.exchange & 1], 0
+            if row.lends is not None and self.shared[rank][row.lends.buffer]:
+                lent = self.memory[rank][row.lends.buffer], row.lends.offset // ITEMSIZE
+                self.data[rank][row.exchange] = lent
             self.numbers[rank][row.exchange & 1] = row.exchange
         elif isinstance(row, Await):
             if self.latest(row.peer) < row.exchange:
                 return False
             if row.listens:
                 assert self.numbers[row.peer][row.exchange & 1] == row.exchange
+                self.registers[rank][row.peer] = self.data[row.peer][row.exchange]
         elif not self._work(rank, row):
             return True
         self.at[rank] += 1
@@ -70,16 +84,25 @@ class RowMachine:
 
     def _work(self, rank: int, row: CopyBytes | Reduce) -> bool:
         """A piece of a copy or a fold; whether it was the last."""
+        if isinstance(row, CopyBytes) and row.unless is not None and self.shared[rank][row.unless]:
+            return True
         count = row.nbytes // ITEMSIZE
         begin, end = (count * (self.piece[rank] + i) // _PIECES for i in range(2))
         sources = row.sources if isinstance(row, Reduce) else (row.source,)
-        values = [self._at(rank, place, count)[begin:end] for place in sources]
-        self._at(rank, row.into, count)[begin:end] = sum(values)
+        values = sum(self._at(rank, place, count)[begin:end] for place in sources)
+        places = [row.into]
+        if isinstance(row, Reduce) and row.staged is not None:
+            places += [place for place in row.wanted if self.shared[place.rank][place.buffer]]
+            places += [row.staged] if len(places) <= row.readers else []
+        for place in places:
+            self._at(rank, place, count)[begin:end] = values
         self.piece[rank] = (self.piece[rank] + 1) % _PIECES
         return self.piece[rank] == 0
 
     def _at(self, rank: int, place: Place, count: int) -> np.ndarray:
-        start = place.offset // ITEMSIZE
+        memory, first = self.memory[place.rank].get(place.buffer), 0
         if place.buffer == SLOT:
-            return self.slots[place.rank][self.exchange[rank] & 1][start : start + count]
-        return self.memory[place.rank][place.buffer][start : start + count]
+            memory, first = self.registers[rank][place.rank]
+        assert memory is not None
+        start = first + place.offset // ITEMSIZE
+        return memory[start : start + count]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.plan import plan_parts, plan_whole
+from ringreduce.planned import INPUT, OUTPUT
 from ringreduce.rows import Await, CopyBytes, MakeRoom, Put, Reduce, rows_of
 from tests.row_machine import ITEMSIZE, RowMachine
+from tests.schedules import any_schedule
 
 COUNT = 37
 SCHEDULES = [
@@ -48,7 +53,10 @@ def rows_of_all(collective, algorithm, ranks, pulls, count=COUNT):
 
 
 def carried_out(made, rows, seed, in_place=()):
-    """Inputs and outputs of all ranks after their rows; OUTPUT is INPUT on ranks `in_place`."""
+    """Inputs and outputs of all ranks after their rows; OUTPUT is INPUT on ranks `in_place`.
+
+    Which of them are shared memory is drawn.
+    """
     rng = np.random.default_rng(seed)
     inputs = [rng.integers(1, 1000, plan.input_count) for plan in made]
     before = [x.copy() for x in inputs]
@@ -56,7 +64,10 @@ def carried_out(made, rows, seed, in_place=()):
         x if rank in in_place else np.full(plan.output_count, -1)
         for rank, (x, plan) in enumerate(zip(inputs, made, strict=True))
     ]
-    RowMachine(rows, inputs, outputs).run(random.Random(seed))
+    choice = random.Random(seed)
+    shared = [(choice.random() < 0.6, choice.random() < 0.6) for _ in made]
+    shared = [(a, a) if rank in in_place else (a, b) for rank, (a, b) in enumerate(shared)]
+    RowMachine(rows, inputs, outputs, shared).run(choice)
     return before, inputs, outputs
 
 
@@ -71,7 +82,13 @@ def wanted(collective, before, rank):
     return total if collective == "all_reduce" or rank == 0 else total[:0]
 
 
-@pytest.mark.parametrize("pulls", [False, True])
+@pytest.fixture(params=["staged", "lent", "pulled"])
+def pulls(request, monkeypatch):
+    """Each way on which data go; lent and written to peers whatever their length."""
+    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1 if request.param == "lent" else 1 << 20)
+    return request.param == "pulled"
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 @pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
 def test_any_order_gives_the_same(collective, algorithm, ranks, pulls):
@@ -100,18 +117,70 @@ def test_what_can_be_pulled():
         assert rows_of_all("all_reduce", "one_shot", ranks, pulls=True)[1] is None
 
 
-def results(rows, made, seed=5):
+def test_what_is_lent_and_what_is_written_to_peers(monkeypatch):
+    """Of a two-shot the parts to be folded are lent, and the results go to all at once."""
+    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1)
+    for ranks in (2, 3, 4):
+        _, rows = rows_of_all("all_reduce", "two_shot", ranks, pulls=False)
+        for rank, own in enumerate(rows):
+            first, last = (row for row in own if isinstance(row, Put))
+            (fold,) = (row for row in own if isinstance(row, Reduce))
+            assert (first.lends.buffer, last.lends) == (INPUT, None)
+            assert {(place.rank, place.buffer) for place in fold.wanted} == {
+                (peer, OUTPUT) for peer in range(ranks) if peer != rank
+            }
+            assert fold.readers == ranks - 1
+            copies = [row for row in own if isinstance(row, CopyBytes)]
+            assert {row.unless for row in copies} == {INPUT, OUTPUT}
+
+
+def test_what_is_not_lent(monkeypatch):
+    """What all others need in the last exchange, nobody waits for."""
+    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1)
+    for collective, algorithm in (("all_reduce", "one_shot"), ("broadcast", "star")):
+        _, rows = rows_of_all(collective, algorithm, 3, pulls=False)
+        assert all(row.lends is None for own in rows for row in own if isinstance(row, Put))
+
+
+@given(schedule=any_schedule(), count=st.integers(0, 40), seed=st.integers(0, 1 << 16))
+@settings(max_examples=300, deadline=None)
+def test_any_schedule_at_all_gives_the_same_on_every_way(schedule, count, seed):
+    """Steps that send the same memory to several ranks, fold it and pass it on, in any mixture."""
+    made = [plan_whole(schedule, r, count, ITEMSIZE, 1).of(r) for r in range(schedule.size)]
+    slices = [plan.slice(0) for plan in made]
+    found = []
+    for way, direct_bytes in (("staged", 1 << 20), ("lent", 1), ("pulled", 1)):
+        with patch("ringreduce.rows.DIRECT_BYTES", direct_bytes):
+            rows = [rows_of(slices, r, ITEMSIZE, way == "pulled", True) for r in range(len(made))]
+        if None not in rows:
+            for draw, in_place in enumerate((set(), set(range(len(made))))):
+                outputs = carried_out(made, [each.rows for each in rows], seed + draw, in_place)[2]
+                held = [held_after(plan, out) for plan, out in zip(made, outputs, strict=True)]
+                found.append((way, held, in_place))
+    # What is drawn for the inputs goes by the seed.
+    for draw in range(2):
+        same = [held for index, (_, held, _) in enumerate(found) if index % 2 == draw]
+        assert all(held == same[0] for held in same), found
+
+
+def held_after(plan, output):
+    """Of a rank's output what the schedule says that it holds."""
+    placed = [plan.placed[0][chunk] for chunk in plan.schedule.holds_after(plan.rank)]
+    return [output[p.after : p.after + p.count].tolist() for p in placed] if output.size else []
+
+
+def results(rows, made, seed):
     try:
         return [out.tolist() for out in carried_out(made, rows, seed)[2]]
     except ValueError:  # beyond the end of an array
         return None
 
 
-@pytest.mark.parametrize("pulls", [False, True])
 def test_rows_decide_what_comes_out(pulls):
     """The table is all that there is: rows elsewhere, or in another order, give something else."""
     made, rows = rows_of_all("all_reduce", "two_shot", 3, pulls)
-    right = results(rows, made)
+    seeds = range(4)
+    right = [results(rows, made, seed) for seed in seeds]
     for index, row in enumerate(rows[1]):
         if isinstance(row, CopyBytes):
             moved = row._replace(source=row.source._replace(offset=row.source.offset + ITEMSIZE))
@@ -120,10 +189,10 @@ def test_rows_decide_what_comes_out(pulls):
         else:
             continue
         changed = [rows[0], (*rows[1][:index], moved, *rows[1][index + 1 :]), rows[2]]
-        assert results(changed, made) != right
+        assert [results(changed, made, seed) for seed in seeds] != right
     folds = [row for row in rows[1] if isinstance(row, Reduce)]
     swapped = tuple(row for row in rows[1] if not isinstance(row, Reduce)) + tuple(folds)
-    assert results([rows[0], swapped, rows[2]], made) != right
+    assert [results([rows[0], swapped, rows[2]], made, seed) for seed in seeds] != right
 
 
 def test_rows_without_a_wait_are_found_out():

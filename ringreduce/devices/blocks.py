@@ -18,7 +18,8 @@ NUMBER, HEADER, DATA = 0, 8, 32
 """Where in a slot the number, the header of 24 bytes, and the data begin."""
 INPUT_AT, OUTPUT_AT = 32, 48
 """Where, if the data are not there, it says where the arrays lie: an address each, and whether that
-is counted from the beginning of the sender's block (1) or is one of its process (0)."""
+is counted from the beginning of the sender's block (1) or is one of its process (0).  If data are
+there only as far as they are not lent, then at the first of these where in the block they begin."""
 SLOT_BYTES = (1 << 20) + (4 << 10)
 """Room for a slice and for what lies between its parts."""
 BLOCK_BYTES = 2 * SLOT_BYTES
@@ -45,11 +46,13 @@ PEER_WORDS = 10
 
 # --- words of a program ---------------------------------------------------------------------------
 
-COMMON, ROW, DONE_BYTES, BASE, EXCHANGES, PULLS, ITEM_BYTES, FOLD, DIVISOR, MET = range(10)
+COMMON, ROW, DONE_BYTES, BASE, EXCHANGES, TELLS, ITEM_BYTES, FOLD, DIVISOR, MET = range(10)
 """The address of the common words; that of the row it is at, and how far it got with that; the
-number before its first exchange, and how many it makes; whether arrays are read where they lie; of
-an element; the function that folds and by what it divides; the peer that is waited for or whose
-header is another."""
+number before its first exchange, and how many it makes; what ranks tell besides the header:
+nothing, where their ARRAYS are, or where what is LENT and the output are; of an element; the
+function that folds and by what it divides; the peer that is waited for or whose header is another.
+"""
+NOTHING, ARRAYS, LENT = range(3)
 OWN_HEADER = 10
 """Three words."""
 INPUT, OUTPUT, SCRATCH, INPUT_PLACE, OUTPUT_PLACE = 13, 15, 17, 19, 21
@@ -64,12 +67,15 @@ MAKE_ROOM, PUT, AWAIT, COPY, REDUCE, END = range(6)
 """What a row says, and then, in words of its own:
 
 - MAKE_ROOM k: wait until the slot of exchange k may be written; compare headers of k - 1.
-- PUT k: what this rank has to say in exchange k is there.
+- PUT k, lends, register, offset: what this rank has to say in exchange k is there; or, if the word
+  at the address `lends` is not 0, where it lies.
 - AWAIT k, place, listens: wait until the peer at that place of the common words has put exchange k;
   compare its header, if that is not only to know how far it is.
-- COPY into, offset, source, offset, bytes, whether past the caches: by the addresses of registers.
-- REDUCE into, offset, elements, sources, address of a list of (register, offset), bytes at a
-  time, whether to divide
+- COPY into, offset, source, offset, bytes, whether past the caches, unless: by the addresses of
+  registers; nothing, if there is a word at the address `unless` and it is not 0.
+- REDUCE into, offset, bytes, sources, address of a list of (register, offset), bytes at a time,
+  whether to divide.  Behind the sources the list says who wants the result: how many, how many have
+  to for the slot to do without, where in the slot, nothing; and for each (register, offset).
 - END
 """
 ROW_WORDS = 8

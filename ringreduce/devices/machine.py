@@ -16,6 +16,7 @@ from typing import Any
 
 from ringreduce.devices.blocks import (
     ACC,
+    ARRAYS,
     AWAIT,
     BASE,
     BLOCK,
@@ -37,6 +38,7 @@ from ringreduce.devices.blocks import (
     INPUT_AT,
     INPUT_PLACE,
     ITEM_BYTES,
+    LENT,
     MAKE_ROOM,
     MET,
     MY_BLOCK,
@@ -44,6 +46,7 @@ from ringreduce.devices.blocks import (
     MY_SLOT,
     NUMBER,
     OUTPUT,
+    OUTPUT_AT,
     OUTPUT_PLACE,
     OWN_HEADER,
     PEER_INPUT,
@@ -54,7 +57,6 @@ from ringreduce.devices.blocks import (
     PROCESS,
     PULL_BYTES,
     PULLED,
-    PULLS,
     PUT,
     REDUCE,
     ROW,
@@ -64,6 +66,7 @@ from ringreduce.devices.blocks import (
     SOURCES,
     SPINS,
     START,
+    TELLS,
     VECTOR,
     WAITS,
     WORD,
@@ -140,13 +143,23 @@ def _make_room(program: Any, common: Any, number: Any) -> Any:
 
 
 @compilable
-def _put(program: Any, common: Any, number: Any) -> None:
-    slot = _slot(load(common + MY_BLOCK * WORD), number)
+def _put(program: Any, common: Any, row: Any, number: Any) -> None:
+    block = load(common + MY_BLOCK * WORD)
+    slot = _slot(block, number)
     for i in range(3):
         store(slot + HEADER + i * WORD, load(program + (OWN_HEADER + i) * WORD))
-    if load(program + PULLS * WORD):
-        for i in range(4):
+    tells = load(program + TELLS * WORD)
+    if tells == ARRAYS:
+        for i in range(2):
             store(slot + INPUT_AT + i * WORD, load(program + (INPUT_PLACE + i) * WORD))
+    if tells == LENT:
+        lends, data = load(row + 2 * WORD), slot + DATA
+        if lends and load(lends):
+            data = load(load(row + 3 * WORD)) + load(row + 4 * WORD)
+        store(slot + INPUT_AT, data - block)
+    if tells:
+        for i in range(2):
+            store(slot + OUTPUT_AT + i * WORD, load(program + (OUTPUT_PLACE + i) * WORD))
     release(slot + NUMBER, number)
 
 
@@ -175,10 +188,15 @@ def _await(program: Any, common: Any, place: Any, number: Any, listens: Any) -> 
         store(program + MET * WORD, place)
         return FOREIGN
     store(peer + COMPARED * WORD, number)
-    store(peer + PEER_SLOT * WORD, slot + DATA)
-    if load(program + PULLS * WORD):
+    tells = load(program + TELLS * WORD)
+    if tells == ARRAYS:
         _learn(peer, slot, PEER_INPUT, INPUT_AT)
-        _learn(peer, slot, PEER_OUTPUT, INPUT_AT + 2 * WORD)
+    if tells == LENT:
+        store(peer + PEER_SLOT * WORD, load(peer + BLOCK * WORD) + load(slot + INPUT_AT))
+    else:
+        store(peer + PEER_SLOT * WORD, slot + DATA)
+    if tells:
+        _learn(peer, slot, PEER_OUTPUT, OUTPUT_AT)
     return FINISHED
 
 
@@ -217,11 +235,13 @@ def _stream(into: Any, source: Any, nbytes: Any) -> None:
         source += 64
     if nbytes & 63:
         copy(into, source, nbytes & 63)
-    fence()
 
 
 @compilable
 def _copy(program: Any, common: Any, row: Any) -> bool:
+    unless = load(row + 7 * WORD)
+    if unless and load(unless):
+        return True
     into = load(load(row + WORD)) + load(row + 2 * WORD)
     register, nbytes = load(row + 3 * WORD), load(row + 5 * WORD)
     source, process = load(register) + load(row + 4 * WORD), load(register + WORD)
@@ -229,9 +249,24 @@ def _copy(program: Any, common: Any, row: Any) -> bool:
         return _read(common, into, process, source, nbytes)
     if load(row + 6 * WORD):
         _stream(into, source, nbytes)
+        fence()
     elif into != source:
         copy(into, source, nbytes)
     return True
+
+
+@compilable
+def _pass_on(common: Any, wanted: Any, source: Any, begin: Any, nbytes: Any) -> None:
+    """Write a piece of a result to where peers want it, and to the slot for those who cannot."""
+    written = 0
+    for i in range(load(wanted)):
+        register = load(wanted + (4 + 2 * i) * WORD)
+        if load(register + WORD) == 0:
+            offset = load(wanted + (5 + 2 * i) * WORD)
+            _stream(load(register) + offset + begin, source, nbytes)
+            written += 1
+    if written < load(wanted + WORD):
+        _stream(load(common + MY_SLOT * WORD) + load(wanted + 2 * WORD) + begin, source, nbytes)
 
 
 @compilable
@@ -242,6 +277,7 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
     n, listed, most = load(row + 4 * WORD), load(row + 5 * WORD), load(row + 6 * WORD)
     item = load(program + ITEM_BYTES * WORD)
     addresses = load(common + SOURCES * WORD)
+    wanted = listed + 2 * n * WORD
     begin = load(program + DONE_BYTES * WORD)
     while begin < nbytes:
         length = min(most, nbytes - begin)
@@ -266,7 +302,11 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
             load(program + DIVISOR * WORD) if load(row + 7 * WORD) else 0,
             load(common + ACC * WORD),
         )
+        if load(wanted + WORD):
+            _pass_on(common, wanted, into + begin, begin, length)
         begin += length
+    if load(wanted + WORD):
+        fence()
     store(program + DONE_BYTES * WORD, 0)
     return True
 
@@ -328,7 +368,7 @@ def run(program: Any, number: Any, digest: Any, digest_2: Any, source: Any, targ
         elif kind == COPY:
             came = FINISHED if _copy(program, common, row) else WAITS
         elif kind == PUT:
-            _put(program, common, base + load(row + WORD))
+            _put(program, common, row, base + load(row + WORD))
         elif kind == MAKE_ROOM:
             came = _make_room(program, common, base + load(row + WORD))
         else:
