@@ -33,12 +33,6 @@ from ringreduce.rows import (
 )
 from ringreduce.transports.base import SharedMemory
 
-_STREAM_FROM = 4 << 10
-"""Bytes from which data are staged, and peers' results copied, past the caches.
-
-What a peer has read it holds in its cache too, and to write there each line has to be asked for:
-that took three times as long as to write past both (``bench_results/shared_writes.jsonl``).
-"""
 _PIECE = 128 << 10
 """Bytes of each array that are folded at a time: what is read from other processes stays in L2."""
 _PASSED_ON = 16 << 10
@@ -80,6 +74,7 @@ class Exchange:
         words[[blocks.SPINS, blocks.YIELDS]] = _CROWDED if config.memory.crowded else _ALONE
         words[[blocks.PEERS, blocks.MY_BLOCK]] = len(self._peers), memory.addresses[rank]
         words[blocks.MY_BYTES] = memory.nbytes
+        words[blocks.RING_TURN] = int(__import__("os").environ.get("SHORT", "1024")) << 10
         words[[blocks.PULLED, blocks.PULL_BYTES]] = _address(self._pulled), _PIECE
         words[[blocks.ACC, blocks.SOURCES]] = _address(self._acc), _address(self._sources)
         self._of_peers = words[blocks.COMMON_WORDS :].reshape(-1, blocks.PEER_WORDS)
@@ -108,7 +103,7 @@ class Exchange:
         count = sum(placed.count for piece in plan.placed for placed in piece)
         for way in (True, False) if self._config.pulls(count * plan.itemsize) else (False,):
             rows = rows_of(every, self._rank, plan.itemsize, way, plan.in_place)
-            if rows is not None and rows.slot_bytes <= blocks.SLOT_BYTES - blocks.DATA:
+            if rows is not None and rows.slot_bytes <= blocks.MOST_STAGED:
                 return rows
         return None
 
@@ -159,7 +154,8 @@ class Exchange:
         dtype = memory[SCRATCH].dtype
         fold = (0 if op is None else compiling.fold(op, dtype)) or 0
         program[[blocks.COMMON, blocks.START]] = _address(self._words), blocks.PROGRAM_WORDS
-        tells = blocks.ARRAYS if rows.pulls else blocks.LENT if rows.tells else blocks.NOTHING
+        tells = blocks.TELLS_DATA if rows.tells else blocks.TELLS_NOTHING
+        tells = blocks.TELLS_ARRAYS if rows.pulls else tells
         program[[blocks.EXCHANGES, blocks.TELLS]] = rows.exchanges, tells
         parts = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         program[[blocks.ITEM_BYTES, blocks.FOLD]] = parts, fold
@@ -188,7 +184,8 @@ class Exchange:
 
     def _row(self, program: Any, row: Row, free: int) -> list[int]:
         if isinstance(row, MakeRoom):
-            return [blocks.MAKE_ROOM, row.exchange]
+            unless = 0 if row.unless is None else self._is_shared(program, row.unless)
+            return [blocks.MAKE_ROOM, row.exchange, row.nbytes, unless]
         if isinstance(row, Put) and row.lends is not None:
             lends = self._is_shared(program, row.lends.buffer)
             return [blocks.PUT, row.exchange, lends, *self._operand(program, row.lends)]
@@ -198,14 +195,21 @@ class Exchange:
             return [blocks.AWAIT, row.exchange, self._peers.index(row.peer), row.listens]
         into = self._operand(program, row.into)
         if isinstance(row, CopyBytes):
-            peers = row.source.rank != self._rank and row.source.buffer != SLOT
-            past = row.nbytes >= _STREAM_FROM and (peers or row.into.buffer == SLOT)
             unless = 0 if row.unless is None else self._is_shared(program, row.unless)
             source = self._operand(program, row.source)
-            return [blocks.COPY, *into, *source, row.nbytes, past, unless]
+            return [blocks.COPY, *into, *source, row.nbytes, self._way(row), unless]
         listed, piece = _address(program) + free * WORD, _PASSED_ON if row.readers else _PIECE
         sized = row.nbytes, len(row.sources), listed, piece, row.finishes
         return [blocks.REDUCE, *into, *sized]
+
+    def _way(self, row: CopyBytes) -> int:
+        """How to copy: results of peers past the caches, since they have them in theirs."""
+        if row.nbytes < blocks.STAGED_FROM:
+            return blocks.PLAIN
+        if row.into.buffer == SLOT:
+            return blocks.STAGE
+        peers = row.source.rank != self._rank and row.source.buffer != SLOT
+        return blocks.STREAM if peers else blocks.PLAIN
 
     def _listed(self, program: Any, row: Reduce) -> list[int]:
         """What stands in a list of its own: sources, and who wants the result."""

@@ -22,6 +22,8 @@ from typing import NamedTuple
 from ringreduce.planned import INPUT, OUTPUT, SCRATCH, Fold, PlannedSlice, PlannedStep, Span
 
 ALIGNMENT = 32
+BESIDE_BYTES = 512
+"""More than these do not stand beside the number and the header: ranks tell where they lie."""
 DIRECT_BYTES = 4 << 10
 """Fewer than these it is no use to lend, or to write to where peers want them."""
 SLOT = 3
@@ -37,9 +39,14 @@ class Place(NamedTuple):
 
 
 class MakeRoom(NamedTuple):
-    """Wait until the slot of this exchange may be written."""
+    """Wait until the slot of this exchange may be written, and take memory for what it holds.
+
+    None is needed if the buffer `unless` of this rank is shared memory.
+    """
 
     exchange: int
+    nbytes: int = 0
+    unless: int | None = None
 
 
 class Put(NamedTuple):
@@ -101,7 +108,7 @@ class Rows(NamedTuple):
     """Elements."""
     pulls: bool
     tells: bool
-    """Whether ranks tell where what they lend lies, and their OUTPUT."""
+    """Whether ranks tell where what there is to read lies, and their OUTPUT."""
     notes: tuple[tuple[int, str, int, int], ...]
     """(step, "send" or "recv", peer, bytes of data): for the message log."""
 
@@ -124,9 +131,8 @@ def rows_of(
         table.lay_out()
     rows = tuple(_Writer(table, rank, pulls).rows())
     scratch = plans[rank].scratch if any(map(_touches_scratch, rows)) else 0
-    slot = max(table.slot_bytes.values(), default=0)
-    notes = tuple(_notes(table, rank))
-    return Rows(rows, table.exchanges + pulls, slot, scratch, pulls, table.tells, notes)
+    notes, most = tuple(_notes(table, rank)), table.most_in_slot
+    return Rows(rows, table.exchanges + pulls, most, scratch, pulls, table.tells, notes)
 
 
 class _Table:
@@ -148,7 +154,11 @@ class _Table:
 
     @property
     def tells(self) -> bool:
-        return bool(self.lent or any(self.pushed.values()))
+        return bool(self.lent or any(self.pushed.values())) or self.most_in_slot > BESIDE_BYTES
+
+    @property
+    def most_in_slot(self) -> int:
+        return max(self.slot_bytes.values(), default=0)
 
     def lay_out(self) -> None:
         """Decide where in the slots data are staged, and where they need not be."""
@@ -168,13 +178,13 @@ class _Table:
     def _lay_out(self, rank: int, index: int) -> None:
         covering = self.lent.get((rank, index))
         offsets: dict[Span, int] = {}
-        end = first = ALIGNMENT * self.tells
+        end = 0
         for span in self.sent(rank, index):
             if covering is None:
                 offsets[span] = end
                 end += -(-self.nbytes(span) // ALIGNMENT) * ALIGNMENT
             else:
-                offsets[span] = first + (span.start - covering.start) * self.itemsize
+                offsets[span] = (span.start - covering.start) * self.itemsize
                 end = max(end, offsets[span] + self.nbytes(span))
         self._in_slot[rank, index], self.slot_bytes[rank, index] = offsets, end
 
@@ -303,7 +313,7 @@ class _Writer:
                 for copy in step.packs:
                     yield from self._copy(copy.into, table.place(rank, copy.source))
             if not self._pushes(index):
-                yield MakeRoom(exchange)
+                yield self._make_room(index)
             if step is not None:
                 yield from self._send(step)
             else:
@@ -321,6 +331,11 @@ class _Writer:
         """Whether what is sent in a step is on its way before the step begins."""
         return any((self._rank, index, s) in self._table.pushed for s in self._sent(index))
 
+    def _make_room(self, index: int) -> MakeRoom:
+        nbytes = self._table.slot_bytes.get((self._rank, index), 0)
+        covering = self._table.lent.get((self._rank, index))
+        return MakeRoom(index + 1, nbytes, None if covering is None else covering.buffer)
+
     def _sent(self, index: int) -> list[Span]:
         return self._table.sent(self._rank, index)
 
@@ -335,8 +350,7 @@ class _Writer:
                     unless = covering and covering.buffer
                     yield CopyBytes(into, source, table.nbytes(span), unless)
         if covering is not None:
-            first = table.place(rank, covering)
-            lends = first._replace(offset=first.offset - ALIGNMENT)
+            lends = table.place(rank, covering)
         yield Put(index + 1, lends)
         if self._pulls or covering is not None:
             self._lent += [(m.span, m.peer, index + 1) for m in step.sends]
@@ -358,7 +372,7 @@ class _Writer:
                 pushed = table.pushed.get((peer, step.index, sent), {})
                 yield from self._copy(received, source, OUTPUT if rank in pushed else None)
         if self._pushes(step.index + 1):
-            yield MakeRoom(exchange + 1)
+            yield self._make_room(step.index + 1)
         for fold in step.folds:
             yield from self._fold(step.index, fold, operands)
 

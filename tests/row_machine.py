@@ -37,10 +37,13 @@ class RowMachine:
             }
             for x, y in zip(inputs, outputs, strict=True)
         ]
-        self.slots = [[np.full(_SLOT_ELEMENTS, -9, np.int64) for _ in range(2)] for _ in rows]
+        rooms = [row.nbytes for own in rows for row in own if isinstance(row, MakeRoom)]
+        self.most = max(rooms, default=0) // ITEMSIZE
+        self.rings = [np.full(3 * self.most, -9, np.int64) for _ in rows]
         self.numbers = [[0, 0] for _ in rows]
         self.data: list[dict[int, tuple[np.ndarray, int]]] = [{} for _ in rows]
         """Of each rank, by exchange: what peers read, and from which element on."""
+        self.taken = [0] * len(rows)
         self.registers: list[dict[int, tuple[np.ndarray, int]]] = [{} for _ in rows]
         """What each knows of its peers, and of its own slot."""
 
@@ -61,9 +64,10 @@ class RowMachine:
             others = set(range(len(self.rows))) - {rank}
             if any(self.latest(peer) < row.exchange - 1 for peer in others):
                 return False
-            self.registers[rank][rank] = self.slots[rank][row.exchange & 1], 0
+            if row.unless is None or not self.shared[rank][row.unless]:
+                self._take(rank, row.nbytes // ITEMSIZE)
         elif isinstance(row, Put):
-            self.data[rank][row.exchange] = self.slots[rank][row.exchange & 1], 0
+            self.data[rank][row.exchange] = self.registers[rank].get(rank, (self.rings[rank], 0))
             if row.lends is not None and self.shared[rank][row.lends.buffer]:
                 lent = self.memory[rank][row.lends.buffer], row.lends.offset // ITEMSIZE
                 self.data[rank][row.exchange] = lent
@@ -78,6 +82,13 @@ class RowMachine:
             return True
         self.at[rank] += 1
         return True
+
+    def _take(self, rank: int, count: int) -> None:
+        """As `devices.machine` does, of a ring three times as long as the most that is taken."""
+        begin = sum(self.registers[rank].get(rank, (None, 0))[1:]) + self.taken[rank]
+        if begin + count > (2 if 2 * count <= self.most else 3) * self.most:
+            begin = 0
+        self.registers[rank][rank], self.taken[rank] = (self.rings[rank], begin), count
 
     def latest(self, rank: int) -> int:
         return max(self.numbers[rank])

@@ -1,8 +1,9 @@
 """How the memory is laid out through which ranks of one host tell each other something.
 
-Every rank has a block that it alone writes: two slots, which take turns.  A slot begins with the
-number of the exchange that it was last used for; behind that stand the header of the call, and then
-either the data or, where they are read from where they lie, the places of the two arrays.
+Every rank has a block that it alone writes: two slots, which take turns, and a ring.  A slot begins
+with the number of the exchange that it was last used for; behind that stands the header of the
+call, and then the data, if they are few.  More are put into the ring, one exchange's behind the
+other's, or read where they lie; then the slot says where.
 
 What the compiled machine works on are words of 8 bytes: those that all programs of a communicator
 have in common, and those of one program, its rows at the end.
@@ -19,23 +20,33 @@ NUMBER, HEADER, DATA = 0, 8, 32
 INPUT_AT, OUTPUT_AT = 32, 48
 """Where, if the data are not there, it says where the arrays lie: an address each, and whether that
 is counted from the beginning of the sender's block (1) or is one of its process (0).  If data are
-there only as far as they are not lent, then at the first of these where in the block they begin."""
-SLOT_BYTES = (1 << 20) + (4 << 10)
-"""Room for a slice and for what lies between its parts."""
-BLOCK_BYTES = 2 * SLOT_BYTES
+staged or lent, then at the first of these where in the block they begin."""
+SLOT_BYTES = 4 << 10
+MOST_STAGED = (1 << 20) + (4 << 10)
+"""A slice, and what lies between its parts."""
+RING, RING_BYTES = 2 * SLOT_BYTES, 3 * MOST_STAGED
+"""Where the ring begins; how long it is if little is put there, a quarter of that at most, and at
+all.  When something is put at its beginning again, what was put there in the exchange before still
+stands, since that began later than where this ends.
+
+It is longer than a core's own cache.  What a peer has read stands in that core's cache, and to
+write there each line has to be asked for; by the time the ring has come round, it has left for the
+cache that the cores share (``bench_results/shared_writes.jsonl``).
+"""
+BLOCK_BYTES = RING + RING_BYTES
 
 # --- words of a communicator ----------------------------------------------------------------------
 
 COUNT, SPINS, YIELDS, PEERS = range(4)
 MY_BLOCK, MY_SLOT = 4, 5
 PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
-VECTOR, MY_BYTES, DELAYS = 11, 15, 16
+VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST, RING_TURN, FAR = 11, 15, 16, 17, 18, 19, 20
 """Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
 peers; this rank's block; a register: the data of the slot in use; memory for what is read from
 other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
 words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
-or 0."""
-COMMON_WORDS = 17
+or 0; where in the ring what was taken last ends, and where it begins."""
+COMMON_WORDS = 21
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
 COMPARED = 9
@@ -49,10 +60,10 @@ PEER_WORDS = 10
 COMMON, ROW, DONE_BYTES, BASE, EXCHANGES, TELLS, ITEM_BYTES, FOLD, DIVISOR, MET = range(10)
 """The address of the common words; that of the row it is at, and how far it got with that; the
 number before its first exchange, and how many it makes; what ranks tell besides the header:
-nothing, where their ARRAYS are, or where what is LENT and the output are; of an element; the
-function that folds and by what it divides; the peer that is waited for or whose header is another.
+nothing, where their ARRAYS are, or where the DATA and the output are; of an element; the function
+that folds and by what it divides; the peer that is waited for or whose header is another.
 """
-NOTHING, ARRAYS, LENT = range(3)
+TELLS_NOTHING, TELLS_ARRAYS, TELLS_DATA = range(3)
 OWN_HEADER = 10
 """Three words."""
 INPUT, OUTPUT, SCRATCH, INPUT_PLACE, OUTPUT_PLACE = 13, 15, 17, 19, 21
@@ -66,19 +77,24 @@ PROGRAM_WORDS = 24
 MAKE_ROOM, PUT, AWAIT, COPY, REDUCE, END = range(6)
 """What a row says, and then, in words of its own:
 
-- MAKE_ROOM k: wait until the slot of exchange k may be written; compare headers of k - 1.
+- MAKE_ROOM k, bytes, unless: wait until the slot of exchange k may be written; compare headers of
+  k - 1; take so much of the ring, unless there is a word at that address and it is not 0.
 - PUT k, lends, register, offset: what this rank has to say in exchange k is there; or, if the word
   at the address `lends` is not 0, where it lies.
 - AWAIT k, place, listens: wait until the peer at that place of the common words has put exchange k;
   compare its header, if that is not only to know how far it is.
-- COPY into, offset, source, offset, bytes, whether past the caches, unless: by the addresses of
-  registers; nothing, if there is a word at the address `unless` and it is not 0.
+- COPY into, offset, source, offset, bytes, way, unless: by the addresses of registers; nothing, if
+  there is a word at the address `unless` and it is not 0.
 - REDUCE into, offset, bytes, sources, address of a list of (register, offset), bytes at a time,
   whether to divide.  Behind the sources the list says who wants the result: how many, how many have
   to for the slot to do without, where in the slot, nothing; and for each (register, offset).
 - END
 """
 ROW_WORDS = 8
+PLAIN, STREAM, STAGE = range(3)
+"""How bytes are copied: through the caches, past them, or as is quicker just now."""
+STAGED_FROM = 4 << 10
+"""Fewer bytes are copied plainly."""
 
 # --- what a run comes to --------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ Every rank counts exchanges, all alike.  In exchange e it puts what it has to sa
 of its block, and then the number e before it (release); who reads e there (acquire) sees all that
 was written before.  By putting e a rank also says that it has done with all exchanges before e.  So
 a slot may be written again, for e, when every other rank has put e - 1; who has put that had done
-with e - 2.  Most often that is known already: it was awaited.
+with e - 2.  Most often that is known already: it was awaited.  The same holds for the ring.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from ringreduce.devices.blocks import (
     ACC,
-    ARRAYS,
     AWAIT,
     BASE,
     BLOCK,
@@ -30,6 +29,7 @@ from ringreduce.devices.blocks import (
     DIVISOR,
     DONE_BYTES,
     EXCHANGES,
+    FAR,
     FINISHED,
     FOLD,
     FOREIGN,
@@ -38,7 +38,6 @@ from ringreduce.devices.blocks import (
     INPUT_AT,
     INPUT_PLACE,
     ITEM_BYTES,
-    LENT,
     MAKE_ROOM,
     MET,
     MY_BLOCK,
@@ -59,14 +58,24 @@ from ringreduce.devices.blocks import (
     PULLED,
     PUT,
     REDUCE,
+    RING,
+    RING_AT,
+    RING_BYTES,
+    RING_LAST,
+    RING_TURN,
     ROW,
     ROW_WORDS,
     SEEN,
     SLOT_BYTES,
     SOURCES,
     SPINS,
+    STAGE,
+    STAGED_FROM,
     START,
+    STREAM,
     TELLS,
+    TELLS_ARRAYS,
+    TELLS_DATA,
     VECTOR,
     WAITS,
     WORD,
@@ -80,6 +89,7 @@ from ringreduce.devices.native import (
     copy,
     fence,
     load,
+    nanoseconds,
     read_process,
     release,
     store,
@@ -88,6 +98,8 @@ from ringreduce.devices.native import (
 )
 
 _LONGEST_READ = 1 << 30
+_TRIAL_BYTES, _TRIAL_NS, _FAR_TIMES = 2 << 10, 500, 16
+"""16 ns for each line that another core has read: 3 to 9 where cores share a cache, else 28."""
 
 
 @compilable
@@ -120,7 +132,21 @@ def _same_header(slot: Any, header: Any) -> bool:
 
 
 @compilable
-def _make_room(program: Any, common: Any, number: Any) -> Any:
+def _ring_place(common: Any, nbytes: Any) -> Any:
+    """Take so many bytes of the ring."""
+    at = load(common + RING_AT * WORD)
+    enough = (
+        at + nbytes > load(common + RING_TURN * WORD) and load(common + RING_LAST * WORD) >= nbytes
+    )
+    if enough or at + nbytes > RING_BYTES:
+        at = 0
+    store(common + RING_LAST * WORD, at)
+    store(common + RING_AT * WORD, at + ((nbytes + 63) & -64))
+    return load(common + MY_BLOCK * WORD) + RING + at
+
+
+@compilable
+def _make_room(program: Any, common: Any, row: Any, number: Any) -> Any:
     """Wait until a slot may be written to: every peer has put the exchange before.
 
     So far each has its header of that still there, and so has this rank.  Those that nobody has
@@ -138,7 +164,12 @@ def _make_room(program: Any, common: Any, number: Any) -> Any:
             store(program + MET * WORD, place)
             return FOREIGN
         store(peer + COMPARED * WORD, before)
-    store(common + MY_SLOT * WORD, _slot(mine, number) + DATA)
+    slot = _slot(mine, number) + DATA
+    if load(program + TELLS * WORD) == TELLS_DATA:
+        unless = load(row + 3 * WORD)
+        if not unless or not load(unless):
+            slot = _ring_place(common, load(row + 2 * WORD))
+    store(common + MY_SLOT * WORD, slot)
     return FINISHED
 
 
@@ -149,11 +180,11 @@ def _put(program: Any, common: Any, row: Any, number: Any) -> None:
     for i in range(3):
         store(slot + HEADER + i * WORD, load(program + (OWN_HEADER + i) * WORD))
     tells = load(program + TELLS * WORD)
-    if tells == ARRAYS:
+    if tells == TELLS_ARRAYS:
         for i in range(2):
             store(slot + INPUT_AT + i * WORD, load(program + (INPUT_PLACE + i) * WORD))
-    if tells == LENT:
-        lends, data = load(row + 2 * WORD), slot + DATA
+    if tells == TELLS_DATA:
+        lends, data = load(row + 2 * WORD), load(common + MY_SLOT * WORD)
         if lends and load(lends):
             data = load(load(row + 3 * WORD)) + load(row + 4 * WORD)
         store(slot + INPUT_AT, data - block)
@@ -189,9 +220,9 @@ def _await(program: Any, common: Any, place: Any, number: Any, listens: Any) -> 
         return FOREIGN
     store(peer + COMPARED * WORD, number)
     tells = load(program + TELLS * WORD)
-    if tells == ARRAYS:
+    if tells == TELLS_ARRAYS:
         _learn(peer, slot, PEER_INPUT, INPUT_AT)
-    if tells == LENT:
+    if tells == TELLS_DATA:
         store(peer + PEER_SLOT * WORD, load(peer + BLOCK * WORD) + load(slot + INPUT_AT))
     else:
         store(peer + PEER_SLOT * WORD, slot + DATA)
@@ -238,6 +269,28 @@ def _stream(into: Any, source: Any, nbytes: Any) -> None:
 
 
 @compilable
+def _stage(common: Any, into: Any, source: Any, nbytes: Any) -> None:
+    """Put data into the ring: through the caches, or past them where other cores' are far away.
+
+    A short piece goes through them, and its time decides for the rest; if it was long, for some of
+    the next times too.
+    """
+    far = load(common + FAR * WORD)
+    if far > 0:
+        store(common + FAR * WORD, far - 1)
+        _stream(into, source, nbytes)
+        return
+    clock = common + VECTOR * WORD
+    before = nanoseconds(clock)
+    copy(into, source, _TRIAL_BYTES)
+    if nanoseconds(clock) - before <= _TRIAL_NS:
+        copy(into + _TRIAL_BYTES, source + _TRIAL_BYTES, nbytes - _TRIAL_BYTES)
+    else:
+        store(common + FAR * WORD, _FAR_TIMES)
+        _stream(into + _TRIAL_BYTES, source + _TRIAL_BYTES, nbytes - _TRIAL_BYTES)
+
+
+@compilable
 def _copy(program: Any, common: Any, row: Any) -> bool:
     unless = load(row + 7 * WORD)
     if unless and load(unless):
@@ -247,8 +300,12 @@ def _copy(program: Any, common: Any, row: Any) -> bool:
     source, process = load(register) + load(row + 4 * WORD), load(register + WORD)
     if process:
         return _read(common, into, process, source, nbytes)
-    if load(row + 6 * WORD):
+    way = load(row + 6 * WORD)
+    if way == STREAM:
         _stream(into, source, nbytes)
+        fence()
+    elif way == STAGE:
+        _stage(common, into, source, nbytes)
         fence()
     elif into != source:
         copy(into, source, nbytes)
@@ -266,7 +323,11 @@ def _pass_on(common: Any, wanted: Any, source: Any, begin: Any, nbytes: Any) -> 
             _stream(load(register) + offset + begin, source, nbytes)
             written += 1
     if written < load(wanted + WORD):
-        _stream(load(common + MY_SLOT * WORD) + load(wanted + 2 * WORD) + begin, source, nbytes)
+        into = load(common + MY_SLOT * WORD) + load(wanted + 2 * WORD) + begin
+        if nbytes >= STAGED_FROM:
+            _stage(common, into, source, nbytes)
+        else:
+            copy(into, source, nbytes)
 
 
 @compilable
@@ -370,7 +431,7 @@ def run(program: Any, number: Any, digest: Any, digest_2: Any, source: Any, targ
         elif kind == PUT:
             _put(program, common, row, base + load(row + WORD))
         elif kind == MAKE_ROOM:
-            came = _make_room(program, common, base + load(row + WORD))
+            came = _make_room(program, common, row, base + load(row + WORD))
         else:
             break
         if came != FINISHED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,23 @@ def yield_core(_context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@_intrinsic
+def nanoseconds(_context: Any, memory: Any) -> Any:
+    """What time it is, by a clock that only goes on; `memory` is two words to be used at will."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_INT, (_INT, _WORD))
+        function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        builder.call(function, (ir.Constant(_INT, time.CLOCK_MONOTONIC), arguments[0]))
+        seconds, rest = (
+            builder.load(builder.inttoptr(builder.add(arguments[0], offset), _WORD.as_pointer()))
+            for offset in (ir.Constant(_WORD, 0), ir.Constant(_WORD, 8))
+        )
+        return builder.add(builder.mul(seconds, ir.Constant(_WORD, 10**9)), rest)
+
+    return types.int64(types.int64), generate
 
 
 @_intrinsic
