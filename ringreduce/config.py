@@ -54,7 +54,7 @@ class Config:
 
     None: those of `init` do, and those of `spawn` do not.
     """
-    pull_bytes: int = 1 << 20
+    pull_bytes: int = 16 << 20
     """Through shared memory, arrays from this size on are read from where they lie, if allowed."""
     memory: Memory | None = None
     """What was found out about that: not to be given."""

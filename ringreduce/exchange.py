@@ -74,7 +74,6 @@ class Exchange:
         words[[blocks.SPINS, blocks.YIELDS]] = _CROWDED if config.memory.crowded else _ALONE
         words[[blocks.PEERS, blocks.MY_BLOCK]] = len(self._peers), memory.addresses[rank]
         words[blocks.MY_BYTES] = memory.nbytes
-        words[blocks.RING_TURN] = int(__import__("os").environ.get("SHORT", "1024")) << 10
         words[[blocks.PULLED, blocks.PULL_BYTES]] = _address(self._pulled), _PIECE
         words[[blocks.ACC, blocks.SOURCES]] = _address(self._acc), _address(self._sources)
         self._of_peers = words[blocks.COMMON_WORDS :].reshape(-1, blocks.PEER_WORDS)

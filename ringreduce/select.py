@@ -10,7 +10,7 @@ from ringreduce.config import Config
 from ringreduce.cost import price
 from ringreduce.topology import Nodes
 
-STAGED_BYTES = 1 << 20
+STAGED_BYTES = 4 << 20
 """The longest slice that is staged in shared memory."""
 _PRICED_SLICES = 8
 """Slices that are priced at most: beyond, a pipeline is filled and time grows with bytes alone."""

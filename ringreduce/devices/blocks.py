@@ -22,17 +22,18 @@ INPUT_AT, OUTPUT_AT = 32, 48
 is counted from the beginning of the sender's block (1) or is one of its process (0).  If data are
 staged or lent, then at the first of these where in the block they begin."""
 SLOT_BYTES = 4 << 10
-MOST_STAGED = (1 << 20) + (4 << 10)
+MOST_STAGED = (4 << 20) + (4 << 10)
 """A slice, and what lies between its parts."""
-RING, RING_BYTES = 2 * SLOT_BYTES, 3 * MOST_STAGED
-"""Where the ring begins; how long it is if little is put there, a quarter of that at most, and at
-all.  When something is put at its beginning again, what was put there in the exchange before still
-stands, since that began later than where this ends.
+RING, RING_TURN, RING_BYTES = 2 * SLOT_BYTES, 1 << 20, 3 * MOST_STAGED
+"""Where the ring begins; where at the latest it goes back to the beginning, if what was put there
+last does not lie there; and how long it is, so that in the end it always can go back.
 
-It is longer than a core's own cache.  What a peer has read stands in that core's cache, and to
-write there each line has to be asked for; by the time the ring has come round, it has left for the
-cache that the cores share (``bench_results/shared_writes.jsonl``).
+What a peer has read stands in that core's own cache, and to write there each line has to be asked
+for.  By the time a ring as long as that cache has come round, it has left for the cache that the
+cores share; a longer one would leave that, too (``bench_results/shared_writes.jsonl``).
 """
+TIMES_ROUND = 32
+"""How often what is put there fits before it goes back: few data stay near."""
 BLOCK_BYTES = RING + RING_BYTES
 
 # --- words of a communicator ----------------------------------------------------------------------
@@ -40,13 +41,14 @@ BLOCK_BYTES = RING + RING_BYTES
 COUNT, SPINS, YIELDS, PEERS = range(4)
 MY_BLOCK, MY_SLOT = 4, 5
 PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
-VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST, RING_TURN, FAR = 11, 15, 16, 17, 18, 19, 20
+VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST, FAR = 11, 15, 16, 17, 18, 19
 """Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
 peers; this rank's block; a register: the data of the slot in use; memory for what is read from
 other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
 words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
-or 0; where in the ring what was taken last ends, and where it begins."""
-COMMON_WORDS = 21
+or 0; where in the ring what was taken last ends, and where it begins; how often to stage past
+the caches before trying again through them."""
+COMMON_WORDS = 20
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
 COMPARED = 9

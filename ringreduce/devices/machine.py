@@ -76,6 +76,7 @@ from ringreduce.devices.blocks import (
     TELLS,
     TELLS_ARRAYS,
     TELLS_DATA,
+    TIMES_ROUND,
     VECTOR,
     WAITS,
     WORD,
@@ -135,10 +136,8 @@ def _same_header(slot: Any, header: Any) -> bool:
 def _ring_place(common: Any, nbytes: Any) -> Any:
     """Take so many bytes of the ring."""
     at = load(common + RING_AT * WORD)
-    enough = (
-        at + nbytes > load(common + RING_TURN * WORD) and load(common + RING_LAST * WORD) >= nbytes
-    )
-    if enough or at + nbytes > RING_BYTES:
+    turn = min(TIMES_ROUND * nbytes, RING_TURN)
+    if at + nbytes > (turn if load(common + RING_LAST * WORD) >= nbytes else RING_BYTES):
         at = 0
     store(common + RING_LAST * WORD, at)
     store(common + RING_AT * WORD, at + ((nbytes + 63) & -64))
