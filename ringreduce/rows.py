@@ -210,14 +210,12 @@ class _Table:
                 yield span
 
     def _pushable(self, rank: int, index: int, span: Span) -> Iterator[tuple[int, Span]]:
-        """Who can have it written to where it belongs, as soon as it is folded."""
+        """Who can have it written to the one place where it belongs, as soon as it is folded."""
         heard = {m.peer for m in self.steps[rank][index - 1].recvs}
-        for message in self.steps[rank][index].sends:
-            peer = message.peer
-            if message.span == span and peer in heard:
-                for source, sent, into in self.received(peer, index):
-                    if (source, sent) == (rank, span) and self._is_free(peer, index, into, rank):
-                        yield peer, into
+        for peer in {m.peer for m in self.steps[rank][index].sends if m.span == span} & heard:
+            places = [r for p, s, r in self.received(peer, index) if (p, s) == (rank, span)]
+            if len(places) == 1 and self._is_free(peer, index, places[0], rank):
+                yield peer, places[0]
 
     def _is_free(self, rank: int, index: int, into: Span, writer: int) -> bool:
         """Whether `into` may be written to by `writer` while the rank is still a step behind."""

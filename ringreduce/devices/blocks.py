@@ -51,11 +51,12 @@ the caches before trying again through them."""
 COMMON_WORDS = 20
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
-COMPARED = 9
+WRITABLE, COMPARED = 9, 10
 """Then for each peer: its block; its process, 0 if its memory is mapped; the latest number seen;
-and three registers: the data of its slot, its input, its output; the latest number whose header was
-compared.  A register is two words: an address, and the process that it is of, 0 for this one."""
-PEER_WORDS = 10
+and three registers: the data of its slot, its input, its output; whether that is shared memory; the
+latest number whose header was compared.  A register is two words: an address, and the process that
+it is of, 0 for this one."""
+PEER_WORDS = 11
 
 # --- words of a program ---------------------------------------------------------------------------
 

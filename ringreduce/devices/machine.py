@@ -80,6 +80,7 @@ from ringreduce.devices.blocks import (
     VECTOR,
     WAITS,
     WORD,
+    WRITABLE,
     YIELDS,
 )
 from ringreduce.devices.compilable import compilable
@@ -227,6 +228,7 @@ def _await(program: Any, common: Any, place: Any, number: Any, listens: Any) -> 
         store(peer + PEER_SLOT * WORD, slot + DATA)
     if tells:
         _learn(peer, slot, PEER_OUTPUT, OUTPUT_AT)
+        store(peer + WRITABLE * WORD, load(slot + OUTPUT_AT + WORD))
     return FINISHED
 
 
@@ -317,7 +319,7 @@ def _pass_on(common: Any, wanted: Any, source: Any, begin: Any, nbytes: Any) -> 
     written = 0
     for i in range(load(wanted)):
         register = load(wanted + (4 + 2 * i) * WORD)
-        if load(register + WORD) == 0:
+        if load(register + (WRITABLE - PEER_OUTPUT) * WORD):
             offset = load(wanted + (5 + 2 * i) * WORD)
             _stream(load(register) + offset + begin, source, nbytes)
             written += 1
