@@ -75,11 +75,11 @@ class BoundStep:
 class Compiled(NamedTuple):
     """A flow that compiled code carries out."""
 
-    run: Callable[[int, int, int, int, int, int], int]
-    """``run(address, number, *digest, source, target)``: 0 when it is over.
+    enter: Callable[..., int]
+    """``enter(address, number, *digest[, x, out])``: 0 when it is over.
 
-    The header of the call, its number first, and the addresses of the arrays, which are 0 if those
-    are the ones that it is bound to.
+    The header of the call, its number first, and the arrays, if those are not the ones that it is
+    bound to.  See `devices.door`.
     """
     address: int
     goes_on: Callable[[], bool]

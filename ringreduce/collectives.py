@@ -50,9 +50,8 @@ class Collectives:
         self._conductor = Conductor(transport, config, timeout_s)
         self._line = self._conductor.line
         self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
-        self._quickened: dict[tuple[Any, ...], tuple[Call, Any]] = {}
         self._quick: dict[tuple[Any, ...], Quick | None] = {}
-        """Small calls that were made before, by all that makes them different."""
+        """Calls that were made before, by all that makes them different."""
 
     # --- reductions ---
 
@@ -340,15 +339,11 @@ class Collectives:
         return result
 
     def _quicken(self, key: tuple[Any, ...], call: Call) -> None:
-        """Let a small call, when it is made again, go as fast as Python allows."""
-        known = self._quickened.get(key)
-        if known is not None and known == (call, call.prepared.staged):
-            return
-        while len(self._quick) >= self.config.kept_plans:
-            oldest = next(iter(self._quick))
-            del self._quick[oldest], self._quickened[oldest]
-        self._quick[key] = quickened(self._conductor, call)
-        self._quickened[key] = call, call.prepared.staged
+        """Let a call, when it is made again, go as fast as Python allows."""
+        if key not in self._quick:
+            while len(self._quick) >= self.config.kept_plans:
+                del self._quick[next(iter(self._quick))]
+            self._quick[key] = quickened(self._conductor, call)
 
     def _calls_on(self, array: Any) -> Calls:
         """The calls on arrays that live where this one does."""

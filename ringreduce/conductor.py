@@ -17,6 +17,7 @@ from ringreduce.agreement import Agreement, Interrupt, Signature
 from ringreduce.binding import Flow
 from ringreduce.config import Config
 from ringreduce.devices.base import Queue
+from ringreduce.devices.blocks import UNUSUAL
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
@@ -27,9 +28,11 @@ from ringreduce.work import Line, Program
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""
 
-Once = Callable[..., None]
-"""``once(source, target)``, on arrays at these addresses, or without them on those that it is bound
-to."""
+Once = Callable[..., bool]
+"""``once(x, out)``, or ``once()`` on the arrays that it is bound to: whether it was done.
+
+If not, the call has to be carried out as usual; so it is if the arrays are not what they were.
+"""
 
 _WITHDRAWING_S = 0.05
 """How long a broken communicator tries to take its receives back."""
@@ -105,25 +108,31 @@ class Conductor:
         compiled = self.executor.compiled(flow)
         if compiled is None:
             return None
-        run, address, goes_on = compiled
+        enter, address, goes_on = compiled
         signature = opening.signature
         low, high = struct.unpack("=qq", signature.digest)
         agreement, running, await_ = self._agreement, self.running, self.executor.await_
         remember, deadline_s = agreement.calls.append, timeout_s or agreement.timeout_s
+        works = self.line.works
 
-        def once(source: int = 0, target: int = 0) -> None:
+        def once(*arrays: Any) -> bool:
+            if running or works or agreement.warned or self.ended is not None:
+                return False
             try:
-                number = agreement.number = agreement.completed
+                number = agreement.completed
+                came = enter(address, number, low, high, *arrays)
+                if came == UNUSUAL:
+                    return False
+                agreement.number = number
                 remember(signature)
-                agreement.deadline_s = deadline_s
-                if agreement.warned:
-                    agreement.heed_warnings(signature)
-                flow.at = 0
-                running.append(flow)
-                if run(address, number, low, high, source, target):
+                if came:
+                    agreement.deadline_s = deadline_s
+                    flow.at = 0
+                    running.append(flow)
                     await_(goes_on)
-                running.clear()
+                    running.clear()
                 agreement.completed = number + 1
+                return True
             except BaseException as error:
                 raise self._broken_off(error, opening.schedule) from None
 

@@ -61,9 +61,9 @@ class Exchange:
         foreign: Callable[[int, bytes], None],
     ) -> None:
         assert config.memory is not None
-        run = compiling.kernel("run")
-        assert run is not None
-        self._run, self._memory, self._rank, self._foreign = run, memory, rank, foreign
+        enter = compiling.door()
+        assert enter is not None
+        self._enter, self._memory, self._rank, self._foreign = enter, memory, rank, foreign
         self._config = config
         size = len(memory.addresses)
         self._peers = [peer for peer in range(size) if peer != rank]
@@ -116,17 +116,22 @@ class Exchange:
         op: str | None,
         index: int,
         slot: int,
+        nbytes: int,
     ) -> Flow:
-        """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH."""
+        """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH.
+
+        Or in others that it is told of later; `nbytes` is how long INPUT is then.
+        """
         program = self._program(rows, memory, device, op)
+        program[blocks.ARRAY_BYTES] = nbytes
         flow, step = Flow(index, slot), BoundStep(0)
         header = program[blocks.OWN_HEADER : blocks.OWN_HEADER + HEADER_BYTES // WORD]
         flow.own_signatures.append(memoryview(header).cast("B"))
         flow.steps.append(step)
-        address, run = _address(program), self._run
+        address, enter = _address(program), self._enter
 
         def done() -> bool:
-            came = run(address, -1, 0, 0, 0, 0)
+            came = enter(address, -1, 0, 0)
             if came == blocks.FOREIGN:
                 self._meet_foreign(program)
             return bool(came == blocks.FINISHED)
@@ -138,7 +143,7 @@ class Exchange:
             program[blocks.ROW] = 0
 
         flow.memory = memory
-        flow.compiled = Compiled(run, address, done)
+        flow.compiled = Compiled(enter, address, done)
         step.tests, step.where, step.reset = [done], where, reset
         step.notes = list(rows.notes)
         return flow

@@ -220,7 +220,8 @@ class FlowStore:
         rows = self._rows(prepared, index)
         if rows is not None:
             assert self.exchange is not None
-            return self.exchange.flow(rows, memory, device, arithmetic.op, index, slot)
+            nbytes = prepared.plan.input_count * prepared.plan.itemsize
+            return self.exchange.flow(rows, memory, device, arithmetic.op, index, slot, nbytes)
         planned, itemsize = prepared.plan.slice(index), prepared.plan.itemsize
         bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
         if device.queue is None:

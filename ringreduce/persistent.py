@@ -42,7 +42,6 @@ class PersistentCall:
             self._alone = conductor.executor.alone(call.prepared.bound)
             self._quick = conductor.quick(call, call.prepared.bound, timeout_s)
         self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
-        self._running, self._works = conductor.running, self._line.works
 
     def __del__(self) -> None:
         self._conductor.executor.store.discard(self._call.prepared)
@@ -51,11 +50,9 @@ class PersistentCall:
         """Make the call once, and return its result: the same array each time."""
         self._acquire()  # half as long as by a with statement
         try:
-            quick, conductor = self._quick, self._conductor
-            if quick is None or self._running or self._works or conductor.ended is not None:
+            quick = self._quick
+            if quick is None or not quick():
                 self._carry_out()
-            else:
-                quick()
         finally:
             self._release()
         return self._result
@@ -63,7 +60,7 @@ class PersistentCall:
     def _carry_out(self) -> None:
         conductor = self._conductor
         conductor.check_usable()
-        if self._alone is None or self._works:
+        if self._alone is None or self._line.works:
             conductor.run(self._call, self._body, self._timeout_s, queue=self._call.queue)
         else:
             conductor.carry_out(self._call, self._timeout_s, self._alone)

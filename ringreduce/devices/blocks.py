@@ -71,8 +71,9 @@ OWN_HEADER = 10
 """Three words."""
 INPUT, OUTPUT, SCRATCH, INPUT_PLACE, OUTPUT_PLACE = 13, 15, 17, 19, 21
 """Registers, and what is told of the first two."""
-START = 23
-PROGRAM_WORDS = 24
+START, ARRAY_BYTES = 23, 24
+"""Where the rows begin; how long the input is, and the output."""
+PROGRAM_WORDS = 25
 """The rows follow."""
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -101,4 +102,6 @@ STAGED_FROM = 4 << 10
 
 # --- what a run comes to --------------------------------------------------------------------------
 
-FINISHED, WAITS, FOREIGN = range(3)
+FINISHED, WAITS, FOREIGN, UNUSUAL = range(4)
+"""It is over; it waits for a peer; a peer is in another call; the arrays are not as expected, and
+nothing was done."""

@@ -49,19 +49,21 @@ def can_exchange() -> bool:
     Then all of them have the folds of all dtypes, so that they decide alike which to use.
     """
     try:
-        if sys.platform != "linux" or kernel("run") is None:
-            return False
-    except Exception:  # a Numba that cannot compile here
-        return False
-    import numba
+        import numba
 
-    converts = _converts_float16(numba.config, _features(numba.config))
-    return converts and not numba.config.DISABLE_JIT
+        if sys.platform != "linux" or numba.config.DISABLE_JIT or door() is None:
+            return False
+    except Exception:  # no Numba, or one that cannot compile here
+        return False
+
+    return _converts_float16(numba.config, _features(numba.config))
 
 
 FOLD_BYTES = 16 << 10
 """Memory that a fold needs."""
-_FOLDS: dict[tuple[str, str], Any] = {}
+_FUNCTIONS: dict[str, Any] = {}
+"""Compiled functions that are called by their addresses."""
+_DOORS: dict[str, Any] = {}
 
 
 def fold(op: str, dtype: Any) -> int | None:
@@ -69,10 +71,30 @@ def fold(op: str, dtype: Any) -> int | None:
 
     To be asked where `can_exchange`: then all ranks have the same folds.
     """
-    key = "sum" if op == "mean" else op, np.dtype(dtype).name
-    if key not in _FOLDS:
-        _once(_FOLDS, key, lambda: _compiled_fold(*key, dtype))
-    return None if _FOLDS[key] is None else int(_FOLDS[key].address)
+    op, dtype = "sum" if op == "mean" else op, np.dtype(dtype)
+    name = f"fold-{op}-{dtype.name}"
+    if name not in _FUNCTIONS:
+        _once(_FUNCTIONS, name, lambda: _compiled_fold(name, op, dtype))
+    return None if _FUNCTIONS[name] is None else int(_FUNCTIONS[name].address)
+
+
+def door() -> Callable[..., int] | None:
+    """`devices.door.enter`, compiled; None where arrays are not laid out as it takes them to be."""
+    _once(_DOORS, "door", _compiled_door)
+    opened: Callable[..., int] | None = _DOORS["door"]
+    return opened
+
+
+def _compiled_door() -> Any:
+    from numba import types
+
+    from ringreduce.devices import door
+
+    if not door.knows_arrays():
+        return None
+    signature = types.int64(types.int64, types.int64, types.int64)
+    function = _FUNCTIONS["door"] = _compiled_function("door", door.enter, signature)
+    return door.opened(function.address)
 
 
 def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> None:
@@ -100,21 +122,24 @@ def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> Non
         raise failed[0]
 
 
-def _compiled_fold(op: str, name: str, dtype: Any) -> Any:
-    import numba
-
+def _compiled_fold(name: str, op: str, dtype: Any) -> Any:
     from ringreduce.devices import folds
 
     found = folds.fold_of(op, dtype)
-    if found is None:
-        return None
-    _call_it(found.function, f"fold-{op}-{name}")
-    folder = _folder(f"fold-{op}-{name}", numba, _features(numba.config))
+    return found and _compiled_function(name, found.function, found.signature)
+
+
+def _compiled_function(name: str, function: Callable[..., Any], signature: Any) -> Any:
+    """A function that C can call."""
+    import numba
+
+    _call_it(function, name)
+    folder = _folder(name, numba, _features(numba.config))
     if folder is not None:
         # As with kernels: if anything is wrong with what is kept, go without.
         with contextlib.suppress(Exception), _cached_in(folder):
-            return numba.cfunc(found.signature, cache=True, **_OPTIONS)(found.function)
-    return numba.cfunc(found.signature, **_OPTIONS)(found.function)
+            return numba.cfunc(signature, cache=True, **_OPTIONS)(function)
+    return numba.cfunc(signature, **_OPTIONS)(function)
 
 
 def _call_it(function: Any, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from ringreduce.devices import elements, machine
+from ringreduce.devices import elements
 
 Combine = Callable[[Any, Any], Any]
 Change = Callable[[Any], Any]
@@ -88,7 +88,6 @@ def _converting(change: Change, source_type: Any, into_type: Any) -> Kernel:
 
 
 KERNELS = {
-    "run": Kernel(machine.run, (types.int64,) * 6),
     "sum-float16": _folding(elements.add_halves),
     "prod-float16": _folding(elements.multiply_halves),
     "min-float16": _folding(elements.least_half),
@@ -114,4 +113,4 @@ KERNELS = {
     "float64-float16": _converting(elements.double_to_half, _DOUBLE, _BITS),
     "float64-bfloat16": _converting(elements.double_to_bfloat, _DOUBLE, _BITS),
 }
-"""The machine; loops by operation and dtype; conversions by both dtypes, from and to."""
+"""Loops by operation and dtype; conversions by both dtypes, from and to."""

@@ -394,6 +394,7 @@ def _bind(program: Any, common: Any, register: Any, place: Any, address: Any) ->
     store(program + (place + 1) * WORD, 1 if in_block else 0)
 
 
+@compilable
 def run(program: Any, number: Any, digest: Any, digest_2: Any, source: Any, target: Any) -> Any:
     """Carry a program out as far as it goes: FINISHED, WAITS or FOREIGN.
 

@@ -185,3 +185,53 @@ def call_fold(
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * 7), generate
+
+
+@_intrinsic
+def number_of(_context: Any, integer: Any) -> Any:
+    """The value of a Python int at an address."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_WORD, (_WORD,))
+        function = cgutils.get_or_insert_function(builder.module, kind, "PyLong_AsLongLong")
+        return builder.call(function, arguments)
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def integer(_context: Any, value: Any) -> Any:
+    """The address of a new reference to a Python int."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_WORD, (_WORD,))
+        function = cgutils.get_or_insert_function(builder.module, kind, "PyLong_FromLongLong")
+        return builder.call(function, arguments)
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def leave_interpreter(_context: Any) -> Any:
+    """Let other threads of Python run; what is to be given to `enter_interpreter`."""
+
+    def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
+        kind = ir.FunctionType(_WORD, ())
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, kind, "PyEval_SaveThread"), ()
+        )
+
+    return types.int64(), generate
+
+
+@_intrinsic
+def enter_interpreter(_context: Any, state: Any) -> Any:
+    """Go on as a thread of Python."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), (_WORD,))
+        function = cgutils.get_or_insert_function(builder.module, kind, "PyEval_RestoreThread")
+        builder.call(function, arguments)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
