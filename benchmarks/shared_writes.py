@@ -2,8 +2,9 @@
 
     python -m benchmarks.shared_writes
 
-A thread copies into shared memory, another on another core copies from there, in turns; writes rows
-to ``bench_results/shared_writes.jsonl``.  That decides how `ringreduce.exchange` stages.
+A thread copies into shared memory, another on another core copies from there, in turns: always to
+the same place, or round a ring.  Writes rows to ``bench_results/shared_writes.jsonl``.  That
+decides how `ringreduce.devices.machine` stages.
 """
 
 from __future__ import annotations
@@ -17,48 +18,30 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from benchmarks.rows import environment, replace
 from ringreduce.devices.machine import _stream
-from ringreduce.devices.native import acquire, copy, release
+from ringreduce.devices.native import acquire, copy, fence, nanoseconds, release
 
 NAME = "shared_writes"
-_SIZES = tuple(4096 << i for i in range(0, 11, 2))
+_SIZES = tuple(4096 << i for i in range(8))
+_RINGS = (1 << 20, 4 << 20)
 _TURNS = 300
-_WORD, _INT = ir.IntType(64), ir.IntType(32)
-_intrinsic: Callable[[Callable[..., Any]], Any] = intrinsic
-
-
-@_intrinsic
-def nanoseconds(_context: Any, words: Any) -> Any:
-    """What a clock says that never goes back; `words` is the address of two words to be used."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        kind = ir.FunctionType(_INT, (_INT, _WORD.as_pointer()))
-        function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
-        builder.call(function, (ir.Constant(_INT, time.CLOCK_MONOTONIC), place))
-        seconds, rest = (builder.load(builder.gep(place, [ir.Constant(_INT, i)])) for i in (0, 1))
-        return builder.add(builder.mul(seconds, ir.Constant(_WORD, 10**9)), rest)
-
-    return types.int64(types.int64), generate
 
 
 @numba.njit(nogil=True)
 def _write(
-    flags: Any, into: Any, source: Any, nbytes: Any, turns: Any, past: Any, took: Any
+    flags: Any, into: Any, source: Any, nbytes: Any, ring: Any, turns: Any, past: Any, took: Any
 ) -> None:
     for turn in range(1, turns + 1):
         copy(source, source + nbytes, nbytes)  # so that it is in this core's cache
+        place = into + (turn * nbytes) % ring
         begin = nanoseconds(flags + 128)
         if past:
-            _stream(into, source, nbytes)
+            _stream(place, source, nbytes)
+            fence()
         else:
-            copy(into, source, nbytes)
+            copy(place, source, nbytes)
         took[turn - 1] = nanoseconds(flags + 128) - begin
         release(flags, turn)
         while acquire(flags + 64) < turn:
@@ -66,25 +49,28 @@ def _write(
 
 
 @numba.njit(nogil=True)
-def _read(flags: Any, source: Any, into: Any, nbytes: Any, turns: Any, took: Any) -> None:
+def _read(
+    flags: Any, source: Any, into: Any, nbytes: Any, ring: Any, turns: Any, took: Any
+) -> None:
     for turn in range(1, turns + 1):
         while acquire(flags) < turn:
             pass
         begin = nanoseconds(flags + 192)
-        copy(into, source, nbytes)
+        copy(into, source + (turn * nbytes) % ring, nbytes)
         took[turn - 1] = nanoseconds(flags + 192) - begin
         release(flags + 64, turn)
 
 
-def measure(nbytes: int, past: bool) -> tuple[float, float]:
+def measure(nbytes: int, ring: int, past: bool) -> tuple[float, float]:
     """Median microseconds of writing and of reading."""
-    shared = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    shared = np.frombuffer(mmap.mmap(-1, ring), np.uint8)
     flags, mine, theirs = np.zeros(64, np.int64), np.ones(2 * nbytes, "u1"), np.ones(nbytes, "u1")
-    writing, reading = np.zeros(_TURNS, np.int64), np.zeros(_TURNS, np.int64)
+    turns = _TURNS + ring // nbytes
+    writing, reading = np.zeros(turns, np.int64), np.zeros(turns, np.int64)
     at, here = flags.ctypes.data, shared.ctypes.data
     jobs: list[Callable[[], None]] = [
-        lambda: _write(at, here, mine.ctypes.data, nbytes, _TURNS, past, writing),
-        lambda: _read(at, here, theirs.ctypes.data, nbytes, _TURNS, reading),
+        lambda: _write(at, here, mine.ctypes.data, nbytes, ring, turns, past, writing),
+        lambda: _read(at, here, theirs.ctypes.data, nbytes, ring, turns, reading),
     ]
     threads = [
         threading.Thread(target=_on_core, args=(core, job))
@@ -94,7 +80,8 @@ def measure(nbytes: int, past: bool) -> tuple[float, float]:
         thread.start()
     for thread in threads:
         thread.join()
-    return float(np.median(writing)) / 1e3, float(np.median(reading)) / 1e3
+    once_round = slice(ring // nbytes, None)
+    return tuple(float(np.median(each[once_round])) / 1e3 for each in (writing, reading))
 
 
 def _on_core(core: int, job: Callable[[], None]) -> None:
@@ -107,16 +94,20 @@ def main() -> None:
     where = environment("python -m benchmarks.shared_writes")
     for name in ("mpi", "mpi4py", "thread_level", "ranks"):
         del where[name]
-    measure(4096, past=True)  # compiles
+    measure(4096, 4096, past=True)  # compiles
     for nbytes in _SIZES:
-        for past in (False, True):
+        for ring, past in [(nbytes, True), *((ring, False) for ring in (nbytes, *_RINGS))]:
             time.sleep(0.1)
-            writing, reading = measure(nbytes, past)
+            writing, reading = measure(nbytes, ring, past)
             how = "past the caches" if past else "through the caches"
-            print(f"{nbytes:>9} bytes {how:>18}: write {writing:8.2f} us, read {reading:8.2f} us")
-            row = {"benchmark": NAME, "bytes": nbytes, "how": how, "cores": len(_cores())}
-            rows.append({**row, "write_us": writing, "read_us": reading, **where})
-    replace(NAME, rows, same=("bytes", "how"))
+            print(
+                f"{nbytes:>9} bytes {how:>18}, in a ring of {ring >> 10:>5} KiB: "
+                f"write {writing:8.2f} us, read {reading:8.2f} us"
+            )
+            row = {"benchmark": NAME, "bytes": nbytes, "how": how, "ring_bytes": ring}
+            times = {"write_us": writing, "read_us": reading}
+            rows.append({**row, "cores": len(_cores()), **times, **where})
+    replace(NAME, rows, same=("bytes", "how", "ring_bytes"))
 
 
 def _cores() -> set[int]:

@@ -76,10 +76,10 @@ class Compiled(NamedTuple):
     """A flow that compiled code carries out."""
 
     enter: Callable[..., int]
-    """``enter(address, number, *digest[, x, out])``: 0 when it is over.
+    """``enter(address, number[, x, out])``: 0 when it is over.
 
-    The header of the call, its number first, and the arrays, if those are not the ones that it is
-    bound to.  See `devices.door`.
+    The number of the call, whose signature it has; and the arrays, if those are not the ones that
+    it is bound to.  See `devices.door`.
     """
     address: int
     goes_on: Callable[[], bool]

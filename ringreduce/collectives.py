@@ -12,12 +12,11 @@ import numpy as np
 
 from ringreduce.arguments import check_movable, check_out, check_timeout
 from ringreduce.calls import Call, Calls
-from ringreduce.conductor import Conductor
+from ringreduce.conductor import Conductor, Quick
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
 from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
-from ringreduce.quick import Quick, quickened
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
@@ -343,7 +342,11 @@ class Collectives:
         if key not in self._quick:
             while len(self._quick) >= self.config.kept_plans:
                 del self._quick[next(iter(self._quick))]
-            self._quick[key] = quickened(self._conductor, call)
+            self._quick[key] = None
+            flow = self._conductor.executor.store.unbound(call.prepared)
+            if flow is not None and call.shape is not None:
+                quick = self._conductor.quick(call, flow, call.shape, call.dtype)
+                self._quick[key] = quick
 
     def _calls_on(self, array: Any) -> Calls:
         """The calls on arrays that live where this one does."""

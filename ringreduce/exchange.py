@@ -131,7 +131,7 @@ class Exchange:
         address, enter = _address(program), self._enter
 
         def done() -> bool:
-            came = enter(address, -1, 0, 0)
+            came = enter(address, -1)
             if came == blocks.FOREIGN:
                 self._meet_foreign(program)
             return bool(came == blocks.FINISHED)

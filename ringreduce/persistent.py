@@ -35,12 +35,12 @@ class PersistentCall:
         if not call.converts:
             with nullcontext() if call.queue is None else call.queue.selected():
                 conductor.executor.store.bind_for_good(call.prepared, source, target)
-        self._quick: Once | None = None
+        self._once: Once | None = None
         self._alone: Callable[[bytes], None] | None = None
         """Runs the call, if it can be done by messages between its arrays alone."""
         if call.prepared.bound is not None and call.queue is None:
             self._alone = conductor.executor.alone(call.prepared.bound)
-            self._quick = conductor.quick(call, call.prepared.bound, timeout_s)
+            self._once = conductor.once(call, call.prepared.bound, timeout_s)
         self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
 
     def __del__(self) -> None:
@@ -50,8 +50,8 @@ class PersistentCall:
         """Make the call once, and return its result: the same array each time."""
         self._acquire()  # half as long as by a with statement
         try:
-            quick = self._quick
-            if quick is None or not quick():
+            once = self._once
+            if once is None or not once():
                 self._carry_out()
         finally:
             self._release()

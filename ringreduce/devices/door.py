@@ -35,14 +35,12 @@ _FASTCALL = 0x80
 @compilable
 def _fits(x: Any, out: Any, nbytes: Any) -> bool:
     """Whether the result of `x` can go to `out` with no more to be asked."""
-    wanted = _CONTIGUOUS_AND_ALIGNED | _WRITABLE
-    if load(out + _FLAGS) & wanted != wanted:
+    whole, wanted = _CONTIGUOUS_AND_ALIGNED, _CONTIGUOUS_AND_ALIGNED | _WRITABLE
+    if load(out + _TYPE) != load(x + _TYPE) or load(out + _FLAGS) & wanted != wanted:
         return False
     if out == x:
         return True
-    if load(x + _FLAGS) & _CONTIGUOUS_AND_ALIGNED != _CONTIGUOUS_AND_ALIGNED:
-        return False
-    if load(out + _TYPE) != load(x + _TYPE) or load(out + _DTYPE) != load(x + _DTYPE):
+    if load(x + _FLAGS) & whole != whole or load(out + _DTYPE) != load(x + _DTYPE):
         return False
     dimensions = load(x + _DIMENSIONS) & _HALF
     if load(out + _DIMENSIONS) & _HALF != dimensions:
@@ -55,21 +53,19 @@ def _fits(x: Any, out: Any, nbytes: Any) -> bool:
 
 
 def enter(_: Any, arguments: Any, count: Any) -> Any:
-    """``enter(program, number, digest, digest_2[, x, out])``: `machine.run`, or UNUSUAL.
+    """``enter(program, number[, x, out])``: `machine.run`, or UNUSUAL.
 
     `x` is an array as the program is made for; `out` is whatever the caller has passed for it.
     """
     program, number = number_of(load(arguments)), number_of(load(arguments + WORD))
-    digest = number_of(load(arguments + 2 * WORD))
-    digest_2 = number_of(load(arguments + 3 * WORD))
     source, target = 0, 0
-    if count > 4:
-        x, out = load(arguments + 4 * WORD), load(arguments + 5 * WORD)
+    if count > 2:
+        x, out = load(arguments + 2 * WORD), load(arguments + 3 * WORD)
         if not _fits(x, out, load(program + ARRAY_BYTES * WORD)):
             return integer(UNUSUAL)
         source, target = load(x + _DATA), load(out + _DATA)
     state = leave_interpreter()
-    came = run(program, number, digest, digest_2, source, target)
+    came = run(program, number, source, target)
     enter_interpreter(state)
     return integer(came)
 

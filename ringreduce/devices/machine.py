@@ -395,20 +395,18 @@ def _bind(program: Any, common: Any, register: Any, place: Any, address: Any) ->
 
 
 @compilable
-def run(program: Any, number: Any, digest: Any, digest_2: Any, source: Any, target: Any) -> Any:
+def run(program: Any, number: Any, source: Any, target: Any) -> Any:
     """Carry a program out as far as it goes: FINISHED, WAITS or FOREIGN.
 
-    The header of its call is the two words of the digest and the number; if that is -1, it stands
-    in the program already.  Its arrays are at `source` and `target`; if these are 0, at the places
-    that it was told last.  One that waits goes on there when it is run again.
+    The header of its call stands in the program, but for the number, if that is not -1.  Its arrays
+    are at `source` and `target`; if these are 0, at the places that it was told last.  One that
+    waits goes on there when it is run again.
     """
     common = load(program + COMMON * WORD)
     if source:
         _bind(program, common, INPUT, INPUT_PLACE, source)
         _bind(program, common, OUTPUT, OUTPUT_PLACE, target)
     if number >= 0:
-        store(program + OWN_HEADER * WORD, digest)
-        store(program + (OWN_HEADER + 1) * WORD, digest_2)
         store(program + (OWN_HEADER + 2) * WORD, number)
     row = load(program + ROW * WORD)
     if row == 0:
