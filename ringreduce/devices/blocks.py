@@ -24,13 +24,14 @@ staged or lent, then at the first of these where in the block they begin."""
 SLOT_BYTES = 4 << 10
 MOST_STAGED = (4 << 20) + (4 << 10)
 """A slice, and what lies between its parts."""
-RING, RING_TURN, RING_BYTES = 2 * SLOT_BYTES, 1 << 20, 3 * MOST_STAGED
+RING, RING_TURN, RING_BYTES = 2 * SLOT_BYTES, 512 << 10, 3 * MOST_STAGED
 """Where the ring begins; where at the latest it goes back to the beginning, if what was put there
 last does not lie there; and how long it is, so that in the end it always can go back.
 
 What a peer has read stands in that core's own cache, and to write there each line has to be asked
-for.  By the time a ring as long as that cache has come round, it has left for the cache that the
-cores share; a longer one would leave that, too (``bench_results/shared_writes.jsonl``).
+for.  By the time a ring half as long as that cache has come round, most of it has left for the
+cache that the cores share; a longer one would leave that, too
+(``bench_results/shared_writes.jsonl``).
 """
 TIMES_ROUND = 32
 """How often what is put there fits before it goes back: few data stay near."""

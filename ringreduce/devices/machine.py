@@ -100,8 +100,8 @@ from ringreduce.devices.native import (
 )
 
 _LONGEST_READ = 1 << 30
-_TRIAL_BYTES, _TRIAL_NS, _FAR_TIMES = 2 << 10, 500, 16
-"""16 ns for each line that another core has read: 3 to 9 where cores share a cache, else 28."""
+_TRIAL_BYTES, _LINE_NS, _FAR_TIMES = 2 << 10, 16, 16
+"""To write a line that another core has read takes 3 to 9 ns where they share a cache, else 28."""
 
 
 @compilable
@@ -273,8 +273,8 @@ def _stream(into: Any, source: Any, nbytes: Any) -> None:
 def _stage(common: Any, into: Any, source: Any, nbytes: Any) -> None:
     """Put data into the ring: through the caches, or past them where other cores' are far away.
 
-    A short piece goes through them, and its time decides for the rest; if it was long, for some of
-    the next times too.
+    A short piece goes through them, and its time decides for the rest; if that or all took long,
+    for some of the next times too.
     """
     far = load(common + FAR * WORD)
     if far > 0:
@@ -284,11 +284,13 @@ def _stage(common: Any, into: Any, source: Any, nbytes: Any) -> None:
     clock = common + VECTOR * WORD
     before = nanoseconds(clock)
     copy(into, source, _TRIAL_BYTES)
-    if nanoseconds(clock) - before <= _TRIAL_NS:
+    if nanoseconds(clock) - before <= _LINE_NS * (_TRIAL_BYTES >> 6):
         copy(into + _TRIAL_BYTES, source + _TRIAL_BYTES, nbytes - _TRIAL_BYTES)
+        if nanoseconds(clock) - before <= _LINE_NS * (nbytes >> 6):
+            return
     else:
-        store(common + FAR * WORD, _FAR_TIMES)
         _stream(into + _TRIAL_BYTES, source + _TRIAL_BYTES, nbytes - _TRIAL_BYTES)
+    store(common + FAR * WORD, _FAR_TIMES)
 
 
 @compilable
