@@ -117,12 +117,15 @@ class Conductor:
                 return False
             number = agreement.completed
             try:
+                flow.at = 0
+                running.append(flow)
                 came = enter(address, number)
                 agreement.number = number
                 remember(signature)
                 if came:
-                    self._go_on(flow, goes_on, timeout_s)
+                    self._go_on(goes_on, timeout_s)
                 agreement.completed = number + 1
+                running.clear()
                 return True
             except BaseException as error:
                 raise self._broken_off(error, opening.schedule) from None
@@ -147,16 +150,21 @@ class Conductor:
                 out = empty(shape, dtype)
             number = agreement.completed
             try:
+                flow.at = 0
+                running.append(flow)
                 came = enter(address, number, x, out)
                 if came == UNUSUAL:
+                    running.clear()
                     return None
                 agreement.number = number
                 remember(signature)
                 if came:
-                    self._go_on(flow, goes_on, None)
+                    self._go_on(goes_on, None)
                 agreement.completed = number + 1
+                running.clear()
                 return out
             except BaseException as error:
+                self.executor.held = x, out
                 raise self._broken_off(error, opening.schedule) from None
 
         return quick
@@ -167,13 +175,10 @@ class Conductor:
             own[:DIGEST_BYTES] = opening.signature.digest
         return self.executor.compiled(flow)
 
-    def _go_on(self, flow: Flow, goes_on: Callable[[], bool], timeout_s: float | None) -> None:
+    def _go_on(self, goes_on: Callable[[], bool], timeout_s: float | None) -> None:
         """Wait for a flow that was begun."""
         self._agreement.deadline_s = timeout_s or self._agreement.timeout_s
-        flow.at = 0
-        self.running.append(flow)
         self.executor.await_(goes_on)
-        self.running.clear()
 
     def run(
         self,

@@ -195,7 +195,10 @@ class _Table:
         if len({span.buffer for span in sent}) != 1 or not self._worth_it(sent):
             return None
         start, stop = min(span.start for span in sent), max(span.stop for span in sent)
-        return Span(sent[0].buffer, start, stop)
+        covering = Span(sent[0].buffer, start, stop)
+        # Where it is not shared memory after all, the slot has the same gaps.
+        dense = self.nbytes(covering) <= 2 * sum(map(self.nbytes, sent))
+        return covering if dense else None
 
     def _just_folded(self, rank: int, index: int) -> Iterator[Span]:
         """What a rank sends in a step, not lent, as it was folded in the step before."""

@@ -64,7 +64,7 @@ class RowMachine:
             others = set(range(len(self.rows))) - {rank}
             if any(self.latest(peer) < row.exchange - 1 for peer in others):
                 return False
-            if row.unless is None or not self.shared[rank][row.unless]:
+            if row.nbytes and (row.unless is None or not self.shared[rank][row.unless]):
                 self._take(rank, row.nbytes // ITEMSIZE)
         elif isinstance(row, Put):
             self.data[rank][row.exchange] = self.registers[rank].get(rank, (self.rings[rank], 0))

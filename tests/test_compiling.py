@@ -230,11 +230,12 @@ def test_the_loops_are_vectorised(name):
         assert len(re.findall(VECTOR.format(instruction), assembly)) >= times, instruction
 
 
-def test_what_a_signal_brings_while_a_kernel_is_compiled_is_not_lost(monkeypatch):
+@pytest.mark.parametrize("what", ["kernel", "door"])
+def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monkeypatch):
     class AlarmError(Exception):
         pass
 
-    def slow(name: str) -> object:
+    def slow(*name: str) -> object:
         try:
             for _ in range(300):
                 time.sleep(0.001)
@@ -245,13 +246,16 @@ def test_what_a_signal_brings_while_a_kernel_is_compiled_is_not_lost(monkeypatch
     def handler(number: int, frame: object) -> None:
         raise AlarmError
 
-    monkeypatch.setattr(compiling, "_compiled", slow)
-    monkeypatch.setattr(compiling, "_COMPILED", {})
+    def ask() -> object:
+        return compiling.kernel("sum-float16") if what == "kernel" else compiling.can_exchange()
+
+    monkeypatch.setattr(compiling, "_compiled" if what == "kernel" else "_compiled_door", slow)
+    monkeypatch.setattr(compiling, "_COMPILED" if what == "kernel" else "_DOORS", {})
     before = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(AlarmError):
-            compiling.kernel("sum-float16")
+            ask()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert compiling.kernel("sum-float16") is print
+    assert ask() is (print if what == "kernel" else True)

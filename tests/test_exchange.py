@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -225,6 +226,53 @@ def test_asynchronous_and_persistent_calls():
             assert (x == 2 * turn + 1).all()
 
     rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_a_call_from_within_a_call_is_refused():
+    """As from a signal handler, which Python runs as soon as it is back from compiled code."""
+
+    def program(comm):
+        exchange, tried = comm._conductor.executor.store.exchange, []
+        enter = exchange._enter
+
+        def interrupted(*arguments):
+            came = enter(*arguments)
+            if arguments[1] >= 0:
+                with pytest.raises(ValueError, match="within a call"):
+                    comm.barrier()
+                tried.append(len(arguments))
+            return came
+
+        exchange._enter = interrupted
+        x = np.ones(5)
+        op = comm.plan("all_reduce", x, out=np.empty(5))
+        for _ in range(3):
+            assert (comm.all_reduce(x) == 2).all()
+            assert (op() == 2).all()
+        return set(tried)
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [{2, 4}] * 2
+
+
+def test_what_peers_may_still_read_is_kept():
+    """A rank that gave up may let go of its array before another reads it, in this very process."""
+
+    def program(comm):
+        x = np.full(200_000, comm.rank + 1.0)
+        for _ in range(3):
+            assert (comm.all_reduce(x) == 3).all()
+        if comm.rank == 0:
+            with pytest.raises(rr.PeerTimeoutError):
+                comm.all_reduce(x)
+            held = comm._conductor.executor.held
+            return any(each is x for each in held)
+        time.sleep(2)
+        with pytest.raises(rr.RingReduceError):
+            comm.all_reduce(x)
+        return True
+
+    config = replace(SHARED, slice_bytes=None, pull_bytes=1)
+    assert rr.spawn(program, 2, config=config, timeout_s=0.5) == [True] * 2
 
 
 def test_parts_of_a_communicator_have_memory_of_their_own():

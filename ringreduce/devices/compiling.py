@@ -48,15 +48,7 @@ def can_exchange() -> bool:
 
     Then all of them have the folds of all dtypes, so that they decide alike which to use.
     """
-    try:
-        import numba
-
-        if sys.platform != "linux" or numba.config.DISABLE_JIT or door() is None:
-            return False
-    except Exception:  # no Numba, or one that cannot compile here
-        return False
-
-    return _converts_float16(numba.config, _features(numba.config))
+    return sys.platform == "linux" and door() is not None
 
 
 FOLD_BYTES = 16 << 10
@@ -79,22 +71,30 @@ def fold(op: str, dtype: Any) -> int | None:
 
 
 def door() -> Callable[..., int] | None:
-    """`devices.door.enter`, compiled; None where arrays are not laid out as it takes them to be."""
+    """`devices.door.enter`, compiled; None where that is impossible.
+
+    That is where there is no Numba, or one that does not compile or convert float16, and where
+    arrays are not laid out as it takes them to be.
+    """
     _once(_DOORS, "door", _compiled_door)
     opened: Callable[..., int] | None = _DOORS["door"]
     return opened
 
 
 def _compiled_door() -> Any:
-    from numba import types
+    try:
+        import numba
 
-    from ringreduce.devices import door
+        from ringreduce.devices import door
 
-    if not door.knows_arrays():
+        converts = _converts_float16(numba.config, _features(numba.config))
+        if numba.config.DISABLE_JIT or not converts or not door.knows_arrays():
+            return None
+        signature = numba.types.int64(*(numba.types.int64,) * 3)
+        function = _FUNCTIONS["door"] = _compiled_function("door", door.enter, signature)
+        return door.opened(function.address)
+    except Exception:  # whatever keeps Numba from compiling here
         return None
-    signature = types.int64(types.int64, types.int64, types.int64)
-    function = _FUNCTIONS["door"] = _compiled_function("door", door.enter, signature)
-    return door.opened(function.address)
 
 
 def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> None:

@@ -84,8 +84,8 @@ class _Method(ctypes.Structure):
 def opened(address: int) -> Callable[..., int]:
     """`enter`, compiled to that address, as a Python function."""
     method = _Method(b"enter", address, _FASTCALL, None)
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, *(ctypes.c_void_p,) * 3)
+    make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
     function: Callable[..., int] = make(ctypes.addressof(method), None, None)
     _kept.append(method)
     return function

@@ -166,9 +166,9 @@ def _make_room(program: Any, common: Any, row: Any, number: Any) -> Any:
         store(peer + COMPARED * WORD, before)
     slot = _slot(mine, number) + DATA
     if load(program + TELLS * WORD) == TELLS_DATA:
-        unless = load(row + 3 * WORD)
-        if not unless or not load(unless):
-            slot = _ring_place(common, load(row + 2 * WORD))
+        nbytes, unless = load(row + 2 * WORD), load(row + 3 * WORD)
+        if nbytes and (not unless or not load(unless)):
+            slot = _ring_place(common, nbytes)
     store(common + MY_SLOT * WORD, slot)
     return FINISHED
 

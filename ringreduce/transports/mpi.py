@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ringreduce.devices.blocks import BLOCK_BYTES
+from ringreduce.devices.blocks import BLOCK_BYTES, RING
 from ringreduce.devices.compiling import can_exchange
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import SharedMemory
@@ -267,9 +267,9 @@ def _in_window(
     """The ranks' blocks in a window; None, on all ranks, if some are not aligned."""
     buffers: list[Any] = [window.Shared_query(each)[0] for each in range(size)]
     blocks = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    blocks[rank][:] = 0
+    blocks[rank][:RING] = 0
     aligned = all(block.ctypes.data % _WORD_BYTES == 0 for block in blocks)
-    if 0 in collect(bytes((aligned,))):  # and all blocks are zero
+    if 0 in collect(bytes((aligned,))):  # and all slots are zero
         return None
     return SharedBlocks(blocks, rank, BLOCK_BYTES, [0] * size, pulls=False)
 

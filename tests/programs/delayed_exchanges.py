@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 import ringreduce as rr
+from ringreduce import rows
 from ringreduce.devices import blocks
 from tests.mpi import report
 
@@ -21,13 +22,18 @@ CALLS = (
 
 
 def main(count: int, seed: int) -> None:
-    """Every rank draws the same calls, and delays of its own."""
+    """Every rank draws the same calls, and delays of its own.
+
+    Half the times few bytes are lent, written to peers and put into the ring as many are.
+    """
     rng = random.Random(seed)
+    if rng.random() < 0.5:
+        rows.DIRECT_BYTES, rows.BESIDE_BYTES = 1, 0
     config = rr.Config(pull_bytes=rng.choice([256, 4096, 1 << 20]), slice_bytes=1 << 14)
     with rr.init(transport="shm", timeout_s=30, config=config) as comm:
         exchange = comm._conductor.executor.store.exchange
         exchange._words[blocks.DELAYS] = 2 * (1000 * seed + comm.rank) + 1
-        registered = comm.empty(20_000, np.int64)
+        registered = comm.empty((2, 20_000), np.int64)
         wrong = sum(not right(comm, rng, registered) for _ in range(count))
         exchange._words[blocks.DELAYS] = 0
         report(comm.rank, {"wrong": wrong, "calls": count, "exchanges": exchange.count})
@@ -39,14 +45,16 @@ def right(comm: rr.Communicator, rng: random.Random, registered: np.ndarray) -> 
     size = rng.choice([1, 2, 3, 7, 30, 100, 500]) if rng.random() < 0.97 else rng.randrange(20_000)
     algorithm = rng.choice(["auto", "auto", "one_shot", "two_shot", "ring", "tree"])
     ramp = np.arange(size) % 50 + base
-    x = registered[:size] if (base + comm.rank) % 3 == 0 else np.empty(size, np.int64)
+    # Not the same on all ranks.
+    x = registered[0, :size] if (base + comm.rank) % 3 == 0 else np.empty(size, np.int64)
+    y = registered[1, :size] if (base + comm.rank) % 5 < 2 else np.empty(size, np.int64)
     x[...] = ramp + comm.rank
     total = comm.size * ramp + comm.size * (comm.size - 1) // 2
     if name == "barrier":
         comm.barrier()
         return True
     if name == "all_reduce":
-        out = x if rng.random() < 0.5 else None
+        out = (x, y, None)[rng.randrange(3)]
         return np.array_equal(comm.all_reduce(x, out=out, algorithm=algorithm), total)
     if name == "reduce_scatter":
         return np.array_equal(comm.reduce_scatter(x), np.array_split(total, comm.size)[comm.rank])
