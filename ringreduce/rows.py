@@ -151,6 +151,7 @@ class _Table:
         self.pushed: dict[tuple[int, int, Span], dict[int, Span]] = {}
         """What a rank has just folded and sends in a step: who takes it where, of its OUTPUT."""
         self._in_slot: dict[tuple[int, int], dict[Span, int]] = {}
+        self._received: dict[tuple[int, int], list[tuple[int, Span, Span]]] = {}
 
     @property
     def tells(self) -> bool:
@@ -275,8 +276,13 @@ class _Table:
                         return False
         return True
 
-    def received(self, rank: int, index: int) -> Iterator[tuple[int, Span, Span]]:
+    def received(self, rank: int, index: int) -> list[tuple[int, Span, Span]]:
         """(peer, the span that it sends, the span that this rank receives it in)"""
+        if (rank, index) not in self._received:
+            self._received[rank, index] = list(self._receive(rank, index))
+        return self._received[rank, index]
+
+    def _receive(self, rank: int, index: int) -> Iterator[tuple[int, Span, Span]]:
         taken: dict[int, int] = defaultdict(int)
         for message in self.steps[rank][index].recvs:
             peer = message.peer
