@@ -39,7 +39,14 @@ def remove_leftovers(pid: int, *, since: float, directory: Path = SHARED_MEMORY)
         if not any(written) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    # Open MPI's session directory, which bears its id.
+    remove_session_directory(pid)
+
+
+def remove_session_directory(pid: int) -> None:
+    """Remove what the mpiexec with id `pid` keeps in Open MPI's session directory.
+
+    An mpiexec that is killed leaves it, and the next one that gets this id does not start.
+    """
     shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{pid}", ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ class MpiJobs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: list[subprocess.Popen[str]] = []
+        self._temporary: list[tempfile.TemporaryDirectory[str]] = []
         self._count = 0
 
     def start(
@@ -75,6 +77,10 @@ class MpiJobs:
         self._count += 1
         results = self.folder / f"job{self._count}"
         results.mkdir()
+        # A killed mpiexec of Open MPI leaves files that stop the next one with its process id.
+        temporary = tempfile.TemporaryDirectory(prefix="rr", ignore_cleanup_errors=True)
+        self._temporary.append(temporary)
+        variables = {"TMPDIR": temporary.name, **variables}
         command = [mpiexec(), "-n", str(ranks), sys.executable, str(PROGRAMS / f"{program}.py")]
         job = subprocess.Popen(
             [*command, *arguments],
@@ -132,6 +138,8 @@ class MpiJobs:
             job.wait()
             if job.stdout is not None:
                 job.stdout.close()
+        for temporary in self._temporary:
+            temporary.cleanup()
 
 
 def processes_of(root: int) -> list[int]:

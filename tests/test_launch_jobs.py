@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import pty
 import signal
 import subprocess
@@ -56,6 +57,13 @@ def run(tmp_path):
         )
 
     return start
+
+
+@pytest.fixture
+def short_path():
+    """Open MPI makes sockets in TMPDIR: their names have room for 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="rr") as path:
+        yield path
 
 
 # --- what the program sees ------------------------------------------------------------------------
@@ -137,6 +145,23 @@ def test_tagged_lines_begin_with_their_rank(script, run):
     lines = sorted(run("-n", "2", "--tag-output", "script.py").stdout.splitlines())
     tags = ("[1,{}]<stdout>:", "[{}]")
     assert lines in [[f"{tag.format(rank)} I am {rank}" for rank in (0, 1)] for tag in tags]
+
+
+def test_what_a_killed_mpiexec_left_does_not_stop_the_next_with_its_process_id(
+    script, run, short_path
+):
+    script("""
+        from mpi4py import MPI
+        print(MPI.COMM_WORLD.size)
+    """)
+    newest = subprocess.Popen(["true"])
+    newest.wait()
+    for pid in range(newest.pid, newest.pid + 500):
+        left = Path(short_path) / f"ompi.{pid}"
+        left.mkdir()
+        (left / f"pmix.{platform.node()}.tool").touch()
+    ended = run("-n", "1", "script.py", env=os.environ | {"TMPDIR": short_path})
+    assert (ended.stdout, ended.stderr) == ("1\n", "")
 
 
 # --- a bad end ------------------------------------------------------------------------------------
@@ -236,9 +261,11 @@ WAIT = """
 def waiting_job(script, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
     """A job of two ranks that wait: the launcher, the ranks' ids, and their parents' ids."""
     script(WAIT)
+    temporary = tempfile.TemporaryDirectory(prefix="rr", ignore_cleanup_errors=True)
     launcher = subprocess.Popen(
         [*RUN, "-n", "2", "script.py"],
         cwd=tmp_path,
+        env={**os.environ, "TMPDIR": temporary.name},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -255,6 +282,7 @@ def waiting_job(script, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[
                 if is_alive(pid):
                     os.kill(pid, signal.SIGKILL)
         launcher.wait()
+        temporary.cleanup()
 
 
 def heed_signals() -> None:
@@ -353,13 +381,6 @@ host=$1; shift
 mkdir -p "HERE/$host"
 exec env -i PATH="$PATH" HOME="$HOME" TMPDIR="HERE/$host" AGENT_HOST="$host" sh -c "$*"
 """
-
-
-@pytest.fixture
-def short_path():
-    """Open MPI makes sockets in TMPDIR: their names have room for 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="rr") as path:
-        yield path
 
 
 def test_hosts_get_their_ranks_and_the_environment(script, run, short_path):
