@@ -155,7 +155,8 @@ def test_numba_is_imported_by_what_is_only_imported_to_compile():
         for name in ("compilable", "door", "elements", "folds", "kernels", "machine", "native")
     }
     through_others = {"devices.door", "devices.machine"}
-    assert importers_of("numba") | through_others == {"devices.compiling", *written_for_it}
+    imports_it = {"devices.compiling", "devices.machine_code", *written_for_it}
+    assert importers_of("numba") | through_others == imports_it
     lazily = {"numba", "llvmlite"} | {f"ringreduce.{name}" for name in written_for_it}
     for module in SOURCES.keys() - lazily:
         for node in TREES[module].body:
@@ -264,7 +265,8 @@ def test_nothing_is_pickled_over_mpi():
 
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
-    assert readers <= {"config", *LAUNCHES}
+    settings_of_numba = {"devices.compiling"}
+    assert readers <= {"config", *settings_of_numba, *LAUNCHES}
 
 
 # --- and would be found ---------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numba
 import pytest
 from llvmlite import binding
 
-from ringreduce.devices import compiling, kernels
+from ringreduce.devices import compiling, kernels, machine_code
 
 ROOT = Path(__file__).parent.parent
 FEATURES = binding.get_host_cpu_features()
@@ -47,10 +48,12 @@ print(json.dumps(told))
 """
 
 
-def start(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(
+    home: Path, *arguments: str, program: str = PROGRAM, **variables: str
+) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
     environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, "-c", PROGRAM, *arguments]
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -139,6 +142,89 @@ def test_ranks_that_start_at_once_do_not_disturb_each_other(tmp_path):
         processes = [start(tmp_path) for _ in range(4)]
         assert {told_by(process)["bfloat16"]["way"] for process in processes} == {"CPUDispatcher"}
     assert run(tmp_path)["bfloat16"]["hits"] == 1
+
+
+# --- and loaded without Numba ---------------------------------------------------------------------
+
+LOADS = """
+import json, sys
+import numpy as np
+from ringreduce.devices import compiling
+
+can = "door" not in sys.argv or compiling.can_exchange()
+left, right = np.arange(9, dtype=np.float32), np.ones(9, np.float32)
+if can:
+    import ctypes
+    address = compiling.fold("sum", "float32")
+    sources = np.array([left.ctypes.data, right.ctypes.data])
+    memory = np.empty(compiling.FOLD_BYTES, np.uint8)
+    fold = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(address)
+    fold(left.ctypes.data, sources.ctypes.data, 2, 9, 0, memory.ctypes.data)
+print(json.dumps({"can": can, "imported": "numba" in sys.modules, "sum": left.tolist()}))
+"""
+WITHOUT, WITH = [
+    {"can": True, "imported": imported, "sum": list(range(1, 10))} for imported in (False, True)
+]
+
+
+def loads(home: Path, *arguments: str, **variables: str) -> dict:
+    return told_by(start(home, *arguments, program=LOADS, **variables))
+
+
+def code_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.code"))
+
+
+def test_kept_machine_code_is_loaded_without_numba(tmp_path):
+    assert loads(tmp_path, "door") == WITH
+    assert [path.name for path in code_in(tmp_path)] == ["door.code", "fold-sum-float32.code"]
+    assert loads(tmp_path, "door") == WITHOUT
+
+
+@pytest.mark.parametrize("keep", [0, 20, 4000, -1])
+def test_a_damaged_file_is_made_again(tmp_path, keep):
+    loads(tmp_path)
+    (path,) = code_in(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    assert loads(tmp_path) == WITH
+    assert len(path.read_bytes()) == len(whole)
+    assert loads(tmp_path) == WITHOUT
+
+
+def test_code_that_needs_what_is_not_there_is_not_loaded(tmp_path):
+    loads(tmp_path)
+    (path,) = code_in(tmp_path)
+    made = machine_code.kept(path)
+    assert made is not None
+    with pytest.raises(OSError, match="no nowhere_to_be_found in this process"):
+        machine_code.loaded(replace(made, needs=(*made.needs, "nowhere_to_be_found")))
+    machine_code.keep(path, replace(made, needs=("nowhere_to_be_found",)))
+    assert loads(tmp_path) == WITH
+    assert loads(tmp_path) == WITHOUT
+
+
+def test_code_in_a_folder_that_others_can_enter_is_not_loaded(tmp_path):
+    loads(tmp_path)
+    code_in(tmp_path)[0].parent.chmod(0o755)
+    assert [loads(tmp_path), loads(tmp_path)] == [WITH, WITH]
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_where_no_code_can_be_kept_it_is_made_each_time(home):
+    assert loads(Path(home)) == WITH
+
+
+def test_other_settings_have_other_code(tmp_path):
+    loads(tmp_path)
+    assert loads(tmp_path, NUMBA_OPT="2") == WITH
+    assert loads(tmp_path, NUMBA_NUM_THREADS="1") == WITHOUT
+    assert len(code_in(tmp_path)) == 2
+
+
+def test_nothing_is_loaded_that_numba_is_told_not_to_compile(tmp_path):
+    loads(tmp_path, "door")
+    assert not loads(tmp_path, "door", NUMBA_DISABLE_JIT="1")["can"]
 
 
 # --- which folders are safe -----------------------------------------------------------------------
@@ -249,7 +335,7 @@ def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monk
     def ask() -> object:
         return compiling.kernel("sum-float16") if what == "kernel" else compiling.can_exchange()
 
-    monkeypatch.setattr(compiling, "_compiled" if what == "kernel" else "_compiled_door", slow)
+    monkeypatch.setattr(compiling, "_compiled" if what == "kernel" else "_opened_door", slow)
     monkeypatch.setattr(compiling, "_COMPILED" if what == "kernel" else "_DOORS", {})
     before = signal.signal(signal.SIGALRM, handler)
     try:

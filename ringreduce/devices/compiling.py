@@ -1,20 +1,22 @@
 """Compiles the kernels, on first use, and keeps their machine code for the next start.
 
-Numba reads what it has kept with pickle, which runs whatever it is told to.  So machine code is
-kept in a folder of this user's alone, under ``~/.cache/ringreduce`` (or ``NUMBA_CACHE_DIR``), or
-else not at all.
+Machine code is kept in a folder of this user's alone, under ``~/.cache/ringreduce`` (or
+``NUMBA_CACHE_DIR``), or else not at all: it runs whatever somebody has put there, and so does
+pickle, with which Numba reads what it has kept.  There is a folder for just this code, compiler,
+processor and settings.
 
-Several ranks may start at once, on several kinds of hosts that share one home.  Numba's index of a
-function's variants is then written by each as if it were alone, so that a variant can be taken for
-another.  Here a kernel has one variant to a folder: one signature, in a folder of its own below one
-for just this code, compiler and processor.  Files are replaced whole; the last writer wins, with
-what the others have written too.
+What is called by its address is kept as `devices.machine_code` has it, a file each, and loaded
+without Numba.  Kernels that Python calls with arrays are kept by Numba, each in a folder of its own
+with one variant: several ranks that start at once write Numba's index of a function's variants each
+as if it were alone, so that a variant could be taken for another.  Files are replaced whole; the
+last writer wins, with what the others have written too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import platform
 import stat
@@ -25,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ringreduce.devices import machine_code, python_calls
 
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 """Without the other error model each division would ask whether it divides by zero."""
@@ -53,8 +57,8 @@ def can_exchange() -> bool:
 
 FOLD_BYTES = 16 << 10
 """Memory that a fold needs."""
-_FUNCTIONS: dict[str, Any] = {}
-"""Compiled functions that are called by their addresses."""
+_FOLDS: dict[str, int | None] = {}
+"""Addresses."""
 _DOORS: dict[str, Any] = {}
 
 
@@ -65,9 +69,15 @@ def fold(op: str, dtype: Any) -> int | None:
     """
     op, dtype = "sum" if op == "mean" else op, np.dtype(dtype)
     name = f"fold-{op}-{dtype.name}"
-    if name not in _FUNCTIONS:
-        _once(_FUNCTIONS, name, lambda: _compiled_fold(name, op, dtype))
-    return None if _FUNCTIONS[name] is None else int(_FUNCTIONS[name].address)
+    if name not in _FOLDS:
+        _once(_FOLDS, name, lambda: _address(name, lambda: _fold(op, dtype)))
+    return _FOLDS[name]
+
+
+def _fold(op: str, dtype: Any) -> Any:
+    from ringreduce.devices import folds
+
+    return folds.fold_of(op, dtype)
 
 
 def door() -> Callable[..., int] | None:
@@ -76,25 +86,27 @@ def door() -> Callable[..., int] | None:
     That is where there is no Numba, or one that does not compile or convert float16, and where
     arrays are not laid out as it takes them to be.
     """
-    _once(_DOORS, "door", _compiled_door)
+    _once(_DOORS, "door", _opened_door)
     opened: Callable[..., int] | None = _DOORS["door"]
     return opened
 
 
-def _compiled_door() -> Any:
+def _opened_door() -> Any:
     try:
-        import numba
-
-        from ringreduce.devices import door
-
-        converts = _converts_float16(numba.config, _features(numba.config))
-        if numba.config.DISABLE_JIT or not converts or not door.knows_arrays():
-            return None
-        signature = numba.types.int64(*(numba.types.int64,) * 3)
-        function = _FUNCTIONS["door"] = _compiled_function("door", door.enter, signature)
-        return door.opened(function.address)
+        address = _address("door", _door) if python_calls.knows_arrays() else None
     except Exception:  # whatever keeps Numba from compiling here
         return None
+    return address and python_calls.callable_at(address, "enter")
+
+
+def _door() -> Any:
+    import numba
+
+    if numba.config.DISABLE_JIT or not _converts_float16(numba.config):
+        return None
+    from ringreduce.devices import door
+
+    return door.enter, numba.types.int64(*(numba.types.int64,) * 3)
 
 
 def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> None:
@@ -122,24 +134,28 @@ def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> Non
         raise failed[0]
 
 
-def _compiled_fold(name: str, op: str, dtype: Any) -> Any:
-    from ringreduce.devices import folds
+def _address(name: str, described: Callable[[], Any]) -> int | None:
+    """Where the compiled function of that name is.
 
-    found = folds.fold_of(op, dtype)
-    return found and _compiled_function(name, found.function, found.signature)
-
-
-def _compiled_function(name: str, function: Callable[..., Any], signature: Any) -> Any:
-    """A function that C can call."""
-    import numba
-
+    If it has been kept, Numba is not imported; else `described` tells the function and the types
+    that it takes, or None.
+    """
+    folder = _folder(name)
+    path = folder and folder.parent / f"{name}.code"
+    # A full disk, a damaged file: whatever is wrong with what is kept, the rest goes without.
+    with contextlib.suppress(Exception):
+        if path is not None and (kept := machine_code.kept(path)) is not None:
+            return machine_code.loaded(kept)
+    found = described()
+    if found is None:
+        return None
+    function, signature = found
     _call_it(function, name)
-    folder = _folder(name, numba, _features(numba.config))
-    if folder is not None:
-        # As with kernels: if anything is wrong with what is kept, go without.
-        with contextlib.suppress(Exception), _cached_in(folder):
-            return numba.cfunc(signature, cache=True, **_OPTIONS)(function)
-    return numba.cfunc(signature, **_OPTIONS)(function)
+    made = machine_code.compiled(function, signature, _OPTIONS)
+    with contextlib.suppress(Exception):
+        if path is not None:
+            machine_code.keep(path, made)
+    return machine_code.loaded(made)
 
 
 def _call_it(function: Any, name: str) -> None:
@@ -155,19 +171,6 @@ def _call_it(function: Any, name: str) -> None:
             _call_it(inner, f"{name}_{inner.__name__}")
 
 
-@contextlib.contextmanager
-def _cached_in(folder: Path) -> Iterator[None]:
-    """Let Numba keep there what is compiled now."""
-    import numba
-
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)  # read once, when a function is marked to be kept
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = before
-
-
 def _compiled(name: str) -> Callable[..., Any] | None:
     try:
         import numba
@@ -179,10 +182,9 @@ def _compiled(name: str) -> Callable[..., Any] | None:
     _call_it(loop, name)
     if numba.config.DISABLE_JIT:  # NUMBA_DISABLE_JIT=1: to debug, to see which lines are covered
         return _interpreted(loop)
-    features = _features(numba.config)
-    if "float16" in name.split("-") and not _converts_float16(numba.config, features):
+    if "float16" in name.split("-") and not _converts_float16(numba.config):
         return None
-    folder = _folder(name, numba, features)
+    folder = _folder(name)
     if folder is not None:
         # A full disk, a damaged file: whatever is wrong with what is kept, the rest goes without.
         with contextlib.suppress(Exception):
@@ -204,8 +206,12 @@ def _compiled_and_kept(
 ) -> Callable[..., Any]:
     import numba
 
-    with _cached_in(folder):
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)  # read once, when a function is marked to be kept
+    try:
         dispatcher: Any = numba.njit(cache=True, **_OPTIONS)(loop)
+    finally:
+        numba.config.CACHE_DIR = before
     if not Path(dispatcher.stats.cache_path).is_relative_to(folder):
         raise OSError("the user has told Numba to keep code elsewhere")
     dispatcher.compile(signature)
@@ -217,44 +223,48 @@ def _compiled_and_kept(
 # --- what the processor can do --------------------------------------------------------------------
 
 
-def _features(config: Any) -> str:
-    """What the processor can do and Numba makes use of, as LLVM writes it: ``+avx2,-sse4a``."""
-    if config.CPU_FEATURES is not None:
-        return str(config.CPU_FEATURES)
-    from llvmlite import binding
-
-    try:
-        return str(binding.get_host_cpu_features().flatten())
-    except RuntimeError:  # LLVM does not know how to ask
-        return ""
-
-
-def _converts_float16(config: Any, features: str) -> bool:
+def _converts_float16(config: Any) -> bool:
     """Whether there are instructions for it.  Without, compiled code calls what is not there."""
     if platform.machine() == "aarch64":
         return True
-    return "+f16c" in features.split(",") and bool(config.ENABLE_AVX)
+    return "+f16c" in machine_code.target(config)[1].split(",") and bool(config.ENABLE_AVX)
 
 
 # --- where code is kept ---------------------------------------------------------------------------
 
+_CHANGES_NO_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")
 
-def _folder(name: str, numba: Any, features: str) -> Path | None:
+
+def _folder(name: str) -> Path | None:
     """Where the machine code of one kernel is kept; None if there is no safe place."""
-    import llvmlite
-
     digest = hashlib.sha256()
-    settings = (numba.config.CPU_NAME, numba.config.OPT, llvmlite.binding.get_host_cpu_name())
-    versions = (sys.version, numba.__version__, llvmlite.__version__)
     try:
-        for source in sorted(Path(__file__).parent.glob("*.py")):
+        for source in (*sorted(Path(__file__).parent.glob("*.py")), *_compiler()):
             digest.update(source.read_bytes())
-        digest.update(repr((settings, versions, features)).encode())
-        base = Path(numba.config.CACHE_DIR or Path.home() / ".cache")
+        digest.update(repr((sys.version, machine_code.host(), _settings())).encode())
+        base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache")
         private = private_folder(base / "ringreduce" / digest.hexdigest()[:16])
-    except (OSError, RuntimeError):  # no source file, nowhere to write, no home
+    except (OSError, RuntimeError, ImportError):  # no source file, nowhere to write, no home
         return None
     return private and private / name
+
+
+def _compiler() -> Iterator[Path]:
+    """Files that tell the versions of Numba and LLVM, and Numba's settings in this folder."""
+    for package in ("numba", "llvmlite"):
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            raise ImportError(f"no {package}")
+        yield Path(found.origin).parent / "_version.py"
+    settings = Path(".numba_config.yaml")
+    if settings.exists():
+        yield settings
+
+
+def _settings() -> list[tuple[str, str]]:
+    """What the user has told Numba."""
+    told = ((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
+    return sorted((name, value) for name, value in told if name not in _CHANGES_NO_CODE)
 
 
 def private_folder(folder: Path) -> Path | None:

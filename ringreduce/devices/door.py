@@ -7,11 +7,7 @@ arrays' addresses from where NumPy's C API has them (``PyArrayObject``, the same
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from ringreduce.devices.blocks import ARRAY_BYTES, UNUSUAL, WORD
 from ringreduce.devices.compilable import compilable
@@ -23,32 +19,36 @@ from ringreduce.devices.native import (
     load,
     number_of,
 )
-
-_TYPE, _DATA, _DIMENSIONS, _SHAPE, _DTYPE, _FLAGS = 8, 16, 24, 32, 56, 64
-"""Where in an array its type, the address of its data, its dimensions (32 bits), the address of its
-shape, its dtype and its flags (32 bits) stand."""
-_CONTIGUOUS_AND_ALIGNED, _WRITABLE = 0x101, 0x400
-_HALF = 0xFFFFFFFF
-_FASTCALL = 0x80
+from ringreduce.devices.python_calls import (
+    CONTIGUOUS_AND_ALIGNED,
+    DATA,
+    DIMENSIONS,
+    DTYPE,
+    FLAGS,
+    HALF,
+    SHAPE,
+    TYPE,
+    WRITABLE,
+)
 
 
 @compilable
 def _fits(x: Any, out: Any, nbytes: Any) -> bool:
     """Whether the result of `x` can go to `out` with no more to be asked."""
-    whole, wanted = _CONTIGUOUS_AND_ALIGNED, _CONTIGUOUS_AND_ALIGNED | _WRITABLE
-    if load(out + _TYPE) != load(x + _TYPE) or load(out + _FLAGS) & wanted != wanted:
+    whole, wanted = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
+    if load(out + TYPE) != load(x + TYPE) or load(out + FLAGS) & wanted != wanted:
         return False
     if out == x:
         return True
-    if load(x + _FLAGS) & whole != whole or load(out + _DTYPE) != load(x + _DTYPE):
+    if load(x + FLAGS) & whole != whole or load(out + DTYPE) != load(x + DTYPE):
         return False
-    dimensions = load(x + _DIMENSIONS) & _HALF
-    if load(out + _DIMENSIONS) & _HALF != dimensions:
+    dimensions = load(x + DIMENSIONS) & HALF
+    if load(out + DIMENSIONS) & HALF != dimensions:
         return False
     for i in range(dimensions):
-        if load(load(out + _SHAPE) + i * WORD) != load(load(x + _SHAPE) + i * WORD):
+        if load(load(out + SHAPE) + i * WORD) != load(load(x + SHAPE) + i * WORD):
             return False
-    apart: bool = abs(load(out + _DATA) - load(x + _DATA)) >= nbytes
+    apart: bool = abs(load(out + DATA) - load(x + DATA)) >= nbytes
     return apart
 
 
@@ -63,51 +63,8 @@ def enter(_: Any, arguments: Any, count: Any) -> Any:
         x, out = load(arguments + 2 * WORD), load(arguments + 3 * WORD)
         if not _fits(x, out, load(program + ARRAY_BYTES * WORD)):
             return integer(UNUSUAL)
-        source, target = load(x + _DATA), load(out + _DATA)
+        source, target = load(x + DATA), load(out + DATA)
     state = leave_interpreter()
     came = run(program, number, source, target)
     enter_interpreter(state)
     return integer(came)
-
-
-class _Method(ctypes.Structure):
-    """``PyMethodDef``"""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
-
-
-def opened(address: int) -> Callable[..., int]:
-    """`enter`, compiled to that address, as a Python function."""
-    method = _Method(b"enter", address, _FASTCALL, None)
-    kind = ctypes.PYFUNCTYPE(ctypes.py_object, *(ctypes.c_void_p,) * 3)
-    make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
-    function: Callable[..., int] = make(ctypes.addressof(method), None, None)
-    _kept.append(method)
-    return function
-
-
-_kept: list[_Method] = []
-"""What functions point to, for as long as the process."""
-
-
-def knows_arrays() -> bool:
-    """Whether arrays of this NumPy, in this Python, are laid out as `enter` takes them to be."""
-    array = np.zeros((3, 5), np.float32)[1:]
-
-    def word(offset: int, address: int = id(array)) -> int:
-        return ctypes.c_int64.from_address(address + offset).value
-
-    shape = word(_SHAPE)
-    there = (word(_TYPE), word(_DATA), word(_DIMENSIONS) & _HALF, word(_DTYPE))
-    flags = word(_FLAGS) & _HALF
-    return (
-        there == (id(np.ndarray), array.ctypes.data, 2, id(array.dtype))
-        and (word(0, shape), word(WORD, shape)) == array.shape
-        and flags & (_CONTIGUOUS_AND_ALIGNED | _WRITABLE) == _CONTIGUOUS_AND_ALIGNED | _WRITABLE
-        and flags == array.flags.num
-    )
