@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.arena import Arena
 from ringreduce.arguments import check_movable, check_out, check_timeout
-from ringreduce.calls import Call, Calls
-from ringreduce.conductor import Conductor, Quick
+from ringreduce.calls import Call, Calls, Fused
+from ringreduce.conductor import Conductor, Quick, QuickList
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
@@ -51,6 +52,12 @@ class Collectives:
         self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
         self._quick: dict[tuple[Any, ...], Quick | None] = {}
         """Calls that were made before, by all that makes them different."""
+        self._quick_lists: dict[tuple[Any, ...], tuple[Fused | None, QuickList | None]] = {}
+        """The same for lists, by what of them is seen at once."""
+        self._whole = np.empty(0, np.uint8)
+        """Where the arrays of a list are brought together."""
+        shared = None if self.config.memory is None else transport.memory
+        self._arena = None if shared is None else Arena(shared.arena)
 
     # --- reductions ---
 
@@ -389,10 +396,19 @@ class Collectives:
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
-        arrays = [as_array("all_reduce", member) for member in members]
-        check_together("all_reduce", arrays)
-        calls = self._calls_on(arrays[0] if arrays else NOTHING)
+        key: tuple[Any, ...] = ()
+        if members and type(members[0]) is type(members[-1]) is np.ndarray:
+            ends = members[0].dtype, members[0].shape, members[-1].shape
+            key = len(members), *ends, op, algorithm, wire
         with self._line.lock:
+            _, quick = self._quick_lists.get(key, _NOT_KEPT)
+            if quick is not None and timeout_s is None and not async_op:
+                results = quick(members, out)
+                if results is not None:
+                    return results
+            arrays = [as_array("all_reduce", member) for member in members]
+            check_together("all_reduce", arrays)
+            calls = self._calls_on(arrays[0] if arrays else NOTHING)
             self._conductor.check_usable()
             fused = calls.all_reduce_list(arrays, op, algorithm, wire)
             targets = _list_targets(calls.device, arrays, out)
@@ -404,7 +420,37 @@ class Collectives:
                 yield from reduce_list(self._conductor.executor, fused, arrays, targets, header)
                 return results
 
-            return self._conductor.run(fused, body, timeout_s, async_op, calls.device.queue)
+            done = self._conductor.run(fused, body, timeout_s, async_op, calls.device.queue)
+            if key and calls is self._calls and not (async_op or self._line.works):
+                self._quicken_list(key, fused, arrays)
+            return done
+
+    def _quicken_list(self, key: Any, fused: Fused, arrays: Sequence[np.ndarray]) -> None:
+        """Let a call on a list, when it is made again, go as fast as Python allows."""
+        if self._quick_lists.get(key, _NOT_KEPT)[0] is fused:
+            return
+        while len(self._quick_lists) >= self.config.kept_plans:
+            del self._quick_lists[next(iter(self._quick_lists))]
+        quick = None
+        call = fused.groups[0][0]
+        nbytes = sum(array.nbytes for array in arrays)
+        if len(fused.groups) == 1 and nbytes and not call.converts:
+            flow = self._conductor.executor.store.unbound(call.prepared)
+            if flow is not None:
+                if self._whole.size < nbytes:
+                    self._whole = self._reachable((nbytes,), np.dtype(np.uint8))
+                shapes = [array.shape for array in arrays]
+                quick = self._conductor.quick_list(fused, flow, shapes, call.dtype, self._whole)
+        self._quick_lists[key] = fused, quick
+
+    def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array that ranks of this host reach directly, if there is room for it."""
+        array = None
+        # A lost rank that was stopped and goes on may still write to what it was lent.
+        if self._arena is not None and not self._conductor.broken:
+            self._conductor.free_discarded()
+            array = self._arena.empty(shape, dtype)
+        return np.empty(shape, dtype) if array is None else array
 
     def _gather_unknown(
         self,
@@ -490,5 +536,6 @@ def _integers(counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(operator.index, counts))
 
 
+_NOT_KEPT: tuple[Fused | None, QuickList | None] = (None, None)
 NOTHING = np.empty(0, np.uint8)
 """What a meeting moves besides its signature."""

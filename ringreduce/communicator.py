@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from ringreduce.arena import Arena
 from ringreduce.arguments import check_movable, check_timeout
 from ringreduce.collectives import NOTHING, Collectives
 from ringreduce.config import Config
@@ -49,8 +48,6 @@ class Communicator(Collectives):
         self._transport, self._timeout_s = transport, timeout_s
         self._adopt = adopt
         """Told of every communicator that is split off."""
-        memory = None if self.config.memory is None else transport.memory
-        self._arena = None if memory is None else Arena(memory.arena)
         self._splits = 0
         self._meet("init", (("nodes", repr(self.nodes)), ("config", self.config.plan_text())))
 
@@ -76,14 +73,8 @@ class Communicator(Collectives):
         sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise ValueError(f"empty: shape is {shape}; pass lengths of at least 0")
-        if self._arena is None:
-            return np.empty(sizes, dtype)
         with self._line.lock:
-            self._conductor.free_discarded()
-            # A lost rank that was stopped and goes on may still write to what it was lent.
-            broken = self._conductor.broken
-            array = None if broken else self._arena.empty(sizes, dtype)
-        return np.empty(sizes, dtype) if array is None else array
+            return self._reachable(sizes, dtype)
 
     def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> PersistentCall:
         """A call on these arrays to be made again and again: checked, planned and bound once.

@@ -61,7 +61,7 @@ class Exchange:
         foreign: Callable[[int, bytes], None],
     ) -> None:
         assert config.memory is not None
-        enter = compiling.door()
+        enter = compiling.door("enter")
         assert enter is not None
         self._enter, self._memory, self._rank, self._foreign = enter, memory, rank, foreign
         self._config = config

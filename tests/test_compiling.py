@@ -177,7 +177,7 @@ def code_in(folder: Path) -> list[Path]:
 
 def test_kept_machine_code_is_loaded_without_numba(tmp_path):
     assert loads(tmp_path, "door") == WITH
-    assert [path.name for path in code_in(tmp_path)] == ["door.code", "fold-sum-float32.code"]
+    assert [path.name for path in code_in(tmp_path)] == ["enter.code", "fold-sum-float32.code"]
     assert loads(tmp_path, "door") == WITHOUT
 
 

@@ -52,7 +52,7 @@ def can_exchange() -> bool:
 
     Then all of them have the folds of all dtypes, so that they decide alike which to use.
     """
-    return sys.platform == "linux" and door() is not None
+    return sys.platform == "linux" and door("enter") is not None
 
 
 FOLD_BYTES = 16 << 10
@@ -80,33 +80,33 @@ def _fold(op: str, dtype: Any) -> Any:
     return folds.fold_of(op, dtype)
 
 
-def door() -> Callable[..., int] | None:
-    """`devices.door.enter`, compiled; None where that is impossible.
+def door(name: str) -> Callable[..., int] | None:
+    """A function of `devices.door`, compiled; None where that is impossible.
 
     That is where there is no Numba, or one that does not compile or convert float16, and where
     arrays are not laid out as it takes them to be.
     """
-    _once(_DOORS, "door", _opened_door)
-    opened: Callable[..., int] | None = _DOORS["door"]
+    _once(_DOORS, name, lambda: _opened_door(name))
+    opened: Callable[..., int] | None = _DOORS[name]
     return opened
 
 
-def _opened_door() -> Any:
+def _opened_door(name: str) -> Any:
     try:
-        address = _address("door", _door) if python_calls.knows_arrays() else None
+        address = _address(name, lambda: _door(name)) if python_calls.knows_arrays() else None
     except Exception:  # whatever keeps Numba from compiling here
         return None
-    return address and python_calls.callable_at(address, "enter")
+    return address and python_calls.callable_at(address, name)
 
 
-def _door() -> Any:
+def _door(name: str) -> Any:
     import numba
 
     if numba.config.DISABLE_JIT or not _converts_float16(numba.config):
         return None
     from ringreduce.devices import door
 
-    return door.enter, numba.types.int64(*(numba.types.int64,) * 3)
+    return getattr(door, name), numba.types.int64(*(numba.types.int64,) * 3)
 
 
 def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> None:

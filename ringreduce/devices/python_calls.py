@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
+from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +17,41 @@ TYPE, DATA, DIMENSIONS, SHAPE, DTYPE, FLAGS = 8, 16, 24, 32, 56, 64
 shape, its dtype and its flags (32 bits) stand."""
 CONTIGUOUS_AND_ALIGNED, WRITABLE = 0x101, 0x400
 HALF = 0xFFFFFFFF
+LENGTH, ITEMS_OF_LIST, ITEMS_OF_TUPLE = 16, 24, 24
+"""Where in a list and a tuple its length stands, the address of its items, and its items."""
 _FASTCALL = 0x80
+
+# --- a table: what `door.bring` knows of a list, in words -----------------------------------------
+
+MEMBERS, LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE, ARRAY_DTYPE, WHOLE, WHOLE_BYTES = range(7)
+SOURCES, TARGETS, SOURCE, TARGET, DEALS, AFTER = range(7, 13)
+"""How many arrays; the types of lists, tuples and arrays, and the arrays' dtype; memory for all of
+them end to end, and how much that is; memory for their addresses, and for those of the results;
+where to read, where to leave the result, whether that is to be dealt out; a register."""
+TABLE_WORDS = 13
+"""Then for each array: its dimensions, its bytes, its shape."""
+SCATTERED, END_TO_END = 0, 1
+
+
+class Table:
+    """What `door.bring` has to know of lists of arrays of one dtype.
+
+    `whole` is memory for all of them end to end.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], whole: np.ndarray
+    ) -> None:
+        self._kept = (dtype, whole, np.zeros((2, len(shapes)), np.int64))
+        self._words = np.zeros(TABLE_WORDS + sum(2 + len(shape) for shape in shapes), np.int64)
+        words, places = self._words, self._kept[2]
+        words[[MEMBERS, WHOLE_BYTES]] = len(shapes), sum(map(prod, shapes)) * dtype.itemsize
+        words[[LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE]] = id(list), id(tuple), id(np.ndarray)
+        words[[ARRAY_DTYPE, WHOLE]] = id(dtype), whole.ctypes.data
+        words[[SOURCES, TARGETS]] = places[0].ctypes.data, places[1].ctypes.data
+        layouts = ((len(shape), prod(shape) * dtype.itemsize, *shape) for shape in shapes)
+        words[TABLE_WORDS:] = list(chain.from_iterable(layouts))
+        self.address: int = words.ctypes.data
 
 
 class _Method(ctypes.Structure):
@@ -43,7 +80,7 @@ def callable_at(address: int, name: str) -> Callable[..., int]:
 
 
 def knows_arrays() -> bool:
-    """Whether arrays of this NumPy, in this Python, are laid out as is said above."""
+    """Whether arrays and lists are laid out, in this NumPy and Python, as is said above."""
     array = np.zeros((3, 5), np.float32)[1:]
 
     def word(offset: int, address: int = id(array)) -> int:
@@ -57,4 +94,17 @@ def knows_arrays() -> bool:
         and (word(0, shape), word(WORD, shape)) == array.shape
         and flags & (CONTIGUOUS_AND_ALIGNED | WRITABLE) == CONTIGUOUS_AND_ALIGNED | WRITABLE
         and flags == array.flags.num
+        and _knows_sequences(word)
+    )
+
+
+def _knows_sequences(word: Callable[[int, int], int]) -> bool:
+    items = ["one", "two", "three"]
+    wanted = [id(item) for item in items]
+    pair = tuple(items)
+    return (
+        (word(TYPE, id(items)), word(TYPE, id(pair))) == (id(list), id(tuple))
+        and (word(LENGTH, id(items)), word(LENGTH, id(pair))) == (3, 3)
+        and [word(i * WORD, word(ITEMS_OF_LIST, id(items))) for i in range(3)] == wanted
+        and [word(ITEMS_OF_TUPLE + i * WORD, id(pair)) for i in range(3)] == wanted
     )

@@ -1,0 +1,247 @@
+"""Lists that are reduced again and again: wherever their arrays lie, on whichever rank."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from ringreduce.devices import compiling
+from tests.cases import CONFIG
+
+SHARED = replace(CONFIG, shared_memory=True)
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled"
+)
+DTYPES = [np.dtype(t) for t in (np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, np.complex64)]
+LIES = ("apart", "end to end", "registered", "strided", "reversed", "read-only")
+OUTS = ("new", "the same", "rotated", "apart", "end to end", "registered", "strided")
+Shape = tuple[int, ...]
+
+
+def laid(comm: rr.Communicator, lies: str, shapes: list[Shape], dtype: Any) -> list[np.ndarray]:
+    """Arrays of these shapes, somewhere."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    if lies == "registered":
+        return [comm.empty(shape, dtype) for shape in shapes]
+    if lies == "strided":
+        return [np.empty((*shape, 2), dtype)[..., 1] for shape in shapes]
+    if lies in ("end to end", "reversed"):
+        whole = np.empty(sum(sizes), dtype)
+        order = list(range(len(shapes)))[:: -1 if lies == "reversed" else 1]
+        parts: dict[int, np.ndarray] = {}
+        at = 0
+        for i in order:
+            parts[i] = whole[at : at + sizes[i]].reshape(shapes[i])
+            at += sizes[i]
+        return [parts[i] for i in range(len(shapes))]
+    return [np.empty(shape, dtype) for shape in shapes]
+
+
+def values(rank: int, turn: int, member: int, shape: Shape, dtype: Any) -> np.ndarray:
+    """What a rank passes: small whole numbers, which every dtype adds exactly."""
+    rng = np.random.default_rng((rank, turn, member))
+    return rng.integers(0, 2 if dtype == np.bool_ else 9, shape).astype(dtype)
+
+
+def wanted(size: int, turn: int, shapes: list[Shape], dtype: Any) -> list[np.ndarray]:
+    results = []
+    for member, shape in enumerate(shapes):
+        given = [values(rank, turn, member, shape, dtype) for rank in range(size)]
+        combine = np.logical_or if dtype == np.bool_ else np.add
+        total = given[0]
+        for array in given[1:]:
+            total = combine(total, array).astype(dtype)
+        results.append(total)
+    return results
+
+
+def reduce_in_turns(
+    comm: rr.Communicator,
+    shapes: list[list[Shape]],
+    dtype: Any,
+    places: list[list[tuple[str, str]]],
+) -> None:
+    """`places` has for each turn, for each rank, how its arrays and its results lie."""
+    for turn, of_ranks in enumerate(places):
+        now = shapes[turn % len(shapes)]
+        lies, out = of_ranks[comm.rank % len(of_ranks)]
+        x = laid(comm, lies, now, dtype)
+        if out == "rotated" and len(set(now)) > 1:
+            out = "the same"
+        for member, array in enumerate(x):
+            array[...] = values(comm.rank, turn, member, array.shape, dtype)
+            array.flags.writeable = lies != "read-only" or out in ("the same", "rotated")
+        given = [array.copy() for array in x]
+        into: Any = {"new": None, "the same": x, "rotated": [*x[1:], *x[:1]]}.get(out)
+        if into is None and out != "new":
+            into = laid(comm, out, now, dtype)
+        members: Any = tuple(x) if turn % 3 == 2 else x
+        came = comm.all_reduce(members, "or" if dtype == np.bool_ else "sum", out=into)
+        assert into is None or came is into
+        for result, right in zip(came, wanted(comm.size, turn, now, dtype), strict=True):
+            assert result.dtype == dtype
+            assert np.array_equal(result, right)
+        if out not in ("the same", "rotated"):
+            assert all(np.array_equal(*pair) for pair in zip(x, given, strict=True))
+
+
+some_shapes = st.lists(
+    st.sampled_from([(), (1,), (3,), (0,), (2, 3), (64,), (5, 0), (700,), (4, 1, 2)]),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    ranks=st.integers(2, 4),
+    shapes=st.lists(some_shapes, min_size=1, max_size=2),
+    dtype=st.sampled_from(DTYPES),
+    places=st.lists(
+        st.lists(st.tuples(st.sampled_from(LIES), st.sampled_from(OUTS)), min_size=1, max_size=4),
+        min_size=2,
+        max_size=8,
+    ),
+)
+def test_any_lists_in_turns_give_what_numpy_gives(ranks, shapes, dtype, places):
+    rr.spawn(reduce_in_turns, ranks, shapes, dtype, places, config=SHARED, timeout_s=20)
+
+
+@pytest.fixture
+def brought(monkeypatch):
+    """How often lists were brought together by compiled code, and what it said."""
+    bring, said = compiling.door("bring"), Counter()
+
+    def counting(*arguments: Any) -> int:
+        came = bring(*arguments)
+        said[came] += 1
+        return came
+
+    monkeypatch.setitem(compiling._DOORS, "bring", counting)
+    return said
+
+
+def in_one_copy(comm: rr.Communicator) -> None:
+    near, far = (laid(comm, "end to end", [(64,)] * 20, np.float32) for _ in range(2))
+    for turn in range(5):
+        for i, array in enumerate(near):
+            array[...] = comm.rank + turn + i
+        comm.all_reduce(near, out=far)
+        total = comm.size * (comm.size - 1) // 2
+        for i, array in enumerate(far):
+            assert (array == total + comm.size * (turn + i)).all()
+
+
+def test_what_was_made_before_goes_through_one_compiled_call(brought):
+    rr.spawn(in_one_copy, 2, config=SHARED, timeout_s=20)
+    assert brought == {0: 8}  # each rank's first call is the usual one
+
+
+def test_arrays_that_lie_end_to_end_are_not_copied(monkeypatch):
+    """There is no other memory that they could be copied to."""
+
+    def program(comm: rr.Communicator) -> None:
+        in_one_copy(comm)
+        comm._whole[...] = 0
+        in_one_copy(comm)
+        assert not comm._whole.any()
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+@pytest.mark.parametrize("further", [-1, 1, 3])
+def test_results_may_go_to_where_the_next_arrays_lie(further):
+    def program(comm: rr.Communicator) -> None:
+        for turn in range(4):
+            parts = laid(comm, "end to end", [(300,)] * 9, np.float32)
+            x, out = parts[3:-3], parts[3 + further : 6 + further]
+            for i, array in enumerate(x):
+                array[...] = np.arange(300) + i + comm.rank * turn
+            for i, array in enumerate(comm.all_reduce(x, out=out)):
+                assert np.array_equal(array, 2 * (np.arange(300) + i) + turn)
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+WRONG = {
+    "a list that is too short": (lambda x: x[:-1], ValueError, "a list of 3"),
+    "an array": (lambda x: x[0], ValueError, "a list of 3"),
+    "what overlaps": (lambda x: [x[0], x[1], shifted(x[2])], ValueError, "overlaps"),
+    "another dtype": (lambda x: [x[0], x[1], x[2].astype("i4")], TypeError, "int32"),
+    "another shape": (lambda x: [x[0], x[1], x[2][:-1].copy()], ValueError, "shape"),
+    "what is read-only": (lambda x: [x[0], x[1], locked(x[2])], ValueError, "read-only"),
+    "no array": (lambda x: [x[0], x[1], 5], TypeError, "int"),
+}
+
+
+def shifted(array: np.ndarray) -> np.ndarray:
+    return array.base[1 : 1 + array.size]
+
+
+def locked(array: np.ndarray) -> np.ndarray:
+    other = array.copy()
+    other.flags.writeable = False
+    return other
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_results_that_cannot_go_there_are_refused_each_time(what):
+    make, error, said = WRONG[what]
+
+    def program(comm: rr.Communicator) -> None:
+        x = [np.full(101, comm.rank + 1.0)[:100] for _ in range(3)]
+        for _ in range(3):
+            assert all((y == 3).all() for y in comm.all_reduce(x))
+            with pytest.raises(error, match=said):
+                comm.all_reduce(x, out=make(x))
+            assert all((y == 3).all() for y in comm.all_reduce(tuple(x)))
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_members_that_are_no_arrays_of_the_list_are_refused_each_time():
+    def program(comm: rr.Communicator) -> None:
+        x = [np.full(5, comm.rank + 1.0) for _ in range(3)]
+        for _ in range(3):
+            assert all((y == 3).all() for y in comm.all_reduce(x))
+            with pytest.raises(TypeError, match="masked"):
+                comm.all_reduce([x[0], np.ma.masked_array(x[1], mask=[1, 0, 0, 0, 0]), x[2]])
+            numbers = comm.all_reduce([x[0], 1.0 + comm.rank, x[2]])
+            assert numbers[1] == 3
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_ranks_whose_lists_differ_are_told_so_and_go_on():
+    def program(comm: rr.Communicator) -> None:
+        x = [np.full(n, comm.rank + 1.0) for n in (5, 6, 7)]
+        y = [np.full(n, comm.rank + 1.0) for n in (5, 9, 7)]
+        for _ in range(3):
+            assert all((each == 3).all() for each in comm.all_reduce(x))
+            assert all((each == 3).all() for each in comm.all_reduce(y))
+            with pytest.raises(rr.MismatchError, match="float64"):
+                comm.all_reduce(x if comm.rank else y)
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_few_lists_are_kept():
+    config = replace(SHARED, kept_plans=3)
+
+    def program(comm: rr.Communicator) -> int:
+        for n in range(1, 9):
+            for _ in range(2):
+                x = [np.ones(n), np.ones(2)]
+                assert all((y == 2).all() for y in comm.all_reduce(x))
+        return len(comm._quick_lists)
+
+    assert rr.spawn(program, 2, config=config, timeout_s=20) == [3, 3]
