@@ -76,7 +76,7 @@ class Compiled(NamedTuple):
     """A flow that compiled code carries out."""
 
     enter: Callable[..., int]
-    """``enter(address, number[, x, out])``: 0 when it is over.
+    """``enter(address, number, ...)``: 0 when it is over.
 
     The number of the call, whose signature it has; and the arrays, if those are not the ones that
     it is bound to.  See `devices.door`.

@@ -156,7 +156,7 @@ class Calls:
     def reduce(
         self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any = None
     ) -> Call:
-        key = ("reduce", array.dtype, array.shape, root, op, algorithm, wire)
+        key = ("reduce", array.dtype, array.shape, root, type(root), op, algorithm, wire)
         return self._get(key, self._reduce, array, root, op, algorithm, wire)
 
     def _reduce(self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any) -> Call:
@@ -173,7 +173,7 @@ class Calls:
     # --- moving data ---
 
     def broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
-        key = ("broadcast", array.dtype, array.shape, root, algorithm)
+        key = ("broadcast", array.dtype, array.shape, root, type(root), algorithm)
         return self._get(key, self._broadcast, array, root, algorithm)
 
     def _broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
@@ -199,7 +199,7 @@ class Calls:
 
     def gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
         """`counts` are the first dimensions of all ranks' arrays."""
-        key = ("gather", array.dtype, array.shape, root, counts, algorithm)
+        key = ("gather", array.dtype, array.shape, root, type(root), counts, algorithm)
         return self._get(key, self._gather, array, root, counts, algorithm)
 
     def _gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:

@@ -12,8 +12,9 @@ import numpy as np
 
 from ringreduce.arena import Arena
 from ringreduce.arguments import check_movable, check_out, check_timeout
+from ringreduce.binding import Flow
 from ringreduce.calls import Call, Calls, Fused
-from ringreduce.conductor import Conductor, Quick, QuickList
+from ringreduce.conductor import USUAL, Conductor, Once, Quick, QuickList
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
@@ -54,6 +55,7 @@ class Collectives:
         """Calls that were made before, by all that makes them different."""
         self._quick_lists: dict[tuple[Any, ...], tuple[Fused | None, QuickList | None]] = {}
         """The same for lists, by what of them is seen at once."""
+        self._barrier: Once | None = None
         self._whole = np.empty(0, np.uint8)
         """Where the arrays of a list are brought together."""
         shared = None if self.config.memory is None else transport.memory
@@ -111,12 +113,12 @@ class Collectives:
             quick = self._quick.get(key)
             if quick is not None and timeout_s is None and not async_op:
                 result = quick(x, out)
-                if result is not None:
+                if result is not USUAL:
                     return result
             self._conductor.check_usable()
             call = self._calls_on(x).all_reduce(x, op, algorithm, wire)
             result = self._carry_out(call, x, out, timeout_s, async_op)
-            if call.queue is None and not (call.converts or async_op or self._line.works):
+            if not async_op:
                 self._quicken(key, call)
             return result
         finally:
@@ -140,10 +142,8 @@ class Collectives:
         Arguments and errors: `all_reduce`; `out` has the part's shape and does not overlap `x`.
         """
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
-        with self._line.lock:
-            self._conductor.check_usable()
-            call = self._calls_on(array).reduce_scatter(array, op, algorithm, wire)
-            return self._carry_out(call, array, out, timeout_s, async_op)
+        how = op, algorithm, wire
+        return self._make(Calls.reduce_scatter, array, how, out, timeout_s, async_op)
 
     def reduce(
         self,
@@ -162,10 +162,8 @@ class Collectives:
         Arguments and errors: `all_reduce`; only the root may pass `out`.
         """
         array = x if type(x) is np.ndarray else as_array("reduce", x)
-        with self._line.lock:
-            self._conductor.check_usable()
-            call = self._calls_on(array).reduce(array, root, op, algorithm, wire)
-            return self._carry_out(call, array, out, timeout_s, async_op)
+        how = root, op, algorithm, wire
+        return self._make(Calls.reduce, array, how, out, timeout_s, async_op)
 
     # --- moving data ---
 
@@ -186,10 +184,7 @@ class Collectives:
         Errors: those of `all_reduce`.
         """
         array = x if type(x) is np.ndarray else as_array("broadcast", x)
-        with self._line.lock:
-            self._conductor.check_usable()
-            call = self._calls_on(array).broadcast(array, root, algorithm)
-            return self._carry_out(call, array, out, timeout_s, async_op)
+        return self._make(Calls.broadcast, array, (root, algorithm), out, timeout_s, async_op)
 
     def all_gather(
         self,
@@ -214,11 +209,11 @@ class Collectives:
         Errors: those of `all_reduce`.
         """
         array = _at_least_1d(x if type(x) is np.ndarray else as_array("all_gather", x))
+        if counts is not None:
+            how = _integers(counts), algorithm
+            return self._make(Calls.all_gather, array, how, out, timeout_s, async_op)
         with self._line.lock:
             self._conductor.check_usable()
-            if counts is not None:
-                call = self._calls_on(array).all_gather(array, _integers(counts), algorithm)
-                return self._carry_out(call, array, out, timeout_s, async_op)
             travels = self._calls_on(array).travels
             opening = self._calls.exchange("all_gather", array, algorithm, travels=travels)
 
@@ -243,11 +238,11 @@ class Collectives:
         Arguments and errors: `all_gather`; only the root may pass `out`.
         """
         array = _at_least_1d(x if type(x) is np.ndarray else as_array("gather", x))
+        if counts is not None:
+            how = root, _integers(counts), algorithm
+            return self._make(Calls.gather, array, how, out, timeout_s, async_op)
         with self._line.lock:
             self._conductor.check_usable()
-            if counts is not None:
-                call = self._calls_on(array).gather(array, root, _integers(counts), algorithm)
-                return self._carry_out(call, array, out, timeout_s, async_op)
             travels = self._calls_on(array).travels
             opening = self._calls.exchange("gather", array, algorithm, root, travels)
 
@@ -309,16 +304,45 @@ class Collectives:
         every rank.  `out` does not overlap `x`.  Errors: those of `all_reduce`.
         """
         array = x if type(x) is np.ndarray else as_array("all_to_all", x)
-        with self._line.lock:
-            self._conductor.check_usable()
-            call = self._calls_on(array).all_to_all(array, algorithm)
-            return self._carry_out(call, array, out, timeout_s, async_op)
+        return self._make(Calls.all_to_all, array, (algorithm,), out, timeout_s, async_op)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return once every rank has called it.  Errors: those of `all_reduce`."""
-        self._meet("barrier", (), timeout_s)
+        with self._line.lock:
+            if self._barrier is None or timeout_s is not None or not self._barrier():
+                self._meet("barrier", (), timeout_s)
+                call = self._calls.meeting("barrier", ())
+                flow = None if self._barrier else self._unbound(call)
+                if flow is not None:
+                    self._barrier = self._conductor.once(call, flow, None)
 
     # --- how calls are carried out ---
+
+    def _make(
+        self,
+        method: Callable[..., Call],
+        array: np.ndarray,
+        how: tuple[Any, ...],
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """A call on one array, which a method of `Calls` makes: fast if it was made before."""
+        card = None if type(array) is np.ndarray else card_of(array)
+        # True is equal to 1, and yet no rank.
+        key = method, array.dtype, array.shape, how, type(how[0]), card
+        with self._line.lock:
+            quick = self._quick.get(key)
+            if quick is not None and timeout_s is None and not async_op:
+                result = quick(array, out)
+                if result is not USUAL:
+                    return result
+            self._conductor.check_usable()
+            call = method(self._calls_on(array), array, *how)
+            result = self._carry_out(call, array, out, timeout_s, async_op)
+            if not async_op:
+                self._quicken(key, call)
+            return result
 
     def _carry_out(
         self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
@@ -346,14 +370,20 @@ class Collectives:
 
     def _quicken(self, key: tuple[Any, ...], call: Call) -> None:
         """Let a call, when it is made again, go as fast as Python allows."""
-        if key not in self._quick:
-            while len(self._quick) >= self.config.kept_plans:
-                del self._quick[next(iter(self._quick))]
-            self._quick[key] = None
-            flow = self._conductor.executor.store.unbound(call.prepared)
-            if flow is not None and call.shape is not None:
-                quick = self._conductor.quick(call, flow, call.shape, call.dtype)
-                self._quick[key] = quick
+        if key in self._quick or self._line.works:
+            return
+        while len(self._quick) >= self.config.kept_plans:
+            del self._quick[next(iter(self._quick))]
+        flow, quick = self._unbound(call), None
+        if flow is not None:
+            quick = self._conductor.quick(call, flow, call.shape, call.dtype, call.in_place)
+        self._quick[key] = quick
+
+    def _unbound(self, call: Call) -> Flow | None:
+        """A flow that is told where its arrays lie; None where it takes more than that."""
+        if call.queue is not None or call.converts:
+            return None
+        return self._conductor.executor.store.unbound(call.prepared)
 
     def _calls_on(self, array: Any) -> Calls:
         """The calls on arrays that live where this one does."""
@@ -404,7 +434,7 @@ class Collectives:
             _, quick = self._quick_lists.get(key, _NOT_KEPT)
             if quick is not None and timeout_s is None and not async_op:
                 results = quick(members, out)
-                if results is not None:
+                if results is not USUAL:
                     return results
             arrays = [as_array("all_reduce", member) for member in members]
             check_together("all_reduce", arrays)
@@ -434,8 +464,8 @@ class Collectives:
         quick = None
         call = fused.groups[0][0]
         nbytes = sum(array.nbytes for array in arrays)
-        if len(fused.groups) == 1 and nbytes and not call.converts:
-            flow = self._conductor.executor.store.unbound(call.prepared)
+        if len(fused.groups) == 1 and nbytes:
+            flow = self._unbound(call)
             if flow is not None:
                 if self._whole.size < nbytes:
                     self._whole = self._reachable((nbytes,), np.dtype(np.uint8))

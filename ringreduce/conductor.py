@@ -34,9 +34,10 @@ Body = Callable[[bytes], Generator[bool, None, Any]]
 Once = Callable[[], bool]
 """``once()``: whether it was done; if not, the call has to be carried out as usual."""
 Quick = Callable[[np.ndarray, Any], Any]
-"""``quick(x, out)``: the result, or None if the call has to be carried out as usual."""
+"""``quick(x, out)``: the result, or USUAL if the call has to be carried out as usual."""
 QuickList = Callable[[Sequence[Any], Any], Any]
-"""``quick_list(members, out)``: the results, or None as above."""
+"""``quick_list(members, out)``: the results, or USUAL."""
+USUAL = object()
 
 _WITHDRAWING_S = 0.05
 """How long a broken communicator tries to take its receives back."""
@@ -137,36 +138,48 @@ class Conductor:
         return once
 
     def quick(
-        self, opening: Opening, flow: Flow, shape: tuple[int, ...], dtype: Any
+        self,
+        opening: Opening,
+        flow: Flow,
+        shape: tuple[int, ...] | None,
+        dtype: Any,
+        in_place: bool,
     ) -> Quick | None:
-        """A flow on arrays of that shape and dtype; None if that is not one compiled call."""
+        """A flow whose result has that shape and dtype; None if that is not one compiled call.
+
+        Without a shape there is no result on this rank.
+        """
         compiled = self._signed(opening, flow)
         if compiled is None:
             return None
         enter, address, goes_on = compiled
         agreement, running, works = self._agreement, self.running, self.line.works
         remember, signature, empty = agreement.calls.append, opening.signature, np.empty
+        nothing = empty(0, dtype) if shape is None else None
+        like = nothing if shape is None else np.broadcast_to(empty((), dtype), shape)
 
         def quick(x: np.ndarray, out: Any) -> Any:
             if running or works or agreement.warned or self.ended is not None:
-                return None
+                return USUAL
             if out is None:
-                out = empty(shape, dtype)
+                out = empty(shape, dtype) if nothing is None else nothing
+            elif nothing is not None or (out is x and not in_place):
+                return USUAL
             number = agreement.completed
             try:
                 flow.at = 0
                 running.append(flow)
-                came = enter(address, number, x, out)
+                came = enter(address, number, x, out, like)
                 if came == UNUSUAL:
                     running.clear()
-                    return None
+                    return USUAL
                 agreement.number = number
                 remember(signature)
                 if came:
                     self._go_on(goes_on, None)
                 agreement.completed = number + 1
                 running.clear()
-                return out
+                return out if nothing is None else None
             except BaseException as error:
                 self.executor.held = x, out
                 raise self._broken_off(error, opening.schedule) from None
@@ -192,7 +205,7 @@ class Conductor:
 
         def quick_list(members: Sequence[Any], out: Any) -> Any:
             if running or works or agreement.warned or self.ended is not None:
-                return None
+                return USUAL
             if out is None:
                 out = [empty(shape, dtype) for shape in shapes]
             number = agreement.completed
@@ -201,7 +214,7 @@ class Conductor:
                 running.append(flow)
                 if bring(places, members, out) == UNUSUAL:
                     running.clear()
-                    return None
+                    return USUAL
                 came = enter(address, number, places)
                 agreement.number = number
                 remember(signature)

@@ -116,14 +116,14 @@ class Exchange:
         op: str | None,
         index: int,
         slot: int,
-        nbytes: int,
+        sizes: tuple[int, int],
     ) -> Flow:
         """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH.
 
-        Or in others that it is told of later; `nbytes` is how long INPUT is then.
+        Or in others that it is told of later; `sizes` are the bytes of INPUT and OUTPUT then.
         """
         program = self._program(rows, memory, device, op)
-        program[blocks.ARRAY_BYTES] = nbytes
+        program[[blocks.INPUT_BYTES, blocks.OUTPUT_BYTES]] = sizes
         flow, step = Flow(index, slot), BoundStep(0)
         header = program[blocks.OWN_HEADER : blocks.OWN_HEADER + HEADER_BYTES // WORD]
         flow.own_signatures.append(memoryview(header).cast("B"))

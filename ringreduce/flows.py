@@ -220,8 +220,9 @@ class FlowStore:
         rows = self._rows(prepared, index)
         if rows is not None:
             assert self.exchange is not None
-            nbytes = prepared.plan.input_count * prepared.plan.itemsize
-            return self.exchange.flow(rows, memory, device, arithmetic.op, index, slot, nbytes)
+            plan = prepared.plan
+            sizes = plan.input_count * plan.itemsize, plan.output_count * plan.itemsize
+            return self.exchange.flow(rows, memory, device, arithmetic.op, index, slot, sizes)
         planned, itemsize = prepared.plan.slice(index), prepared.plan.itemsize
         bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
         if device.queue is None:

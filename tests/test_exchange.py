@@ -16,7 +16,7 @@ import ringreduce as rr
 from ringreduce.devices import compiling
 from ringreduce.transports import memory
 from ringreduce.transports.memory import share
-from tests.case_strategies import cases
+from tests.case_strategies import OUTS, VIEWS, cases
 from tests.cases import CONFIG, run_case
 from tests.disagreements import CALLS, mix, mixtures
 from tests.flag_protocol import Protocol, TornError, explore
@@ -203,6 +203,27 @@ def test_any_case_gives_what_numpy_gives(case, pull_bytes):
     rr.spawn(run_case, case.ranks, case, timeout_s=20, config=config)
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    case=cases(range(1, 5)),
+    others=st.lists(
+        st.tuples(st.sampled_from(VIEWS), st.sampled_from(OUTS), st.integers(0, 9)),
+        min_size=2,
+        max_size=6,
+    ),
+)
+def test_any_case_again_and_again_on_other_arrays_gives_what_numpy_gives(case, others):
+    """The first call prepares what the next ones take, if their arrays allow it."""
+
+    def program(comm):
+        run_case(comm, case)
+        for view, out, seed in others:
+            run_case(comm, replace(case, view=view, out=out, seed=seed))
+            comm.barrier()
+
+    rr.spawn(program, case.ranks, timeout_s=20, config=SHARED)
+
+
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_bits_are_those_of_messages(op, dtype):
@@ -212,6 +233,47 @@ def test_the_bits_are_those_of_messages(op, dtype):
         return comm.all_reduce(x, op, algorithm="one_shot").tobytes()
 
     assert rr.spawn(program, 4, config=SHARED) == rr.spawn(program, 4, config=CONFIG)
+
+
+REFUSED = {
+    "all_to_all": (lambda c, x: c.all_to_all(x, out=x), "overlaps"),
+    "reduce_scatter": (lambda c, x: c.reduce_scatter(x, out=x[: x.size // c.size]), "overlaps"),
+    "all_gather": (lambda c, x: c.all_gather(x, out=x, counts=[x.size] * c.size), "shape"),
+    "reduce": (lambda c, x: c.reduce(x, True), "pass a rank"),
+    "broadcast": (lambda c, x: c.broadcast(x, out=np.empty(x.size + 1)), "shape"),
+    "gather": (lambda c, x: c.gather(x, 1.0, counts=[x.size] * c.size), "pass a rank"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_after_good_calls_too(name):
+    wrong, said = REFUSED[name]
+    more = {"counts": [8, 8]} if "gather" in name else {}
+    more |= {"root": 1} if name in ("reduce", "broadcast", "gather") else {}
+
+    def program(comm):
+        x = np.arange(8.0)
+        for _ in range(3):
+            getattr(comm, name)(x, **more)
+            with pytest.raises((TypeError, ValueError), match=said):
+                wrong(comm, x)
+        assert any(comm._quick.values())
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_only_the_root_passes_an_array_for_the_result_each_time():
+    def program(comm):
+        x, out = np.ones(8), np.empty(8)
+        for _ in range(3):
+            came = comm.reduce(x, out=out if comm.rank == 0 else None)
+            assert came is (out if comm.rank == 0 else None)
+            if comm.rank:
+                with pytest.raises(ValueError, match="only the root gets a result"):
+                    comm.reduce(x, out=out)
+        assert comm.rank or (out == 2).all()
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
 
 
 def test_asynchronous_and_persistent_calls():
@@ -251,7 +313,7 @@ def test_a_call_from_within_a_call_is_refused():
             assert (op() == 2).all()
         return set(tried)
 
-    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [{2, 4}] * 2
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [{2, 5}] * 2
 
 
 def test_what_peers_may_still_read_is_kept():

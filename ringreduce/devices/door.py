@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.blocks import ARRAY_BYTES, UNUSUAL, WORD
+from ringreduce.devices.blocks import INPUT_BYTES, OUTPUT_BYTES, UNUSUAL, WORD
 from ringreduce.devices.compilable import compilable
 from ringreduce.devices.machine import run
 from ringreduce.devices.native import (
@@ -54,39 +54,43 @@ from ringreduce.devices.python_calls import (
 
 
 @compilable
-def _fits(x: Any, out: Any, nbytes: Any) -> bool:
-    """Whether the result of `x` can go to `out` with no more to be asked."""
+def _fits(program: Any, x: Any, out: Any, like: Any) -> bool:
+    """Whether the result of `x`, one such as `like`, can go to `out` with no more to be asked."""
     whole, wanted = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
-    if load(out + TYPE) != load(x + TYPE) or load(out + FLAGS) & wanted != wanted:
+    kind = load(like + TYPE)
+    if load(out + TYPE) != kind or load(out + FLAGS) & wanted != wanted:
         return False
     if out == x:
         return True
-    if load(x + FLAGS) & whole != whole or load(out + DTYPE) != load(x + DTYPE):
+    if load(x + TYPE) != kind or load(x + FLAGS) & whole != whole:
         return False
-    dimensions = load(x + DIMENSIONS) & HALF
-    if load(out + DIMENSIONS) & HALF != dimensions:
+    dimensions = load(like + DIMENSIONS) & HALF
+    if load(out + DTYPE) != load(like + DTYPE) or load(out + DIMENSIONS) & HALF != dimensions:
         return False
     for i in range(dimensions):
-        if load(load(out + SHAPE) + i * WORD) != load(load(x + SHAPE) + i * WORD):
+        if load(load(out + SHAPE) + i * WORD) != load(load(like + SHAPE) + i * WORD):
             return False
-    apart: bool = abs(load(out + DATA) - load(x + DATA)) >= nbytes
-    return apart
+    first, second = load(x + DATA), load(out + DATA)
+    behind: bool = second >= first + load(program + INPUT_BYTES * WORD)
+    before: bool = first >= second + load(program + OUTPUT_BYTES * WORD)
+    return behind or before
 
 
 def enter(_: Any, arguments: Any, count: Any) -> Any:
-    """``enter(program, number[, x, out])`` or ``(program, number, table)``: `machine.run`.
+    """``enter(program, number[, x, out, like])`` or ``(program, number, table)``: `machine.run`.
 
-    `x` is an array as the program is made for; `out` is whatever the caller has passed for it;
-    at the address `table` stands what `bring` has found.  Returns UNUSUAL where `out` may not do.
+    `x` is an array as the program is made for; `out` is whatever the caller has passed for it, or
+    `x`; `like` is an array as the result is.  At the address `table` stands what `bring` has found.
+    Returns UNUSUAL where the result may not go to `out`.
     """
     program, number = number_of(load(arguments)), number_of(load(arguments + WORD))
     source, target = 0, 0
     if count == 3:
         table = number_of(load(arguments + 2 * WORD))
         source, target = load(table + SOURCE * WORD), load(table + TARGET * WORD)
-    elif count == 4:
+    elif count == 5:
         x, out = load(arguments + 2 * WORD), load(arguments + 3 * WORD)
-        if not _fits(x, out, load(program + ARRAY_BYTES * WORD)):
+        if not _fits(program, x, out, load(arguments + 4 * WORD)):
             return integer(UNUSUAL)
         source, target = load(x + DATA), load(out + DATA)
     state = leave_interpreter()
