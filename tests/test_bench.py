@@ -221,13 +221,14 @@ QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "-n", "3", "-w", "1", "-c", "3
         ("all_gather", {"out of place"}),
         ("broadcast", {"in place"}),
         ("all_to_all", {"out of place"}),
+        ("barrier", {"out of place"}),
     ],
 )
 def test_every_collective_is_measured_beside_its_peer(tmp_path, collective, places):
     ended = bench(tmp_path, 3, "--collective", collective, *QUICKLY, "--json", "rows.jsonl")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert {row["bytes"] for row in rows} <= {24, 32, 4092, 4096, 524_280, 524_288}
+    assert {row["bytes"] for row in rows} <= {4, 24, 32, 4092, 4096, 524_280, 524_288}
     gloo = {("Gloo", "in place")} if TORCH and collective == "all_reduce" else set()
     assert {(row["contender"], row["place"]) for row in rows} == gloo | {
         (name, place) for name in ("ringreduce", "MPI") for place in places

@@ -82,8 +82,10 @@ def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
     call = getattr(comm, options.collective)
     if COLLECTIVES[options.collective].reduces:
         call(tiny, op=options.op, **how)
-    else:
+    elif COLLECTIVES[options.collective].moves:
         call(tiny, **how)
+    else:
+        call()
 
 
 class _Run:

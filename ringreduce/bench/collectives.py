@@ -96,6 +96,8 @@ class Collective:
     divided: bool = False
     """Whether every rank has a share: the length is a multiple of the ranks."""
     reduces: bool = True
+    moves: bool = True
+    """Whether there are data, so that sizes make a difference."""
 
 
 def _all_reduce(at: Setting) -> list[Contender]:
@@ -228,6 +230,14 @@ def _all_to_all(at: Setting) -> list[Contender]:
     ]
 
 
+def _barrier(at: Setting) -> list[Contender]:
+    x, a = at.buffer(), at.buffer()
+    return [
+        Contender("ringreduce", OUT_OF_PLACE, at.comm.barrier, x, None),
+        Contender("MPI", OUT_OF_PLACE, at.world.Barrier, a, None),
+    ]
+
+
 COLLECTIVES = {
     "all_reduce": Collective(_all_reduce, lambda n: 2 * (n - 1) / n),
     "reduce_scatter": Collective(_reduce_scatter, lambda n: (n - 1) / n, divided=True),
@@ -235,6 +245,7 @@ COLLECTIVES = {
     "broadcast": Collective(_broadcast, lambda n: 1.0, reduces=False),
     "reduce": Collective(_reduce, lambda n: 1.0),
     "all_to_all": Collective(_all_to_all, lambda n: (n - 1) / n, divided=True, reduces=False),
+    "barrier": Collective(_barrier, lambda n: 0.0, reduces=False, moves=False),
 }
 """The factors of busbw are those of nccl-tests' PERFORMANCE.md."""
 

@@ -74,6 +74,8 @@ class Options:
 
     def counts(self, ranks: int) -> list[int]:
         """The lengths to measure, in elements: each a whole number for every rank."""
+        if not COLLECTIVES[self.collective].moves:
+            return [1]
         step = ranks if COLLECTIVES[self.collective].divided else 1
         counts, nbytes = [], self.min_bytes
         while nbytes <= self.max_bytes:
