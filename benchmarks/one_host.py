@@ -5,8 +5,9 @@
 Makes an environment for each MPI, runs `benchmarks.one_host_run` in it at MPI's default thread
 level and at `serialized` (not with more ranks than cores: there MPICH spins without yielding), and
 writes ``bench_results/one_host.jsonl``.  Then, or with ``--draw`` at once, prints a table for each
-dtype and number of ranks: how many times as fast as the best peer, in that peer's own run.  The
-last column is our time in units of one copy of the same bytes by all ranks at once.
+dtype and number of ranks: how many times as fast as the best peer, in that peer's own run.  Then
+comes our time in units of one copy of the same bytes by all ranks at once, and for floats of 16
+bits in units of the time of float32 of the same bytes.  Draws ``docs/one_host.png``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from benchmarks.rows import RESULTS, replace
 
 NAME = "one_host"
 PEERS = ("MPI", "Gloo")
+SAME_BYTES = "as float32"
+"""What `one_host_run` calls our calls on float32 of the same bytes."""
 OURS = {
     "call": "ringreduce",
     "planned": "ringreduce planned",
@@ -35,6 +38,13 @@ OURS = {
     "both": "registered planned",
 }
 """What the table calls it -> the contender."""
+PICTURE = environments.ROOT / "docs" / "one_host.png"
+_STYLES: dict[str, dict[str, Any]] = {
+    "call": {"color": "#1f6feb"},
+    "planned": {"color": "#1f6feb", "linestyle": (0, (4, 2))},
+    "registered": {"color": "#2da44e"},
+    "both": {"color": "#2da44e", "linestyle": (0, (4, 2))},
+}
 _ALL_BUFFERS = 8 << 30
 _SIZES = [8 << i for i in range(28)]
 _SPARSE = [8 << i for i in range(0, 28, 3)]
@@ -57,6 +67,7 @@ def main() -> None:
         for ranks in sorted({row["ranks"] for row in rows if row["dtype"] == dtype}):
             of = [row for row in rows if (row["dtype"], row["ranks"]) == (dtype, ranks)]
             print(f"\n{dtype}, {ranks} ranks:\n\n{_table(of, ranks, dtype)}")
+    _draw([row for row in rows if row["dtype"] == "float32"])
 
 
 def _measure(options: argparse.Namespace, mpi: str, ranks: int, dtype: str, level: str) -> None:
@@ -98,25 +109,23 @@ def _runs(rows: Sequence[dict[str, Any]]) -> dict[int, dict[tuple[str, str], Tim
     return runs
 
 
+def _best(runs: dict[tuple[str, str], Times]) -> tuple[float, str, Times]:
+    """The best peer's time and name, and all times of its run."""
+    peers = {(times[p], p, run) for run, times in runs.items() for p in PEERS if p in times}
+    best, peer, run = min(peers)
+    return best, run[0] if peer == "MPI" else peer, runs[run]
+
+
 def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
     from ringreduce.bench.plot import size_text  # not before the runs: it starts MPI
 
-    heads = " | ".join(OURS)
-    lines = [
-        f"| size | best peer, µs | {heads} | copies |",
-        "|" + "---|" * (len(OURS) + 3),
-    ]
+    short = dtype in ("float16", "bfloat16")
+    heads = " | ".join([*OURS, "copies", *(["float32", "registered float32"] if short else [])])
+    lines = [f"| size | best peer, µs | {heads} |", "|" + "---|" * (heads.count("|") + 3)]
     ratios: dict[str, list[float]] = {name: [] for name in OURS}
     below: dict[str, list[str]] = {name: [] for name in OURS}
     for nbytes, runs in sorted(_runs(rows).items()):
-        peers = {
-            (times[peer], peer, run)
-            for run, times in runs.items()
-            for peer in PEERS
-            if peer in times
-        }
-        best, peer, run = min(peers)
-        times = runs[run]
+        best, who, times = _best(runs)
         cells = []
         for name, contender in OURS.items():
             ratio = best / times[contender]
@@ -124,11 +133,11 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
             if ratio < 0.95:
                 below[name].append(size_text(nbytes))
             cells.append(f"{ratio:.2f}")
-        who = run[0] if peer == "MPI" else peer
-        ours = times[OURS["call"]] / times["memcpy"]
-        lines.append(
-            f"| {size_text(nbytes)} | {best:,.1f} {who} | {' | '.join(cells)} | {ours:.1f} |"
-        )
+        cells.append(f"{times[OURS['call']] / times['memcpy']:.1f}")
+        for name in ("call", "registered") if short else ():
+            same = times[f"{'registered ' if name == 'registered' else ''}{SAME_BYTES}"]
+            cells.append(f"{times[OURS[name]] / same:.2f}")
+        lines.append(f"| {size_text(nbytes)} | {best:,.1f} {who} | {' | '.join(cells)} |")
     means = {name: statistics.geometric_mean(values) for name, values in ratios.items()}
     lines.append("")
     lines += [
@@ -139,6 +148,36 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
         ordinary, registered = _TARGETS[ranks]
         lines.append(f"targets: call {ordinary}, registered {registered}")
     return "\n".join(lines)
+
+
+def _draw(rows: Sequence[dict[str, Any]]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from ringreduce.bench.plot import dress
+
+    all_ranks = sorted({row["ranks"] for row in rows})
+    figure = Figure(figsize=(11, 4.2 * -(-len(all_ranks) // 2)), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(-(-len(all_ranks) // 2), 2, squeeze=False).flat
+    for axes, ranks in zip(panels, all_ranks, strict=False):
+        runs = _runs([row for row in rows if row["ranks"] == ranks])
+        sizes = sorted(runs)
+        for name, contender in OURS.items():
+            found = [_best(runs[nbytes]) for nbytes in sizes]
+            ratios = [best / times[contender] for best, _, times in found]
+            style = {"marker": "o", "markersize": 3.5, **_STYLES[name]}
+            axes.plot(sizes, ratios, label=name, **style)
+        axes.axhline(1, color="#57606a", linewidth=1)
+        dress(axes, f"{ranks} ranks: times as fast as the best peer", sizes)
+        axes.set_ylim(bottom=0)
+    figure.axes[0].legend(frameon=False, fontsize=9)
+    for axes in list(panels)[len(all_ranks) :]:
+        axes.remove()
+    row = rows[0]
+    facts = f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl"
+    figure.supxlabel(f"all-reduce of float32; {facts}", x=0.01, ha="left", fontsize=8.5)
+    figure.savefig(PICTURE)
 
 
 if __name__ == "__main__":

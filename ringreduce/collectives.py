@@ -376,7 +376,7 @@ class Collectives:
             del self._quick[next(iter(self._quick))]
         flow, quick = self._unbound(call), None
         if flow is not None:
-            quick = self._conductor.quick(call, flow, call.shape, call.dtype, call.in_place)
+            quick = self._conductor.quick(call, flow, call.shape, call.dtype)
         self._quick[key] = quick
 
     def _unbound(self, call: Call) -> Flow | None:

@@ -138,12 +138,7 @@ class Conductor:
         return once
 
     def quick(
-        self,
-        opening: Opening,
-        flow: Flow,
-        shape: tuple[int, ...] | None,
-        dtype: Any,
-        in_place: bool,
+        self, opening: Opening, flow: Flow, shape: tuple[int, ...] | None, dtype: Any
     ) -> Quick | None:
         """A flow whose result has that shape and dtype; None if that is not one compiled call.
 
@@ -163,7 +158,7 @@ class Conductor:
                 return USUAL
             if out is None:
                 out = empty(shape, dtype) if nothing is None else nothing
-            elif nothing is not None or (out is x and not in_place):
+            elif nothing is not None:
                 return USUAL
             number = agreement.completed
             try:

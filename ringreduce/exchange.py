@@ -117,13 +117,16 @@ class Exchange:
         index: int,
         slot: int,
         sizes: tuple[int, int],
+        in_place: bool,
     ) -> Flow:
         """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH.
 
-        Or in others that it is told of later; `sizes` are the bytes of INPUT and OUTPUT then.
+        Or in others that it is told of later; `sizes` are the bytes of INPUT and OUTPUT then,
+        and `in_place` is whether they may be the same.
         """
         program = self._program(rows, memory, device, op)
         program[[blocks.INPUT_BYTES, blocks.OUTPUT_BYTES]] = sizes
+        program[blocks.IN_PLACE] = in_place
         flow, step = Flow(index, slot), BoundStep(0)
         header = program[blocks.OWN_HEADER : blocks.OWN_HEADER + HEADER_BYTES // WORD]
         flow.own_signatures.append(memoryview(header).cast("B"))

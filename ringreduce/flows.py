@@ -222,7 +222,8 @@ class FlowStore:
             assert self.exchange is not None
             plan = prepared.plan
             sizes = plan.input_count * plan.itemsize, plan.output_count * plan.itemsize
-            return self.exchange.flow(rows, memory, device, arithmetic.op, index, slot, sizes)
+            op, in_place = arithmetic.op, plan.in_place
+            return self.exchange.flow(rows, memory, device, op, index, slot, sizes, in_place)
         planned, itemsize = prepared.plan.slice(index), prepared.plan.itemsize
         bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
         if device.queue is None:

@@ -57,11 +57,17 @@ class Gloo:
             return []
         x, op = at.buffer(), getattr(self._distributed.ReduceOp, name)
         try:
-            tensor = self._torch.from_numpy(x)
+            tensor = self._tensor(x)
             self._distributed.all_reduce(tensor[:1].clone(), op)
         except (TypeError, RuntimeError, ValueError):
             return []
         return [Contender("Gloo", IN_PLACE, lambda: self._distributed.all_reduce(tensor, op), x, x)]
+
+    def _tensor(self, x: np.ndarray) -> Any:
+        """The same memory.  torch does not know NumPy's bfloat16, which is ml_dtypes'."""
+        if x.dtype.name == "bfloat16":
+            return self._torch.from_numpy(x.view(np.int16)).view(self._torch.bfloat16)
+        return self._torch.from_numpy(x)
 
     def close(self) -> None:
         """Collective."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.blocks import INPUT_BYTES, OUTPUT_BYTES, UNUSUAL, WORD
+from ringreduce.devices.blocks import IN_PLACE, INPUT_BYTES, OUTPUT_BYTES, UNUSUAL, WORD
 from ringreduce.devices.compilable import compilable
 from ringreduce.devices.machine import run
 from ringreduce.devices.native import (
@@ -61,7 +61,8 @@ def _fits(program: Any, x: Any, out: Any, like: Any) -> bool:
     if load(out + TYPE) != kind or load(out + FLAGS) & wanted != wanted:
         return False
     if out == x:
-        return True
+        in_place: bool = load(program + IN_PLACE * WORD) != 0
+        return in_place
     if load(x + TYPE) != kind or load(x + FLAGS) & whole != whole:
         return False
     dimensions = load(like + DIMENSIONS) & HALF
@@ -71,6 +72,8 @@ def _fits(program: Any, x: Any, out: Any, like: Any) -> bool:
         if load(load(out + SHAPE) + i * WORD) != load(load(like + SHAPE) + i * WORD):
             return False
     first, second = load(x + DATA), load(out + DATA)
+    if first == second and load(program + IN_PLACE * WORD):
+        return True
     behind: bool = second >= first + load(program + INPUT_BYTES * WORD)
     before: bool = first >= second + load(program + OUTPUT_BYTES * WORD)
     return behind or before
