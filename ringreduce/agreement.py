@@ -104,6 +104,7 @@ class Agreement:
         """Calls whose part this rank has done, as the conductor counts: the next one's number."""
         self.calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
         """The latest calls of this epoch, up to the one with `number`."""
+        self.remember = self.calls.append
         self._epoch = 0
         """How often ranks have disagreed and gone on."""
         self._abort_at: int | None = None

@@ -51,6 +51,8 @@ class Collectives:
         self._conductor = Conductor(transport, config, timeout_s)
         self._line = self._conductor.line
         self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
+        if self._conductor.gate is not None and type(self).all_reduce is Collectives.all_reduce:
+            self.__dict__["all_reduce"] = self._conductor.gate.all_reduce(self.all_reduce)
         self._quick: dict[tuple[Any, ...], Quick | None] = {}
         """Calls that were made before, by all that makes them different."""
         self._quick_lists: dict[tuple[Any, ...], tuple[Fused | None, QuickList | None]] = {}
@@ -118,8 +120,9 @@ class Collectives:
             self._conductor.check_usable()
             call = self._calls_on(x).all_reduce(x, op, algorithm, wire)
             result = self._carry_out(call, x, out, timeout_s, async_op)
-            if not async_op:
-                self._quicken(key, call)
+            flow = None if async_op else self._quicken(key, call)
+            if flow is not None and algorithm == "auto":
+                self._conductor.admit(call, flow, x.shape, call.dtype, op)
             return result
         finally:
             self._release()
@@ -308,8 +311,8 @@ class Collectives:
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return once every rank has called it.  Errors: those of `all_reduce`."""
-        with self._line.lock:
-            if self._barrier is None or timeout_s is not None or not self._barrier():
+        if self._barrier is None or timeout_s is not None or not self._barrier():
+            with self._line.lock:
                 self._meet("barrier", (), timeout_s)
                 call = self._calls.meeting("barrier", ())
                 flow = None if self._barrier else self._unbound(call)
@@ -368,16 +371,20 @@ class Collectives:
         self._conductor.carry_out(call, timeout_s, run)
         return result
 
-    def _quicken(self, key: tuple[Any, ...], call: Call) -> None:
-        """Let a call, when it is made again, go as fast as Python allows."""
+    def _quicken(self, key: tuple[Any, ...], call: Call) -> Flow | None:
+        """Let a call, when it is made again, go as fast as Python allows.
+
+        Returns the flow that is told where its arrays lie, if there is one and it is new.
+        """
         if key in self._quick or self._line.works:
-            return
+            return None
         while len(self._quick) >= self.config.kept_plans:
             del self._quick[next(iter(self._quick))]
         flow, quick = self._unbound(call), None
         if flow is not None:
             quick = self._conductor.quick(call, flow, call.shape, call.dtype)
         self._quick[key] = quick
+        return flow
 
     def _unbound(self, call: Call) -> Flow | None:
         """A flow that is told where its arrays lie; None where it takes more than that."""

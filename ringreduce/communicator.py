@@ -148,6 +148,7 @@ class Communicator(Collectives):
         with self._line.lock:
             call = self._calls.meeting("close", ())
             self._conductor.close(call, call.prepared, NOTHING)
+        self.__dict__.pop("all_reduce", None)
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""

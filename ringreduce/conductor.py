@@ -24,6 +24,7 @@ from ringreduce.devices.python_calls import Table
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
+from ringreduce.gate import Finish, Gate
 from ringreduce.schedule import Schedule
 from ringreduce.transports.base import Transport
 from ringreduce.work import Line, Program
@@ -79,10 +80,17 @@ class Conductor:
         self.line = Line(self._agreement.wait, transport.spins, transport.threads)
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
+        self.gate: Gate | None = None
+        if self.executor.store.exchange is not None:
+            self.gate = self.line.lock = Gate(self.line.lock, self._is_quiet, self._agreement)
         _heed_forks()
         _conductors.add(self)
 
     # --- calls ---
+
+    def _is_quiet(self) -> bool:
+        unquiet = self.running or self.line.works or self._agreement.warned
+        return not unquiet and self.ended is None
 
     def check_usable(self) -> None:
         """Raise the reason when no call can be made.  With the line's lock held."""
@@ -111,31 +119,44 @@ class Conductor:
     def once(self, opening: Opening, flow: Flow, timeout_s: float | None) -> Once | None:
         """A flow on the arrays that it is bound to; None if that is not one compiled call."""
         compiled = self._signed(opening, flow)
-        if compiled is None:
+        if compiled is None or self.gate is None:
             return None
-        enter, address, goes_on = compiled
-        agreement, running, works = self._agreement, self.running, self.line.works
-        remember, signature = agreement.calls.append, opening.signature
+        finish = self._finishing(opening, flow, compiled.goes_on, timeout_s)
+        return self.gate.once(compiled.address, opening.signature, finish)
 
-        def once() -> bool:
-            if running or works or agreement.warned or self.ended is not None:
-                return False
-            number = agreement.completed
-            try:
-                flow.at = 0
-                running.append(flow)
-                came = enter(address, number)
-                agreement.number = number
-                remember(signature)
-                if came:
+    def admit(self, opening: Opening, flow: Flow, shape: Any, dtype: Any, op: str) -> None:
+        """Let all-reduces by this flow pass the gate, if that is one compiled call."""
+        compiled = self._signed(opening, flow)
+        if compiled is not None and self.gate is not None:
+            finish = self._finishing(opening, flow, compiled.goes_on, None)
+            self.gate.admit(dtype, shape, op, compiled.address, opening.signature, finish)
+
+    def _finishing(
+        self,
+        opening: Opening,
+        flow: Flow,
+        goes_on: Callable[[], bool],
+        timeout_s: float | None,
+    ) -> Finish:
+        """What is done for a call that has passed the gate and waits for other ranks."""
+        agreement, running = self._agreement, self.running
+
+        def finish(x: Any = None, out: Any = None) -> Any:
+            with self.line.lock:
+                number = agreement.number = agreement.completed
+                try:
+                    flow.at = 0
+                    running.append(flow)
+                    agreement.calls.append(opening.signature)
                     self._go_on(goes_on, timeout_s)
-                agreement.completed = number + 1
-                running.clear()
-                return True
-            except BaseException as error:
-                raise self._broken_off(error, opening.schedule) from None
+                    agreement.completed = number + 1
+                    running.clear()
+                except BaseException as error:
+                    self.executor.held = x, out
+                    raise self._broken_off(error, opening.schedule) from None
+            return out
 
-        return once
+        return finish
 
     def quick(
         self, opening: Opening, flow: Flow, shape: tuple[int, ...] | None, dtype: Any
@@ -336,6 +357,8 @@ class Conductor:
             "make calls in that one, or start ranks with 'ringreduce run'"
         )
         self.line.forked(self.ended)
+        if self.gate is not None:
+            self.gate.forked()
 
     # --- errors ---
 
@@ -361,6 +384,8 @@ class Conductor:
 
     def _break(self, error: Exception, reason: str) -> None:
         self.ended = copy.copy(error)  # this one keeps the caller's frames alive
+        if self.gate is not None:
+            self.gate.shut()
         self._agreement.leave(reason)
         self.executor.abandon(_WITHDRAWING_S)
 

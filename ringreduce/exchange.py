@@ -61,8 +61,10 @@ class Exchange:
         foreign: Callable[[int, bytes], None],
     ) -> None:
         assert config.memory is not None
-        enter = compiling.door("enter")
+        enter, run = compiling.door("enter"), compiling.machine()
         assert enter is not None
+        assert run is not None
+        self._run = run
         self._enter, self._memory, self._rank, self._foreign = enter, memory, rank, foreign
         self._config = config
         size = len(memory.addresses)
@@ -161,6 +163,7 @@ class Exchange:
         dtype = memory[SCRATCH].dtype
         fold = (0 if op is None else compiling.fold(op, dtype)) or 0
         program[[blocks.COMMON, blocks.START]] = _address(self._words), blocks.PROGRAM_WORDS
+        program[blocks.RUN] = self._run
         tells = blocks.TELLS_DATA if rows.tells else blocks.TELLS_NOTHING
         tells = blocks.TELLS_ARRAYS if rows.pulls else tells
         program[[blocks.EXCHANGES, blocks.TELLS]] = rows.exchanges, tells

@@ -41,20 +41,16 @@ class PersistentCall:
         if call.prepared.bound is not None and call.queue is None:
             self._alone = conductor.executor.alone(call.prepared.bound)
             self._once = conductor.once(call, call.prepared.bound, timeout_s)
-        self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
 
     def __del__(self) -> None:
         self._conductor.executor.store.discard(self._call.prepared)
 
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
-        self._acquire()  # half as long as by a with statement
-        try:
-            once = self._once
-            if once is None or not once():
+        once = self._once
+        if once is None or not once():
+            with self._line.lock:
                 self._carry_out()
-        finally:
-            self._release()
         return self._result
 
     def _carry_out(self) -> None:

@@ -79,7 +79,7 @@ class Line:
     """The calls of one communicator that wait for their turn."""
 
     def __init__(self, wait: Callable[[int, int], None], spins: int, threads: bool) -> None:
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
         """Held while a call finds its place in the order."""
         self._wait, self._spins, self._threads = wait, spins, threads
         self.works: deque[Work] = deque()

@@ -119,14 +119,19 @@ def test_any_lists_in_turns_give_what_numpy_gives(ranks, shapes, dtype, places):
 @pytest.fixture
 def brought(monkeypatch):
     """How often lists were brought together by compiled code, and what it said."""
-    bring, said = compiling.door("bring"), Counter()
+    door, said = compiling.door, Counter()
 
-    def counting(*arguments: Any) -> int:
-        came = bring(*arguments)
-        said[came] += 1
-        return came
+    def watched(name: str, *given: Any) -> Any:
+        opened = door(name, *given)
 
-    monkeypatch.setitem(compiling._DOORS, "bring", counting)
+        def counting(*arguments: Any) -> int:
+            came = opened(*arguments)
+            said[came] += 1
+            return came
+
+        return counting if name == "bring" else opened
+
+    monkeypatch.setattr(compiling, "door", watched)
     return said
 
 

@@ -72,9 +72,10 @@ OWN_HEADER = 10
 """Three words."""
 INPUT, OUTPUT, SCRATCH, INPUT_PLACE, OUTPUT_PLACE = 13, 15, 17, 19, 21
 """Registers, and what is told of the first two."""
-START, INPUT_BYTES, OUTPUT_BYTES, IN_PLACE = 23, 24, 25, 26
-"""Where the rows begin; how long the input is, and the output; whether they may be the same."""
-PROGRAM_WORDS = 27
+START, INPUT_BYTES, OUTPUT_BYTES, IN_PLACE, RUN = range(23, 28)
+"""Where the rows begin; how long the input is, and the output; whether they may be the same; the
+address of `machine.run`."""
+PROGRAM_WORDS = 28
 """The rows follow."""
 
 # --- rows -----------------------------------------------------------------------------------------

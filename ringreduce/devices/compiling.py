@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
 import os
 import platform
@@ -52,14 +53,15 @@ def can_exchange() -> bool:
 
     Then all of them have the folds of all dtypes, so that they decide alike which to use.
     """
-    return sys.platform == "linux" and door("enter") is not None
+    names = (name for names in _IN_MODULES.values() for name in names)
+    return sys.platform == "linux" and all(_compiled_door(name) for name in names)
 
 
 FOLD_BYTES = 16 << 10
 """Memory that a fold needs."""
 _FOLDS: dict[str, int | None] = {}
 """Addresses."""
-_DOORS: dict[str, Any] = {}
+_DOORS: dict[str, int | None] = {}
 
 
 def fold(op: str, dtype: Any) -> int | None:
@@ -80,23 +82,44 @@ def _fold(op: str, dtype: Any) -> Any:
     return folds.fold_of(op, dtype)
 
 
-def door(name: str) -> Callable[..., int] | None:
-    """A function of `devices.door`, compiled; None where that is impossible.
+def machine() -> int | None:
+    """The address of `devices.machine.run`, compiled; None where that is impossible.
 
     That is where there is no Numba, or one that does not compile or convert float16, and where
-    arrays are not laid out as it takes them to be.
+    arrays are not laid out as `devices.python_calls` takes them to be.
     """
-    _once(_DOORS, name, lambda: _opened_door(name))
-    opened: Callable[..., int] | None = _DOORS[name]
-    return opened
+    return _compiled_door("run")
 
 
-def _opened_door(name: str) -> Any:
+def door(name: str, me: Any = None, doc: str | None = None) -> Callable[..., Any] | None:
+    """A function of `devices.door` or `devices.gate`, compiled; None as `machine`.
+
+    It is given `me` with each call.
+    """
+    address = _compiled_door(name)
+    if address is None:
+        return None
+    return python_calls.callable_at(address, name, me, name in _NAMED, doc)
+
+
+_IN_MODULES = {
+    "machine": ("run",),
+    "door": ("enter", "bring", "deal"),
+    "gate": ("all_reduce", "again", "shut", "reopen", "place"),
+}
+_NAMED = ("all_reduce",)
+
+
+def _compiled_door(name: str) -> int | None:
+    _once(_DOORS, name, lambda: _address_of_door(name))
+    return _DOORS[name]
+
+
+def _address_of_door(name: str) -> int | None:
     try:
-        address = _address(name, lambda: _door(name)) if python_calls.knows_arrays() else None
+        return _address(name, lambda: _door(name)) if python_calls.knows_arrays() else None
     except Exception:  # whatever keeps Numba from compiling here
         return None
-    return address and python_calls.callable_at(address, name)
 
 
 def _door(name: str) -> Any:
@@ -104,9 +127,10 @@ def _door(name: str) -> Any:
 
     if numba.config.DISABLE_JIT or not _converts_float16(numba.config):
         return None
-    from ringreduce.devices import door
-
-    return getattr(door, name), numba.types.int64(*(numba.types.int64,) * 3)
+    (module,) = (module for module, names in _IN_MODULES.items() if name in names)
+    function = getattr(importlib.import_module(f"ringreduce.devices.{module}"), name)
+    takes = function.__code__.co_argcount
+    return function, numba.types.int64(*(numba.types.int64,) * takes)
 
 
 def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> None:

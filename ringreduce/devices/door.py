@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.blocks import IN_PLACE, INPUT_BYTES, OUTPUT_BYTES, UNUSUAL, WORD
+from ringreduce.devices.blocks import IN_PLACE, INPUT_BYTES, OUTPUT_BYTES, RUN, UNUSUAL, WORD
 from ringreduce.devices.compilable import compilable
-from ringreduce.devices.machine import run
 from ringreduce.devices.native import (
+    call_run,
     copy,
     enter_interpreter,
     integer,
@@ -54,7 +54,7 @@ from ringreduce.devices.python_calls import (
 
 
 @compilable
-def _fits(program: Any, x: Any, out: Any, like: Any) -> bool:
+def fits(program: Any, x: Any, out: Any, like: Any) -> bool:
     """Whether the result of `x`, one such as `like`, can go to `out` with no more to be asked."""
     whole, wanted = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
     kind = load(like + TYPE)
@@ -93,11 +93,11 @@ def enter(_: Any, arguments: Any, count: Any) -> Any:
         source, target = load(table + SOURCE * WORD), load(table + TARGET * WORD)
     elif count == 5:
         x, out = load(arguments + 2 * WORD), load(arguments + 3 * WORD)
-        if not _fits(program, x, out, load(arguments + 4 * WORD)):
+        if not fits(program, x, out, load(arguments + 4 * WORD)):
             return integer(UNUSUAL)
         source, target = load(x + DATA), load(out + DATA)
     state = leave_interpreter()
-    came = run(program, number, source, target)
+    came = call_run(load(program + RUN * WORD), program, number, source, target)
     enter_interpreter(state)
     return integer(came)
 

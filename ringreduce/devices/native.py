@@ -235,3 +235,65 @@ def enter_interpreter(_context: Any, state: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@_intrinsic
+def call_run(_context: Any, run: Any, program: Any, number: Any, source: Any, target: Any) -> Any:
+    """Call `machine.run`, compiled, at an address."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_WORD, (_WORD,) * 4)
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.int64(*(types.int64,) * 5), generate
+
+
+@_intrinsic
+def call_object(_context: Any, function: Any, arguments: Any, count: Any, names: Any) -> Any:
+    """Call a Python function, as ``PyObject_Vectorcall``; its result, 0 if it has raised."""
+
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        kind = ir.FunctionType(_WORD, (_WORD,) * 4)
+        function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_Vectorcall")
+        return builder.call(function, given)
+
+    return types.int64(*(types.int64,) * 4), generate
+
+
+@_intrinsic
+def keep_object(_context: Any, address: Any) -> Any:
+    """One reference more."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), (_WORD,))
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "Py_IncRef"), arguments)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@_intrinsic
+def let_go_of_object(_context: Any, address: Any) -> Any:
+    """One reference less."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        # Numba's own declaration of it takes a pointer.
+        kind = ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(),))
+        function = cgutils.get_or_insert_function(builder.module, kind, "Py_DecRef")
+        builder.call(function, (builder.inttoptr(arguments[0], _BYTE.as_pointer()),))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@_intrinsic
+def this_thread(_context: Any) -> Any:
+    """What tells one thread from another."""
+
+    def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
+        kind = ir.FunctionType(_WORD, ())
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, kind, "PyThread_get_thread_ident"), ()
+        )
+
+    return types.int64(), generate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 from math import prod
@@ -17,9 +18,25 @@ TYPE, DATA, DIMENSIONS, SHAPE, DTYPE, FLAGS = 8, 16, 24, 32, 56, 64
 shape, its dtype and its flags (32 bits) stand."""
 CONTIGUOUS_AND_ALIGNED, WRITABLE = 0x101, 0x400
 HALF = 0xFFFFFFFF
-LENGTH, ITEMS_OF_LIST, ITEMS_OF_TUPLE = 16, 24, 24
+LENGTH, ITEMS_OF_LIST, ITEMS_OF_TUPLE = 16, 24, tuple.__basicsize__
 """Where in a list and a tuple its length stands, the address of its items, and its items."""
-_FASTCALL = 0x80
+_FASTCALL, _WITH_NAMES = 0x80, 0x02
+
+# --- a gate, in words: see `devices.gate` ---------------------------------------------------------
+
+OPEN, BUSY, OWNER, NEXT, ACCOUNTED = range(5)
+REMEMBER, USUAL_WAY, EMPTY, OUT, DEFAULT_OP, NONE, ARRAY, ARGUMENTS = range(5, 13)
+"""Whether calls may pass; whether one is under way, and of which thread; the number of the next;
+whether all that have passed are accounted for.  Then Python objects: what remembers a signature;
+the method that does it as usual; ``numpy.empty``; ``"out"``, ``"sum"`` and None; the type of
+arrays; and four words for the arguments of what is called."""
+GATE_WORDS = 16
+ENTRIES, MOST_DIMENSIONS = 128, 4
+ENTRY_PROGRAM, ENTRY_DTYPE, ENTRY_DIMENSIONS, ENTRY_SHAPE, ENTRY_OP = 0, 1, 2, 3, 7
+ENTRY_SIGNATURE, ENTRY_LIKE, ENTRY_SHAPE_TUPLE, ENTRY_FINISH, ENTRY_RUN = range(8, 13)
+"""Then for each of so many calls: its program, or 0; what its array is like; its op; its signature;
+an array as the result is, and that one's shape; what finishes a call that waits; `machine.run`."""
+ENTRY_WORDS = 13
 
 # --- a table: what `door.bring` knows of a list, in words -----------------------------------------
 
@@ -65,17 +82,20 @@ class _Method(ctypes.Structure):
     )
 
 
-_kept: list[_Method] = []
-"""What functions point to, for as long as the process."""
+_METHODS: dict[int, _Method] = {}
+"""What functions point to, for as long as the process, by the addresses of their code."""
 
 
-def callable_at(address: int, name: str) -> Callable[..., int]:
-    """The C function at an address, ``object(self, arguments, count)``, as a Python function."""
-    method = _Method(name.encode(), address, _FASTCALL, None)
-    kind = ctypes.PYFUNCTYPE(ctypes.py_object, *(ctypes.c_void_p,) * 3)
+def callable_at(
+    address: int, name: str, me: Any = None, names: bool = False, doc: str | None = None
+) -> Callable[..., Any]:
+    """The C function at an address, ``object(me, arguments, count[, names])``, as Python's."""
+    flags = _FASTCALL | (_WITH_NAMES if names else 0)
+    if address not in _METHODS:
+        _METHODS[address] = _Method(name.encode(), address, flags, doc and doc.encode())
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
-    function: Callable[..., int] = make(ctypes.addressof(method), None, None)
-    _kept.append(method)
+    function: Callable[..., Any] = make(ctypes.addressof(_METHODS[address]), me, None)
     return function
 
 
@@ -89,8 +109,10 @@ def knows_arrays() -> bool:
     shape = word(SHAPE)
     there = (word(TYPE), word(DATA), word(DIMENSIONS) & HALF, word(DTYPE))
     flags = word(FLAGS) & HALF
+    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
     return (
-        there == (id(np.ndarray), array.ctypes.data, 2, id(array.dtype))
+        locked
+        and there == (id(np.ndarray), array.ctypes.data, 2, id(array.dtype))
         and (word(0, shape), word(WORD, shape)) == array.shape
         and flags & (CONTIGUOUS_AND_ALIGNED | WRITABLE) == CONTIGUOUS_AND_ALIGNED | WRITABLE
         and flags == array.flags.num

@@ -1,0 +1,220 @@
+"""The way past Python: calls that were made before, when nothing else is under way.
+
+What takes the time of a small call is Python: a key, a lock, an account of the call.  Here compiled
+code does all that for one that was made before, if the gate is open.  `ringreduce.gate` says when
+it is, and does what may have to wait.
+
+The interpreter's lock is held wherever the words of a gate are looked at, so that no two threads
+pass it at once.  While a call is under way, and that lock is not held, BUSY keeps others out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringreduce.devices.blocks import FINISHED, UNUSUAL, WORD
+from ringreduce.devices.compilable import compilable
+from ringreduce.devices.door import fits
+from ringreduce.devices.native import (
+    call_object,
+    call_run,
+    enter_interpreter,
+    integer,
+    keep_object,
+    leave_interpreter,
+    let_go_of_object,
+    load,
+    number_of,
+    store,
+    this_thread,
+)
+from ringreduce.devices.python_calls import (
+    ACCOUNTED,
+    ARGUMENTS,
+    ARRAY,
+    BUSY,
+    DATA,
+    DEFAULT_OP,
+    DIMENSIONS,
+    DTYPE,
+    EMPTY,
+    ENTRIES,
+    ENTRY_DIMENSIONS,
+    ENTRY_DTYPE,
+    ENTRY_FINISH,
+    ENTRY_LIKE,
+    ENTRY_OP,
+    ENTRY_PROGRAM,
+    ENTRY_RUN,
+    ENTRY_SHAPE,
+    ENTRY_SHAPE_TUPLE,
+    ENTRY_SIGNATURE,
+    ENTRY_WORDS,
+    GATE_WORDS,
+    HALF,
+    ITEMS_OF_TUPLE,
+    LENGTH,
+    MOST_DIMENSIONS,
+    NEXT,
+    NONE,
+    OPEN,
+    OUT,
+    OWNER,
+    REMEMBER,
+    SHAPE,
+    TYPE,
+    USUAL_WAY,
+)
+
+
+@compilable
+def _passes(gate: Any) -> bool:
+    passes: bool = load(gate + OPEN * WORD) != 0 and load(gate + BUSY * WORD) == 0
+    return passes
+
+
+@compilable
+def _pass(gate: Any, run: Any, program: Any, source: Any, target: Any, signature: Any) -> Any:
+    """Make the call; what the run came to.  If it is over, so is the call; if not, still BUSY."""
+    store(gate + OWNER * WORD, this_thread())
+    store(gate + BUSY * WORD, 1)
+    number = load(gate + NEXT * WORD)
+    state = leave_interpreter()
+    came = call_run(run, program, number, source, target)
+    enter_interpreter(state)
+    if came == FINISHED:
+        store(gate + NEXT * WORD, number + 1)
+        store(gate + ARGUMENTS * WORD, signature)
+        told = call_object(load(gate + REMEMBER * WORD), gate + ARGUMENTS * WORD, 1, 0)
+        if told:
+            let_go_of_object(told)
+        store(gate + BUSY * WORD, 0)
+    return came
+
+
+@compilable
+def _place(x: Any, op: Any) -> Any:
+    """Where among the entries it stands what is known of such a call."""
+    dimensions, shape = load(x + DIMENSIONS) & HALF, load(x + SHAPE)
+    mixed = dimensions
+    for i in range(dimensions):
+        mixed = mixed * 31 + load(shape + i * WORD)
+    mixed = mixed * 7 + (mixed >> 9) + (load(x + DTYPE) >> 5) + (op >> 4)
+    return mixed & (ENTRIES - 1)
+
+
+@compilable
+def _entry(gate: Any, x: Any, op: Any) -> Any:
+    """What is known of such a call; 0 if it was not made before."""
+    dimensions, shape = load(x + DIMENSIONS) & HALF, load(x + SHAPE)
+    if load(x + TYPE) != load(gate + ARRAY * WORD) or dimensions > MOST_DIMENSIONS:
+        return 0
+    entry = gate + (GATE_WORDS + _place(x, op) * ENTRY_WORDS) * WORD
+    if (
+        load(entry + ENTRY_PROGRAM * WORD) == 0
+        or load(entry + ENTRY_DTYPE * WORD) != load(x + DTYPE)
+        or load(entry + ENTRY_OP * WORD) != op
+        or load(entry + ENTRY_DIMENSIONS * WORD) != dimensions
+    ):
+        return 0
+    for i in range(dimensions):
+        if load(shape + i * WORD) != load(entry + (ENTRY_SHAPE + i) * WORD):
+            return 0
+    return entry
+
+
+def place(_: Any, arguments: Any, __: Any) -> Any:
+    """``place(x, op)``: where among the entries an all-reduce of such an array stands."""
+    return integer(_place(load(arguments), load(arguments + WORD)))
+
+
+def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
+    """`Communicator.all_reduce`; `me` is a tuple with the gate's words before anything else."""
+    gate = load(load(me + ITEMS_OF_TUPLE) + DATA)
+    usual_way = load(gate + USUAL_WAY * WORD)
+    out, op, known = 0, load(gate + DEFAULT_OP * WORD), _passes(gate)
+    if names:
+        known &= load(names + LENGTH) == 1
+        known = known and load(names + ITEMS_OF_TUPLE) == load(gate + OUT * WORD)
+        if known:
+            out = load(arguments + count * WORD)
+            if out == load(gate + NONE * WORD):
+                out = 0
+    if count == 2:
+        op = load(arguments + WORD)
+    if not known or count < 1 or count > 2:
+        return call_object(usual_way, arguments, count, names)
+    x = load(arguments)
+    entry = _entry(gate, x, op)
+    if entry == 0:
+        return call_object(usual_way, arguments, count, names)
+    if out == 0:
+        store(gate + ARGUMENTS * WORD, load(entry + ENTRY_SHAPE_TUPLE * WORD))
+        store(gate + (ARGUMENTS + 1) * WORD, load(entry + ENTRY_DTYPE * WORD))
+        out = call_object(load(gate + EMPTY * WORD), gate + ARGUMENTS * WORD, 2, 0)
+        if out == 0:
+            return 0
+    else:
+        keep_object(out)
+    program = load(entry + ENTRY_PROGRAM * WORD)
+    # While an array was made Python may have done anything.
+    if (
+        program == 0
+        or not _passes(gate)
+        or not fits(program, x, out, load(entry + ENTRY_LIKE * WORD))
+    ):
+        let_go_of_object(out)
+        return call_object(usual_way, arguments, count, names)
+    run, signature = load(entry + ENTRY_RUN * WORD), load(entry + ENTRY_SIGNATURE * WORD)
+    finish = load(entry + ENTRY_FINISH * WORD)
+    keep_object(signature)
+    keep_object(finish)
+    came = _pass(gate, run, program, load(x + DATA), load(out + DATA), signature)
+    result = out
+    if came != FINISHED:
+        store(gate + ARGUMENTS * WORD, x)
+        store(gate + (ARGUMENTS + 1) * WORD, out)
+        result = call_object(finish, gate + ARGUMENTS * WORD, 2, 0)
+        store(gate + BUSY * WORD, 0)
+        let_go_of_object(out)
+    let_go_of_object(finish)
+    let_go_of_object(signature)
+    return result
+
+
+def again(me: Any, arguments: Any, _: Any) -> Any:
+    """``again(run, program, signature, finish)``: make a persistent call; UNUSUAL if it was not."""
+    gate = load(load(me + ITEMS_OF_TUPLE) + DATA)
+    if not _passes(gate):
+        return integer(UNUSUAL)
+    run, program = number_of(load(arguments)), number_of(load(arguments + WORD))
+    came = _pass(gate, run, program, 0, 0, load(arguments + 2 * WORD))
+    if came == FINISHED:
+        return integer(FINISHED)
+    result = call_object(load(arguments + 3 * WORD), 0, 0, 0)
+    store(gate + BUSY * WORD, 0)
+    return result
+
+
+def shut(me: Any, _: Any, __: Any) -> Any:
+    """``shut()``: let no more calls pass; -1 if another thread has one under way.
+
+    Else how many calls there were by now, or 0 if that is known since it was shut last.
+    """
+    gate = load(load(me + ITEMS_OF_TUPLE) + DATA)
+    store(gate + OPEN * WORD, 0)
+    if load(gate + BUSY * WORD) and load(gate + OWNER * WORD) != this_thread():
+        return integer(-1)
+    if load(gate + ACCOUNTED * WORD):
+        return integer(0)
+    store(gate + ACCOUNTED * WORD, 1)
+    return integer(load(gate + NEXT * WORD))
+
+
+def reopen(me: Any, arguments: Any, _: Any) -> Any:
+    """``reopen(number)``: let calls pass, the next with that number."""
+    gate = load(load(me + ITEMS_OF_TUPLE) + DATA)
+    store(gate + NEXT * WORD, number_of(load(arguments)))
+    store(gate + ACCOUNTED * WORD, 0)
+    store(gate + OPEN * WORD, 1)
+    return integer(0)

@@ -1,0 +1,159 @@
+"""A communicator's lock, and the way past it for calls that were made before.
+
+Whoever holds the lock has shut the gate.  It is opened when the lock is let go of and nothing is
+under way or wrong; then compiled code makes calls that were made before, without the lock, one at a
+time, and counts them (`devices.gate`).  What they have done is accounted for when the gate is shut
+again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringreduce.agreement import Agreement
+from ringreduce.devices import compiling, python_calls
+from ringreduce.devices.blocks import UNUSUAL
+
+_BETWEEN_LOOKS_S = 2e-5
+
+
+class Lock(Protocol):
+    """One that its owner may take again."""
+
+    def acquire(self) -> Any: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: Any) -> None: ...
+
+
+Finish = Callable[..., Any]
+"""Waits for a call that passed and is not over; its result."""
+
+
+class Gate:
+    """Stands for `lock`; `is_quiet` says whether calls may pass without it."""
+
+    def __init__(self, lock: Lock, is_quiet: Callable[[], bool], agreement: Agreement) -> None:
+        self._take, self._give = lock.acquire, lock.release
+        self._is_quiet, self._agreement = is_quiet, agreement
+        self._depth = 0
+        self._words = np.zeros(
+            python_calls.GATE_WORDS + python_calls.ENTRIES * python_calls.ENTRY_WORDS, np.int64
+        )
+        self._table = self._words[python_calls.GATE_WORDS :].reshape(python_calls.ENTRIES, -1)
+        self._kept: list[Any] = [None] * python_calls.ENTRIES
+        """The objects that an entry names by their addresses."""
+        self._named = (agreement.remember, np.empty, "out", "sum")
+        places = (python_calls.REMEMBER, python_calls.EMPTY, python_calls.OUT)
+        for place, named in zip((*places, python_calls.DEFAULT_OP), self._named, strict=True):
+            self._words[place] = id(named)
+        self._words[[python_calls.NONE, python_calls.ARRAY]] = id(None), id(np.ndarray)
+        self._words[python_calls.ACCOUNTED] = 1
+        me = (self._words,)
+        self._shut, self._reopen = self._opened("shut", me), self._opened("reopen", me)
+        self._again, self._place = self._opened("again", me), self._opened("place", None)
+        run = compiling.machine()
+        assert run is not None
+        self._run = run
+
+    @staticmethod
+    def _opened(name: str, me: Any, doc: str | None = None) -> Callable[..., Any]:
+        function = compiling.door(name, me, doc)
+        assert function is not None
+        return function
+
+    # --- the lock ---
+
+    def acquire(self) -> None:
+        """Take the lock, and shut the gate."""
+        self._take()
+        while (count := self._shut()) < 0:
+            self._give()
+            time.sleep(_BETWEEN_LOOKS_S)
+            self._take()
+        self._depth += 1
+        if count:
+            self._agreement.completed, self._agreement.number = count, count - 1
+
+    def release(self) -> None:
+        """Let go of the lock; open the gate, if nothing is under way or wrong."""
+        self._depth -= 1
+        if self._depth == 0 and self._is_quiet():
+            self._reopen(self._agreement.completed)
+        self._give()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def shut(self) -> None:
+        """Let no more calls pass, whoever has the lock."""
+        self._words[python_calls.OPEN] = 0
+
+    def forked(self) -> None:
+        """In a child process, which makes no calls."""
+        self._words[[python_calls.OPEN, python_calls.BUSY]] = 0
+
+    # --- who passes ---
+
+    def all_reduce(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called as `usual` is, and calls it if a call may not pass."""
+        self._words[python_calls.USUAL_WAY] = id(usual)
+        return self._opened("all_reduce", (self._words, usual), _DOC.format(usual.__doc__))
+
+    def once(self, program: int, signature: Any, finish: Finish) -> Callable[[], bool]:
+        """A function that makes a persistent call; False if it has to be made as usual."""
+        again, run = self._again, self._run
+
+        def once() -> bool:
+            came: int | None = again(run, program, signature, finish)
+            return came != UNUSUAL
+
+        return once
+
+    def admit(
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        op: str,
+        program: int,
+        signature: Any,
+        finish: Finish,
+    ) -> None:
+        """Let all-reduces of such arrays pass from now on.  `finish` keeps the program alive."""
+        if len(shape) > python_calls.MOST_DIMENSIONS:
+            return
+        op = sys.intern(op)
+        like = np.broadcast_to(np.empty((), dtype), shape)
+        entry = np.zeros(python_calls.ENTRY_WORDS, np.int64)
+        first = python_calls.ENTRY_SHAPE
+        entry[first : first + len(shape)] = shape
+        for place, value in (
+            (python_calls.ENTRY_PROGRAM, program),
+            (python_calls.ENTRY_DIMENSIONS, len(shape)),
+            (python_calls.ENTRY_RUN, self._run),
+            (python_calls.ENTRY_DTYPE, id(dtype)),
+            (python_calls.ENTRY_OP, id(op)),
+            (python_calls.ENTRY_SIGNATURE, id(signature)),
+            (python_calls.ENTRY_LIKE, id(like)),
+            (python_calls.ENTRY_SHAPE_TUPLE, id(shape)),
+            (python_calls.ENTRY_FINISH, id(finish)),
+        ):
+            entry[place] = value
+        place = self._place(like, op)
+        self._table[place] = entry
+        self._kept[place] = (dtype, shape, op, signature, like, finish)
+
+
+_DOC = """all_reduce($self, x, op='sum', *, out=None, algorithm='auto', wire=None, async_op=False, \
+timeout_s=None)
+--
+
+{}"""
