@@ -255,7 +255,8 @@ class Calls:
 
         It carries the signature of the call that it opens.
         """
-        key = ("exchange", collective, array.dtype, array.shape[1:], algorithm, root, travels)
+        kind = array.dtype, array.shape[1:]
+        key = ("exchange", collective, *kind, algorithm, root, type(root), travels)
         return self._get(key, self._exchange, collective, array, algorithm, root, travels)
 
     def _exchange(
@@ -280,7 +281,7 @@ class Calls:
 
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
         """The broadcast before a scatter: what the root's array is, in `nbytes` bytes."""
-        key = ("announcement", root, nbytes, algorithm)
+        key = ("announcement", root, type(root), nbytes, algorithm)
         return self._get(key, self._announcement, root, nbytes, algorithm)
 
     def _announcement(self, root: int, nbytes: int, algorithm: str) -> Call:

@@ -376,7 +376,7 @@ class Collectives:
 
         Returns the flow that is told where its arrays lie, if there is one and it is new.
         """
-        if key in self._quick or self._line.works:
+        if key in self._quick or self._line.works or call.queue is not None or call.converts:
             return None
         while len(self._quick) >= self.config.kept_plans:
             del self._quick[next(iter(self._quick))]
@@ -388,7 +388,7 @@ class Collectives:
 
     def _unbound(self, call: Call) -> Flow | None:
         """A flow that is told where its arrays lie; None where it takes more than that."""
-        if call.queue is not None or call.converts:
+        if call.queue is not None or call.converts or self.config.memory is None:
             return None
         return self._conductor.executor.store.unbound(call.prepared)
 
@@ -434,9 +434,9 @@ class Collectives:
         timeout_s: float | None,
     ) -> Any:
         key: tuple[Any, ...] = ()
-        if members and type(members[0]) is type(members[-1]) is np.ndarray:
-            ends = members[0].dtype, members[0].shape, members[-1].shape
-            key = len(members), *ends, op, algorithm, wire
+        if members and all(type(members[place]) is np.ndarray for place in (0, -1)):
+            seen = members[0].dtype, members[0].shape, members[-1].shape
+            key = len(members), *seen, op, algorithm, wire
         with self._line.lock:
             _, quick = self._quick_lists.get(key, _NOT_KEPT)
             if quick is not None and timeout_s is None and not async_op:
@@ -464,7 +464,9 @@ class Collectives:
 
     def _quicken_list(self, key: Any, fused: Fused, arrays: Sequence[np.ndarray]) -> None:
         """Let a call on a list, when it is made again, go as fast as Python allows."""
-        if self._quick_lists.get(key, _NOT_KEPT)[0] is fused:
+        kept = self._quick_lists.pop(key, _NOT_KEPT)
+        if kept[0] is fused:
+            self._quick_lists[key] = kept
             return
         while len(self._quick_lists) >= self.config.kept_plans:
             del self._quick_lists[next(iter(self._quick_lists))]
@@ -475,7 +477,8 @@ class Collectives:
             flow = self._unbound(call)
             if flow is not None:
                 if self._whole.size < nbytes:
-                    self._whole = self._reachable((nbytes,), np.dtype(np.uint8))
+                    larger = max(nbytes, 2 * self._whole.size)
+                    self._whole = self._reachable((larger,), np.dtype(np.uint8))
                 shapes = [array.shape for array in arrays]
                 quick = self._conductor.quick_list(fused, flow, shapes, call.dtype, self._whole)
         self._quick_lists[key] = fused, quick
@@ -529,6 +532,15 @@ class Collectives:
         if array.ndim == 0:
             raise ValueError("scatter: got a 0-d array; it has no first axis to split along")
         return array
+
+    def _forget(self) -> None:
+        """Let go of all that is kept for the next calls; there are none."""
+        self.__dict__.pop("all_reduce", None)
+        self._quick.clear()
+        self._quick_lists.clear()
+        self._barrier, self._whole = None, np.empty(0, np.uint8)
+        if self._conductor.gate is not None:
+            self._conductor.gate.forget()
 
     def _meet(
         self,

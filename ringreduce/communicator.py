@@ -73,6 +73,8 @@ class Communicator(Collectives):
         sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise ValueError(f"empty: shape is {shape}; pass lengths of at least 0")
+        if self._arena is None:
+            return np.empty(sizes, dtype)
         with self._line.lock:
             return self._reachable(sizes, dtype)
 
@@ -148,7 +150,7 @@ class Communicator(Collectives):
         with self._line.lock:
             call = self._calls.meeting("close", ())
             self._conductor.close(call, call.prepared, NOTHING)
-        self.__dict__.pop("all_reduce", None)
+        self._forget()
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""

@@ -175,11 +175,11 @@ class Conductor:
         like = nothing if shape is None else np.broadcast_to(empty((), dtype), shape)
 
         def quick(x: np.ndarray, out: Any) -> Any:
-            if running or works or agreement.warned or self.ended is not None:
-                return USUAL
             if out is None:
                 out = empty(shape, dtype) if nothing is None else nothing
             elif nothing is not None:
+                return USUAL
+            if running or works or agreement.warned or self.ended is not None:
                 return USUAL
             number = agreement.completed
             try:
@@ -220,15 +220,17 @@ class Conductor:
         places = table.address
 
         def quick_list(members: Sequence[Any], out: Any) -> Any:
-            if running or works or agreement.warned or self.ended is not None:
-                return USUAL
             if out is None:
                 out = [empty(shape, dtype) for shape in shapes]
+            # Whoever has the lists may put other arrays there meanwhile.
+            given, into = tuple(members), tuple(out) if type(out) is list else out
+            if running or works or agreement.warned or self.ended is not None:
+                return USUAL
             number = agreement.completed
             try:
                 flow.at = 0
                 running.append(flow)
-                if bring(places, members, out) == UNUSUAL:
+                if bring(places, given, into) == UNUSUAL:
                     running.clear()
                     return USUAL
                 came = enter(address, number, places)
@@ -241,7 +243,7 @@ class Conductor:
                 running.clear()
                 return out
             except BaseException as error:
-                self.executor.held = list(members), out, table
+                self.executor.held = given, into, table
                 raise self._broken_off(error, opening.schedule) from None
 
         return quick_list

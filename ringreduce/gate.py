@@ -97,6 +97,12 @@ class Gate:
         """Let no more calls pass, whoever has the lock."""
         self._words[python_calls.OPEN] = 0
 
+    def forget(self) -> None:
+        """Let nothing pass any more, and let go of what was kept for it."""
+        self.shut()
+        self._table[:, python_calls.ENTRY_PROGRAM] = 0
+        self._kept = [None] * python_calls.ENTRIES
+
     def forked(self) -> None:
         """In a child process, which makes no calls."""
         self._words[[python_calls.OPEN, python_calls.BUSY]] = 0

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ringreduce.abort import die_with_parent
-from ringreduce.leftovers import remove_leftovers, remove_session_directory
+from ringreduce.leftovers import remove_leftovers, remove_own_session_directory
 from ringreduce.mpiexec import Flavour, Mpiexec, find_mpiexec
 
 _THREAD_COUNTS = (
@@ -234,7 +234,7 @@ def _tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     die_with_parent(signal.SIGTERM, launcher)
-    remove_session_directory(os.getpid())  # of a dead mpiexec, which had this id
+    remove_own_session_directory()
 
 
 def _exit_code(returncode: int, ended_by: int) -> int:

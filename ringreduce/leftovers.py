@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -39,15 +40,23 @@ def remove_leftovers(pid: int, *, since: float, directory: Path = SHARED_MEMORY)
         if not any(written) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    remove_session_directory(pid)
+    shutil.rmtree(_session_directory(pid), ignore_errors=True)
 
 
-def remove_session_directory(pid: int) -> None:
-    """Remove what the mpiexec with id `pid` keeps in Open MPI's session directory.
+def remove_own_session_directory() -> None:
+    """Before this process becomes mpiexec: remove what another has left that had its id.
 
-    An mpiexec that is killed leaves it, and the next one that gets this id does not start.
+    Open MPI's names its session directory by its id, leaves it if it is killed, and does not start
+    where there is one of this host.
     """
-    shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{pid}", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        left = _session_directory(os.getpid())
+        if left.stat().st_uid == os.geteuid() and any(left.glob(f"pmix.{platform.node()}.*")):
+            shutil.rmtree(left)
+
+
+def _session_directory(pid: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"ompi.{pid}"
 
 
 def _mpi_files(directory: Path) -> Iterator[Path]:

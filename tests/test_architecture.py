@@ -65,6 +65,7 @@ CARRIES_OUT = (
     *("binding", "executor", "agreement", "calls", "work", "conductor", "programs", "persistent"),
     *("staging", "placement", "communicator", "start", "flows", "straight", "collectives"),
 )
+FOR_NUMBA = ("compilable", "door", "elements", "folds", "kernels", "machine")
 LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "explain", "cli")
 
 
@@ -150,12 +151,7 @@ def test_cupy_is_imported_by_what_runs_on_a_card_alone():
 
 
 def test_numba_is_imported_by_what_is_only_imported_to_compile():
-    written_for_it = {
-        f"devices.{name}"
-        for name in (
-            *("compilable", "door", "elements", "folds", "gate", "kernels", "machine", "native"),
-        )
-    }
+    written_for_it = {f"devices.{name}" for name in (*FOR_NUMBA, "gate", "native")}
     through_others = {"devices.door", "devices.gate", "devices.machine"}
     imports_it = {"devices.compiling", "devices.machine_code", *written_for_it}
     assert importers_of("numba") | through_others == imports_it

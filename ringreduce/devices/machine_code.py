@@ -34,15 +34,14 @@ class MachineCode:
 
 
 def compiled(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> MachineCode:
-    """Machine code of a function that neither raises nor makes Python objects, by Numba."""
+    """Machine code of a function that does not raise, by Numba."""
     import numba
     from llvmlite import binding
 
     made = numba.cfunc(signature, **options)(function)
     module = binding.parse_assembly(made.inspect_llvm())
-    # What Numba calls where a function has raised.  Ours do not.
     for name in _declared(module):
-        if name.startswith(("NRT_", "numba_")):
+        if name in _WHERE_IT_RAISED:
             module.link_in(binding.parse_assembly(_NEVER_CALLED.format(name=name)))
     cpu, features = target(numba.config)
     machine = binding.Target.from_triple(module.triple).create_target_machine(
@@ -51,6 +50,11 @@ def compiled(function: Callable[..., Any], signature: Any, options: dict[str, An
     return MachineCode(made.native_name, tuple(_declared(module)), machine.emit_object(module))
 
 
+_WHERE_IT_RAISED = (
+    *("NRT_Free", "NRT_MemInfo_call_dtor", "numba_do_raise", "numba_gil_ensure"),
+    *("numba_gil_release", "numba_runtime_build_excinfo_struct", "numba_unpickle"),
+)
+"""What Numba calls where a function has raised, which ours do not."""
 _NEVER_CALLED = """
 declare void @llvm.trap()
 define void @{name}() {{
@@ -106,11 +110,11 @@ def loaded(made: MachineCode) -> int:
 def keep(path: Path, made: MachineCode) -> None:
     """Write a file, whole or not at all.  Raises OSError."""
     head = json.dumps({"name": made.name, "needs": made.needs}).encode() + b"\n"
-    kept = head + made.code
+    whole = head + made.code
     file, name = tempfile.mkstemp(dir=path.parent)
     try:
         with open(file, "wb") as part:
-            part.write(hashlib.sha256(kept).digest() + kept)
+            part.write(hashlib.sha256(whole).digest() + whole)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -124,9 +128,9 @@ def kept(path: Path) -> MachineCode | None:
         whole = path.read_bytes()
     except OSError:
         return None
-    digest, kept = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
-    if hashlib.sha256(kept).digest() != digest:
+    digest, rest = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    if hashlib.sha256(rest).digest() != digest:
         return None
-    head, _, code = kept.partition(b"\n")
+    head, _, code = rest.partition(b"\n")
     told = json.loads(head)
     return MachineCode(told["name"], tuple(told["needs"]), code)
