@@ -17,7 +17,6 @@ import numpy as np
 
 from ringreduce.agreement import Agreement
 from ringreduce.devices import compiling, python_calls
-from ringreduce.devices.blocks import UNUSUAL
 
 _BETWEEN_LOOKS_S = 2e-5
 
@@ -56,7 +55,7 @@ class Gate:
         self._words[python_calls.ACCOUNTED] = 1
         me = (self._words,)
         self._shut, self._reopen = self._opened("shut", me), self._opened("reopen", me)
-        self._again, self._place = self._opened("again", me), self._opened("place", None)
+        self._place = self._opened("place", None)
         run = compiling.machine()
         assert run is not None
         self._run = run
@@ -114,15 +113,9 @@ class Gate:
         self._words[python_calls.USUAL_WAY] = id(usual)
         return self._opened("all_reduce", (self._words, usual), _DOC.format(usual.__doc__))
 
-    def once(self, program: int, signature: Any, finish: Finish) -> Callable[[], bool]:
-        """A function that makes a persistent call; False if it has to be made as usual."""
-        again, run = self._again, self._run
-
-        def once() -> bool:
-            came: int | None = again(run, program, signature, finish)
-            return came != UNUSUAL
-
-        return once
+    def again(self, program: int, signature: Any, finish: Finish) -> Callable[[], Any]:
+        """A function that makes a persistent call; UNUSUAL if it has to be made as usual."""
+        return self._opened("again", (self._words, self._run, program, signature, finish))
 
     def admit(
         self,

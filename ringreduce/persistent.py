@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls import Call
-from ringreduce.conductor import Conductor, Once
+from ringreduce.conductor import Again, Conductor
+from ringreduce.devices.blocks import UNUSUAL
 from ringreduce.programs import move
 
 
@@ -35,20 +36,19 @@ class PersistentCall:
         if not call.converts:
             with nullcontext() if call.queue is None else call.queue.selected():
                 conductor.executor.store.bind_for_good(call.prepared, source, target)
-        self._once: Once | None = None
+        self._again: Again | None = None
         self._alone: Callable[[bytes], None] | None = None
         """Runs the call, if it can be done by messages between its arrays alone."""
         if call.prepared.bound is not None and call.queue is None:
             self._alone = conductor.executor.alone(call.prepared.bound)
-            self._once = conductor.once(call, call.prepared.bound, timeout_s)
+            self._again = conductor.again(call, call.prepared.bound, timeout_s)
 
     def __del__(self) -> None:
         self._conductor.executor.store.discard(self._call.prepared)
 
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
-        once = self._once
-        if once is None or not once():
+        if self._again is None or self._again() == UNUSUAL:
             with self._line.lock:
                 self._carry_out()
         return self._result

@@ -182,16 +182,20 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
     return result
 
 
-def again(me: Any, arguments: Any, _: Any) -> Any:
-    """``again(run, program, signature, finish)``: make a persistent call; UNUSUAL if it was not."""
-    gate = load(load(me + ITEMS_OF_TUPLE) + DATA)
+def again(me: Any, _: Any, __: Any) -> Any:
+    """``again()``: make a persistent call; UNUSUAL if it was not made.
+
+    `me` is ``(words, run, program, signature, finish)``.
+    """
+    mine = me + ITEMS_OF_TUPLE
+    gate = load(load(mine) + DATA)
     if not _passes(gate):
         return integer(UNUSUAL)
-    run, program = number_of(load(arguments)), number_of(load(arguments + WORD))
-    came = _pass(gate, run, program, 0, 0, load(arguments + 2 * WORD))
+    run, program = number_of(load(mine + WORD)), number_of(load(mine + 2 * WORD))
+    came = _pass(gate, run, program, 0, 0, load(mine + 3 * WORD))
     if came == FINISHED:
         return integer(FINISHED)
-    result = call_object(load(arguments + 3 * WORD), 0, 0, 0)
+    result = call_object(load(mine + 4 * WORD), 0, 0, 0)
     store(gate + BUSY * WORD, 0)
     return result
 
