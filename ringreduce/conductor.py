@@ -82,7 +82,9 @@ class Conductor:
         """Why no further call can be made; None while the communicator is usable."""
         self.gate: Gate | None = None
         if self.executor.store.exchange is not None:
-            self.gate = self.line.lock = Gate(self.line.lock, self._is_quiet, self._agreement)
+            self.gate = self.line.lock = Gate(
+                self.line.lock, self._is_quiet, self._agreement, self.running, self._lose
+            )
         _heed_forks()
         _conductors.add(self)
 
@@ -91,6 +93,12 @@ class Conductor:
     def _is_quiet(self) -> bool:
         unquiet = self.running or self.line.works or self._agreement.warned
         return not unquiet and self.ended is None
+
+    def _lose(self) -> None:
+        """A call was begun, and an exception came before anything could answer for it."""
+        if self.ended is None:
+            reason = "an exception came in the middle of a call"
+            self._break(PeerLostError(reason), reason)
 
     def check_usable(self) -> None:
         """Raise the reason when no call can be made.  With the line's lock held."""
@@ -122,14 +130,15 @@ class Conductor:
         if compiled is None or self.gate is None:
             return None
         finish = self._finishing(opening, flow, compiled.goes_on, timeout_s)
-        return self.gate.again(compiled.address, opening.signature, finish)
+        return self.gate.again(flow, compiled.address, opening.signature, finish)
 
     def admit(self, opening: Opening, flow: Flow, shape: Any, dtype: Any, op: str) -> None:
         """Let all-reduces by this flow pass the gate, if that is one compiled call."""
         compiled = self._signed(opening, flow)
         if compiled is not None and self.gate is not None:
             finish = self._finishing(opening, flow, compiled.goes_on, None)
-            self.gate.admit(dtype, shape, op, compiled.address, opening.signature, finish)
+            address, signature = compiled.address, opening.signature
+            self.gate.admit(dtype, shape, op, flow, address, signature, finish)
 
     def _finishing(
         self,
@@ -139,22 +148,23 @@ class Conductor:
         timeout_s: float | None,
     ) -> Finish:
         """What is done for a call that has passed the gate and waits for other ranks."""
-        agreement, running = self._agreement, self.running
+        agreement, gate = self._agreement, self.gate
+        assert gate is not None
 
         def finish(x: Any = None, out: Any = None) -> Any:
-            with self.line.lock:
-                number = agreement.number = agreement.completed
-                try:
+            try:
+                gate.take_over()
+                with self.line.lock:
+                    number = agreement.number = agreement.completed
                     flow.at = 0
-                    running.append(flow)
-                    agreement.calls.append(opening.signature)
+                    agreement.remember(opening.signature)
                     self._go_on(goes_on, timeout_s)
                     agreement.completed = number + 1
-                    running.clear()
-                except BaseException as error:
-                    self.executor.held = x, out
-                    raise self._broken_off(error, opening.schedule) from None
-            return out
+                    self.running.clear()
+                return out
+            except BaseException as error:
+                self.executor.held = x, out
+                raise self._broken_off(error, opening.schedule) from None
 
         return finish
 

@@ -9,6 +9,7 @@ again.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -35,21 +36,41 @@ Finish = Callable[..., Any]
 
 
 class Gate:
-    """Stands for `lock`; `is_quiet` says whether calls may pass without it."""
+    """Stands for `lock`; `is_quiet` says whether calls may pass without it.
 
-    def __init__(self, lock: Lock, is_quiet: Callable[[], bool], agreement: Agreement) -> None:
-        self._take, self._give = lock.acquire, lock.release
-        self._is_quiet, self._agreement = is_quiet, agreement
+    A call that waits is put into `running`.  `lost` is called when one was begun and nothing
+    answers for it: a signal's handler raised before what finishes it could.
+    """
+
+    def __init__(
+        self,
+        lock: Lock,
+        is_quiet: Callable[[], bool],
+        agreement: Agreement,
+        running: list[Any],
+        lost: Callable[[], None],
+    ) -> None:
+        self._take: Callable[[], Any] = lock.acquire
+        self._give: Callable[[], None] = lock.release
+        self._is_quiet, self._agreement, self._lost = is_quiet, agreement, lost
         self._depth = 0
+        self._waiting: list[None] = []
+        """As many as there are threads that want the lock."""
         self._words = np.zeros(
             python_calls.GATE_WORDS + python_calls.ENTRIES * python_calls.ENTRY_WORDS, np.int64
         )
+        self._view = self._words.data
         self._table = self._words[python_calls.GATE_WORDS :].reshape(python_calls.ENTRIES, -1)
         self._kept: list[Any] = [None] * python_calls.ENTRIES
         """The objects that an entry names by their addresses."""
-        self._named = (agreement.remember, np.empty, "out", "sum")
-        places = (python_calls.REMEMBER, python_calls.EMPTY, python_calls.OUT)
-        for place, named in zip((*places, python_calls.DEFAULT_OP), self._named, strict=True):
+        self._named = {
+            python_calls.REMEMBER: agreement.remember,
+            python_calls.BEGUN: running.append,
+            python_calls.EMPTY: np.empty,
+            python_calls.OUT: "out",
+            python_calls.DEFAULT_OP: "sum",
+        }
+        for place, named in self._named.items():
             self._words[place] = id(named)
         self._words[[python_calls.NONE, python_calls.ARRAY]] = id(None), id(np.ndarray)
         self._words[python_calls.ACCOUNTED] = 1
@@ -70,21 +91,50 @@ class Gate:
 
     def acquire(self) -> None:
         """Take the lock, and shut the gate."""
-        self._take()
-        while (count := self._shut()) < 0:
-            self._give()
-            time.sleep(_BETWEEN_LOOKS_S)
-            self._take()
-        self._depth += 1
-        if count:
-            self._agreement.completed, self._agreement.number = count, count - 1
+        self._waiting.append(None)
+        try:
+            while True:
+                self._take()
+                self._depth += 1
+                try:
+                    if self._shut() >= 0:
+                        break
+                except BaseException:  # a signal's handler may raise anywhere
+                    self._leave()
+                    raise
+                self._leave()
+                time.sleep(_BETWEEN_LOOKS_S)
+        finally:
+            self._waiting.pop()
+        self._settle()
+        if self._view[python_calls.LOST]:
+            self._view[python_calls.LOST] = 0
+            self._lost()
 
     def release(self) -> None:
-        """Let go of the lock; open the gate, if nothing is under way or wrong."""
+        """Let go of the lock; open the gate, if nothing is under way or wrong.
+
+        Nor if another thread waits: it would find a call under way each time that it looks.
+        """
+        try:
+            if self._depth == 1 and not self._waiting and self._is_quiet():
+                self._reopen(self._agreement.completed)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         self._depth -= 1
-        if self._depth == 0 and self._is_quiet():
-            self._reopen(self._agreement.completed)
         self._give()
+
+    def _settle(self) -> None:
+        """Account for the calls that have passed.  Nothing in it lets a signal's handler run."""
+        view, agreement = self._view, self._agreement
+        if not view[python_calls.ACCOUNTED]:
+            agreement.completed, agreement.number = (
+                view[python_calls.NEXT],
+                view[python_calls.NEXT] - 1,
+            )
+            view[python_calls.ACCOUNTED] = 1
 
     def __enter__(self) -> None:
         self.acquire()
@@ -94,7 +144,12 @@ class Gate:
 
     def shut(self) -> None:
         """Let no more calls pass, whoever has the lock."""
-        self._words[python_calls.OPEN] = 0
+        self._view[python_calls.OPEN] = 0
+        self._settle()
+
+    def take_over(self) -> None:
+        """What finishes a call says so: from now on it answers for that."""
+        self._view[python_calls.TAKEN_OVER] = 1
 
     def forget(self) -> None:
         """Let nothing pass any more, and let go of what was kept for it."""
@@ -103,31 +158,35 @@ class Gate:
         self._kept = [None] * python_calls.ENTRIES
 
     def forked(self) -> None:
-        """In a child process, which makes no calls."""
-        self._words[[python_calls.OPEN, python_calls.BUSY]] = 0
+        """In a child process, which makes no calls, and where nobody holds the lock."""
+        self._view[python_calls.OPEN] = self._view[python_calls.BUSY] = 0
+        lock = threading.RLock()
+        self._take, self._give, self._depth = lock.acquire, lock.release, 0
 
     # --- who passes ---
 
     def all_reduce(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """A function that is called as `usual` is, and calls it if a call may not pass."""
         self._words[python_calls.USUAL_WAY] = id(usual)
-        return self._opened("all_reduce", (self._words, usual), _DOC.format(usual.__doc__))
+        return self._opened("all_reduce", (self._words, usual), _DOC.format(usual.__doc__ or ""))
 
-    def again(self, program: int, signature: Any, finish: Finish) -> Callable[[], Any]:
+    def again(self, flow: Any, program: int, signature: Any, finish: Finish) -> Callable[[], Any]:
         """A function that makes a persistent call; UNUSUAL if it has to be made as usual."""
-        return self._opened("again", (self._words, self._run, program, signature, finish))
+        me = (self._words, self._run, program, signature, finish, flow)
+        return self._opened("again", me)
 
     def admit(
         self,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         op: str,
+        flow: Any,
         program: int,
         signature: Any,
         finish: Finish,
     ) -> None:
         """Let all-reduces of such arrays pass from now on.  `finish` keeps the program alive."""
-        if len(shape) > python_calls.MOST_DIMENSIONS:
+        if len(shape) > python_calls.MOST_DIMENSIONS or type(op) is not str:
             return
         op = sys.intern(op)
         like = np.broadcast_to(np.empty((), dtype), shape)
@@ -144,11 +203,13 @@ class Gate:
             (python_calls.ENTRY_LIKE, id(like)),
             (python_calls.ENTRY_SHAPE_TUPLE, id(shape)),
             (python_calls.ENTRY_FINISH, id(finish)),
+            (python_calls.ENTRY_FLOW, id(flow)),
         ):
             entry[place] = value
         place = self._place(like, op)
+        self._table[place, python_calls.ENTRY_PROGRAM] = 0
+        self._kept[place] = (dtype, shape, op, signature, like, finish, flow)
         self._table[place] = entry
-        self._kept[place] = (dtype, shape, op, signature, like, finish)
 
 
 _DOC = """all_reduce($self, x, op='sum', *, out=None, algorithm='auto', wire=None, async_op=False, \

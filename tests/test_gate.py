@@ -158,10 +158,12 @@ def test_nothing_is_kept_and_nothing_is_freed_too_early():
 def test_more_kinds_of_calls_than_there_is_room_for():
     def program(comm):
         for turn in range(3):
-            for n in range(1, 400):
-                assert (comm.all_reduce(np.full(n, n + turn)) == 2 * (n + turn)).all()
+            for n in range(1, 700):
+                result = comm.all_reduce(np.full(n, n + turn))
+                assert result.shape == (n,)
+                assert (result == 2 * (n + turn)).all()
 
-    spawn(program, kept_plans=500)
+    spawn(program, kept_plans=1000)
 
 
 def test_a_communicator_that_is_closed_is_let_go_of():
@@ -298,6 +300,125 @@ def test_an_exception_from_outside_comes_out_of_a_call_that_waits():
             comm.all_reduce(np.ones(5))
 
     threads: list[int] = []
+    spawn(program)
+
+
+class StopError(Exception):
+    pass
+
+
+def waiting_calls(comm, first) -> None:
+    """On rank 0 calls wait, and `first` is what runs before anything else then."""
+    finishing = comm._conductor._finishing
+
+    def hurt(*given):
+        finish = finishing(*given)
+
+        def finish_it(*arrays):
+            first(comm)
+            return finish(*arrays)
+
+        return finish_it
+
+    comm._conductor._finishing = hurt if comm.rank == 0 else finishing
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_call_that_was_begun_and_given_up_is_not_gone_on_with(planned):
+    """A signal's handler may raise before Python has got to what breaks a call off."""
+
+    def stop(comm):
+        raise StopError
+
+    def program(comm):
+        waiting_calls(comm, stop)
+        x = np.ones(5)
+        op = comm.plan("all_reduce", x, out=np.empty(5))
+        call = op if planned else lambda: comm.all_reduce(x)
+        if comm.rank:
+            call()
+            time.sleep(0.2)
+            assert (call() == 2).all()  # what rank 0 has put there will do
+            with pytest.raises(rr.PeerLostError, match="in the middle of a call"):
+                call()
+            return
+        call()  # as usual
+        with pytest.raises(StopError):
+            call()
+        for _ in range(2):
+            with pytest.raises(rr.PeerLostError, match="in the middle of a call"):
+                comm.all_reduce(np.full(5, 7.0))
+
+    spawn(program)
+
+
+def test_a_call_from_within_one_that_has_just_begun_is_refused():
+    tried = []
+
+    def call(comm):
+        for another in (comm.barrier, lambda: comm.all_reduce(np.ones(5))):
+            with pytest.raises(ValueError, match="within a call"):
+                another()
+        tried.append(True)
+
+    def program(comm):
+        waiting_calls(comm, call)
+        for turn in range(6):
+            time.sleep(0.02 * comm.rank)
+            assert (comm.all_reduce(np.full(5, turn)) == 2 * turn).all()
+
+    spawn(program)
+    assert tried
+
+
+def test_a_thread_that_wants_the_lock_gets_it():
+    def program(comm):
+        x = np.ones(3)
+        comm.all_reduce(x)
+        done = threading.Event()
+
+        def other():
+            for _ in range(30):
+                comm.empty(10, np.float32)
+                comm.explain(8)
+                with comm._line.lock:
+                    time.sleep(0)
+            done.set()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        end = time.monotonic() + 15
+        # All go on until all are done.
+        while not comm.all_reduce(np.array([done.is_set()]), "and")[0]:
+            assert time.monotonic() < end, "the other thread never had its turn"
+        thread.join()
+
+    spawn(program)
+
+
+def test_who_leaves_says_how_far_it_got():
+    def program(comm):
+        for _ in range(57):
+            comm.all_reduce(np.ones(5))
+        told = []
+        tell = comm._conductor._agreement._tell_all
+        comm._conductor._agreement._tell_all = lambda kind, **said: (
+            told.append((kind, said.get("completed"))) or tell(kind, **said)
+        )
+        number = comm._conductor._agreement.completed
+        comm.leave("enough")
+        assert comm._conductor._agreement.completed > max(number, 56)
+        return told[0][0]
+
+    assert spawn(program) == ["left", "left"]
+
+
+@pytest.mark.parametrize("op", [np.str_("sum"), type("Op", (str,), {})("max")])
+def test_an_op_that_is_another_kind_of_text(op):
+    def program(comm):
+        for _ in range(3):
+            assert (comm.all_reduce(np.ones(5), op) == (2 if op == "sum" else 1)).all()
+
     spawn(program)
 
 

@@ -32,6 +32,7 @@ from ringreduce.devices.python_calls import (
     ACCOUNTED,
     ARGUMENTS,
     ARRAY,
+    BEGUN,
     BUSY,
     DATA,
     DEFAULT_OP,
@@ -42,6 +43,7 @@ from ringreduce.devices.python_calls import (
     ENTRY_DIMENSIONS,
     ENTRY_DTYPE,
     ENTRY_FINISH,
+    ENTRY_FLOW,
     ENTRY_LIKE,
     ENTRY_OP,
     ENTRY_PROGRAM,
@@ -54,6 +56,7 @@ from ringreduce.devices.python_calls import (
     HALF,
     ITEMS_OF_TUPLE,
     LENGTH,
+    LOST,
     MOST_DIMENSIONS,
     NEXT,
     NONE,
@@ -62,6 +65,7 @@ from ringreduce.devices.python_calls import (
     OWNER,
     REMEMBER,
     SHAPE,
+    TAKEN_OVER,
     TYPE,
     USUAL_WAY,
 )
@@ -106,8 +110,10 @@ def _place(x: Any, op: Any) -> Any:
 @compilable
 def _entry(gate: Any, x: Any, op: Any) -> Any:
     """What is known of such a call; 0 if it was not made before."""
+    if load(x + TYPE) != load(gate + ARRAY * WORD):
+        return 0
     dimensions, shape = load(x + DIMENSIONS) & HALF, load(x + SHAPE)
-    if load(x + TYPE) != load(gate + ARRAY * WORD) or dimensions > MOST_DIMENSIONS:
+    if dimensions > MOST_DIMENSIONS:
         return 0
     entry = gate + (GATE_WORDS + _place(x, op) * ENTRY_WORDS) * WORD
     if (
@@ -126,6 +132,31 @@ def _entry(gate: Any, x: Any, op: Any) -> Any:
 def place(_: Any, arguments: Any, __: Any) -> Any:
     """``place(x, op)``: where among the entries an all-reduce of such an array stands."""
     return integer(_place(load(arguments), load(arguments + WORD)))
+
+
+@compilable
+def _finish(gate: Any, flow: Any, finish: Any, arguments: Any, count: Any) -> Any:
+    """Let Python wait for the call; its result, 0 if it has raised.
+
+    A signal's handler may run, and raise, before Python has got to what would break the call off.
+    So it is known to be running from here, where none runs; and if nothing answers for it, no other
+    call may go on with what this one began.
+    """
+    store(gate + TAKEN_OVER * WORD, 0)
+    one = gate + ARGUMENTS * WORD
+    kept = load(one)
+    store(one, flow)
+    told = call_object(load(gate + BEGUN * WORD), one, 1, 0)
+    store(one, kept)
+    result = 0
+    if told:
+        let_go_of_object(told)
+        result = call_object(finish, arguments, count, 0)
+    if result == 0 and load(gate + TAKEN_OVER * WORD) == 0:
+        store(gate + OPEN * WORD, 0)
+        store(gate + LOST * WORD, 1)
+    store(gate + BUSY * WORD, 0)
+    return result
 
 
 def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
@@ -158,25 +189,26 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
         keep_object(out)
     program = load(entry + ENTRY_PROGRAM * WORD)
     # While an array was made Python may have done anything.
-    if (
-        program == 0
-        or not _passes(gate)
-        or not fits(program, x, out, load(entry + ENTRY_LIKE * WORD))
-    ):
+    known = _passes(gate) and _entry(gate, x, op) == entry
+    if not known or not fits(program, x, out, load(entry + ENTRY_LIKE * WORD)):
         let_go_of_object(out)
         return call_object(usual_way, arguments, count, names)
     run, signature = load(entry + ENTRY_RUN * WORD), load(entry + ENTRY_SIGNATURE * WORD)
-    finish = load(entry + ENTRY_FINISH * WORD)
+    finish, flow = load(entry + ENTRY_FINISH * WORD), load(entry + ENTRY_FLOW * WORD)
     keep_object(signature)
     keep_object(finish)
+    keep_object(flow)
     came = _pass(gate, run, program, load(x + DATA), load(out + DATA), signature)
     result = out
     if came != FINISHED:
         store(gate + ARGUMENTS * WORD, x)
         store(gate + (ARGUMENTS + 1) * WORD, out)
-        result = call_object(finish, gate + ARGUMENTS * WORD, 2, 0)
-        store(gate + BUSY * WORD, 0)
+        result = _finish(gate, flow, finish, gate + ARGUMENTS * WORD, 2)
+        if load(gate + LOST * WORD):  # peers may still read and write them
+            keep_object(x)
+            keep_object(out)
         let_go_of_object(out)
+    let_go_of_object(flow)
     let_go_of_object(finish)
     let_go_of_object(signature)
     return result
@@ -185,7 +217,7 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
 def again(me: Any, _: Any, __: Any) -> Any:
     """``again()``: make a persistent call; UNUSUAL if it was not made.
 
-    `me` is ``(words, run, program, signature, finish)``.
+    `me` is ``(words, run, program, signature, finish, flow)``.
     """
     mine = me + ITEMS_OF_TUPLE
     gate = load(load(mine) + DATA)
@@ -195,24 +227,16 @@ def again(me: Any, _: Any, __: Any) -> Any:
     came = _pass(gate, run, program, 0, 0, load(mine + 3 * WORD))
     if came == FINISHED:
         return integer(FINISHED)
-    result = call_object(load(mine + 4 * WORD), 0, 0, 0)
-    store(gate + BUSY * WORD, 0)
-    return result
+    return _finish(gate, load(mine + 5 * WORD), load(mine + 4 * WORD), 0, 0)
 
 
 def shut(me: Any, _: Any, __: Any) -> Any:
-    """``shut()``: let no more calls pass; -1 if another thread has one under way.
-
-    Else how many calls there were by now, or 0 if that is known since it was shut last.
-    """
+    """``shut()``: let no more calls pass; -1 if another thread has one under way, else 0."""
     gate = load(load(me + ITEMS_OF_TUPLE) + DATA)
     store(gate + OPEN * WORD, 0)
     if load(gate + BUSY * WORD) and load(gate + OWNER * WORD) != this_thread():
         return integer(-1)
-    if load(gate + ACCOUNTED * WORD):
-        return integer(0)
-    store(gate + ACCOUNTED * WORD, 1)
-    return integer(load(gate + NEXT * WORD))
+    return integer(0)
 
 
 def reopen(me: Any, arguments: Any, _: Any) -> Any:
