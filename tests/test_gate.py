@@ -147,7 +147,8 @@ def test_nothing_is_kept_and_nothing_is_freed_too_early():
             comm.all_reduce(x, out=out)
             comm.all_reduce(x)
             comm.barrier()
-        grown = [sys.getrefcount(each) - was for each, was in zip(kinds, before, strict=True)]
+        after = [sys.getrefcount(each) for each in kinds]
+        grown = [now - was for now, was in zip(after, before, strict=True)]
         results = [comm.all_reduce(x) for _ in range(50)]
         assert all((each == 2).all() for each in results)
         return grown
