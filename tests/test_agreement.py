@@ -34,6 +34,8 @@ from tests.disagreements import (
 )
 
 SOON_S = 1.0
+LIMIT_S = 180.0
+"""Every pair of calls takes half a minute over MPI, and more on a busy machine."""
 
 
 def on_threads(program, ranks, *arguments):
@@ -42,7 +44,8 @@ def on_threads(program, ranks, *arguments):
 
 
 def over_mpi(mpi, program, ranks, *arguments):
-    return mpi.run_ok("call", ranks, "tests.disagreements:over_mpi", program.__name__, *arguments)
+    named = "tests.disagreements:over_mpi", program.__name__
+    return mpi.run_ok("call", ranks, *named, *arguments, timeout_s=LIMIT_S)
 
 
 def in_threads(run, ranks):
