@@ -11,11 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,21 +41,10 @@ def main() -> None:
 
 def _measure(folder: Path, mpi: str, ranks: int, level: str, collective: str) -> None:
     print(f"=== {collective}, {mpi}, {ranks} ranks, thread level {level}", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "rows.jsonl"
-        bench = ["bench", "--ranks", str(ranks), "--collective", collective, *_FLAGS]
-        python = environments.command(folder, mpi, "python")
-        subprocess.run(
-            [python, "-m", "ringreduce.cli", *bench, "--json", str(file)],
-            env={**os.environ, **environments.LEVELS[level], "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-    typed = f"python -m benchmarks.{NAME} {' '.join(sys.argv[1:])}".strip()
+    flags = ["--collective", collective, *_FLAGS]
+    rows = environments.bench(folder, mpi, ranks, level, flags)
     for row in rows:
-        row |= {"benchmark": NAME, "mpi_wheel": environments.WHEELS[mpi], "command": typed}
-        row["thread_level"] = level
+        row["benchmark"] = NAME
     replace(NAME, rows, same=("mpi_wheel", "ranks", "thread_level", "collective"))
 
 

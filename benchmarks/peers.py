@@ -12,11 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,19 +51,9 @@ def main() -> None:
 
 def _measure(folder: Path, mpi: str, ranks: int, level: str) -> None:
     print(f"\n=== {mpi}, {ranks} ranks, thread level {level}", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "rows.jsonl"
-        bench = ["ringreduce.cli", "bench", "--ranks", str(ranks), *_FLAGS, "--json", str(file)]
-        subprocess.run(
-            [environments.command(folder, mpi, "python"), "-m", *bench],
-            env={**os.environ, **environments.LEVELS[level], "OMP_NUM_THREADS": "1"},
-            check=True,
-        )
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-    typed = f"python -m benchmarks.peers {' '.join(sys.argv[1:])}".strip()
+    rows = environments.bench(folder, mpi, ranks, level, _FLAGS)
     for row in rows:
-        row |= {"benchmark": NAME, "mpi_wheel": environments.WHEELS[mpi], "command": typed}
-        row["thread_level"] = level
+        row["benchmark"] = NAME
     replace(NAME, rows, same=("mpi_wheel", "ranks", "thread_level"))
 
 

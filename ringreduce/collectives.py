@@ -51,7 +51,6 @@ class Collectives:
         """Calls on arrays that live on a card, by its number."""
         self._conductor = Conductor(transport, config, timeout_s)
         self._line = self._conductor.line
-        self._acquire, self._release = self._line.lock.acquire, self._line.lock.release
         if self._conductor.gate is not None and type(self).all_reduce is Collectives.all_reduce:
             self.__dict__["all_reduce"] = self._conductor.gate.all_reduce(self.all_reduce)
         self._quick: dict[tuple[Any, ...], Quick | None] = {}
@@ -104,29 +103,11 @@ class Collectives:
         >>> comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1))  # on 2 ranks
         array([3., 6.])
         """
-        card = None
-        if type(x) is not np.ndarray:
-            if isinstance(x, (list, tuple)):
-                return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
-            x = as_array("all_reduce", x)
-            card = card_of(x)
-        key = x.dtype, x.shape, op, algorithm, wire, card
-        self._acquire()
-        try:
-            quick = self._quick.get(key)
-            if quick is not None and timeout_s is None and not async_op:
-                result = quick(x, out)
-                if result is not USUAL:
-                    return result
-            self._conductor.check_usable()
-            call = self._calls_on(x).all_reduce(x, op, algorithm, wire)
-            result = self._carry_out(call, x, out, timeout_s, async_op)
-            flow = None if async_op else self._quicken(key, call)
-            if flow is not None and algorithm == "auto":
-                self._conductor.admit(call, flow, x.shape, call.dtype, op)
-            return result
-        finally:
-            self._release()
+        if isinstance(x, (list, tuple)):
+            return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
+        array = x if type(x) is np.ndarray else as_array("all_reduce", x)
+        how = op, algorithm, wire
+        return self._make(Calls.all_reduce, array, how, out, timeout_s, async_op)
 
     def reduce_scatter(
         self,
@@ -344,8 +325,9 @@ class Collectives:
             self._conductor.check_usable()
             call = method(self._calls_on(array), array, *how)
             result = self._carry_out(call, array, out, timeout_s, async_op)
-            if not async_op:
-                self._quicken(key, call)
+            flow = None if async_op else self._quicken(key, call)
+            if flow is not None and method is Calls.all_reduce and how[1] == "auto":
+                self._conductor.admit(call, flow, array.shape, call.dtype, how[0])
             return result
 
     def _carry_out(

@@ -27,8 +27,6 @@ class Lock(Protocol):
 
     def acquire(self) -> Any: ...
     def release(self) -> None: ...
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *_: Any) -> None: ...
 
 
 Finish = Callable[..., Any]
@@ -68,6 +66,7 @@ class Gate:
             python_calls.BEGUN: running.append,
             python_calls.EMPTY: np.empty,
             python_calls.OUT: "out",
+            python_calls.OP: "op",
             python_calls.DEFAULT_OP: "sum",
         }
         for place, named in self._named.items():
@@ -77,9 +76,6 @@ class Gate:
         me = (self._words,)
         self._shut, self._reopen = self._opened("shut", me), self._opened("reopen", me)
         self._place = self._opened("place", None)
-        run = compiling.machine()
-        assert run is not None
-        self._run = run
 
     @staticmethod
     def _opened(name: str, me: Any, doc: str | None = None) -> Callable[..., Any]:
@@ -172,8 +168,7 @@ class Gate:
 
     def again(self, flow: Any, program: int, signature: Any, finish: Finish) -> Callable[[], Any]:
         """A function that makes a persistent call; UNUSUAL if it has to be made as usual."""
-        me = (self._words, self._run, program, signature, finish, flow)
-        return self._opened("again", me)
+        return self._opened("again", (self._words, program, signature, finish, flow))
 
     def admit(
         self,
@@ -196,7 +191,6 @@ class Gate:
         for place, value in (
             (python_calls.ENTRY_PROGRAM, program),
             (python_calls.ENTRY_DIMENSIONS, len(shape)),
-            (python_calls.ENTRY_RUN, self._run),
             (python_calls.ENTRY_DTYPE, id(dtype)),
             (python_calls.ENTRY_OP, id(op)),
             (python_calls.ENTRY_SIGNATURE, id(signature)),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce import start
 from ringreduce.devices import python_calls
 from tests.cases import CONFIG
 
@@ -49,10 +50,12 @@ FORMS = {
     "x, op": lambda c, x, _: c.all_reduce(x, "sum"),
     "x, op, out": lambda c, x, out: c.all_reduce(x, "sum", out=out),
     "in place": lambda c, x, _: c.all_reduce(x, out=x),
+    "op named": lambda c, x, _: c.all_reduce(x, op="sum"),
+    "op, out named": lambda c, x, out: c.all_reduce(x, op="sum", out=out),
+    "out, op named": lambda c, x, out: c.all_reduce(x, out=out, op="sum"),
 }
 OTHER_FORMS = {
     "named": lambda c, x, _: c.all_reduce(x=x),
-    "op named": lambda c, x, _: c.all_reduce(x, op="sum"),
     "two named": lambda c, x, out: c.all_reduce(x, out=out, algorithm="auto"),
     "a timeout": lambda c, x, _: c.all_reduce(x, timeout_s=5),
     "made op": lambda c, x, _: c.all_reduce(x, "".join(["s", "um"])),
@@ -74,7 +77,9 @@ def test_however_it_is_called_it_gives_the_sum(form, shape):
             result = call(comm, x, out)
             assert result.shape == shape
             assert (result == 2 * turn + 1).all()
-            assert (result is out) == (form in ("x, out", "x, op, out", "two named"))
+            assert (result is out) == (
+                form in ("x, out", "x, op, out", "two named", "op, out named", "out, op named")
+            )
             assert (result is x) == (form == "in place")
             made = made or usual_calls(comm)
         return len(made)
@@ -88,6 +93,7 @@ WRONG = {
     "nothing": (lambda c: c.all_reduce(), TypeError, "missing 1 required positional"),
     "too much": (lambda c: c.all_reduce(1, "sum", 2), TypeError, "positional arguments"),
     "another name": (lambda c: c.all_reduce(np.ones(4), outs=1), TypeError, "unexpected keyword"),
+    "op twice": (lambda c: c.all_reduce(np.ones(4), "sum", op="sum"), TypeError, "multiple values"),
     "twice": (lambda c: c.all_reduce(np.ones(4), x=1), TypeError, "multiple values"),
     "no array": (lambda c: c.all_reduce("text"), TypeError, "pass an array"),
     "another op": (lambda c: c.all_reduce(np.ones(4), "add"), ValueError, "unknown op"),
@@ -123,17 +129,13 @@ def test_it_still_looks_like_the_method():
     spawn(program)
 
 
-def test_a_method_of_ones_own_is_not_hidden():
+def test_a_method_of_ones_own_is_not_hidden(monkeypatch):
     class Doubled(rr.Communicator):
         def all_reduce(self, x, *given, **named):
             return 2 * super().all_reduce(x, *given, **named)
 
-    def program(comm):
-        comm.__class__ = Doubled
-        comm.__dict__.pop("all_reduce")
-        return float(comm.all_reduce(np.ones(1))[0])
-
-    assert spawn(program) == [4, 4]
+    monkeypatch.setattr(start, "Communicator", Doubled)
+    assert spawn(lambda comm: float(comm.all_reduce(np.ones(1))[0])) == [4, 4]
 
 
 def test_nothing_is_kept_and_nothing_is_freed_too_early():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.blocks import FINISHED, UNUSUAL, WORD
+from ringreduce.devices.blocks import FINISHED, RUN, UNUSUAL, WORD
 from ringreduce.devices.compilable import compilable
 from ringreduce.devices.door import fits
 from ringreduce.devices.native import (
@@ -47,7 +47,6 @@ from ringreduce.devices.python_calls import (
     ENTRY_LIKE,
     ENTRY_OP,
     ENTRY_PROGRAM,
-    ENTRY_RUN,
     ENTRY_SHAPE,
     ENTRY_SHAPE_TUPLE,
     ENTRY_SIGNATURE,
@@ -60,6 +59,7 @@ from ringreduce.devices.python_calls import (
     MOST_DIMENSIONS,
     NEXT,
     NONE,
+    OP,
     OPEN,
     OUT,
     OWNER,
@@ -78,13 +78,13 @@ def _passes(gate: Any) -> bool:
 
 
 @compilable
-def _pass(gate: Any, run: Any, program: Any, source: Any, target: Any, signature: Any) -> Any:
+def _pass(gate: Any, program: Any, source: Any, target: Any, signature: Any) -> Any:
     """Make the call; what the run came to.  If it is over, so is the call; if not, still BUSY."""
     store(gate + OWNER * WORD, this_thread())
     store(gate + BUSY * WORD, 1)
     number = load(gate + NEXT * WORD)
     state = leave_interpreter()
-    came = call_run(run, program, number, source, target)
+    came = call_run(load(program + RUN * WORD), program, number, source, target)
     enter_interpreter(state)
     if came == FINISHED:
         store(gate + NEXT * WORD, number + 1)
@@ -143,11 +143,9 @@ def _finish(gate: Any, flow: Any, finish: Any, arguments: Any, count: Any) -> An
     call may go on with what this one began.
     """
     store(gate + TAKEN_OVER * WORD, 0)
-    one = gate + ARGUMENTS * WORD
-    kept = load(one)
-    store(one, flow)
-    told = call_object(load(gate + BEGUN * WORD), one, 1, 0)
-    store(one, kept)
+    behind = gate + (ARGUMENTS + 2) * WORD
+    store(behind, flow)
+    told = call_object(load(gate + BEGUN * WORD), behind, 1, 0)
     result = 0
     if told:
         let_go_of_object(told)
@@ -164,15 +162,17 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
     gate = load(load(me + ITEMS_OF_TUPLE) + DATA)
     usual_way = load(gate + USUAL_WAY * WORD)
     out, op, known = 0, load(gate + DEFAULT_OP * WORD), _passes(gate)
-    if names:
-        known &= load(names + LENGTH) == 1
-        known = known and load(names + ITEMS_OF_TUPLE) == load(gate + OUT * WORD)
-        if known:
-            out = load(arguments + count * WORD)
-            if out == load(gate + NONE * WORD):
-                out = 0
     if count == 2:
         op = load(arguments + WORD)
+    for i in range(load(names + LENGTH) if names else 0):
+        name = load(names + ITEMS_OF_TUPLE + i * WORD)
+        value = load(arguments + (count + i) * WORD)
+        if name == load(gate + OUT * WORD):
+            out = 0 if value == load(gate + NONE * WORD) else value
+        elif name == load(gate + OP * WORD) and count == 1:
+            op = value
+        else:
+            known = False
     if not known or count < 1 or count > 2:
         return call_object(usual_way, arguments, count, names)
     x = load(arguments)
@@ -193,12 +193,12 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
     if not known or not fits(program, x, out, load(entry + ENTRY_LIKE * WORD)):
         let_go_of_object(out)
         return call_object(usual_way, arguments, count, names)
-    run, signature = load(entry + ENTRY_RUN * WORD), load(entry + ENTRY_SIGNATURE * WORD)
+    signature = load(entry + ENTRY_SIGNATURE * WORD)
     finish, flow = load(entry + ENTRY_FINISH * WORD), load(entry + ENTRY_FLOW * WORD)
     keep_object(signature)
     keep_object(finish)
     keep_object(flow)
-    came = _pass(gate, run, program, load(x + DATA), load(out + DATA), signature)
+    came = _pass(gate, program, load(x + DATA), load(out + DATA), signature)
     result = out
     if came != FINISHED:
         store(gate + ARGUMENTS * WORD, x)
@@ -217,17 +217,17 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
 def again(me: Any, _: Any, __: Any) -> Any:
     """``again()``: make a persistent call; UNUSUAL if it was not made.
 
-    `me` is ``(words, run, program, signature, finish, flow)``.
+    `me` is ``(words, program, signature, finish, flow)``.
     """
     mine = me + ITEMS_OF_TUPLE
     gate = load(load(mine) + DATA)
     if not _passes(gate):
         return integer(UNUSUAL)
-    run, program = number_of(load(mine + WORD)), number_of(load(mine + 2 * WORD))
-    came = _pass(gate, run, program, 0, 0, load(mine + 3 * WORD))
+    program = number_of(load(mine + WORD))
+    came = _pass(gate, program, 0, 0, load(mine + 2 * WORD))
     if came == FINISHED:
         return integer(FINISHED)
-    return _finish(gate, load(mine + 5 * WORD), load(mine + 4 * WORD), 0, 0)
+    return _finish(gate, load(mine + 4 * WORD), load(mine + 3 * WORD), 0, 0)
 
 
 def shut(me: Any, _: Any, __: Any) -> Any:

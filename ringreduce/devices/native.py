@@ -187,54 +187,39 @@ def call_fold(
     return types.void(*(types.int64,) * 7), generate
 
 
+def _c_function(name: str, arguments: int, result: Any = _WORD) -> Any:
+    """What generates a call of a C function of words."""
+
+    def generate(context: Any, builder: Any, _: Any, given: Any) -> Any:
+        kind = ir.FunctionType(result, (_WORD,) * arguments)
+        called = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
+        return called if result is _WORD else context.get_dummy_value()
+
+    return generate
+
+
 @_intrinsic
 def number_of(_context: Any, integer: Any) -> Any:
     """The value of a Python int at an address."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, (_WORD,))
-        function = cgutils.get_or_insert_function(builder.module, kind, "PyLong_AsLongLong")
-        return builder.call(function, arguments)
-
-    return types.int64(types.int64), generate
+    return types.int64(types.int64), _c_function("PyLong_AsLongLong", 1)
 
 
 @_intrinsic
 def integer(_context: Any, value: Any) -> Any:
     """The address of a new reference to a Python int."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, (_WORD,))
-        function = cgutils.get_or_insert_function(builder.module, kind, "PyLong_FromLongLong")
-        return builder.call(function, arguments)
-
-    return types.int64(types.int64), generate
+    return types.int64(types.int64), _c_function("PyLong_FromLongLong", 1)
 
 
 @_intrinsic
 def leave_interpreter(_context: Any) -> Any:
     """Let other threads of Python run; what is to be given to `enter_interpreter`."""
-
-    def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
-        kind = ir.FunctionType(_WORD, ())
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, "PyEval_SaveThread"), ()
-        )
-
-    return types.int64(), generate
+    return types.int64(), _c_function("PyEval_SaveThread", 0)
 
 
 @_intrinsic
 def enter_interpreter(_context: Any, state: Any) -> Any:
     """Go on as a thread of Python."""
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), (_WORD,))
-        function = cgutils.get_or_insert_function(builder.module, kind, "PyEval_RestoreThread")
-        builder.call(function, arguments)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    return types.void(types.int64), _c_function("PyEval_RestoreThread", 1, ir.VoidType())
 
 
 @_intrinsic
@@ -251,25 +236,13 @@ def call_run(_context: Any, run: Any, program: Any, number: Any, source: Any, ta
 @_intrinsic
 def call_object(_context: Any, function: Any, arguments: Any, count: Any, names: Any) -> Any:
     """Call a Python function, as ``PyObject_Vectorcall``; its result, 0 if it has raised."""
-
-    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        kind = ir.FunctionType(_WORD, (_WORD,) * 4)
-        function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_Vectorcall")
-        return builder.call(function, given)
-
-    return types.int64(*(types.int64,) * 4), generate
+    return types.int64(*(types.int64,) * 4), _c_function("PyObject_Vectorcall", 4)
 
 
 @_intrinsic
 def keep_object(_context: Any, address: Any) -> Any:
     """One reference more."""
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), (_WORD,))
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "Py_IncRef"), arguments)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    return types.void(types.int64), _c_function("Py_IncRef", 1, ir.VoidType())
 
 
 @_intrinsic
@@ -289,11 +262,4 @@ def let_go_of_object(_context: Any, address: Any) -> Any:
 @_intrinsic
 def this_thread(_context: Any) -> Any:
     """What tells one thread from another."""
-
-    def generate(_: Any, builder: Any, __: Any, ___: Any) -> Any:
-        kind = ir.FunctionType(_WORD, ())
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, "PyThread_get_thread_ident"), ()
-        )
-
-    return types.int64(), generate
+    return types.int64(), _c_function("PyThread_get_thread_ident", 0)

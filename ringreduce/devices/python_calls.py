@@ -25,21 +25,19 @@ _FASTCALL, _WITH_NAMES = 0x80, 0x02
 # --- a gate, in words: see `devices.gate` ---------------------------------------------------------
 
 OPEN, BUSY, OWNER, NEXT, ACCOUNTED, TAKEN_OVER, LOST = range(7)
-REMEMBER, BEGUN, USUAL_WAY, EMPTY, OUT, DEFAULT_OP, NONE, ARRAY, ARGUMENTS = range(7, 16)
+REMEMBER, BEGUN, USUAL_WAY, EMPTY, OUT, OP, DEFAULT_OP, NONE, ARRAY, ARGUMENTS = range(7, 17)
 """Whether calls may pass; whether one is under way, and of which thread; the number of the next;
 whether all that have passed are accounted for; whether what finishes a call has got so far as to
 answer for it, and whether nothing did.  Then Python objects: what remembers a signature, and a call
-that waits; the method that does it as usual; ``numpy.empty``; ``"out"``, ``"sum"`` and None; the
-type of arrays; and two words for the arguments of what is called."""
-GATE_WORDS = 18
+that waits; the method that does it as usual; ``numpy.empty``; ``"out"``, ``"op"``, ``"sum"``
+and None; the type of arrays; and three words for the arguments of what is called."""
+GATE_WORDS = 20
 ENTRIES, MOST_DIMENSIONS = 512, 4
 ENTRY_PROGRAM, ENTRY_DTYPE, ENTRY_DIMENSIONS, ENTRY_SHAPE, ENTRY_OP = 0, 1, 2, 3, 7
 ENTRY_SIGNATURE, ENTRY_LIKE, ENTRY_SHAPE_TUPLE, ENTRY_FINISH, ENTRY_FLOW = range(8, 13)
-ENTRY_RUN = 13
 """Then for each of so many calls: its program, or 0; what its array is like; its op; its signature;
-an array as the result is, and that one's shape; what finishes a call that waits, and its flow;
-`machine.run`."""
-ENTRY_WORDS = 14
+an array as the result is, and that one's shape; what finishes a call that waits, and its flow."""
+ENTRY_WORDS = 13
 
 # --- a table: what `door.bring` knows of a list, in words -----------------------------------------
 
