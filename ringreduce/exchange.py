@@ -33,10 +33,8 @@ from ringreduce.rows import (
 )
 from ringreduce.transports.base import SharedMemory
 
-_PIECE = 128 << 10
-"""Bytes of each array that are folded at a time: what is read from other processes stays in L2."""
-_PASSED_ON = 16 << 10
-"""Bytes that are folded before they are written to where else they are wanted: they stay in L1."""
+_PIECE = 256 << 10
+"""Bytes of each array that are folded at a time: what is read from other processes stays near."""
 _WANTED_WORDS = 4
 _MOST_RANKS = 64
 """Every rank plans for all."""
@@ -207,19 +205,11 @@ class Exchange:
         if isinstance(row, CopyBytes):
             unless = 0 if row.unless is None else self._is_shared(program, row.unless)
             source = self._operand(program, row.source)
-            return [blocks.COPY, *into, *source, row.nbytes, self._way(row), unless]
-        listed, piece = _address(program) + free * WORD, _PASSED_ON if row.readers else _PIECE
-        sized = row.nbytes, len(row.sources), listed, piece, row.finishes
+            staged = row.into.buffer == SLOT and row.nbytes >= blocks.STAGED_FROM
+            return [blocks.COPY, *into, *source, row.nbytes, staged, unless]
+        listed = _address(program) + free * WORD
+        sized = row.nbytes, len(row.sources), listed, _PIECE, row.finishes
         return [blocks.REDUCE, *into, *sized]
-
-    def _way(self, row: CopyBytes) -> int:
-        """How to copy: results of peers past the caches, since they have them in theirs."""
-        if row.nbytes < blocks.STAGED_FROM:
-            return blocks.PLAIN
-        if row.into.buffer == SLOT:
-            return blocks.STAGE
-        peers = row.source.rank != self._rank and row.source.buffer != SLOT
-        return blocks.STREAM if peers else blocks.PLAIN
 
     def _listed(self, program: Any, row: Reduce) -> list[int]:
         """What stands in a list of its own: sources, and who wants the result."""

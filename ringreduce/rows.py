@@ -9,8 +9,9 @@ when it has what it needs.  Pulled, peers read it from where it lies; before it 
 before the call ends, they have to have done so.
 
 What lies in shared memory need not be staged where that is known to be over in time: a rank lends
-it in any exchange but the last, and what it has just folded it writes to where peers want it.
-Whether it lies there, and there, each rank tells: nobody else's rows depend on it.
+it in any exchange but the last, and what it has just folded it writes to where peers want it, who
+then need not pull it either.  Whether it lies there, and there, each rank tells: nobody else's rows
+depend on it.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Reduce(NamedTuple):
     staged: Place | None = None
     """Where in the slot it is put, unless it was written so to all the ranks that read it."""
     readers: int = 0
+    """How many read it there."""
 
 
 Row = MakeRoom | Put | Await | CopyBytes | Reduce
@@ -122,14 +124,13 @@ def rows_of(
     all ranks: a message is received in another step than it is sent in, or would be pulled from
     memory that is written to in that step.
     """
-    table = _Table(plans, itemsize, in_place)
+    table = _Table(plans, itemsize, in_place, pulls)
     if not table.exchanges or not table.in_step():
         return None
     if pulls and not table.can_pull():
         return None
-    if not pulls:
-        table.lay_out()
-    rows = tuple(_Writer(table, rank, pulls).rows())
+    table.lay_out()
+    rows = tuple(_Writer(table, rank).rows())
     scratch = plans[rank].scratch if any(map(_touches_scratch, rows)) else 0
     notes, most = tuple(_notes(table, rank)), table.most_in_slot
     return Rows(rows, table.exchanges + pulls, most, scratch, pulls, table.tells, notes)
@@ -138,8 +139,10 @@ def rows_of(
 class _Table:
     """All messages: where in its sender's memory each lies, and where it may go from there."""
 
-    def __init__(self, plans: Sequence[PlannedSlice], itemsize: int, in_place: bool) -> None:
-        self.plans, self.itemsize, self.in_place = plans, itemsize, in_place
+    def __init__(
+        self, plans: Sequence[PlannedSlice], itemsize: int, in_place: bool, pulls: bool
+    ) -> None:
+        self.plans, self.itemsize, self.in_place, self.pulls = plans, itemsize, in_place, pulls
         self.steps: list[dict[int, PlannedStep]] = [
             {step.index: step for step in plan.steps} for plan in plans
         ]
@@ -165,14 +168,14 @@ class _Table:
         """Decide where in the slots data are staged, and where they need not be."""
         for rank, steps in enumerate(self.steps):
             for index in steps:
-                covering = self._lendable(rank, index)
+                covering = None if self.pulls else self._lendable(rank, index)
                 if covering is not None:
                     self.lent[rank, index] = covering
                 for span in self._just_folded(rank, index):
                     self.pushed[rank, index, span] = {}
         for rank, index, span in self.pushed:
             self.pushed[rank, index, span] = dict(self._pushable(rank, index, span))
-        for rank, steps in enumerate(self.steps):
+        for rank, steps in enumerate([] if self.pulls else self.steps):
             for index in steps:
                 self._lay_out(rank, index)
 
@@ -231,7 +234,7 @@ class _Table:
             used += [fold.into, *fold.sources]
         for copy in now.packs:
             used += [copy.into, copy.source]
-        for message in before.sends if (rank, index - 1) in self.lent else ():
+        for message in before.sends if self.pulls or (rank, index - 1) in self.lent else ():
             if message.peer != writer or message.span[1:] != into[1:]:
                 used.append(message.span)
         return not any(_may_meet(each, into, self.in_place) for each in used)
@@ -303,8 +306,8 @@ class _Table:
 class _Writer:
     """Writes the rows of one rank."""
 
-    def __init__(self, table: _Table, rank: int, pulls: bool) -> None:
-        self._table, self._rank, self._pulls = table, rank, pulls
+    def __init__(self, table: _Table, rank: int) -> None:
+        self._table, self._rank, self._pulls = table, rank, table.pulls
         self._heard: dict[int, int] = defaultdict(int)
         """Peer -> the latest exchange in which it was listened to."""
         self._awaited: dict[int, int] = defaultdict(int)
@@ -392,11 +395,12 @@ class _Writer:
             pushed = table.pushed.get((rank, index + 1, fold.into))
             row = Reduce(into, tuple(sources), nbytes, fold.finishes)
             if pushed is not None:
-                row = row._replace(
-                    wanted=tuple(table.place(peer, span) for peer, span in pushed.items()),
-                    staged=table.in_slot(rank, index + 1, fold.into),
-                    readers=table.readers(rank, index + 1, fold.into),
-                )
+                wanted = tuple(table.place(peer, span) for peer, span in pushed.items())
+                row = row._replace(wanted=wanted)
+                if not self._pulls:
+                    staged = table.in_slot(rank, index + 1, fold.into)
+                    readers = table.readers(rank, index + 1, fold.into)
+                    row = row._replace(staged=staged, readers=readers)
             yield row
 
     def _copy(self, into: Span, source: Place, unless: int | None = None) -> Iterator[Row]:

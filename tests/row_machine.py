@@ -102,9 +102,10 @@ class RowMachine:
         sources = row.sources if isinstance(row, Reduce) else (row.source,)
         values = sum(self._at(rank, place, count)[begin:end] for place in sources)
         places = [row.into]
-        if isinstance(row, Reduce) and row.staged is not None:
+        if isinstance(row, Reduce):
             places += [place for place in row.wanted if self.shared[place.rank][place.buffer]]
-            places += [row.staged] if len(places) <= row.readers else []
+        if isinstance(row, Reduce) and row.staged is not None and len(places) <= row.readers:
+            places.append(row.staged)
         for place in places:
             self._at(rank, place, count)[begin:end] = values
         self.piece[rank] = (self.piece[rank] + 1) % _PIECES

@@ -82,11 +82,12 @@ def wanted(collective, before, rank):
     return total if collective == "all_reduce" or rank == 0 else total[:0]
 
 
-@pytest.fixture(params=["staged", "lent", "pulled"])
+@pytest.fixture(params=["staged", "lent", "pulled", "pulled or written"])
 def pulls(request, monkeypatch):
     """Each way on which data go; lent and written to peers whatever their length."""
-    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1 if request.param == "lent" else 1 << 20)
-    return request.param == "pulled"
+    direct = request.param in ("lent", "pulled or written")
+    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1 if direct else 1 << 20)
+    return request.param.startswith("pulled")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
@@ -149,7 +150,8 @@ def test_any_schedule_at_all_gives_the_same_on_every_way(schedule, count, seed):
     made = [plan_whole(schedule, r, count, ITEMSIZE, 1).of(r) for r in range(schedule.size)]
     slices = [plan.slice(0) for plan in made]
     found = []
-    for way, direct_bytes in (("staged", 1 << 20), ("lent", 1), ("pulled", 1)):
+    ways = (("staged", 1 << 20), ("lent", 1), ("pulled", 1 << 20), ("pulled", 1))
+    for way, direct_bytes in ways:
         with patch("ringreduce.rows.DIRECT_BYTES", direct_bytes):
             rows = [rows_of(slices, r, ITEMSIZE, way == "pulled", True) for r in range(len(made))]
         if None not in rows:

@@ -42,14 +42,16 @@ BLOCK_BYTES = RING + RING_BYTES
 COUNT, SPINS, YIELDS, PEERS = range(4)
 MY_BLOCK, MY_SLOT = 4, 5
 PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
-VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST, FAR = 11, 15, 16, 17, 18, 19
+VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST = 11, 15, 16, 17, 18
+FAR_STAGED, FAR_GIVEN = 19, 20
 """Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
 peers; this rank's block; a register: the data of the slot in use; memory for what is read from
 other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
 words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
-or 0; where in the ring what was taken last ends, and where it begins; how often to stage past
-the caches before trying again through them."""
-COMMON_WORDS = 20
+or 0; where in the ring what was taken last ends, and where it begins; how often to go past the
+caches before trying again through them: with what is staged, and with what is written to where
+peers want it."""
+COMMON_WORDS = 21
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
 WRITABLE, COMPARED = 9, 10
@@ -89,18 +91,16 @@ MAKE_ROOM, PUT, AWAIT, COPY, REDUCE, END = range(6)
   at the address `lends` is not 0, where it lies.
 - AWAIT k, place, listens: wait until the peer at that place of the common words has put exchange k;
   compare its header, if that is not only to know how far it is.
-- COPY into, offset, source, offset, bytes, way, unless: by the addresses of registers; nothing, if
-  there is a word at the address `unless` and it is not 0.
+- COPY into, offset, source, offset, bytes, whether that is staged, unless: by the addresses of
+  registers; nothing, if there is a word at the address `unless` and it is not 0.
 - REDUCE into, offset, bytes, sources, address of a list of (register, offset), bytes at a time,
   whether to divide.  Behind the sources the list says who wants the result: how many, how many have
   to for the slot to do without, where in the slot, nothing; and for each (register, offset).
 - END
 """
 ROW_WORDS = 8
-PLAIN, STREAM, STAGE = range(3)
-"""How bytes are copied: through the caches, past them, or as is quicker just now."""
 STAGED_FROM = 4 << 10
-"""Fewer bytes are copied plainly."""
+"""Fewer bytes are copied through the caches in any case."""
 
 # --- what a run comes to --------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ from ringreduce.devices.blocks import (
     DIVISOR,
     DONE_BYTES,
     EXCHANGES,
-    FAR,
+    FAR_GIVEN,
+    FAR_STAGED,
     FINISHED,
     FOLD,
     FOREIGN,
@@ -69,10 +70,8 @@ from ringreduce.devices.blocks import (
     SLOT_BYTES,
     SOURCES,
     SPINS,
-    STAGE,
     STAGED_FROM,
     START,
-    STREAM,
     TELLS,
     TELLS_ARRAYS,
     TELLS_DATA,
@@ -100,8 +99,11 @@ from ringreduce.devices.native import (
 )
 
 _LONGEST_READ = 1 << 30
-_TRIAL_BYTES, _LINE_NS, _FAR_TIMES = 2 << 10, 16, 16
-"""To write a line that another core has read takes 3 to 9 ns where they share a cache, else 28."""
+_TRIAL_BYTES, _LINE_NS, _FAR_TIMES = 2 << 10, 8, 16
+"""To write a line that another core has read takes 2 to 9 ns where they share a cache, else 28.
+Past the caches it takes 2, and 2 to 4 more to read."""
+_PASSED_ON = 16 << 10
+"""Bytes that are folded before they are written to where else they are wanted: they stay in L1."""
 
 
 @compilable
@@ -270,15 +272,18 @@ def _stream(into: Any, source: Any, nbytes: Any) -> None:
 
 
 @compilable
-def _stage(common: Any, into: Any, source: Any, nbytes: Any) -> None:
-    """Put data into the ring: through the caches, or past them where other cores' are far away.
+def _write(common: Any, far_times: Any, into: Any, source: Any, nbytes: Any) -> None:
+    """Write what peers read: through the caches, or past them where other cores' are far away.
 
     A short piece goes through them, and its time decides for the rest; if that or all took long,
-    for some of the next times too.
+    for some of the next times too.  At `far_times` stands for how many.
     """
-    far = load(common + FAR * WORD)
+    if nbytes < STAGED_FROM:
+        copy(into, source, nbytes)
+        return
+    far = load(far_times)
     if far > 0:
-        store(common + FAR * WORD, far - 1)
+        store(far_times, far - 1)
         _stream(into, source, nbytes)
         return
     clock = common + VECTOR * WORD
@@ -290,7 +295,7 @@ def _stage(common: Any, into: Any, source: Any, nbytes: Any) -> None:
             return
     else:
         _stream(into + _TRIAL_BYTES, source + _TRIAL_BYTES, nbytes - _TRIAL_BYTES)
-    store(common + FAR * WORD, _FAR_TIMES)
+    store(far_times, _FAR_TIMES)
 
 
 @compilable
@@ -303,12 +308,8 @@ def _copy(program: Any, common: Any, row: Any) -> bool:
     source, process = load(register) + load(row + 4 * WORD), load(register + WORD)
     if process:
         return _read(common, into, process, source, nbytes)
-    way = load(row + 6 * WORD)
-    if way == STREAM:
-        _stream(into, source, nbytes)
-        fence()
-    elif way == STAGE:
-        _stage(common, into, source, nbytes)
+    if load(row + 6 * WORD):
+        _write(common, common + FAR_STAGED * WORD, into, source, nbytes)
         fence()
     elif into != source:
         copy(into, source, nbytes)
@@ -323,14 +324,20 @@ def _pass_on(common: Any, wanted: Any, source: Any, begin: Any, nbytes: Any) -> 
         register = load(wanted + (4 + 2 * i) * WORD)
         if load(register + (WRITABLE - PEER_OUTPUT) * WORD):
             offset = load(wanted + (5 + 2 * i) * WORD)
-            _stream(load(register) + offset + begin, source, nbytes)
+            into = load(register) + offset + begin
+            _write(common, common + FAR_GIVEN * WORD, into, source, nbytes)
             written += 1
     if written < load(wanted + WORD):
         into = load(common + MY_SLOT * WORD) + load(wanted + 2 * WORD) + begin
-        if nbytes >= STAGED_FROM:
-            _stage(common, into, source, nbytes)
-        else:
-            copy(into, source, nbytes)
+        _write(common, common + FAR_STAGED * WORD, into, source, nbytes)
+
+
+@compilable
+def _reads_processes(listed: Any, n: Any) -> bool:
+    processes = 0
+    for i in range(n):
+        processes |= load(load(listed + 2 * i * WORD) + WORD)
+    return processes != 0
 
 
 @compilable
@@ -342,6 +349,8 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
     item = load(program + ITEM_BYTES * WORD)
     addresses = load(common + SOURCES * WORD)
     wanted = listed + 2 * n * WORD
+    if (load(wanted) or load(wanted + WORD)) and not _reads_processes(listed, n):
+        most = min(most, _PASSED_ON)
     begin = load(program + DONE_BYTES * WORD)
     while begin < nbytes:
         length = min(most, nbytes - begin)
@@ -366,10 +375,10 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
             load(program + DIVISOR * WORD) if load(row + 7 * WORD) else 0,
             load(common + ACC * WORD),
         )
-        if load(wanted + WORD):
+        if load(wanted) or load(wanted + WORD):
             _pass_on(common, wanted, into + begin, begin, length)
         begin += length
-    if load(wanted + WORD):
+    if load(wanted) or load(wanted + WORD):
         fence()
     store(program + DONE_BYTES * WORD, 0)
     return True
