@@ -99,9 +99,10 @@ from ringreduce.devices.native import (
 )
 
 _LONGEST_READ = 1 << 30
-_TRIAL_BYTES, _LINE_NS, _FAR_TIMES = 2 << 10, 8, 16
+_TRIAL_BYTES, _CHECKED_BYTES, _FAR_TIMES = 2 << 10, 32 << 10, 16
+_STAGED_LINE_NS, _GIVEN_LINE_NS = 16, 10
 """To write a line that another core has read takes 2 to 9 ns where they share a cache, else 28.
-Past the caches it takes 2, and 2 to 4 more to read."""
+Past the caches it takes 2, and then 2 to 4 more to read."""
 _PASSED_ON = 16 << 10
 """Bytes that are folded before they are written to where else they are wanted: they stay in L1."""
 
@@ -272,11 +273,11 @@ def _stream(into: Any, source: Any, nbytes: Any) -> None:
 
 
 @compilable
-def _write(common: Any, far_times: Any, into: Any, source: Any, nbytes: Any) -> None:
+def _write(common: Any, far_times: Any, line_ns: Any, into: Any, source: Any, nbytes: Any) -> None:
     """Write what peers read: through the caches, or past them where other cores' are far away.
 
-    A short piece goes through them, and its time decides for the rest; if that or all took long,
-    for some of the next times too.  At `far_times` stands for how many.
+    It begins through them.  Where that takes longer than so much a line, the rest goes past them,
+    and some of the next times all does; at `far_times` stands how many are left.
     """
     if nbytes < STAGED_FROM:
         copy(into, source, nbytes)
@@ -287,15 +288,17 @@ def _write(common: Any, far_times: Any, into: Any, source: Any, nbytes: Any) -> 
         _stream(into, source, nbytes)
         return
     clock = common + VECTOR * WORD
+    done, length = 0, _TRIAL_BYTES
     before = nanoseconds(clock)
-    copy(into, source, _TRIAL_BYTES)
-    if nanoseconds(clock) - before <= _LINE_NS * (_TRIAL_BYTES >> 6):
-        copy(into + _TRIAL_BYTES, source + _TRIAL_BYTES, nbytes - _TRIAL_BYTES)
-        if nanoseconds(clock) - before <= _LINE_NS * (nbytes >> 6):
+    while done < nbytes:
+        copy(into + done, source + done, length)
+        done += length
+        now = nanoseconds(clock)
+        if now - before > line_ns * (length >> 6):
+            store(far_times, _FAR_TIMES)
+            _stream(into + done, source + done, nbytes - done)
             return
-    else:
-        _stream(into + _TRIAL_BYTES, source + _TRIAL_BYTES, nbytes - _TRIAL_BYTES)
-    store(far_times, _FAR_TIMES)
+        before, length = now, min(_CHECKED_BYTES, nbytes - done)
 
 
 @compilable
@@ -309,7 +312,7 @@ def _copy(program: Any, common: Any, row: Any) -> bool:
     if process:
         return _read(common, into, process, source, nbytes)
     if load(row + 6 * WORD):
-        _write(common, common + FAR_STAGED * WORD, into, source, nbytes)
+        _write(common, common + FAR_STAGED * WORD, _STAGED_LINE_NS, into, source, nbytes)
         fence()
     elif into != source:
         copy(into, source, nbytes)
@@ -325,11 +328,11 @@ def _pass_on(common: Any, wanted: Any, source: Any, begin: Any, nbytes: Any) -> 
         if load(register + (WRITABLE - PEER_OUTPUT) * WORD):
             offset = load(wanted + (5 + 2 * i) * WORD)
             into = load(register) + offset + begin
-            _write(common, common + FAR_GIVEN * WORD, into, source, nbytes)
+            _write(common, common + FAR_GIVEN * WORD, _GIVEN_LINE_NS, into, source, nbytes)
             written += 1
     if written < load(wanted + WORD):
         into = load(common + MY_SLOT * WORD) + load(wanted + 2 * WORD) + begin
-        _write(common, common + FAR_STAGED * WORD, into, source, nbytes)
+        _write(common, common + FAR_STAGED * WORD, _STAGED_LINE_NS, into, source, nbytes)
 
 
 @compilable
