@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from dataclasses import replace
@@ -222,6 +223,56 @@ def test_any_case_again_and_again_on_other_arrays_gives_what_numpy_gives(case, o
             comm.barrier()
 
     rr.spawn(program, case.ranks, timeout_s=20, config=SHARED)
+
+
+KINDS = ("plain", "registered")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    collective=st.sampled_from(["all_reduce", "broadcast", "reduce", "all_gather", "all_to_all"]),
+    algorithm=st.sampled_from(["auto", "two_shot", "ring", "halving_doubling"]),
+    ranks=st.integers(2, 5),
+    count=st.sampled_from([1, 500, 5_003, 40_009]),
+    pulls=st.booleans(),
+    draws=st.integers(0, 1 << 30),
+)
+def test_any_mixture_of_registered_arrays(collective, algorithm, ranks, count, pulls, draws):
+    """Which arrays are registered, and who works in place, each rank decides for itself."""
+    if collective != "all_reduce":
+        algorithm = "auto"
+    size = count * ranks if collective == "all_to_all" else count
+
+    def program(comm):
+        draw = random.Random(draws + comm.rank)
+        makers = {"plain": np.empty, "registered": comm.empty}
+        longer = size * ranks if collective == "all_gather" else size
+        x = {kind: make(size, np.int64) for kind, make in makers.items()}
+        y = {kind: make(longer, np.int64) for kind, make in makers.items()}
+        for turn in range(6):
+            kind, into = draw.choice(KINDS), draw.choice((*KINDS, "in place"))
+            array = x[kind]
+            in_place = into == "in place" and collective in ("all_reduce", "broadcast")
+            out = array if in_place else y[draw.choice(KINDS) if into == "in place" else into]
+            if collective == "reduce" and comm.rank:
+                out = None
+            given = [np.arange(size) * (r + 2) + turn for r in range(ranks)]
+            array[...] = given[comm.rank]
+            wanted = sum(given)
+            if collective == "broadcast":
+                wanted = given[0]
+            if collective == "all_gather":
+                wanted = np.concatenate(given)
+            if collective == "all_to_all":
+                wanted = np.concatenate([np.split(each, ranks)[comm.rank] for each in given])
+            how = {"algorithm": algorithm} if collective == "all_reduce" else {}
+            getattr(comm, collective)(array, out=out, **how)
+            assert out is None or np.array_equal(out, wanted)
+            assert in_place or np.array_equal(array, given[comm.rank])
+            comm.barrier()
+
+    config = PULLED if pulls else SHARED
+    rr.spawn(program, ranks, config=config, timeout_s=20)
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
