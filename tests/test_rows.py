@@ -15,8 +15,9 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.plan import plan_parts, plan_whole
 from ringreduce.planned import INPUT, OUTPUT
 from ringreduce.rows import Await, CopyBytes, MakeRoom, Put, Reduce, rows_of
+from ringreduce.schedule import Recv, Send, Step
 from tests.row_machine import ITEMSIZE, RowMachine
-from tests.schedules import any_schedule
+from tests.schedules import any_schedule, by_hand
 
 COUNT = 37
 SCHEDULES = [
@@ -141,6 +142,27 @@ def test_what_is_not_lent(monkeypatch):
     for collective, algorithm in (("all_reduce", "one_shot"), ("broadcast", "star")):
         _, rows = rows_of_all(collective, algorithm, 3, pulls=False)
         assert all(row.lends is None for own in rows for row in own if isinstance(row, Put))
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_what_others_may_still_read_is_not_written_to(monkeypatch, pulls):
+    """Rank 0's array is read by both others while rank 1 already has the result for it."""
+    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1)
+
+    def steps(rank):
+        if rank == 0:
+            yield Step(sends=(Send(1, (0,)), Send(2, (0,))))
+            yield Step(recvs=(Recv(1, (0,)),))
+        else:
+            yield Step(recvs=(Recv(0, (0,), reduce=True),))
+            yield Step(sends=(Send(0, (0,)),) if rank == 1 else ())
+
+    schedule = by_hand("moves", 3, (1,), steps)
+    slices = [plan_whole(schedule, r, COUNT, ITEMSIZE, 1).of(r).slice(0) for r in range(3)]
+    for in_place, wanted_by in ((True, []), (False, [0])):
+        rows = rows_of(slices, 1, ITEMSIZE, pulls, in_place).rows
+        (fold,) = (row for row in rows if isinstance(row, Reduce))
+        assert [place.rank for place in fold.wanted] == wanted_by
 
 
 @given(schedule=any_schedule(), count=st.integers(0, 40), seed=st.integers(0, 1 << 16))
