@@ -56,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     environments.add_options(parser, (2, 3, 4, 8))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--smallest", type=int, default=8, help="bytes")
     parser.add_argument("--largest", type=int, default=1 << 30, help="bytes")
     options = parser.parse_args()
     if not options.draw:
@@ -74,7 +75,8 @@ def _measure(options: argparse.Namespace, mpi: str, ranks: int, dtype: str, leve
     print(f"=== {dtype}, {ranks} ranks, {mpi}, thread level {level}", flush=True)
     folder, fits = options.environments, min(options.largest, _ALL_BUFFERS // (4 * ranks))
     few = dtype != "float32" or ranks not in _TARGETS
-    sizes = [size for size in (_SPARSE if few else _SIZES) if size <= fits]
+    some = _SPARSE if few else _SIZES
+    sizes = [size for size in some if options.smallest <= size <= fits]
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "rows.jsonl"
         run = ["-m", "benchmarks.one_host_run", str(file), dtype, *map(str, sizes)]
