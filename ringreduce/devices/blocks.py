@@ -43,15 +43,15 @@ COUNT, SPINS, YIELDS, PEERS = range(4)
 MY_BLOCK, MY_SLOT = 4, 5
 PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
 VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST = 11, 15, 16, 17, 18
-FAR_STAGED, FAR_GIVEN = 19, 20
+FAR_STAGED, FAR_GIVEN, FAR_PULLED = 19, 20, 21
 """Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
 peers; this rank's block; a register: the data of the slot in use; memory for what is read from
 other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
 words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
 or 0; where in the ring what was taken last ends, and where it begins; how often to go past the
-caches before trying again through them: with what is staged, and with what is written to where
-peers want it."""
-COMMON_WORDS = 21
+caches before trying again through them: with what is staged, with what is written to where peers
+want it, and with what is pulled."""
+COMMON_WORDS = 22
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
 WRITABLE, COMPARED = 9, 10
