@@ -54,8 +54,11 @@ class Config:
 
     None: those of `init` do, and those of `spawn` do not.
     """
-    pull_bytes: int = 16 << 20
-    """Through shared memory, arrays from this size on are read from where they lie, if allowed."""
+    pull_bytes: int | None = None
+    """Through shared memory, arrays from this size on are read from where they lie, if allowed.
+
+    None: 4 MiB; 8 MiB where ranks share cores.
+    """
     memory: Memory | None = None
     """What was found out about that: not to be given."""
     log_messages: bool = False
@@ -71,7 +74,10 @@ class Config:
 
     def pulls(self, nbytes: int) -> bool:
         """Whether, in shared memory, an array of `nbytes` is read from where it lies."""
-        return self.memory is not None and self.memory.pulls and nbytes >= self.pull_bytes
+        if self.memory is None or not self.memory.pulls:
+            return False
+        usual = 8 << 20 if self.memory.crowded else 4 << 20
+        return nbytes >= (self.pull_bytes or usual)
 
     def plan_text(self) -> str:
         """The settings that decide what is sent; ranks that differ in them cannot work together.
@@ -87,11 +93,10 @@ class Config:
         )
 
 
-_MAY_BE_NONE = ("slice_bytes", "in_flight")
+_MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes")
 _COUNTS = (
     *_MAY_BE_NONE,
     "segment_bytes",
-    "pull_bytes",
     "most_slices",
     "kept_messages",
     "kept_plans",

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.devices import compiling
+from ringreduce.devices import blocks, compiling
 from ringreduce.transports import memory
 from ringreduce.transports.memory import share
 from tests.case_strategies import OUTS, VIEWS, cases
@@ -225,56 +225,6 @@ def test_any_case_again_and_again_on_other_arrays_gives_what_numpy_gives(case, o
     rr.spawn(program, case.ranks, timeout_s=20, config=SHARED)
 
 
-KINDS = ("plain", "registered")
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    collective=st.sampled_from(["all_reduce", "broadcast", "reduce", "all_gather", "all_to_all"]),
-    algorithm=st.sampled_from(["auto", "two_shot", "ring", "halving_doubling"]),
-    ranks=st.integers(2, 5),
-    count=st.sampled_from([1, 500, 5_003, 40_009]),
-    pulls=st.booleans(),
-    draws=st.integers(0, 1 << 30),
-)
-def test_any_mixture_of_registered_arrays(collective, algorithm, ranks, count, pulls, draws):
-    """Which arrays are registered, and who works in place, each rank decides for itself."""
-    if collective != "all_reduce":
-        algorithm = "auto"
-    size = count * ranks if collective == "all_to_all" else count
-
-    def program(comm):
-        draw = random.Random(draws + comm.rank)
-        makers = {"plain": np.empty, "registered": comm.empty}
-        longer = size * ranks if collective == "all_gather" else size
-        x = {kind: make(size, np.int64) for kind, make in makers.items()}
-        y = {kind: make(longer, np.int64) for kind, make in makers.items()}
-        for turn in range(6):
-            kind, into = draw.choice(KINDS), draw.choice((*KINDS, "in place"))
-            array = x[kind]
-            in_place = into == "in place" and collective in ("all_reduce", "broadcast")
-            out = array if in_place else y[draw.choice(KINDS) if into == "in place" else into]
-            if collective == "reduce" and comm.rank:
-                out = None
-            given = [np.arange(size) * (r + 2) + turn for r in range(ranks)]
-            array[...] = given[comm.rank]
-            wanted = sum(given)
-            if collective == "broadcast":
-                wanted = given[0]
-            if collective == "all_gather":
-                wanted = np.concatenate(given)
-            if collective == "all_to_all":
-                wanted = np.concatenate([np.split(each, ranks)[comm.rank] for each in given])
-            how = {"algorithm": algorithm} if collective == "all_reduce" else {}
-            getattr(comm, collective)(array, out=out, **how)
-            assert out is None or np.array_equal(out, wanted)
-            assert in_place or np.array_equal(array, given[comm.rank])
-            comm.barrier()
-
-    config = PULLED if pulls else SHARED
-    rr.spawn(program, ranks, config=config, timeout_s=20)
-
-
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_bits_are_those_of_messages(op, dtype):
@@ -470,6 +420,81 @@ def over_mpi(transport: str) -> list:
 def test_sums_over_mpi(mpi, transport, through_memory, ranks):
     done = mpi.run_ok("call", ranks, "tests.test_exchange:over_mpi", transport)
     assert done == [[through_memory, ranks]] * ranks
+
+
+def what_comes_of(collective: str, given: list[np.ndarray], rank: int) -> np.ndarray:
+    if collective == "broadcast":
+        return given[0]
+    if collective == "all_gather":
+        return np.concatenate(given)
+    if collective == "all_to_all":
+        return np.concatenate([np.split(each, len(given))[rank] for each in given])
+    return sum(given)
+
+
+def registered_in_any_mixture(way: str, seed: str) -> int:
+    """Which arrays are registered, and who works in place, each rank draws for itself."""
+    common = random.Random(seed)
+    config = rr.Config(pull_bytes=1 if way == "pulled" else 1 << 40)
+    with rr.init(transport="shm", timeout_s=20, config=config) as comm:
+        own = random.Random(f"{seed} {comm.rank}")
+        collectives = ["all_reduce", "all_reduce", "broadcast", "reduce", "all_gather"]
+        for turn in range(150):
+            collective = common.choice([*collectives, "all_to_all"])
+            algorithm = common.choice(["auto", "two_shot", "ring", "halving_doubling"])
+            count = common.choice([1, 500, 5_003, 40_009])
+            size = count * comm.size if collective == "all_to_all" else count
+            longer = size * comm.size if collective == "all_gather" else size
+            x = own.choice([np.empty, comm.empty])(size, np.int64)
+            y = own.choice([np.empty, comm.empty])(longer, np.int64)
+            in_place = collective in ("all_reduce", "broadcast") and own.random() < 0.4
+            out = None if collective == "reduce" and comm.rank else x if in_place else y
+            given = [np.arange(size) * (rank + 2) + turn for rank in range(comm.size)]
+            x[...] = given[comm.rank]
+            how = {"algorithm": algorithm} if collective == "all_reduce" else {}
+            getattr(comm, collective)(x, out=out, **how)
+            wanted = what_comes_of(collective, given, comm.rank)
+            assert out is None or np.array_equal(out, wanted), (turn, collective, algorithm, count)
+            assert in_place or np.array_equal(x, given[comm.rank])
+        return exchanged(comm)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize("way", ["staged", "pulled"])
+def test_registered_arrays_in_any_mixture(mpi, way, ranks, seed):
+    done = mpi.run_ok(
+        "call", ranks, "tests.test_exchange:registered_in_any_mixture", way, str(seed)
+    )
+    assert all(exchanges >= 150 for exchanges in done)
+
+
+def past_the_caches(way: str, kind: str) -> list[bool]:
+    """Which of the three counts of times past the caches have gone down."""
+    config = rr.Config(pull_bytes=1 if way == "pulled" else 1 << 40)
+    with rr.init(transport="shm", timeout_s=20, config=config) as comm:
+        words = comm._conductor.executor.store.exchange._words
+        far = [blocks.FAR_STAGED, blocks.FAR_GIVEN, blocks.FAR_PULLED]
+        words[far] = before = 1 << 40
+        make = comm.empty if kind == "registered" else np.empty
+        for count in (20_001, 300_007):
+            x, y = make(count + 3, np.float32)[3:], make(count + 1, np.float32)[1:]
+            for out in (y, x):
+                x[...] = np.arange(count) % 1000 + comm.rank
+                comm.all_reduce(x, out=out)
+                assert np.array_equal(out, 3 * (np.arange(count) % 1000) + 3)
+        return (words[far] < before).tolist()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", ["plain", "registered"])
+@pytest.mark.parametrize("way", ["staged", "pulled"])
+def test_past_the_caches(mpi, way, kind):
+    """As where those of other cores are far away, which else the clock decides."""
+    done = mpi.run_ok("call", 3, "tests.test_exchange:past_the_caches", way, kind)
+    plain = kind == "plain"
+    used = [plain and way == "staged", not plain, plain and way == "pulled"]
+    assert done == [used] * 3
 
 
 @pytest.mark.mpi
