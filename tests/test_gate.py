@@ -332,8 +332,12 @@ def waiting_calls(comm, first) -> None:
 def test_a_call_that_was_begun_and_given_up_is_not_gone_on_with(planned):
     """A signal's handler may raise before Python has got to what breaks a call off."""
 
+    armed, stopped = threading.Event(), threading.Event()
+
     def stop(comm):
-        raise StopError
+        if armed.is_set():
+            stopped.set()
+            raise StopError
 
     def program(comm):
         waiting_calls(comm, stop)
@@ -342,12 +346,13 @@ def test_a_call_that_was_begun_and_given_up_is_not_gone_on_with(planned):
         call = op if planned else lambda: comm.all_reduce(x)
         if comm.rank:
             call()
-            time.sleep(0.2)
+            assert stopped.wait(20)
             assert (call() == 2).all()  # what rank 0 has put there will do
             with pytest.raises(rr.PeerLostError, match="in the middle of a call"):
                 call()
             return
         call()  # as usual
+        armed.set()
         with pytest.raises(StopError):
             call()
         for _ in range(2):
