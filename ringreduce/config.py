@@ -76,7 +76,7 @@ class Config:
         """Whether, in shared memory, an array of `nbytes` is read from where it lies."""
         if self.memory is None or not self.memory.pulls:
             return False
-        usual = 8 << 20 if self.memory.crowded else 4 << 20
+        usual = _PULLED_IF_CROWDED if self.memory.crowded else _PULLED
         return nbytes >= (self.pull_bytes or usual)
 
     def plan_text(self) -> str:
@@ -93,6 +93,8 @@ class Config:
         )
 
 
+_PULLED, _PULLED_IF_CROWDED = 4 << 20, 8 << 20
+"""Bytes from which on pulling was found to be quicker than staging."""
 _MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes")
 _COUNTS = (
     *_MAY_BE_NONE,

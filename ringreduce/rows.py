@@ -92,7 +92,7 @@ class Reduce(NamedTuple):
     staged: Place | None = None
     """Where in the slot it is put, unless it was written so to all the ranks that read it."""
     readers: int = 0
-    """How many read it there."""
+    """How many ranks read it, there or where they want it; 0 if it is pulled."""
 
 
 Row = MakeRoom | Put | Await | CopyBytes | Reduce

@@ -381,7 +381,8 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
     item = load(program + ITEM_BYTES * WORD)
     addresses = load(common + SOURCES * WORD)
     wanted = listed + 2 * n * WORD
-    if (load(wanted) or load(wanted + WORD)) and not _reads_processes(listed, n):
+    passes_on = load(wanted) | load(wanted + WORD)
+    if passes_on and not _reads_processes(listed, n):
         most = min(most, _PASSED_ON)
     begin = load(program + DONE_BYTES * WORD)
     while begin < nbytes:
@@ -407,10 +408,10 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
             load(program + DIVISOR * WORD) if load(row + 7 * WORD) else 0,
             load(common + ACC * WORD),
         )
-        if load(wanted) or load(wanted + WORD):
+        if passes_on:
             _pass_on(common, wanted, into + begin, begin, length)
         begin += length
-    if load(wanted) or load(wanted + WORD):
+    if passes_on:
         fence()
     store(program + DONE_BYTES * WORD, 0)
     return True
