@@ -14,10 +14,9 @@ from ringreduce.arena import Arena
 from ringreduce.arguments import check_movable, check_out, check_timeout
 from ringreduce.binding import Flow
 from ringreduce.calls import Call, Calls, Fused
-from ringreduce.conductor import USUAL, Again, Conductor, Quick, QuickList
+from ringreduce.conductor import USUAL, Conductor, Quick, QuickList
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
-from ringreduce.devices.blocks import UNUSUAL
 from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
 from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.topology import Topology
@@ -57,7 +56,7 @@ class Collectives:
         """Calls that were made before, by all that makes them different."""
         self._quick_lists: dict[tuple[Any, ...], tuple[Fused | None, QuickList | None]] = {}
         """The same for lists, by what of them is seen at once."""
-        self._barrier: Again | None = None
+        self._barrier: Callable[[], Any] | None = None
         self._whole = np.empty(0, np.uint8)
         """Where the arrays of a list are brought together."""
         shared = None if self.config.memory is None else transport.memory
@@ -293,13 +292,19 @@ class Collectives:
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return once every rank has called it.  Errors: those of `all_reduce`."""
-        if self._barrier is None or timeout_s is not None or self._barrier() == UNUSUAL:
-            with self._line.lock:
-                self._meet("barrier", (), timeout_s)
-                call = self._calls.meeting("barrier", ())
-                flow = None if self._barrier else self._unbound(call)
-                if flow is not None:
-                    self._barrier = self._conductor.again(call, flow, None)
+        if self._barrier is None or timeout_s is not None:
+            self._usual_barrier(timeout_s)
+        else:
+            self._barrier()
+
+    def _usual_barrier(self, timeout_s: float | None = None) -> None:
+        with self._line.lock:
+            self._meet("barrier", (), timeout_s)
+            call = self._calls.meeting("barrier", ())
+            flow = None if self._barrier else self._unbound(call)
+            if flow is not None:
+                usual = self._usual_barrier
+                self._barrier = self._conductor.again(call, flow, None, None, usual)
 
     # --- how calls are carried out ---
 

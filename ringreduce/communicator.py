@@ -13,7 +13,7 @@ from ringreduce.collectives import NOTHING, Collectives
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.executor import LoggedMessage
-from ringreduce.persistent import PersistentCall
+from ringreduce.persistent import Again, PersistentCall
 from ringreduce.placement import as_array, card_of_name
 from ringreduce.select import Choice, choose
 from ringreduce.topology import Topology
@@ -78,7 +78,7 @@ class Communicator(Collectives):
         with self._line.lock:
             return self._reachable(sizes, dtype)
 
-    def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> PersistentCall:
+    def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> Again:
         """A call on these arrays to be made again and again: checked, planned and bound once.
 
         Args:
@@ -86,7 +86,8 @@ class Communicator(Collectives):
                 ``"all_to_all"``, or with `counts` ``"all_gather"`` or ``"gather"``.
             x, out, arguments: those of the collective, but for `async_op`.
 
-        Returns an object to be called, which reads `x` anew each time and returns the result.
+        Returns a function of no arguments that makes the call once: it reads `x` anew each time,
+        and returns the result.
         """
         timeout_s = arguments.pop("timeout_s", None)
         array = as_array("plan", x)
@@ -97,7 +98,8 @@ class Communicator(Collectives):
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
-            return PersistentCall(self._conductor, call, array, target, result, timeout_s)
+            usual = PersistentCall(self._conductor, call, array, target, result, timeout_s)
+            return usual.past_python()
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks that pass the same `color`, ordered by `key`, then rank.

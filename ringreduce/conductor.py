@@ -32,8 +32,6 @@ from ringreduce.work import Line, Program
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""
 
-Again = Callable[[], Any]
-"""``again()``: UNUSUAL if the call has to be carried out as usual."""
 Quick = Callable[[np.ndarray, Any], Any]
 """``quick(x, out)``: the result, or USUAL if the call has to be carried out as usual."""
 QuickList = Callable[[Sequence[Any], Any], Any]
@@ -124,13 +122,22 @@ class Conductor:
     # Calls that were made before, as fast as Python allows: tenths of a microsecond count.  Each is
     # one compiled call, which also looks at the arrays; everything unusual goes the usual way.
 
-    def again(self, opening: Opening, flow: Flow, timeout_s: float | None) -> Again | None:
-        """A flow on the arrays that it is bound to; None if that is not one compiled call."""
+    def again(
+        self,
+        opening: Opening,
+        flow: Flow,
+        timeout_s: float | None,
+        result: Any,
+        usual: Callable[[], Any],
+    ) -> Callable[[], Any] | None:
+        """A flow on the arrays that it is bound to, and its result; None if that is not one
+        compiled call.  If it may not pass, `usual` is called.
+        """
         compiled = self._signed(opening, flow)
         if compiled is None or self.gate is None:
             return None
         finish = self._finishing(opening, flow, compiled.goes_on, timeout_s)
-        return self.gate.again(flow, compiled.address, opening.signature, finish)
+        return self.gate.again(flow, compiled.address, opening.signature, finish, result, usual)
 
     def admit(self, opening: Opening, flow: Flow, shape: Any, dtype: Any, op: str) -> None:
         """Let all-reduces by this flow pass the gate, if that is one compiled call."""

@@ -166,9 +166,18 @@ class Gate:
         self._words[python_calls.USUAL_WAY] = id(usual)
         return self._opened("all_reduce", (self._words, usual), _DOC.format(usual.__doc__ or ""))
 
-    def again(self, flow: Any, program: int, signature: Any, finish: Finish) -> Callable[[], Any]:
-        """A function that makes a persistent call; UNUSUAL if it has to be made as usual."""
-        return self._opened("again", (self._words, program, signature, finish, flow))
+    def again(
+        self,
+        flow: Any,
+        program: int,
+        signature: Any,
+        finish: Finish,
+        result: Any,
+        usual: Callable[[], Any],
+    ) -> Callable[[], Any]:
+        """A function that makes a persistent call; it calls `usual` if a call may not pass."""
+        me = (self._words, program, signature, finish, flow, result, usual)
+        return self._opened("again", me, _DOC_OF_AGAIN)
 
     def admit(
         self,
@@ -206,6 +215,10 @@ class Gate:
         self._table[place] = entry
 
 
+_DOC_OF_AGAIN = """again($self)
+--
+
+Make the call once, and return its result: the same array each time."""
 _DOC = """all_reduce($self, x, op='sum', *, out=None, algorithm='auto', wire=None, async_op=False, \
 timeout_s=None)
 --

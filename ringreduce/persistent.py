@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls import Call
-from ringreduce.conductor import Again, Conductor
-from ringreduce.devices.blocks import UNUSUAL
+from ringreduce.conductor import Conductor
 from ringreduce.programs import move
+
+Again = Callable[[], Any]
+"""Makes a call once, and returns its result: the same array each time."""
 
 
 class PersistentCall:
-    """Made by `Communicator.plan`.  Every rank calls it as it would make the call itself.
+    """What `Communicator.plan` makes.  Every rank calls it as it would make the call itself.
 
     What is checked once: types, shapes, memory.  What still travels with each call: its signature.
     The arrays are read and written in place, so keep using them and do not resize them.
@@ -36,22 +38,27 @@ class PersistentCall:
         if not call.converts:
             with nullcontext() if call.queue is None else call.queue.selected():
                 conductor.executor.store.bind_for_good(call.prepared, source, target)
-        self._again: Again | None = None
         self._alone: Callable[[bytes], None] | None = None
         """Runs the call, if it can be done by messages between its arrays alone."""
         if call.prepared.bound is not None and call.queue is None:
             self._alone = conductor.executor.alone(call.prepared.bound)
-            self._again = conductor.again(call, call.prepared.bound, timeout_s)
 
     def __del__(self) -> None:
         self._conductor.executor.store.discard(self._call.prepared)
 
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
-        if self._again is None or self._again() == UNUSUAL:
-            with self._line.lock:
-                self._carry_out()
+        with self._line.lock:
+            self._carry_out()
         return self._result
+
+    def past_python(self) -> Again:
+        """The same, past Python where it is one compiled call: a function that keeps this alive."""
+        bound = self._call.prepared.bound
+        if self._alone is None or bound is None:
+            return self
+        again = self._conductor.again(self._call, bound, self._timeout_s, self._result, self)
+        return again or self
 
     def _carry_out(self) -> None:
         conductor = self._conductor

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.blocks import FINISHED, RUN, UNUSUAL, WORD
+from ringreduce.devices.blocks import FINISHED, RUN, WORD
 from ringreduce.devices.compilable import compilable
 from ringreduce.devices.door import fits
 from ringreduce.devices.native import (
@@ -214,20 +214,21 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
     return result
 
 
-def again(me: Any, _: Any, __: Any) -> Any:
-    """``again()``: make a persistent call; UNUSUAL if it was not made.
-
-    `me` is ``(words, program, signature, finish, flow)``.
+def again(me: Any, arguments: Any, count: Any) -> Any:
+    """``again()``: make a persistent call; `me` is
+    ``(words, program, signature, finish, flow, result, usual way)``.
     """
     mine = me + ITEMS_OF_TUPLE
-    gate = load(load(mine) + DATA)
-    if not _passes(gate):
-        return integer(UNUSUAL)
-    program = number_of(load(mine + WORD))
-    came = _pass(gate, program, 0, 0, load(mine + 2 * WORD))
+    gate, result = load(load(mine) + DATA), load(mine + 5 * WORD)
+    if count or not _passes(gate):
+        return call_object(load(mine + 6 * WORD), arguments, count, 0)
+    came = _pass(gate, number_of(load(mine + WORD)), 0, 0, load(mine + 2 * WORD))
     if came == FINISHED:
-        return integer(FINISHED)
-    return _finish(gate, load(mine + 4 * WORD), load(mine + 3 * WORD), 0, 0)
+        keep_object(result)
+        return result
+    store(gate + ARGUMENTS * WORD, load(gate + NONE * WORD))
+    store(gate + (ARGUMENTS + 1) * WORD, result)
+    return _finish(gate, load(mine + 4 * WORD), load(mine + 3 * WORD), gate + ARGUMENTS * WORD, 2)
 
 
 def shut(me: Any, _: Any, __: Any) -> Any:
