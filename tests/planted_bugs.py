@@ -37,6 +37,7 @@ QUICK = (
 )
 """Quickest first; each run ends at the first failure."""
 _WORK = ("tests/test_work.py",)
+_SHARED = ("tests/test_exchange.py",)
 _BY_FILE = {
     "work.py": _WORK,
     "conductor.py": _WORK,
@@ -44,6 +45,11 @@ _BY_FILE = {
     "algorithms/doubling.py": ("tests/test_check.py",),
     "algorithms/tree.py": ("tests/test_check.py",),
     "devices/elements.py": ("tests/test_kernels.py",),
+    "rows.py": ("tests/test_rows.py",),
+    "arena.py": ("tests/test_arena.py",),
+    "devices/gate.py": ("tests/test_gate.py",),
+    "devices/machine.py": _SHARED,
+    "devices/door.py": _SHARED,
 }
 _FIRST = {
     **dict.fromkeys(

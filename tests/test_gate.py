@@ -142,12 +142,14 @@ def test_nothing_is_kept_and_nothing_is_freed_too_early():
     def program(comm):
         x, out = np.ones(100), np.empty(100)
         comm.all_reduce(x, out=out)
+        planned = comm.plan("all_reduce", x, out=out)
         gc.collect()
         kinds = (x, out, x.dtype, None, "sum", "out", np.empty)
         before = [sys.getrefcount(each) for each in kinds]
         for _ in range(1000):
             comm.all_reduce(x, out=out)
             comm.all_reduce(x)
+            planned()
             comm.barrier()
         after = [sys.getrefcount(each) for each in kinds]
         grown = [now - was for now, was in zip(after, before, strict=True)]
@@ -158,6 +160,31 @@ def test_nothing_is_kept_and_nothing_is_freed_too_early():
     for grown in spawn(program):
         assert grown[:2] == [0, 0]
         assert max(grown) < 500  # others keep, and let go of, some of them, too
+
+
+def test_a_planned_call_takes_no_arguments_and_keeps_its_arrays():
+    def program(comm):
+        x, out = np.full(9, comm.rank + 1.0), np.empty(9)
+        planned = comm.plan("all_reduce", x, out=out)
+        assert planned() is out
+        passing = usual_calls(comm)
+        assert planned() is out
+        assert passing == []
+        with pytest.raises(TypeError):
+            planned(9)
+        with pytest.raises(TypeError):
+            planned(x=9)
+        kept = weakref.ref(x), weakref.ref(out)
+        del x, out
+        assert (planned() == 3).all()
+        assert all(array() is not None for array in kept)
+        del planned
+        for _ in range(2):
+            comm.all_reduce(np.ones(3), algorithm="ring")  # what was bound is let go of in between
+        gc.collect()
+        return [array() is None for array in kept]
+
+    assert spawn(program) == [[True, True]] * 2
 
 
 def test_more_kinds_of_calls_than_there_is_room_for():
