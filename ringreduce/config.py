@@ -31,7 +31,7 @@ class Config:
     """Bytes of the array that go through the schedule together.
 
     None: across nodes 1 MiB, so that the network is busy while nodes reduce; on one node 64 MiB,
-    since there it would hide nothing; 1 MiB of what is staged in shared memory.
+    since there it would hide nothing; 4 MiB of what is staged in shared memory.
     """
     segment_bytes: int = 1 << 20
     """Longer messages are cut in such segments, so that folds find in the cache what has come."""
