@@ -37,7 +37,7 @@ QUICK = (
 )
 """Quickest first; each run ends at the first failure."""
 _WORK = ("tests/test_work.py",)
-_SHARED = ("tests/test_exchange.py",)
+_SHARED = ("tests/test_exchange.py", "tests/test_exchange_mpi.py")
 _BY_FILE = {
     "work.py": _WORK,
     "conductor.py": _WORK,

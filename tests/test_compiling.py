@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,21 @@ def run(home: Path, *arguments: str, **variables: str) -> dict:
     return told_by(start(home, *arguments, **variables))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A home in which PROGRAM has run, and what it told."""
+    home = tmp_path_factory.mktemp("home")
+    return home, run(home)
+
+
+@pytest.fixture
+def kept(made, tmp_path):
+    """A copy of that, and what was told."""
+    home, told = made
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    return json.loads(json.dumps(told).replace(str(home), str(tmp_path)))
+
+
 def kept_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.nb?"))
 
@@ -84,26 +100,26 @@ converts_float16 = pytest.mark.skipif(
 
 
 @converts_float16
-def test_machine_code_is_kept_for_the_next_start(tmp_path):
-    first, second = run(tmp_path), run(tmp_path)
+def test_machine_code_is_kept_for_the_next_start(tmp_path, kept):
+    first, second = kept, run(tmp_path)
     for name in ("float16", "bfloat16"):
         assert (first[name]["hits"], second[name]["hits"]) == (0, 1)
         assert Path(first[name]["path"]).is_relative_to(tmp_path / ".cache" / "ringreduce")
     assert first["CACHE_DIR"] == ""
 
 
-def test_every_kernel_has_a_folder_of_its_own_which_only_the_user_can_enter(tmp_path):
-    told = run(tmp_path)
-    kept = Path(told["bfloat16"]["path"])
-    assert sorted(path.suffix for path in kept.iterdir()) == [".nbc", ".nbi"]
-    private = kept.parent.parent
-    assert private.parent == tmp_path / ".cache" / "ringreduce"
+def test_every_kernel_has_a_folder_of_its_own_which_only_the_user_can_enter(made):
+    home, told = made
+    folder = Path(told["bfloat16"]["path"])
+    assert sorted(path.suffix for path in folder.iterdir()) == [".nbc", ".nbi"]
+    private = folder.parent.parent
+    assert private.parent == home / ".cache" / "ringreduce"
     assert private.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
-def test_a_folder_that_others_can_enter_is_not_read(tmp_path, mode):
-    private = Path(run(tmp_path)["bfloat16"]["path"]).parent.parent
+def test_a_folder_that_others_can_enter_is_not_read(tmp_path, kept, mode):
+    private = Path(kept["bfloat16"]["path"]).parent.parent
     private.chmod(mode)
     before = kept_in(private)
     told = run(tmp_path)["bfloat16"]
@@ -125,8 +141,8 @@ def test_but_not_where_others_can_write(tmp_path):
     assert kept_in(tmp_path) == []
 
 
+@pytest.mark.usefixtures("kept")
 def test_what_is_damaged_is_compiled_again(tmp_path):
-    run(tmp_path)
     for path in kept_in(tmp_path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert run(tmp_path)["bfloat16"]["way"] == "CPUDispatcher"
@@ -175,8 +191,25 @@ def code_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.code"))
 
 
-def test_kept_machine_code_is_loaded_without_numba(tmp_path):
-    assert loads(tmp_path, "door") == WITH
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """A home for which all code but the folds' is made, and one fold's."""
+    home = tmp_path_factory.mktemp("home")
+    assert loads(home, "door") == WITH
+    return home
+
+
+@pytest.fixture
+def fold(loaded, tmp_path):
+    """A home in which that fold's code is kept and no other."""
+    shutil.copytree(loaded, tmp_path, dirs_exist_ok=True)
+    for path in code_in(tmp_path):
+        if not path.name.startswith("fold"):
+            path.unlink()
+
+
+def test_kept_machine_code_is_loaded_without_numba(tmp_path, loaded):
+    shutil.copytree(loaded, tmp_path, dirs_exist_ok=True)
     names = (name for names in compiling._IN_MODULES.values() for name in names)
     wanted = {f"{name}.code" for name in (*names, "fold-sum-float32")}
     assert {path.name for path in code_in(tmp_path)} == wanted
@@ -184,8 +217,8 @@ def test_kept_machine_code_is_loaded_without_numba(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 20, 4000, -1])
+@pytest.mark.usefixtures("fold")
 def test_a_damaged_file_is_made_again(tmp_path, keep):
-    loads(tmp_path)
     (path,) = code_in(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:keep])
@@ -194,8 +227,8 @@ def test_a_damaged_file_is_made_again(tmp_path, keep):
     assert loads(tmp_path) == WITHOUT
 
 
+@pytest.mark.usefixtures("fold")
 def test_code_that_needs_what_is_not_there_is_not_loaded(tmp_path):
-    loads(tmp_path)
     (path,) = code_in(tmp_path)
     made = machine_code.kept(path)
     assert made is not None
@@ -206,8 +239,8 @@ def test_code_that_needs_what_is_not_there_is_not_loaded(tmp_path):
     assert loads(tmp_path) == WITHOUT
 
 
+@pytest.mark.usefixtures("fold")
 def test_code_in_a_folder_that_others_can_enter_is_not_loaded(tmp_path):
-    loads(tmp_path)
     code_in(tmp_path)[0].parent.chmod(0o755)
     assert [loads(tmp_path), loads(tmp_path)] == [WITH, WITH]
 
@@ -217,16 +250,15 @@ def test_where_no_code_can_be_kept_it_is_made_each_time(home):
     assert [loads(Path(home)), loads(Path(home))] == [WITH, WITH]
 
 
+@pytest.mark.usefixtures("fold")
 def test_other_settings_have_other_code(tmp_path):
-    loads(tmp_path)
     assert loads(tmp_path, NUMBA_OPT="2") == WITH
     assert loads(tmp_path, NUMBA_NUM_THREADS="1") == WITHOUT
     assert len(code_in(tmp_path)) == 2
 
 
-def test_nothing_is_loaded_that_numba_is_told_not_to_compile(tmp_path):
-    loads(tmp_path, "door")
-    assert not loads(tmp_path, "door", NUMBA_DISABLE_JIT="1")["can"]
+def test_nothing_is_loaded_that_numba_is_told_not_to_compile(loaded):
+    assert not loads(loaded, "door", NUMBA_DISABLE_JIT="1")["can"]
 
 
 # --- which folders are safe -----------------------------------------------------------------------
