@@ -199,13 +199,18 @@ def loaded(tmp_path_factory):
     return home
 
 
+@pytest.fixture(scope="module")
+def folded(tmp_path_factory):
+    """A home for which one fold's code is made and no other."""
+    home = tmp_path_factory.mktemp("home")
+    assert loads(home) == WITH
+    return home
+
+
 @pytest.fixture
-def fold(loaded, tmp_path):
-    """A home in which that fold's code is kept and no other."""
-    shutil.copytree(loaded, tmp_path, dirs_exist_ok=True)
-    for path in code_in(tmp_path):
-        if not path.name.startswith("fold"):
-            path.unlink()
+def fold(folded, tmp_path):
+    """A copy of that."""
+    shutil.copytree(folded, tmp_path, dirs_exist_ok=True)
 
 
 def test_kept_machine_code_is_loaded_without_numba(tmp_path, loaded):
