@@ -99,8 +99,8 @@ class Exchange:
             return None
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
-        count = sum(placed.count for piece in plan.placed for placed in piece)
-        for way in (True, False) if self._config.pulls(count * plan.itemsize) else (False,):
+        pulls = self._config.pulls(plan.count * plan.itemsize)
+        for way in (True, False) if pulls else (False,):
             rows = rows_of(every, self._rank, plan.itemsize, way, plan.in_place)
             if rows is not None and rows.slot_bytes <= blocks.MOST_STAGED:
                 return rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 from ringreduce.planned import Placed, PlannedSlice
 from ringreduce.schedule import Chunks, Schedule, Step
@@ -17,6 +18,19 @@ from ringreduce.slice_plan import SEGMENT_BYTES, plan_slice
 
 _UNCUT = 1 << 62
 """Bytes of a segment."""
+
+
+class Pieces(Sequence[Sequence[Placed]]):
+    """Slice -> chunk -> where it lies: worked out when it is asked for, as there may be many."""
+
+    def __init__(self, slices: int, piece: Callable[[int], Sequence[Placed]]) -> None:
+        self._slices, self._piece = range(slices), piece
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._piece(self._slices[index])
 
 
 @dataclass
@@ -27,8 +41,9 @@ class Plan:
     rank: int
     itemsize: int
     """Bytes an element."""
-    placed: Sequence[Sequence[Placed]]
-    """Slice -> chunk -> where it lies."""
+    count: int
+    """Elements of all chunks."""
+    placed: Pieces
     input_count: int
     """Elements of INPUT, on this rank."""
     output_count: int
@@ -77,16 +92,20 @@ def plan_whole(
     """
     total = sum(schedule.weights)
     shares = [0, *accumulate(schedule.weights)]
-    placed = []
-    for low, high in _cuts(count, slices):
+
+    def piece(index: int) -> list[Placed]:
+        low, high = _cut(count, slices, index)
         borders = [low + (high - low) * share // total for share in shares] if total else []
-        placed.append([Placed(a, a, b - a) for a, b in pairwise(borders)])
+        return [Placed(a, a, b - a) for a, b in pairwise(borders)]
+
+    placed = Pieces(slices, piece)
     output_count = count if schedule.holds_after(rank) or not schedule.weights else 0
 
     def of(peer: int) -> Plan:
         return plan_whole(schedule, peer, count, itemsize, slices, _UNCUT)
 
-    return Plan(schedule, rank, itemsize, placed, count, output_count, segment_bytes, of, True)
+    sizes = count, output_count
+    return Plan(schedule, rank, itemsize, count, placed, *sizes, segment_bytes, of, in_place=True)
 
 
 def plan_parts(
@@ -104,14 +123,13 @@ def plan_parts(
     """
     before = _offsets(schedule.holds_before(rank), counts)
     after = _offsets(schedule.holds_after(rank), counts)
-    pieces = [_cuts(count, slices) for count in counts]
-    placed = [
-        [
+
+    def piece(index: int) -> list[Placed]:
+        cuts = [_cut(count, slices, index) for count in counts]
+        return [
             Placed(before.get(chunk, 0) + low, after.get(chunk, 0) + low, high - low)
-            for chunk, (low, high) in enumerate(piece[index] for piece in pieces)
+            for chunk, (low, high) in enumerate(cuts)
         ]
-        for index in range(slices)
-    ]
 
     def of(peer: int) -> Plan:
         return plan_parts(schedule, peer, counts, itemsize, slices, _UNCUT)
@@ -120,7 +138,8 @@ def plan_parts(
         schedule,
         rank,
         itemsize,
-        placed,
+        sum(counts),
+        Pieces(slices, piece),
         sum(counts[chunk] for chunk in before),
         sum(counts[chunk] for chunk in after),
         segment_bytes,
@@ -134,9 +153,11 @@ def shard_counts(count: int, parts: int) -> list[int]:
     return [count // parts + (part < count % parts) for part in range(parts)]
 
 
-def _cuts(count: int, pieces: int) -> list[tuple[int, int]]:
-    ends = list(accumulate(shard_counts(count, pieces)))
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+def _cut(count: int, pieces: int, index: int) -> tuple[int, int]:
+    """Where a piece begins and ends, of those that `shard_counts` says."""
+    each, longer = divmod(count, pieces)
+    low = index * each + min(index, longer)
+    return low, low + each + (index < longer)
 
 
 def _offsets(chunks: Chunks, counts: Sequence[int]) -> dict[int, int]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
-from ringreduce.planned import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH
+from ringreduce.planned import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH, Placed
 from ringreduce.schedule import Schedule
 from tests.lockstep import DIVIDED, Memory, chunk_trees, run_plans
 from tests.schedules import any_schedule, one_shot, two_shot
@@ -239,6 +239,24 @@ def test_equal_arguments_give_equal_plans(call, again):
         twin = replace(plan, _slices={}, _steps=None)
         asked_in_another_order = {index: twin.slice(index) for index in order}
         assert all(plan.slice(index) == asked_in_another_order[index] for index in order)
+
+
+def test_a_slice_is_planned_without_the_others(monkeypatch):
+    """Else the first call with so many slices would take seconds for what nobody needs yet."""
+    made = []
+    monkeypatch.setattr("ringreduce.plan.Placed", lambda *lies: made.append(lies) or Placed(*lies))
+    size, slices = 4, 1000
+    cut = 10**6, 8, slices
+    in_parts = build("all_to_all", "direct", block_layout(size))
+    plans = [
+        plan_whole(build("all_reduce", "ring", block_layout(size)), 0, *cut),
+        plan_parts(in_parts, 0, [10**6] * size**2, *cut[1:]),
+    ]
+    for plan in plans:
+        for rank in range(size):
+            plan.of(rank).slice(slices // 2)
+        assert plan.slices == slices
+    assert len(made) == size * (size + size**2)
 
 
 # --- how much scratch -----------------------------------------------------------------------------
