@@ -46,6 +46,8 @@ class RowMachine:
         self.taken = [0] * len(rows)
         self.registers: list[dict[int, tuple[np.ndarray, int]]] = [{} for _ in rows]
         """What each knows of its peers, and of its own slot."""
+        self.left: list[tuple[np.ndarray, np.ndarray]] = list(zip(inputs, outputs, strict=True))
+        """INPUT and OUTPUT as each left them."""
 
     def run(self, choice: random.Random) -> None:
         """Until all have come to their end.  Raises AssertionError if nobody can go on."""
@@ -81,7 +83,16 @@ class RowMachine:
         elif not self._work(rank, row):
             return True
         self.at[rank] += 1
+        if self.at[rank] == len(self.rows[rank]):
+            self._leave(rank)
         return True
+
+    def _leave(self, rank: int) -> None:
+        """The call is over: its arrays are the caller's again, who writes something else there."""
+        arrays = self.memory[rank][INPUT], self.memory[rank][OUTPUT]
+        self.left[rank] = arrays[0].copy(), arrays[1].copy()
+        for array in arrays:
+            array[...] = -5
 
     def _take(self, rank: int, count: int) -> None:
         """As `devices.machine` does, of a ring three times as long as the most that is taken."""

@@ -238,6 +238,8 @@ REFUSED = {
     "all_to_all": (lambda c, x: c.all_to_all(x, out=x[:]), "overlaps"),
     "reduce_scatter": (lambda c, x: c.reduce_scatter(x, out=x[: x.size // c.size]), "overlaps"),
     "all_gather": (lambda c, x: c.all_gather(x, out=x, counts=[x.size] * c.size), "shape"),
+    "all_reduce": (lambda c, x: c.all_reduce(x, out=x.base[2:]), "overlaps"),
+    "all_reduce to before": (lambda c, x: c.all_reduce(x, out=x.base[:8]), "overlaps"),
     "reduce": (lambda c, x: c.reduce(x, True), "pass a rank"),
     "broadcast": (lambda c, x: c.broadcast(x, out=np.empty(x.size + 1)), "shape"),
     "gather": (lambda c, x: c.gather(x, 1.0, counts=[x.size] * c.size), "pass a rank"),
@@ -250,12 +252,13 @@ REFUSED = {
 def test_what_cannot_be_done_is_refused_after_good_calls_too(name):
     wrong, said = REFUSED[name]
     more = {"counts": [8, 8]} if "gather" in name else {}
-    more |= {"root": 1} if name not in ("all_to_all", "reduce_scatter", "all_gather") else {}
+    rooted = name.split()[0] in ("broadcast", "reduce", "gather", "scatter")
+    more |= {"root": 1} if rooted else {}
     if name == "gather of any length":
         more.pop("counts")
 
     def program(comm):
-        x = np.arange(8.0)
+        x = np.arange(10.0)[1:9]
         for _ in range(3):
             given = None if name == "scatter" and comm.rank == 0 else x
             getattr(comm, name.split()[0])(given, **more)

@@ -241,6 +241,27 @@ def test_threads_of_one_rank_take_turns():
     assert spawn(program) == [False, False]
 
 
+def test_while_a_call_is_under_way_no_other_passes():
+    def program(comm):
+        x, sums = np.ones(3), []
+        for _ in range(3):
+            comm.all_reduce(x)
+        words = comm._conductor.gate._words
+        if comm.rank:
+            return comm.all_reduce(x).tolist()
+        words[python_calls.OWNER], words[python_calls.BUSY] = 0, 1
+        thread = threading.Thread(target=lambda: sums.append(comm.all_reduce(x).tolist()))
+        thread.start()
+        time.sleep(0.3)
+        early = list(sums)
+        words[python_calls.BUSY] = 0
+        thread.join(20)
+        assert early == []
+        return sums[0]
+
+    assert spawn(program) == [[2, 2, 2]] * 2
+
+
 def test_asynchronous_calls_come_in_between():
     def program(comm):
         x = np.full(9, comm.rank + 1.0)

@@ -68,8 +68,9 @@ def carried_out(made, rows, seed, in_place=()):
     choice = random.Random(seed)
     shared = [(choice.random() < 0.6, choice.random() < 0.6) for _ in made]
     shared = [(a, a) if rank in in_place else (a, b) for rank, (a, b) in enumerate(shared)]
-    RowMachine(rows, inputs, outputs, shared).run(choice)
-    return before, inputs, outputs
+    machine = RowMachine(rows, inputs, outputs, shared)
+    machine.run(choice)
+    return before, *zip(*machine.left, strict=True)
 
 
 def wanted(collective, before, rank):
