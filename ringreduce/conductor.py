@@ -130,8 +130,9 @@ class Conductor:
         result: Any,
         usual: Callable[[], Any],
     ) -> Callable[[], Any] | None:
-        """A flow on the arrays that it is bound to, and its result; None if that is not one
-        compiled call.  If it may not pass, `usual` is called.
+        """A flow on the arrays that it is bound to; None if that is not one compiled call.
+
+        It returns `result`; if it may not pass, `usual` is called.
         """
         compiled = self._signed(opening, flow)
         if compiled is None or self.gate is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
 
 from ringreduce.planned import Placed, PlannedSlice
 from ringreduce.schedule import Chunks, Schedule, Step
@@ -18,19 +17,6 @@ from ringreduce.slice_plan import SEGMENT_BYTES, plan_slice
 
 _UNCUT = 1 << 62
 """Bytes of a segment."""
-
-
-class Pieces(Sequence[Sequence[Placed]]):
-    """Slice -> chunk -> where it lies: worked out when it is asked for, as there may be many."""
-
-    def __init__(self, slices: int, piece: Callable[[int], Sequence[Placed]]) -> None:
-        self._slices, self._piece = range(slices), piece
-
-    def __len__(self) -> int:
-        return len(self._slices)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._piece(self._slices[index])
 
 
 @dataclass
@@ -43,7 +29,9 @@ class Plan:
     """Bytes an element."""
     count: int
     """Elements of all chunks."""
-    placed: Pieces
+    slices: int
+    placed: Callable[[int], Sequence[Placed]]
+    """Slice -> where each chunk of it lies: worked out when asked for, as there may be many."""
     input_count: int
     """Elements of INPUT, on this rank."""
     output_count: int
@@ -56,10 +44,6 @@ class Plan:
     _slices: dict[int, PlannedSlice] = field(default_factory=dict)
     _steps: tuple[Step, ...] | None = None
 
-    @property
-    def slices(self) -> int:
-        return len(self.placed)
-
     def slice(self, index: int) -> PlannedSlice:
         """The steps of slice `index`."""
         if index not in self._slices:
@@ -69,7 +53,7 @@ class Plan:
                 self.schedule,
                 self.rank,
                 self._steps,
-                self.placed[index],
+                self.placed(index),
                 self.itemsize,
                 self.segment_bytes,
             )
@@ -93,19 +77,29 @@ def plan_whole(
     total = sum(schedule.weights)
     shares = [0, *accumulate(schedule.weights)]
 
-    def piece(index: int) -> list[Placed]:
+    def placed(index: int) -> list[Placed]:
         low, high = _cut(count, slices, index)
         borders = [low + (high - low) * share // total for share in shares] if total else []
         return [Placed(a, a, b - a) for a, b in pairwise(borders)]
 
-    placed = Pieces(slices, piece)
     output_count = count if schedule.holds_after(rank) or not schedule.weights else 0
 
     def of(peer: int) -> Plan:
         return plan_whole(schedule, peer, count, itemsize, slices, _UNCUT)
 
-    sizes = count, output_count
-    return Plan(schedule, rank, itemsize, count, placed, *sizes, segment_bytes, of, in_place=True)
+    return Plan(
+        schedule,
+        rank,
+        itemsize,
+        count,
+        slices,
+        placed,
+        count,
+        output_count,
+        segment_bytes,
+        of,
+        in_place=True,
+    )
 
 
 def plan_parts(
@@ -124,7 +118,7 @@ def plan_parts(
     before = _offsets(schedule.holds_before(rank), counts)
     after = _offsets(schedule.holds_after(rank), counts)
 
-    def piece(index: int) -> list[Placed]:
+    def placed(index: int) -> list[Placed]:
         cuts = [_cut(count, slices, index) for count in counts]
         return [
             Placed(before.get(chunk, 0) + low, after.get(chunk, 0) + low, high - low)
@@ -139,7 +133,8 @@ def plan_parts(
         rank,
         itemsize,
         sum(counts),
-        Pieces(slices, piece),
+        slices,
+        placed,
         sum(counts[chunk] for chunk in before),
         sum(counts[chunk] for chunk in after),
         segment_bytes,
@@ -150,14 +145,16 @@ def plan_parts(
 
 def shard_counts(count: int, parts: int) -> list[int]:
     """The lengths that ``np.array_split`` gives: the first ``count % parts`` are one longer."""
-    return [count // parts + (part < count % parts) for part in range(parts)]
+    return [stop - start for start, stop in (_cut(count, parts, part) for part in range(parts))]
 
 
-def _cut(count: int, pieces: int, index: int) -> tuple[int, int]:
-    """Where a piece begins and ends, of those that `shard_counts` says."""
-    each, longer = divmod(count, pieces)
-    low = index * each + min(index, longer)
-    return low, low + each + (index < longer)
+def _cut(count: int, parts: int, part: int) -> tuple[int, int]:
+    return _border(count, parts, part), _border(count, parts, part + 1)
+
+
+def _border(count: int, parts: int, part: int) -> int:
+    each, longer = divmod(count, parts)
+    return part * each + min(part, longer)
 
 
 def _offsets(chunks: Chunks, counts: Sequence[int]) -> dict[int, int]:

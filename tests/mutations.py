@@ -33,8 +33,8 @@ MUTATIONS = [
     Mutation(
         "shards-longer-at-the-end",
         "plan.py",
-        "(part < count % parts)",
-        "(part >= parts - count % parts)",
+        "min(part, longer)",
+        "max(0, part + longer - parts)",
         "The last shards get the elements that do not divide, not the first.",
     ),
     Mutation(

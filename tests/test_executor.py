@@ -58,7 +58,7 @@ def assert_carries_out(
         x = inputs[comm.rank].copy()
         out = x if in_place and plan.output_count else np.full(plan.output_count, np.nan)
         carry_out(comm, plan, x, out)
-        for placed in plan.placed:
+        for placed in map(plan.placed, range(plan.slices)):
             for chunk in schedule.holds_after(comm.rank):
                 span = slice(placed[chunk].after, placed[chunk].after + placed[chunk].count)
                 wanted = evaluate(trees[comm.rank][chunk], span)

@@ -75,7 +75,7 @@ def assert_follows(schedule: Schedule, plans: list[Plan], counts, in_place: bool
     for rank, (plan, memory) in enumerate(zip(plans, memories, strict=True)):
         assert in_place or memory.source == inputs[rank]
         elements = elements_of(schedule.holds_after(rank), plan.output_count, counts)
-        for placed in plan.placed:
+        for placed in map(plan.placed, range(plan.slices)):
             for chunk in schedule.holds_after(rank):
                 low, high = placed[chunk].after, placed[chunk].after + placed[chunk].count
                 tree = (DIVIDED, trees[rank][chunk]) if divides else trees[rank][chunk]
@@ -214,7 +214,7 @@ def test_slices_and_chunks_cover_every_element_once(call):
         ):
             covered = [
                 i
-                for placed in plan.placed
+                for placed in map(plan.placed, range(plan.slices))
                 for chunk in held
                 for i in range(place(placed[chunk]), place(placed[chunk]) + placed[chunk].count)
             ]

@@ -215,8 +215,9 @@ def all_reduce(me: Any, arguments: Any, count: Any, names: Any) -> Any:
 
 
 def again(me: Any, arguments: Any, count: Any) -> Any:
-    """``again()``: make a persistent call; `me` is
-    ``(words, program, signature, finish, flow, result, usual way)``.
+    """``again()``: make a persistent call.
+
+    `me` is ``(words, program, signature, finish, flow, result, usual way)``.
     """
     mine = me + ITEMS_OF_TUPLE
     gate, result = load(load(mine) + DATA), load(mine + 5 * WORD)
