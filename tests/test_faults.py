@@ -150,7 +150,7 @@ def test_a_rank_that_is_missing_from_init(mpi, kind):
     assert zero == two
     assert zero["error"] == "PeerTimeoutError"
     assert zero["ranks"] == [1]
-    assert done.seconds < 10
+    assert done.seconds < 20
 
 
 @pytest.mark.mpi
@@ -160,7 +160,7 @@ def test_ranks_that_are_stopped_and_continued_go_on(mpi):
     time.sleep(0.2)
     pause([pids[1]], 0.5)
     # Longer than the timeout, but all at once: nobody was there to wait.
-    pause(pids, 1.5)
+    pause(pids, 3)
     done = mpi.finish(job, 30)
     assert done.results == [{"done": True}] * 3, done.output
     assert done.returncode == 0

@@ -26,7 +26,7 @@ def differing_timeouts() -> None:
 
 def stopped_in_a_disagreement() -> None:
     """Ranks 0 and 1 disagree while rank 2 is stopped."""
-    comm = rr.init(timeout_s=1)
+    comm = rr.init(timeout_s=3)
     comm.barrier()
     if RANK == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -47,7 +47,7 @@ def never_init() -> None:
     if RANK == 1:
         time.sleep(LONG_S)
     try:
-        rr.init(timeout_s=1)
+        rr.init(timeout_s=3)
     except rr.PeerTimeoutError as error:
         report(RANK, {"error": "PeerTimeoutError", "text": str(error), "ranks": error.ranks})
 
@@ -63,19 +63,23 @@ def stopped_in_init() -> None:
 
         rr.Communicator._meet = stop
     try:
-        rr.init(timeout_s=1)
+        rr.init(timeout_s=3)
     except rr.PeerTimeoutError as error:
         report(RANK, {"error": "PeerTimeoutError", "text": str(error), "ranks": error.ranks})
 
 
 def paused() -> None:
     """Calls for some seconds, during which the test stops and continues ranks."""
-    comm = rr.init(timeout_s=1)
+    comm = rr.init(timeout_s=20)
     x = np.arange(1000.0)
+    # The first calls, which load machine code, are not meant by the timeout of the later ones.
+    comm.all_reduce(1, "min")
+    comm.all_reduce(x)
     report(RANK, {"pid": os.getpid()})
-    end = time.time() + 3
-    while comm.all_reduce(int(time.time() < end), "min"):
-        assert np.array_equal(comm.all_reduce(x * (RANK + 1)), x * (SIZE * (SIZE + 1) // 2))
+    end = time.time() + 6
+    while comm.all_reduce(int(time.time() < end), "min", timeout_s=2):
+        total = comm.all_reduce(x * (RANK + 1), timeout_s=2)
+        assert np.array_equal(total, x * (SIZE * (SIZE + 1) // 2))
         time.sleep(0.01)
     comm.close()
     report(RANK, {"done": True})
