@@ -394,6 +394,20 @@ MUTATIONS = [
         "Ranks that make different calls add up what does not belong together.",
     ),
     Mutation(
+        "halves-rounded-up",
+        "devices/vectors.py",
+        "builder.neg(odd)",
+        "_all(_HALVES, -1)",
+        "A sum of bfloat16 that lies halfway is rounded up, whatever comes before.",
+    ),
+    Mutation(
+        "rest-not-folded",
+        "devices/folds.py",
+        "if whole < nbytes:",
+        "if 0 < whole < nbytes:",
+        "What is shorter than 64 bytes is not folded.",
+    ),
+    Mutation(
         "every-piece-to-the-first",
         "devices/machine.py",
         "into = load(register) + offset + begin",

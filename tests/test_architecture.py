@@ -65,7 +65,7 @@ CARRIES_OUT = (
     *("binding", "executor", "agreement", "calls", "work", "conductor", "programs", "persistent"),
     *("staging", "placement", "communicator", "start", "flows", "straight", "collectives"),
 )
-FOR_NUMBA = ("compilable", "door", "elements", "folds", "kernels", "machine")
+FOR_NUMBA = ("compilable", "door", "elements", "folds", "kernels", "machine", "vectors")
 LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "explain", "cli")
 
 

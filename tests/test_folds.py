@@ -76,6 +76,20 @@ def test_the_bits_are_those_of_numpy(op, dtype):
                 assert mine[place].tobytes() == right, (ranks, count, place)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+def test_any_16_bits(op, dtype):
+    """All there are, each beside some others: ties, NaNs of all kinds, subnormals."""
+    rng = np.random.default_rng(1)
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    near = bits ^ rng.integers(0, 1 << 9, bits.size, np.uint16)
+    sources = [each.view(dtype) for each in (bits, near, rng.permutation(bits))]
+    for ranks in (2, 3):
+        into = np.empty_like(sources[0])
+        folded(op, sources[:ranks], into)
+        assert into.tobytes() == wanted(op, sources[:ranks]).tobytes()
+
+
 def test_what_has_no_fold():
     assert compiling.fold("sum", np.dtype("longdouble")) is None
     assert compiling.fold("prod", np.dtype("complex64")) is None

@@ -25,6 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def can_exchange() -> bool:
     return sys.platform == "linux" and all(_compiled_door(name) for name in names)
 
 
-FOLD_BYTES = 16 << 10
+FOLD_BYTES = 64
 """Memory that a fold needs."""
 _FOLDS: dict[str, int | None] = {}
 """Addresses."""
@@ -191,7 +192,7 @@ def _call_it(function: Any, name: str) -> None:
     function.__qualname__ = function.__name__ = name.replace("-", "_")
     for cell in function.__closure__ or ():
         inner = cell.cell_contents
-        if "<locals>" in getattr(inner, "__qualname__", ""):
+        if isinstance(inner, FunctionType) and "<locals>" in inner.__qualname__:
             _call_it(inner, f"{name}_{inner.__name__}")
 
 
