@@ -3,11 +3,14 @@
     mpirun -n 1 python -m benchmarks.kernels
 
 One core; arrays that fit in its caches, and that do not.  All are interleaved in one run and their
-results verified; times are medians.  GB/s count the bytes of two arrays read and one written.
+results verified; times are medians.  GB/s count the bytes of the arrays read and the one written.
+Beside two arrays added by what Python calls, two, four and eight by what shared memory's machine
+calls (`devices.folds`), which are compared with its own float32.
 """
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -17,12 +20,16 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.rows import command_line, environment, replace
-from ringreduce.devices.cpu import CpuDevice
+from ringreduce.devices import compiling
+from ringreduce.devices.cpu import CpuDevice, address_of
 
 SIZES = (64 << 10, 1 << 20, 64 << 20)
 REPEATS = 25
 BYTES_A_REPEAT = 16 << 20
 FLOAT32 = "float32, NumPy"
+FOLDED = (2, 4, 8)
+"""Arrays at once."""
+FOLDED_BYTES = 128 << 10
 Addition = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 
 
@@ -58,6 +65,11 @@ def seconds(nbytes: int, in_place: bool) -> dict[str, float]:
             into[...] = 0  # what is added again and again must stay finite
             right[...] = 0
         calls[name] = lambda add=add, arrays=(left, right, into): add(*arrays)
+    return medians(calls, nbytes)
+
+
+def medians(calls: dict[str, Callable[[], object]], nbytes: int) -> dict[str, float]:
+    """The median time of each, in turns, in seconds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(REPEATS):
         for name, call in calls.items():
@@ -69,23 +81,52 @@ def seconds(nbytes: int, in_place: bool) -> dict[str, float]:
     return {name: statistics.median(series) for name, series in times.items()}
 
 
+def folds(count: int) -> dict[str, float]:
+    """The median time of each compiled fold of `count` arrays, apart."""
+    calls: dict[str, Callable[[], object]] = {}
+    for dtype in ("float32", "float16", "bfloat16"):
+        left, right, _ = operands(dtype, FOLDED_BYTES)
+        sources = [left, right] * (count // 2)
+        total = sum(source.astype(np.float32) for source in sources).astype(dtype)
+        into, memory = np.empty_like(left), np.empty(compiling.FOLD_BYTES, np.uint8)
+        places = np.array([address_of(source) for source in sources])
+        address = compiling.fold("sum", np.dtype(dtype))
+        assert address is not None, "nothing can be compiled here"
+        fold = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(address)
+        arguments = address_of(into), address_of(places), count, into.size, 0, address_of(memory)
+        fold(*arguments)
+        assert into.tobytes() == total.tobytes(), f"{dtype} gives a wrong sum"
+        kept = sources, into, places, memory
+        calls[dtype] = lambda fold=fold, arguments=arguments, kept=kept: fold(*arguments)
+    return medians(calls, FOLDED_BYTES)
+
+
 def main() -> None:
     """Measure, print, and put the rows in bench_results/kernels.jsonl."""
     rows = []
     versions = {name: version(name) for name in ("numba", "llvmlite", "ml_dtypes")}
     for nbytes in SIZES:
         for in_place in (False, True):
-            medians = seconds(nbytes, in_place)
+            found = seconds(nbytes, in_place)
             row = {"benchmark": "kernels", "bytes": nbytes, "in_place": in_place}
             row |= environment(command_line("kernels")) | versions
-            row["gb_per_s"] = {name: round(3e-9 * nbytes / t, 2) for name, t in medians.items()}
+            row["gb_per_s"] = {name: round(3e-9 * nbytes / t, 2) for name, t in found.items()}
             row["times_of_float32"] = {
-                name: round(t / medians[FLOAT32], 3) for name, t in medians.items()
+                name: round(t / found[FLOAT32], 3) for name, t in found.items()
             }
             rows.append(row)
             place = "in place" if in_place else "apart"
             print(nbytes >> 10, "KiB", place, row["gb_per_s"], row["times_of_float32"], flush=True)
-    replace("kernels", rows, same=("cpu", "bytes", "in_place"))
+    for count in FOLDED:
+        found = folds(count)
+        row = {"benchmark": "kernels", "bytes": FOLDED_BYTES, "in_place": False, "arrays": count}
+        row |= environment(command_line("kernels")) | versions
+        moved = (count + 1) * FOLDED_BYTES * 1e-9
+        row["gb_per_s"] = {name: round(moved / t, 2) for name, t in found.items()}
+        row["times_of_float32"] = {n: round(t / found["float32"], 3) for n, t in found.items()}
+        rows.append(row)
+        print(count, "arrays", row["gb_per_s"], row["times_of_float32"], flush=True)
+    replace("kernels", rows, same=("cpu", "bytes", "in_place", "arrays"))
 
 
 if __name__ == "__main__":
