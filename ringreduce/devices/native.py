@@ -88,16 +88,20 @@ def stream_line(_context: Any, into: Any, source: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
+def prefetch(builder: Any, address: Any, to_write: bool) -> None:
+    """Generate what has the line at an address ready to be read, or written to."""
+    kind = ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), _INT, _INT, _INT))
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    write, keep, data = (ir.Constant(_INT, value) for value in (int(to_write), 3, 1))
+    builder.call(function, (builder.inttoptr(address, _BYTE.as_pointer()), write, keep, data))
+
+
 @_intrinsic
 def claim(_context: Any, address: Any) -> Any:
     """Have the line at an address ready to be written to, some time from now on."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), _INT, _INT, _INT))
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        write, keep, data = (ir.Constant(_INT, value) for value in (1, 3, 1))
-        place = builder.inttoptr(arguments[0], _BYTE.as_pointer())
-        builder.call(function, (place, write, keep, data))
+        prefetch(builder, arguments[0], to_write=True)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate

@@ -15,12 +15,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ringreduce.devices.native import prefetch
 from ringreduce.devices.short_floats import INFINITY_BITS, MAGNITUDE_BITS, NAN_BITS
 
 _intrinsic: Callable[[Callable[..., Any]], Any] = intrinsic
 
 CHUNK = 64
 """Bytes."""
+_AHEAD = 2048
+"""How many bytes before they are read floats of 16 bits are asked for: so much is to be done with
+each chunk that the processor does not see so far by itself."""
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 _FLOATS = {4: ir.FloatType(), 8: ir.DoubleType()}
 _HALVES, _PAIRS = (ir.VectorType(ir.IntType(8 * size), CHUNK // size) for size in (2, 4))
@@ -38,6 +42,7 @@ class Lanes(NamedTuple):
     combine: Combine
     widen: Callable[[Builder, Vector], tuple[Vector, ...]] = lambda _, chunk: (chunk,)
     narrow: Callable[..., Vector] = lambda _, chunk: chunk
+    ahead: int = 0
 
 
 def lanes_of(op: str, dtype: np.dtype) -> Lanes | None:
@@ -60,8 +65,8 @@ def _short_lanes(op: str, name: str) -> Lanes | None:
     if combine is None:
         return None
     if name == "float16":
-        return Lanes(_HALVES, combine, _widen_halves, _narrow_halves)
-    return Lanes(_PAIRS, combine, _widen_bfloats, _narrow_bfloats)
+        return Lanes(_HALVES, combine, _widen_halves, _narrow_halves, _AHEAD)
+    return Lanes(_PAIRS, combine, _widen_bfloats, _narrow_bfloats, _AHEAD)
 
 
 def _all(kind: ir.VectorType, value: int) -> ir.Constant:
@@ -191,6 +196,9 @@ def folding(lanes: Lanes) -> tuple[Any, Any, Any]:
         return builder.inttoptr(address, kind.as_pointer())
 
     def read(builder: Builder, source: Any) -> Vector:
+        if lanes.ahead:
+            ahead = builder.add(source, ir.Constant(_WORD, lanes.ahead))
+            prefetch(builder, ahead, to_write=False)
         return builder.load(place(builder, source, lanes.kind), align=1)
 
     def write(builder: Builder, chunk: Vector, into: Any) -> None:
