@@ -56,6 +56,11 @@ class Setting:
     algorithm: str
 
     @property
+    def how(self) -> dict[str, Any]:
+        """What our calls are told besides arrays: no more than one would tell them."""
+        return {} if self.algorithm == "auto" else {"algorithm": self.algorithm}
+
+    @property
     def part(self) -> int:
         """A rank's share of the elements, where they are divided."""
         return self.count // self.comm.size
@@ -102,7 +107,7 @@ class Collective:
 
 def _all_reduce(at: Setting) -> list[Contender]:
     x, y, out = at.buffer(), at.buffer(), at.buffer()
-    how: dict[str, Any] = {"op": at.op, "algorithm": at.algorithm}
+    how: dict[str, Any] = {"op": at.op, **at.how}
     contenders = [
         Contender(
             "ringreduce", OUT_OF_PLACE, lambda: at.comm.all_reduce(x, out=out, **how), x, out
@@ -121,7 +126,7 @@ def _all_reduce(at: Setting) -> list[Contender]:
 def _reduce(at: Setting) -> list[Contender]:
     root = at.comm.rank == 0
     x, y, out = at.buffer(), at.buffer(), at.buffer()
-    how: dict[str, Any] = {"op": at.op, "algorithm": at.algorithm}
+    how: dict[str, Any] = {"op": at.op, **at.how}
     target, own = (out, y) if root else (None, None)
     contenders = [
         Contender(
@@ -153,7 +158,7 @@ def _reduce(at: Setting) -> list[Contender]:
 
 def _reduce_scatter(at: Setting) -> list[Contender]:
     x, out = at.buffer(), at.buffer(divided=True)
-    how: dict[str, Any] = {"op": at.op, "algorithm": at.algorithm}
+    how: dict[str, Any] = {"op": at.op, **at.how}
 
     def mine(whole: np.ndarray) -> np.ndarray:
         return whole[at.mine]
@@ -192,7 +197,7 @@ def _all_gather(at: Setting) -> list[Contender]:
         Contender(
             "ringreduce",
             OUT_OF_PLACE,
-            lambda: at.comm.all_gather(x, out=out, counts=counts, algorithm=at.algorithm),
+            lambda: at.comm.all_gather(x, out=out, counts=counts, **at.how),
             x,
             out,
         ),
@@ -207,7 +212,7 @@ def _broadcast(at: Setting) -> list[Contender]:
         Contender(
             "ringreduce",
             IN_PLACE,
-            lambda: at.comm.broadcast(x, out=x, algorithm=at.algorithm),
+            lambda: at.comm.broadcast(x, out=x, **at.how),
             x,
             x,
         ),
@@ -222,7 +227,7 @@ def _all_to_all(at: Setting) -> list[Contender]:
         Contender(
             "ringreduce",
             OUT_OF_PLACE,
-            lambda: at.comm.all_to_all(x, out=out, algorithm=at.algorithm),
+            lambda: at.comm.all_to_all(x, out=out, **at.how),
             x,
             out,
         ),

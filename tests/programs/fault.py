@@ -82,9 +82,9 @@ def main(how: str, victims: str, ending: str) -> None:
     """
     if how == "raise slowly":
         sys.excepthook = slowly_print
-    comm = rr.init(timeout_s=TIMEOUT_S)
+    comm = rr.init(timeout_s=LONG_S)
     x = np.arange(300_000, dtype=np.float32)
-    for _ in range(3):
+    for _ in range(3):  # the first loads machine code, which takes its time on a busy machine
         comm.all_reduce(x)
     if str(RANK) in victims.split(","):
         if ending == "with":
@@ -92,12 +92,12 @@ def main(how: str, victims: str, ending: str) -> None:
                 fail(how, comm)
         fail(how, comm)
     elif ending == "caught":
-        report(RANK, caught(comm, lambda: comm.all_reduce(x)))
+        report(RANK, caught(comm, lambda: comm.all_reduce(x, timeout_s=TIMEOUT_S)))
     elif ending == "asleep":
         report(RANK, {"asleep": True})
         time.sleep(LONG_S)
     else:
-        comm.all_reduce(x)
+        comm.all_reduce(x, timeout_s=TIMEOUT_S)
 
 
 if __name__ == "__main__":
