@@ -59,7 +59,7 @@ def can_exchange() -> bool:
 
 
 FOLD_BYTES = 64
-"""Memory that a fold needs."""
+"""Memory that a fold needs: a chunk, as `devices.vectors` has it."""
 _FOLDS: dict[str, int | None] = {}
 """Addresses."""
 _DOORS: dict[str, int | None] = {}
