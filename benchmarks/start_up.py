@@ -27,6 +27,8 @@ print(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def main() -> None:
+    if sys.dont_write_bytecode:
+        raise SystemExit("Python keeps no bytecode here (PYTHONDONTWRITEBYTECODE): unset that")
     import numpy as np
     from mpi4py import MPI
 
