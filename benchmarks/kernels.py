@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -104,29 +105,28 @@ def folds(count: int) -> dict[str, float]:
 def main() -> None:
     """Measure, print, and put the rows in bench_results/kernels.jsonl."""
     rows = []
-    versions = {name: version(name) for name in ("numba", "llvmlite", "ml_dtypes")}
     for nbytes in SIZES:
         for in_place in (False, True):
-            found = seconds(nbytes, in_place)
-            row = {"benchmark": "kernels", "bytes": nbytes, "in_place": in_place}
-            row |= environment(command_line("kernels")) | versions
-            row["gb_per_s"] = {name: round(3e-9 * nbytes / t, 2) for name, t in found.items()}
-            row["times_of_float32"] = {
-                name: round(t / found[FLOAT32], 3) for name, t in found.items()
-            }
-            rows.append(row)
-            place = "in place" if in_place else "apart"
-            print(nbytes >> 10, "KiB", place, row["gb_per_s"], row["times_of_float32"], flush=True)
+            measured = {"bytes": nbytes, "in_place": in_place}
+            rows.append(_row(measured, seconds(nbytes, in_place), 3 * nbytes, FLOAT32))
     for count in FOLDED:
-        found = folds(count)
-        row = {"benchmark": "kernels", "bytes": FOLDED_BYTES, "in_place": False, "arrays": count}
-        row |= environment(command_line("kernels")) | versions
-        moved = (count + 1) * FOLDED_BYTES * 1e-9
-        row["gb_per_s"] = {name: round(moved / t, 2) for name, t in found.items()}
-        row["times_of_float32"] = {n: round(t / found["float32"], 3) for n, t in found.items()}
-        rows.append(row)
-        print(count, "arrays", row["gb_per_s"], row["times_of_float32"], flush=True)
+        measured = {"bytes": FOLDED_BYTES, "in_place": False, "arrays": count}
+        rows.append(_row(measured, folds(count), (count + 1) * FOLDED_BYTES, "float32"))
     replace("kernels", rows, same=("cpu", "bytes", "in_place", "arrays"))
+
+
+def _row(
+    measured: dict[str, Any], times: dict[str, float], moved: int, unit: str
+) -> dict[str, Any]:
+    """What was measured, in GB/s and in units of the time of `unit`; printed, too."""
+    versions = {name: version(name) for name in ("numba", "llvmlite", "ml_dtypes")}
+    found = {
+        "gb_per_s": {name: round(1e-9 * moved / t, 2) for name, t in times.items()},
+        "times_of_float32": {name: round(t / times[unit], 3) for name, t in times.items()},
+    }
+    print(measured, found, flush=True)
+    where = environment(command_line("kernels")) | versions
+    return {"benchmark": "kernels", **measured, **where, **found}
 
 
 if __name__ == "__main__":

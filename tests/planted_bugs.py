@@ -48,6 +48,8 @@ _BY_FILE = {
     "rows.py": ("tests/test_rows.py",),
     "arena.py": ("tests/test_arena.py",),
     "devices/gate.py": ("tests/test_gate.py",),
+    "devices/folds.py": ("tests/test_folds.py",),
+    "devices/vectors.py": ("tests/test_folds.py",),
     "devices/machine.py": _SHARED,
     "devices/door.py": _SHARED,
 }

@@ -279,6 +279,35 @@ def test_an_algorithm_that_cannot_be_had_is_refused(tmp_path):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("flags", [(), ("--algorithm", "ring")])
+def test_calls_are_told_an_algorithm_only_if_it_is(tmp_path, flags):
+    """One that is told so is carried out by way of Python."""
+    spied = tmp_path / "spied.py"
+    spied.write_text(
+        "import sys\n"
+        "from unittest import mock\n"
+        "import ringreduce as rr\n"
+        "from ringreduce.bench.__main__ import main\n"
+        "real, told = rr.Communicator.all_reduce, []\n"
+        "def all_reduce(self, x, *arguments, **named):\n"
+        "    told.append(named)\n"
+        "    return real(self, x, *arguments, **named)\n"
+        "with mock.patch.object(rr.Communicator, 'all_reduce', all_reduce): main()\n"
+        "print(*sorted(told[-1]))  # the first only asks whether there is such an algorithm\n"
+    )
+    ended = subprocess.run(
+        [mpiexec(), "-n", "1", sys.executable, str(spied), "-b", "8", "-e", "8", "-n", "1", *flags],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = ["algorithm"] if flags else []
+    assert ended.stdout.splitlines()[-1].split() == [*told, "op", "out"]
+
+
+@pytest.mark.mpi
 def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
