@@ -38,9 +38,10 @@ _PIECE = 256 << 10
 _WANTED_WORDS = 4
 _MOST_RANKS = 64
 """Every rank plans for all."""
-_ALONE, _CROWDED = (1000, 2), (20, 20)
+_ALONE, _CROWDED = (1000, 2), (20, 4)
 """How often a program looks, and how often it then yields, before it lets others look too: where
-every rank has a core of its own, and where not."""
+every rank has a core of its own, and where not.  It holds the interpreter the while, which other
+threads of its rank may be waiting for."""
 _REGISTERS = {
     INPUT: blocks.PEER_INPUT,
     OUTPUT: blocks.PEER_OUTPUT,
