@@ -100,6 +100,8 @@ def rank_environment(
     crowded = job.ranks_per_host > cores
     if mpiexec.flavour is Flavour.OPEN_MPI:
         wanted |= _open_mpi_settings(mpiexec.version, crowded=crowded, root=root)
+        if not job.hosts:
+            wanted["OMPI_MCA_btl"] = "^ofi"  # it sleeps for a second while it looks for networks
     elif mpiexec.flavour is Flavour.MPICH and crowded:
         wanted["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
     added = {name: value for name, value in wanted.items() if name not in given}

@@ -31,6 +31,7 @@ def environment(**extra: str) -> dict[str, str]:
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_MCA_mpi_yield_when_idle": "true",
         "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_btl": "^ofi",
         "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

@@ -230,6 +230,11 @@ def test_open_mpi_is_allowed_to_run_as_root_only_if_we_are(root):
     assert allowing & added.keys() == (allowing if root else set())
 
 
+@pytest.mark.parametrize(("hosts", "expected"), [((), "^ofi"), (TWO_HOSTS, None)])
+def test_open_mpi_does_not_look_for_networks_on_one_host(hosts, expected):
+    assert added_for(Flavour.OPEN_MPI, ranks=2, hosts=hosts).get("OMPI_MCA_btl") == expected
+
+
 def test_open_mpi_may_oversubscribe():
     added = added_for(Flavour.OPEN_MPI)
     assert added["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
