@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,6 +61,10 @@ class Fused:
     def schedule(self) -> Schedule:
         return self.groups[0][0].schedule
 
+
+_BROUGHT_BYTES = 2 << 20
+"""Of a list that goes through shared memory not much more is brought together at a time: it is
+dealt out before it has left the caches."""
 
 _Kept = TypeVar("_Kept", Call, Fused)
 
@@ -130,9 +135,14 @@ class Calls:
             members.setdefault(array.dtype, []).append(index)
         groups = []
         for dtype, indices in members.items():
-            fused = np.empty(sum(arrays[index].size for index in indices), dtype)
             used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
-            groups.append((self._all_reduce(fused, op, algorithm, used_wire), indices))
+            sizes = [arrays[index].nbytes for index in indices]
+            # Others may fold in an order that depends on where in the fused array one is.
+            in_turns = self.config.memory is not None and algorithm == "auto"
+            for begin, end in _cut(sizes, _BROUGHT_BYTES) if in_turns else [(0, len(sizes))]:
+                part = indices[begin:end]
+                fused = np.empty(sum(arrays[index].size for index in part), dtype)
+                groups.append((self._all_reduce(fused, op, algorithm, used_wire), part))
         text = ", ".join(array_text(array) for array in arrays)
         signature = _signature("all_reduce", f"[{text}]", algorithm, op=repr(op), **_if_given(wire))
         if not groups:
@@ -476,3 +486,18 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype
+
+
+def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Cut a list, whose members have these sizes, into parts about as large as each other.
+
+    None is larger than `most` by as much as a member, and none is empty unless the list is.
+    """
+    total = sum(sizes)
+    share = total / max(1, -(-total // most))
+    bounds, cut_at = [0], share
+    for place, end in enumerate(accumulate(sizes), 1):
+        if cut_at <= end < total:
+            bounds.append(place)
+            cut_at = (end // share + 1) * share
+    return [*pairwise([*bounds, len(sizes)])]

@@ -459,16 +459,18 @@ class Collectives:
         while len(self._quick_lists) >= self.config.kept_plans:
             del self._quick_lists[next(iter(self._quick_lists))]
         quick = None
-        call = fused.groups[0][0]
-        nbytes = sum(array.nbytes for array in arrays)
-        if len(fused.groups) == 1 and nbytes:
-            flow = self._unbound(call)
-            if flow is not None:
+        dtype = fused.groups[0][0].dtype
+        turns = [[arrays[index] for index in members] for _, members in fused.groups]
+        nbytes = max(sum(array.nbytes for array in turn) for turn in turns)
+        if nbytes and all(array.dtype == dtype for array in arrays):
+            made = (self._unbound(call) for call, _ in fused.groups)
+            flows = [flow for flow in made if flow is not None]
+            if len(flows) == len(turns):
                 if self._whole.size < nbytes:
                     larger = max(nbytes, 2 * self._whole.size)
                     self._whole = self._reachable((larger,), np.dtype(np.uint8))
-                shapes = [array.shape for array in arrays]
-                quick = self._conductor.quick_list(fused, flow, shapes, call.dtype, self._whole)
+                shapes = [[array.shape for array in turn] for turn in turns]
+                quick = self._conductor.quick_list(fused, flows, shapes, dtype, self._whole)
         self._quick_lists[key] = fused, quick
 
     def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -221,24 +222,33 @@ class Conductor:
         return quick
 
     def quick_list(
-        self, opening: Opening, flow: Flow, shapes: list[tuple[int, ...]], dtype: Any, whole: Any
+        self,
+        opening: Opening,
+        flows: Sequence[Flow],
+        turns: Sequence[Sequence[tuple[int, ...]]],
+        dtype: Any,
+        whole: Any,
     ) -> QuickList | None:
-        """A flow on all arrays of a list, of these shapes and this dtype; None as for `quick`.
+        """A list of arrays of these shapes and this dtype, reduced in turns, by a flow each.
 
-        Where they do not lie end to end they are brought together in `whole`.
+        None as for `quick`.  Where they do not lie end to end they are brought together in `whole`,
+        turn by turn.
         """
-        compiled = self._signed(opening, flow)
+        signed = [made for flow in flows if (made := self._signed(opening, flow)) is not None]
         bring, deal = compiling.door("bring"), compiling.door("deal")
-        if compiled is None or bring is None or deal is None:
+        if len(signed) < len(flows) or bring is None or deal is None:
             return None
-        enter, address, goes_on = compiled
         agreement, running, works = self._agreement, self.running, self.line.works
         remember, signature, empty = agreement.calls.append, opening.signature, np.empty
-        table = Table(shapes, dtype, whole)
-        places = table.address
+        table = Table(turns, dtype, whole)
+        shapes, places = [*chain.from_iterable(turns)], table.address
+        steps = [*zip(flows, signed, table.turns, strict=True)]
+        first, mixed = flows[0], False
 
         def quick_list(members: Sequence[Any], out: Any) -> Any:
-            if out is None:
+            nonlocal mixed
+            fresh = out is None
+            if fresh:
                 out = [empty(shape, dtype) for shape in shapes]
             # Whoever has the lists may put other arrays there meanwhile.
             given, into = tuple(members), tuple(out) if type(out) is list else out
@@ -246,19 +256,24 @@ class Conductor:
                 return USUAL
             number = agreement.completed
             try:
-                flow.at = 0
-                running.append(flow)
-                if bring(places, given, into) == UNUSUAL:
-                    running.clear()
+                found = bring(places, given, into)
+                if found > 0:
+                    mixed = not fresh and len(steps) > 1 and table.mixes_turns()
+                if found < 0 or mixed:
                     return USUAL
-                came = enter(address, number, places)
-                agreement.number = number
-                remember(signature)
-                if came:
-                    self._go_on(goes_on, None)
+                for flow, compiled, turn in steps:
+                    enter, address, goes_on = compiled
+                    flow.at = 0
+                    running.append(flow)
+                    came = enter(address, number, turn)
+                    if flow is first:
+                        agreement.number = number
+                        remember(signature)
+                    if came:
+                        self._go_on(goes_on, None)
+                    running.clear()
+                    deal(turn)
                 agreement.completed = number + 1
-                deal(places)
-                running.clear()
                 return out
             except BaseException as error:
                 self.executor.held = given, into, table

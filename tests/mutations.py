@@ -443,6 +443,13 @@ MUTATIONS = [
         "A result is written over what of the input is still to be read.",
     ),
     Mutation(
+        "turns-that-mix",
+        "devices/python_calls.py",
+        "(begins + sizes)[order][:-1]).any())",
+        "begins[order][:-1]).any())",
+        "A turn of a list reads what an earlier one has written.",
+    ),
+    Mutation(
         "lent-twice",
         "arena.py",
         "left = (start + nbytes, stop)",

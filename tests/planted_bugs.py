@@ -52,6 +52,7 @@ _BY_FILE = {
     "devices/vectors.py": ("tests/test_folds.py",),
     "devices/machine.py": _SHARED,
     "devices/door.py": _SHARED,
+    "devices/python_calls.py": ("tests/test_lists.py",),
 }
 _FIRST = {
     **dict.fromkeys(

@@ -30,25 +30,30 @@ from ringreduce.devices.python_calls import (
     DEALS,
     DIMENSIONS,
     DTYPE,
-    END_TO_END,
     FLAGS,
     HALF,
     ITEMS_OF_LIST,
     ITEMS_OF_TUPLE,
+    LAYOUT,
     LENGTH,
     LIST_TYPE,
     MEMBERS,
+    MOVED,
     SCATTERED,
     SHAPE,
     SOURCE,
     SOURCES,
     TABLE_WORDS,
+    TAKES,
     TARGET,
     TARGETS,
     TUPLE_TYPE,
+    TURN_BYTES,
+    TURN_MEMBERS,
+    TURN_WORDS,
+    TURNS,
     TYPE,
     WHOLE,
-    WHOLE_BYTES,
     WRITABLE,
 )
 
@@ -80,68 +85,129 @@ def fits(program: Any, x: Any, out: Any, like: Any) -> bool:
 
 
 def enter(_: Any, arguments: Any, count: Any) -> Any:
-    """``enter(program, number[, x, out, like])`` or ``(program, number, table)``: `machine.run`.
+    """``enter(program, number[, x, out, like])`` or ``(program, number, turn)``: `machine.run`.
 
     `x` is an array as the program is made for; `out` is whatever the caller has passed for it, or
-    `x`; `like` is an array as the result is.  At the address `table` stands what `bring` has found.
-    Returns UNUSUAL where the result may not go to `out`.
+    `x`; `like` is an array as the result is.  At the address `turn` stands what `bring` has found:
+    what does not lie end to end is first copied so.  Returns UNUSUAL where the result may not go to
+    `out`.
     """
     program, number = number_of(load(arguments)), number_of(load(arguments + WORD))
-    source, target = 0, 0
+    source, target, turn = 0, 0, 0
     if count == 3:
-        table = number_of(load(arguments + 2 * WORD))
-        source, target = load(table + SOURCE * WORD), load(table + TARGET * WORD)
+        turn = number_of(load(arguments + 2 * WORD))
+        source, target = load(turn + SOURCE * WORD), load(turn + TARGET * WORD)
     elif count == 5:
         x, out = load(arguments + 2 * WORD), load(arguments + 3 * WORD)
         if not fits(program, x, out, load(arguments + 4 * WORD)):
             return integer(UNUSUAL)
         source, target = load(x + DATA), load(out + DATA)
     state = leave_interpreter()
+    if turn and load(turn + TAKES * WORD):
+        _copy_members(turn, load(turn + SOURCES * WORD), True)
     came = call_run(load(program + RUN * WORD), program, number, source, target)
     enter_interpreter(state)
     return integer(came)
 
 
 @compilable
-def _places(table: Any, members: Any, wanted: Any, places: Any) -> Any:
-    """Write where the arrays of a list lie: SCATTERED, END_TO_END, or UNUSUAL if it is another."""
+def _items(table: Any, members: Any) -> Any:
+    """Where the items of a list or a tuple stand; 0 if it is neither, or not as long."""
     items = members + ITEMS_OF_TUPLE
     if load(members + TYPE) == load(table + LIST_TYPE * WORD):
         items = load(members + ITEMS_OF_LIST)
     elif load(members + TYPE) != load(table + TUPLE_TYPE * WORD):
-        return UNUSUAL
-    count = load(table + MEMBERS * WORD)
-    if load(members + LENGTH) != count:
-        return UNUSUAL
+        return 0
+    return items if load(members + LENGTH) == load(table + MEMBERS * WORD) else 0
+
+
+@compilable
+def _places(table: Any, turn: Any, items: Any, wanted: Any, places: Any) -> Any:
+    """Write where the arrays of a turn lie: SCATTERED, MOVED, both; -1 if one is another."""
     kind, dtype = load(table + ARRAY_TYPE * WORD), load(table + ARRAY_DTYPE * WORD)
-    layout, state, after = table + TABLE_WORDS * WORD, END_TO_END, 0
-    for i in range(count):
+    layout, state, after = load(turn + LAYOUT * WORD), 0, 0
+    for i in range(load(turn + TURN_MEMBERS * WORD)):
         array = load(items + i * WORD)
         if load(array + TYPE) != kind or load(array + DTYPE) != dtype:
-            return UNUSUAL
+            return -1
         dimensions, nbytes = load(layout), load(layout + WORD)
         if load(array + FLAGS) & wanted != wanted or load(array + DIMENSIONS) & HALF != dimensions:
-            return UNUSUAL
+            return -1
         layout += 2 * WORD
         for k in range(dimensions):
             if load(load(array + SHAPE) + k * WORD) != load(layout):
-                return UNUSUAL
+                return -1
             layout += WORD
         place = load(array + DATA)
-        store(places + i * WORD, place)
+        if load(places + i * WORD) != place:
+            state |= MOVED
+            store(places + i * WORD, place)
         if nbytes:
             if after and place != after:
-                state = SCATTERED
+                state |= SCATTERED
             after = place + nbytes
     store(table + AFTER * WORD, after)
     return state
 
 
 @compilable
-def _copy_members(table: Any, places: Any, whole: Any, together: Any) -> None:
-    """From where the arrays of a list lie to end to end at `whole`, or back."""
-    layout = table + TABLE_WORDS * WORD
-    for i in range(load(table + MEMBERS * WORD)):
+def _look(table: Any, turn: Any, given: Any, out: Any) -> Any:
+    """Say in a turn where to read and where to leave the result: MOVED, 0, or -1 as `_places`."""
+    sources, targets = load(turn + SOURCES * WORD), load(turn + TARGETS * WORD)
+    nbytes, whole = load(turn + TURN_BYTES * WORD), load(turn + WHOLE * WORD)
+    readable, writable = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
+    read = _places(table, turn, given, readable, sources)
+    source = load(table + AFTER * WORD) - nbytes
+    written = _places(table, turn, out, writable, targets)
+    target = load(table + AFTER * WORD) - nbytes
+    if read < 0 or written < 0:
+        return -1
+    layout = load(turn + LAYOUT * WORD)
+    for i in range(load(turn + TURN_MEMBERS * WORD)):
+        apart = abs(load(targets + i * WORD) - load(sources + i * WORD))
+        if 0 < apart < load(layout + WORD):
+            return -1
+        layout += (2 + load(layout)) * WORD
+    # All are read before any is written: a target may be any of the turn's arrays.
+    takes, deals = read & SCATTERED, written & SCATTERED
+    if takes:
+        source = whole
+    elif 0 < abs(target - source) < nbytes:
+        deals = SCATTERED
+    store(turn + SOURCE * WORD, source)
+    store(turn + TARGET * WORD, whole if deals else target)
+    store(turn + TAKES * WORD, takes)
+    store(turn + DEALS * WORD, deals)
+    return (read | written) & MOVED
+
+
+def bring(_: Any, arguments: Any, __: Any) -> Any:
+    """``bring(table, members, out)``: find where the arrays of two lists lie.
+
+    MOVED if one does not lie where it did, else 0; -1 if the lists are not as the table says.
+    """
+    table = number_of(load(arguments))
+    given = _items(table, load(arguments + WORD))
+    out = _items(table, load(arguments + 2 * WORD))
+    if given == 0 or out == 0:
+        return integer(-1)
+    turn, state = table + TABLE_WORDS * WORD, 0
+    for _turn in range(load(table + TURNS * WORD)):
+        seen = _look(table, turn, given, out)
+        if seen < 0:
+            return integer(-1)
+        state |= seen
+        given += load(turn + TURN_MEMBERS * WORD) * WORD
+        out += load(turn + TURN_MEMBERS * WORD) * WORD
+        turn += TURN_WORDS * WORD
+    return integer(state)
+
+
+@compilable
+def _copy_members(turn: Any, places: Any, together: Any) -> None:
+    """From where the arrays of a turn lie to end to end, or back."""
+    layout, whole = load(turn + LAYOUT * WORD), load(turn + WHOLE * WORD)
+    for i in range(load(turn + TURN_MEMBERS * WORD)):
         place, nbytes = load(places + i * WORD), load(layout + WORD)
         layout += (2 + load(layout)) * WORD
         if together:
@@ -151,48 +217,11 @@ def _copy_members(table: Any, places: Any, whole: Any, together: Any) -> None:
         whole += nbytes
 
 
-def bring(_: Any, arguments: Any, __: Any) -> Any:
-    """``bring(table, members, out)``: have the arrays of a list end to end; 0, or UNUSUAL.
-
-    Where they are so already, or the results shall be, nothing is copied.  Says in the table where
-    to read and where to leave the result.
-    """
-    table = number_of(load(arguments))
-    sources, targets = load(table + SOURCES * WORD), load(table + TARGETS * WORD)
-    nbytes, whole = load(table + WHOLE_BYTES * WORD), load(table + WHOLE * WORD)
-    readable, writable = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
-    given = _places(table, load(arguments + WORD), readable, sources)
-    source = load(table + AFTER * WORD) - nbytes
-    wanted = _places(table, load(arguments + 2 * WORD), writable, targets)
-    target = load(table + AFTER * WORD) - nbytes
-    if given == UNUSUAL or wanted == UNUSUAL:
-        return integer(UNUSUAL)
-    layout = table + TABLE_WORDS * WORD
-    for i in range(load(table + MEMBERS * WORD)):
-        apart = abs(load(targets + i * WORD) - load(sources + i * WORD))
-        if 0 < apart < load(layout + WORD):
-            return integer(UNUSUAL)
-        layout += (2 + load(layout)) * WORD
-    # All are read before any is written: a target may be any of the arrays.
-    if given == SCATTERED:
-        source = whole
-        state = leave_interpreter()
-        _copy_members(table, sources, whole, True)
-        enter_interpreter(state)
-    elif 0 < abs(target - source) < nbytes:
-        wanted = SCATTERED
-    store(table + SOURCE * WORD, source)
-    store(table + TARGET * WORD, whole if wanted == SCATTERED else target)
-    store(table + DEALS * WORD, 1 if wanted == SCATTERED else 0)
-    return integer(0)
-
-
 def deal(_: Any, arguments: Any, __: Any) -> Any:
-    """``deal(table)``: the result to the arrays of `out`, where it is not left there; 0."""
-    table = number_of(load(arguments))
-    if load(table + DEALS * WORD):
+    """``deal(turn)``: the result to the arrays of `out`, where it is not left there; 0."""
+    turn = number_of(load(arguments))
+    if load(turn + DEALS * WORD):
         state = leave_interpreter()
-        whole, targets = load(table + WHOLE * WORD), load(table + TARGETS * WORD)
-        _copy_members(table, targets, whole, False)
+        _copy_members(turn, load(turn + TARGETS * WORD), False)
         enter_interpreter(state)
     return integer(0)

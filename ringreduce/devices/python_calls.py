@@ -41,35 +41,66 @@ ENTRY_WORDS = 13
 
 # --- a table: what `door.bring` knows of a list, in words -----------------------------------------
 
-MEMBERS, LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE, ARRAY_DTYPE, WHOLE, WHOLE_BYTES = range(7)
-SOURCES, TARGETS, SOURCE, TARGET, DEALS, AFTER = range(7, 13)
-"""How many arrays; the types of lists, tuples and arrays, and the arrays' dtype; memory for all of
-them end to end, and how much that is; memory for their addresses, and for those of the results;
-where to read, where to leave the result, whether that is to be dealt out; a register."""
-TABLE_WORDS = 13
-"""Then for each array: its dimensions, its bytes, its shape."""
-SCATTERED, END_TO_END = 0, 1
+LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE, ARRAY_DTYPE, MEMBERS, TURNS, AFTER = range(7)
+"""The types of lists, tuples and arrays, and the arrays' dtype; how many arrays, and in how many
+turns they are reduced; a register."""
+TABLE_WORDS = 7
+TURN_MEMBERS, TURN_BYTES, LAYOUT, SOURCES, TARGETS, WHOLE = range(6)
+SOURCE, TARGET, TAKES, DEALS = range(6, 10)
+"""Then for each turn: its arrays; their bytes; where their layouts stand, their addresses and those
+of the results; memory for all of them end to end; where to read, where to leave the result, and
+whether the arrays are to be brought there, and the result to be dealt out."""
+TURN_WORDS = 10
+"""Then for each array its layout: its dimensions, its bytes, its shape."""
+SCATTERED, MOVED = 1, 2
+"""Arrays of a turn that do not lie end to end, and that do not lie where they did."""
 
 
 class Table:
     """What `door.bring` has to know of lists of arrays of one dtype.
 
-    `whole` is memory for all of them end to end.
+    `turns` are their shapes, of those that are reduced together; `whole` is memory for all of a
+    turn end to end.
     """
 
     def __init__(
-        self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], whole: np.ndarray
+        self, turns: Sequence[Sequence[tuple[int, ...]]], dtype: np.dtype[Any], whole: np.ndarray
     ) -> None:
-        self._kept = (dtype, whole, np.zeros((2, len(shapes)), np.int64))
-        self._words = np.zeros(TABLE_WORDS + sum(2 + len(shape) for shape in shapes), np.int64)
-        words, places = self._words, self._kept[2]
-        words[[MEMBERS, WHOLE_BYTES]] = len(shapes), sum(map(prod, shapes)) * dtype.itemsize
+        shapes = [*chain.from_iterable(turns)]
+        self._sizes = np.array([prod(shape) for shape in shapes], np.int64) * dtype.itemsize
+        self._places = np.zeros((2, len(shapes)), np.int64)
+        self._kept = (dtype, whole)
+        layouts_at = TABLE_WORDS + TURN_WORDS * len(turns)
+        words = np.zeros(layouts_at + sum(2 + len(shape) for shape in shapes), np.int64)
+        self._words = words
         words[[LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE]] = id(list), id(tuple), id(np.ndarray)
-        words[[ARRAY_DTYPE, WHOLE]] = id(dtype), whole.ctypes.data
-        words[[SOURCES, TARGETS]] = places[0].ctypes.data, places[1].ctypes.data
-        layouts = ((len(shape), prod(shape) * dtype.itemsize, *shape) for shape in shapes)
-        words[TABLE_WORDS:] = list(chain.from_iterable(layouts))
+        words[[ARRAY_DTYPE, MEMBERS, TURNS]] = id(dtype), len(shapes), len(turns)
+        layouts = zip(map(len, shapes), self._sizes.tolist(), shapes, strict=True)
+        words[layouts_at:] = [word for layout in layouts for word in (*layout[:2], *layout[2])]
         self.address: int = words.ctypes.data
+        self.turns: list[int] = []
+        """Their addresses."""
+        first = 0
+        for members in turns:
+            begin = TABLE_WORDS + TURN_WORDS * len(self.turns)
+            turn, last = words[begin : begin + TURN_WORDS], first + len(members)
+            turn[[TURN_MEMBERS, TURN_BYTES]] = len(members), self._sizes[first:last].sum()
+            turn[[LAYOUT, WHOLE]] = self.address + layouts_at * WORD, whole.ctypes.data
+            turn[SOURCES] = self._places.ctypes.data + first * WORD
+            turn[TARGETS] = turn[SOURCES] + len(shapes) * WORD
+            layouts_at += sum(2 + len(shape) for shape in members)
+            self.turns.append(turn.ctypes.data)
+            first = last
+
+    def mixes_turns(self) -> bool:
+        """Whether a later turn might read what an earlier one has written: of arrays seen last."""
+        sources, targets = self._places
+        apart = targets != sources
+        begins = np.concatenate([sources, targets[apart]])
+        sizes = np.concatenate([self._sizes, self._sizes[apart]])
+        begins, sizes = begins[sizes > 0], sizes[sizes > 0]
+        order = np.argsort(begins)
+        return bool((begins[order][1:] < (begins + sizes)[order][:-1]).any())
 
 
 class _Method(ctypes.Structure):
