@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from ringreduce.devices.cpu import OPS
 from ringreduce.flows import Prepared
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.schedule import Schedule
-from ringreduce.select import resolve, slice_count, slices_in_flight
+from ringreduce.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
 from ringreduce.topology import Topology
 
 Shape = tuple[int, ...]
@@ -61,10 +61,6 @@ class Fused:
     def schedule(self) -> Schedule:
         return self.groups[0][0].schedule
 
-
-_BROUGHT_BYTES = 2 << 20
-"""Of a list that goes through shared memory not much more is brought together at a time: it is
-dealt out before it has left the caches."""
 
 _Kept = TypeVar("_Kept", Call, Fused)
 
@@ -137,9 +133,12 @@ class Calls:
         for dtype, indices in members.items():
             used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
             sizes = [arrays[index].nbytes for index in indices]
-            # Others may fold in an order that depends on where in the fused array one is.
-            in_turns = self.config.memory is not None and algorithm == "auto"
-            for begin, end in _cut(sizes, _BROUGHT_BYTES) if in_turns else [(0, len(sizes))]:
+            # What fits into a slice goes in one compiled call.  Of other algorithms some fold in an
+            # order that depends on where in the fused array one is.
+            turns = [(0, len(sizes))]
+            if self.config.memory is not None and algorithm == "auto":
+                turns = _cut(sizes, self.config.slice_bytes or STAGED_BYTES)
+            for begin, end in turns:
                 part = indices[begin:end]
                 fused = np.empty(sum(arrays[index].size for index in part), dtype)
                 groups.append((self._all_reduce(fused, op, algorithm, used_wire), part))
@@ -489,15 +488,15 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 
 def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Cut a list, whose members have these sizes, into parts about as large as each other.
+    """Where to cut a list whose members have these sizes.
 
-    None is larger than `most` by as much as a member, and none is empty unless the list is.
+    No part is larger than `most`, but for a single member's sake, and none is empty unless the list
+    is.
     """
-    total = sum(sizes)
-    share = total / max(1, -(-total // most))
-    bounds, cut_at = [0], share
-    for place, end in enumerate(accumulate(sizes), 1):
-        if cut_at <= end < total:
+    bounds, held = [0], 0
+    for place, size in enumerate(sizes):
+        if held and size and held + size > most:
             bounds.append(place)
-            cut_at = (end // share + 1) * share
+            held = 0
+        held += size
     return [*pairwise([*bounds, len(sizes)])]

@@ -108,7 +108,7 @@ some_shapes = st.lists(
     ranks=st.integers(2, 4),
     shapes=st.lists(some_shapes, min_size=1, max_size=2),
     dtype=st.sampled_from(DTYPES),
-    most=st.sampled_from([50, 1000, 1 << 20]),
+    most=st.sampled_from([60, 600, 3000, 1 << 20]),
     places=st.lists(
         st.lists(st.tuples(st.sampled_from(LIES), st.sampled_from(OUTS)), min_size=1, max_size=4),
         min_size=2,
@@ -116,19 +116,18 @@ some_shapes = st.lists(
     ),
 )
 def test_any_lists_in_turns_give_what_numpy_gives(ranks, shapes, dtype, most, places):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calls, "_BROUGHT_BYTES", most)
-        rr.spawn(reduce_in_turns, ranks, shapes, dtype, places, config=SHARED, timeout_s=20)
+    config = replace(SHARED, slice_bytes=most)
+    rr.spawn(reduce_in_turns, ranks, shapes, dtype, places, config=config, timeout_s=20)
 
 
 def drawn_lists(seed: str) -> list[int]:
-    """Lists that lie anywhere, in parts of 20 kB.  How many lists are kept, and their turns."""
+    """Lists that lie anywhere, in parts of 30 kB.  How many lists are kept, and their turns."""
     rng = np.random.default_rng(int(seed))
     choices = [(), (3,), (0,), (64,), (700,), (30, 200)]
     shapes = [[choices[i] for i in rng.integers(0, 6, count)] for count in (40, 9, 100)]
     places = [[(str(rng.choice(LIES)), str(rng.choice(OUTS))) for _ in range(4)] for _ in range(40)]
-    with pytest.MonkeyPatch.context() as patch, rr.init(transport="shm", timeout_s=20) as comm:
-        patch.setattr(calls, "_BROUGHT_BYTES", 20_000)
+    config = rr.Config(slice_bytes=30_000)
+    with rr.init(transport="shm", timeout_s=20, config=config) as comm:
         reduce_in_turns(comm, shapes, np.float32, places)
         return [len(fused.groups) for fused, quick in comm._quick_lists.values() if quick]
 
@@ -142,16 +141,14 @@ def test_any_lists_over_processes(mpi, ranks, seed):
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 100))
-def test_a_list_is_cut_so_that_no_part_is_empty_or_much_too_large(sizes, most):
+def test_a_list_is_cut_so_that_no_part_is_empty_or_too_large(sizes, most):
     parts = [sizes[begin:end] for begin, end in calls._cut(sizes, most)]
     assert [size for part in parts for size in part] == sizes
     assert len(parts) == 1 or all(map(sum, parts))
-    assert all(sum(part) < most + max(part, default=0) for part in parts)
+    assert all(sum(part) <= max(most, *part, 0) for part in parts)
 
 
-def test_one_array_twice_in_a_list_is_read_before_it_is_written(monkeypatch):
-    monkeypatch.setattr(calls, "_BROUGHT_BYTES", 100)
-
+def test_one_array_twice_in_a_list_is_read_before_it_is_written():
     def program(comm: rr.Communicator) -> None:
         for turn in range(4):
             x, y = np.full(50, turn + comm.rank), np.full(50, 7 * comm.rank)
@@ -159,7 +156,7 @@ def test_one_array_twice_in_a_list_is_read_before_it_is_written(monkeypatch):
             assert (x == 2 * turn + 1).all()
             assert (y == 7).all()
 
-    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    rr.spawn(program, 2, config=replace(SHARED, slice_bytes=500), timeout_s=20)
 
 
 @pytest.fixture
@@ -210,11 +207,9 @@ def test_arrays_that_lie_end_to_end_are_not_copied():
     rr.spawn(program, 2, config=SHARED, timeout_s=20)
 
 
-@pytest.mark.parametrize("most", [1000, 1 << 20])
+@pytest.mark.parametrize("most", [2000, 1 << 20])
 @pytest.mark.parametrize("further", [-1, 1, 3])
-def test_results_may_go_to_where_the_next_arrays_lie(further, most, monkeypatch):
-    monkeypatch.setattr(calls, "_BROUGHT_BYTES", most)
-
+def test_results_may_go_to_where_the_next_arrays_lie(further, most):
     def program(comm: rr.Communicator) -> None:
         for turn in range(4):
             parts = laid(comm, "end to end", [(300,)] * 9, np.float32)
@@ -224,7 +219,7 @@ def test_results_may_go_to_where_the_next_arrays_lie(further, most, monkeypatch)
             for i, array in enumerate(comm.all_reduce(x, out=out)):
                 assert np.array_equal(array, 2 * (np.arange(300) + i) + turn)
 
-    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    rr.spawn(program, 2, config=replace(SHARED, slice_bytes=most), timeout_s=20)
 
 
 WRONG = {
