@@ -243,7 +243,8 @@ class Conductor:
         table = Table(turns, dtype, whole)
         shapes, places = [*chain.from_iterable(turns)], table.address
         steps = [*zip(flows, signed, table.turns, strict=True)]
-        first, mixed = flows[0], False
+        first = flows[0]
+        mixed: bool | None = None
 
         def quick_list(members: Sequence[Any], out: Any) -> Any:
             nonlocal mixed
@@ -257,9 +258,12 @@ class Conductor:
             number = agreement.completed
             try:
                 found = bring(places, given, into)
-                if found > 0:
+                if found or mixed is None:
+                    mixed = None  # the table knows some of the arrays, if it was given up
+                    if found < 0:
+                        return USUAL
                     mixed = not fresh and len(steps) > 1 and table.mixes_turns()
-                if found < 0 or mixed:
+                if mixed:
                     return USUAL
                 for flow, compiled, turn in steps:
                     enter, address, goes_on = compiled

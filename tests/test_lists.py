@@ -222,6 +222,20 @@ def test_results_may_go_to_where_the_next_arrays_lie(further, most):
     rr.spawn(program, 2, config=replace(SHARED, slice_bytes=most), timeout_s=20)
 
 
+def test_what_was_looked_at_in_vain_is_looked_at_again():
+    def program(comm: rr.Communicator) -> None:
+        a, b, c, d = np.empty((4, 50))
+        strided = np.empty((50, 2))[:, 0]
+        for source, out in [((a, b), (c, d))] * 3 + [((a, strided), (b, d)), ((a, b), (b, d))]:
+            for number, array in enumerate(source):
+                array[...] = number + comm.rank
+            comm.all_reduce(source, out=out)
+            assert (out[0] == 1).all()
+            assert (out[1] == 3).all()
+
+    rr.spawn(program, 2, config=replace(SHARED, slice_bytes=500), timeout_s=20)
+
+
 WRONG = {
     "a list that is too short": (lambda x: x[:-1], ValueError, "a list of 3"),
     "an array": (lambda x: x[0], ValueError, "a list of 3"),
