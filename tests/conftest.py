@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import cards
+from tests import cards, unclocked  # noqa: F401
 from tests.mpi import MpiJobs
 
 

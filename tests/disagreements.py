@@ -278,7 +278,7 @@ def mix_all(comm: rr.Communicator) -> list[Ended]:
 
 
 def every_mixture(size: int) -> list[Mixed]:
-    return [mixed for usual in CALLS for mixed in mixtures(usual, size, every_rank=size == 2)]
+    return [mixed for usual in CALLS for mixed in mixtures(usual, size, every_rank=False)]
 
 
 def swap(comm: rr.Communicator) -> list[Ended]:

@@ -83,7 +83,7 @@ def test_the_example_in_the_docstring_is_true(module: str) -> None:
 
 @pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
 @given(nodes=layouts(max_nodes=3, max_ranks=9), draws=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_root_alone_holds_what_the_others_do_not(
     collective: str, algorithm: str, nodes: list[list[int]], draws: st.DataObject
 ) -> None:
@@ -255,7 +255,7 @@ def test_a_square_torus_of_whole_nodes_is_hierarchical(columns: int) -> None:
 
 
 @given(nodes=layouts(max_ranks=20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_hierarchical_without_parameters_uses_rings(nodes: list[list[int]]) -> None:
     plain = build("all_reduce", "hierarchical", nodes)
     assert same_steps(plain, build("all_reduce", "hierarchical(ring, ring)", nodes))
@@ -338,7 +338,7 @@ def test_all_ranks_take_the_same_number_of_steps(
     segment=st.sampled_from([1, 16, 5000, 1 << 20]),
     draws=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_parts_of_any_length_arrive_where_they_belong(
     collective: str,
     algorithm: str,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringreduce.arena import Arena
@@ -54,7 +54,6 @@ def test_none_where_there_is_no_room():
     assert lender.empty((2 * PAGE,), np.dtype("u1")) is not None
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3 * PAGE)), max_size=40))
 def test_whatever_is_lent_and_freed_nothing_overlaps_and_all_comes_back(turns):
     lender, held = arena(16), []

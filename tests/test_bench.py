@@ -100,7 +100,7 @@ def test_many_pairs_go_together():
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 @given(ranks=st.integers(1, 64), iteration=st.integers(0, 30), order=st.randoms())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_results_are_exact_whatever_the_order(op, dtype, ranks, iteration, order):
     inputs = Inputs(ranks, 23, op, dtype)
     arrays = []

@@ -54,7 +54,7 @@ def test_it_is_right_for_every_root(collective: str, algorithm: str, size: int, 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 @given(nodes=layouts(max_ranks=16))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_it_is_right_on_small_layouts(
     collective: str, algorithm: str, nodes: list[list[int]]
 ) -> None:
@@ -63,7 +63,7 @@ def test_it_is_right_on_small_layouts(
 
 @pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
 @given(nodes=layouts(max_ranks=16), draws=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_it_is_right_for_any_root_on_small_layouts(
     collective: str, algorithm: str, nodes: list[list[int]], draws: st.DataObject
 ) -> None:
@@ -72,7 +72,7 @@ def test_it_is_right_for_any_root_on_small_layouts(
 
 
 @given(nodes=layouts(), names=st.sampled_from(HIERARCHICAL))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_hierarchical_is_right_on_any_layout(
     nodes: list[list[int]], names: tuple[str, str]
 ) -> None:
@@ -108,7 +108,7 @@ def contributions(expression: Expression) -> list[int]:
 
 
 @given(nodes=layouts(max_ranks=16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_proven_sum_names_every_rank_once(nodes: list[list[int]]) -> None:
     size = sum(map(len, nodes))
     results = check(build("all_reduce", "hierarchical", nodes)).results
@@ -527,7 +527,7 @@ def mutants_of_one_end(draw: st.DrawFn) -> Schedule:
 
 
 @given(mutants_of_one_end())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_mutation_of_one_end_of_a_message_is_rejected(mutant: Schedule) -> None:
     message_of(mutant)
 
@@ -555,7 +555,7 @@ def mutants_of_both_ends(draw: st.DrawFn) -> Schedule:
 
 
 @given(mutants_of_both_ends())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_mutation_of_both_ends_of_a_message_is_rejected(mutant: Schedule) -> None:
     message_of(mutant)
 
@@ -575,7 +575,7 @@ def flipped(draw: st.DrawFn) -> Schedule:
 
 
 @given(flipped())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_flipped_reduce_is_rejected(mutant: Schedule) -> None:
     message_of(mutant)
 
@@ -594,7 +594,7 @@ def mutants_of_a_step(draw: st.DrawFn) -> Schedule:
 
 
 @given(mutants_of_a_step())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_step_left_out_or_doubled_is_rejected(mutant: Schedule) -> None:
     message_of(mutant)
 
@@ -690,7 +690,7 @@ def test_copies_that_are_not_there_or_come_twice_are_rejected(text: str, reason:
     [name for name in EVERY_ALGORITHM if name[0] in ("all_reduce", "reduce", "reduce_scatter")],
 )
 @given(nodes=layouts(max_ranks=16))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_our_sums_are_complete_where_a_rank_last_changes_what_it_keeps(
     collective: str, algorithm: str, nodes: list[list[int]]
 ) -> None:

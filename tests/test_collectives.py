@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
@@ -20,8 +20,6 @@ from tests.rails import LAYOUTS, size_of
 
 QUICK = settings(
     max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
@@ -350,7 +348,7 @@ def test_plans_are_kept_and_bounded():
 
 
 @given(counts=st.lists(st.integers(0, 3000), min_size=1, max_size=12))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_calls_of_many_sizes_follow_each_other(counts):
     def program(comm):
         for count in counts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import ringreduce as rr
 from tests import bits, rails
@@ -16,8 +16,6 @@ pytestmark = pytest.mark.mpi
 
 FEW = settings(
     max_examples=200,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 

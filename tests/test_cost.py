@@ -321,7 +321,7 @@ def test_slices_bring_hierarchical_to_the_bound_of_the_link(sizes: tuple[int, ..
 @given(
     nodes=layouts(max_nodes=4, max_ranks=12), slices=st.integers(1, 6), in_flight=st.integers(1, 4)
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_layout_and_slicing_beats_the_bound(
     nodes: list[list[int]], slices: int, in_flight: int
 ) -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import ringreduce as rr
 from ringreduce.devices import cuda_kernels
@@ -36,8 +36,6 @@ def spawn(program, ranks, *args, nodes=None, on_a_stream=False):
 @given(case=cases(range(1, 6)).filter(lambda case: "longdouble" not in case.dtype))
 @settings(
     max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_any_case_gives_what_numpy_gives(case):
     spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))

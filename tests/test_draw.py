@@ -151,7 +151,7 @@ def test_of_a_large_schedule_only_what_is_drawn_is_generated() -> None:
     st.lists(st.lists(steps, max_size=12), max_size=9),
     st.dictionaries(st.integers(0, 8), st.integers(0, 12), max_size=9),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_drawing_has_a_bounded_size(ranks: list[list[Step]], failed: dict[int, int]) -> None:
     drawing = lines(ranks, failed=failed, max_ranks=4, max_steps=6)
     assert len(drawing) <= 1 + 6 + 7 + 2 + 1 + 1

@@ -43,7 +43,7 @@ def folded(fold, dtype: np.dtype, values: list[float]) -> Fraction:
     return Fraction(float(total[0]))
 
 
-BOUNDED = settings(max_examples=300, deadline=None)
+BOUNDED = settings(max_examples=300)
 
 
 @pytest.mark.parametrize("name", SHORT)

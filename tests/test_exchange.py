@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
@@ -193,8 +193,6 @@ def test_calls_through_memory_and_through_messages_take_turns():
 
 @settings(
     max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(case=cases(range(1, 6)), pull_bytes=st.sampled_from([1, 1 << 11, 1 << 20]))
 def test_any_case_gives_what_numpy_gives(case, pull_bytes):
@@ -202,7 +200,7 @@ def test_any_case_gives_what_numpy_gives(case, pull_bytes):
     rr.spawn(run_case, case.ranks, case, timeout_s=20, config=config)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(
     case=cases(range(1, 5)),
     others=st.lists(

@@ -82,7 +82,7 @@ def test_many_contributions_in_one_step(schedule_of, size, count, slices, in_pla
     in_place=st.booleans(),
     segment_bytes=st.sampled_from([800, 6000, 1 << 20]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_schedule_at_all(schedule, count, slices, in_place, segment_bytes):
     assert_carries_out(schedule, count, slices, in_place, segment_bytes)
 

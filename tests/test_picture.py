@@ -168,7 +168,7 @@ def assert_it_runs_from_lane_to_lane(message: ET.Element, lanes: dict[int, list[
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 @given(layouts(max_nodes=4, max_ranks=9), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_every_message_of_every_algorithm_is_an_arrow_in_sight(
     collective: str, algorithm: str, nodes: Nodes, framed: bool
 ) -> None:
@@ -176,7 +176,7 @@ def test_every_message_of_every_algorithm_is_an_arrow_in_sight(
 
 
 @given(any_schedule())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_so_is_every_message_of_any_schedule(schedule: Schedule) -> None:
     assert_true_and_in_sight(schedule, None)
 
@@ -367,7 +367,7 @@ def test_a_rank_alone_on_its_node_waits_for_the_others() -> None:
 
 
 @given(any_schedule())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_message_lies_within_the_steps_of_both_its_ranks(schedule: Schedule) -> None:
     timeline = Timeline.of(schedule)
     for message, column in timeline.messages.items():

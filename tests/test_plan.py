@@ -25,7 +25,7 @@ ITEMSIZES = st.sampled_from([1, 8, 700, 5000])
 SEGMENTS = st.sampled_from([1, 16, 5000, 1 << 20])
 CUT = (8, 1, 1 << 20)
 
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=60)
 
 
 def whole(schedule: Schedule, count: int, *cut: int) -> list[Plan]:
@@ -91,7 +91,7 @@ def elements_of(chunks, total: int, counts) -> list[int]:
 
 
 @given(call=calls(), in_place=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_rank_gets_what_the_schedule_says(call, in_place):
     schedule, plans, counts = call
     assert_follows(schedule, plans, counts, in_place and counts is None)
@@ -154,7 +154,7 @@ def test_chunks_that_follow_each_other_travel_as_one_message():
     segment=SEGMENTS,
     in_place=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_schedule_at_all_is_carried_out_as_it_says(
     schedule, count, itemsize, slices, segment, in_place
 ):

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import ringreduce as rr
 from ringreduce import placement, staging
@@ -45,8 +45,6 @@ def spawn(program, ranks, *args, nodes=None):
 @given(case=cases(range(1, 6)))
 @settings(
     max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_any_case_gives_what_numpy_gives(case):
     spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))

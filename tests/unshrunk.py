@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from hypothesis import Phase, settings
 
+from tests import unclocked  # noqa: F401
+
 settings.register_profile(
     "unshrunk", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
 )
