@@ -50,7 +50,10 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Fused:
-    """A call on a list of arrays: those of one dtype are laid end to end and reduced as one."""
+    """A call on a list of arrays: those of one dtype are laid end to end and reduced as one.
+
+    In turns, if they are many, where ranks share memory.
+    """
 
     signature: Signature
     groups: list[tuple[Call, list[int]]]

@@ -235,16 +235,15 @@ class Conductor:
         turn by turn.
         """
         signed = [made for flow in flows if (made := self._signed(opening, flow)) is not None]
-        bring, deal = compiling.door("bring"), compiling.door("deal")
-        if len(signed) < len(flows) or bring is None or deal is None:
+        find, deal = compiling.door("find"), compiling.door("deal")
+        if len(signed) < len(flows) or find is None or deal is None:
             return None
         agreement, running, works = self._agreement, self.running, self.line.works
         remember, signature, empty = agreement.calls.append, opening.signature, np.empty
         table = Table(turns, dtype, whole)
         shapes, places = [*chain.from_iterable(turns)], table.address
         steps = [*zip(flows, signed, table.turns, strict=True)]
-        first = flows[0]
-        mixed: bool | None = None
+        mixed: bool | None = None  # of the arrays that the table has; None if that is not known
 
         def quick_list(members: Sequence[Any], out: Any) -> Any:
             nonlocal mixed
@@ -255,25 +254,23 @@ class Conductor:
             given, into = tuple(members), tuple(out) if type(out) is list else out
             if running or works or agreement.warned or self.ended is not None:
                 return USUAL
+            known, mixed = mixed, None
+            found = find(places, given, into)
+            if found < 0:
+                return USUAL
+            if found or known is None:
+                known = not fresh and len(steps) > 1 and table.mixes_turns()
+            mixed = known
+            if mixed:
+                return USUAL
             number = agreement.completed
             try:
-                found = bring(places, given, into)
-                if found or mixed is None:
-                    mixed = None  # the table knows some of the arrays, if it was given up
-                    if found < 0:
-                        return USUAL
-                    mixed = not fresh and len(steps) > 1 and table.mixes_turns()
-                if mixed:
-                    return USUAL
-                for flow, compiled, turn in steps:
-                    enter, address, goes_on = compiled
+                agreement.number = number
+                remember(signature)
+                for flow, (enter, address, goes_on), turn in steps:
                     flow.at = 0
                     running.append(flow)
-                    came = enter(address, number, turn)
-                    if flow is first:
-                        agreement.number = number
-                        remember(signature)
-                    if came:
+                    if enter(address, number, turn):
                         self._go_on(goes_on, None)
                     running.clear()
                     deal(turn)

@@ -18,9 +18,7 @@ from tests.case_strategies import cases
 from tests.cases import CONFIG, Case, nodes_of, run_case
 from tests.rails import LAYOUTS, size_of
 
-QUICK = settings(
-    max_examples=150,
-)
+QUICK = settings(max_examples=150)
 
 
 def spawn_case(case: Case) -> None:

@@ -14,9 +14,7 @@ from tests.mpi import MpiJobs
 
 pytestmark = pytest.mark.mpi
 
-FEW = settings(
-    max_examples=200,
-)
+FEW = settings(max_examples=200)
 
 
 @pytest.fixture(scope="module")

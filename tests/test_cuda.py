@@ -34,9 +34,7 @@ def spawn(program, ranks, *args, nodes=None, on_a_stream=False):
 
 
 @given(case=cases(range(1, 6)).filter(lambda case: "longdouble" not in case.dtype))
-@settings(
-    max_examples=60,
-)
+@settings(max_examples=60)
 def test_any_case_gives_what_numpy_gives(case):
     spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
 

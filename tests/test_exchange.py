@@ -191,9 +191,7 @@ def test_calls_through_memory_and_through_messages_take_turns():
     assert all(rr.spawn(program, 2, config=SHARED, timeout_s=20))
 
 
-@settings(
-    max_examples=60,
-)
+@settings(max_examples=60)
 @given(case=cases(range(1, 6)), pull_bytes=st.sampled_from([1, 1 << 11, 1 << 20]))
 def test_any_case_gives_what_numpy_gives(case, pull_bytes):
     config = replace(SHARED, pull_bytes=pull_bytes)

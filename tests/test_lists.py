@@ -160,8 +160,8 @@ def test_one_array_twice_in_a_list_is_read_before_it_is_written():
 
 
 @pytest.fixture
-def brought(monkeypatch):
-    """How often lists were brought together by compiled code, and what it said."""
+def looked(monkeypatch):
+    """How often compiled code looked at lists, and what it said."""
     door, said = compiling.door, Counter()
 
     def watched(name: str, *given: Any) -> Any:
@@ -172,7 +172,7 @@ def brought(monkeypatch):
             said[came] += 1
             return came
 
-        return counting if name == "bring" else opened
+        return counting if name == "find" else opened
 
     monkeypatch.setattr(compiling, "door", watched)
     return said
@@ -189,9 +189,9 @@ def in_one_copy(comm: rr.Communicator) -> None:
             assert (array == total + comm.size * (turn + i)).all()
 
 
-def test_what_was_made_before_goes_through_one_compiled_call(brought):
+def test_what_was_made_before_goes_through_one_compiled_call(looked):
     rr.spawn(in_one_copy, 2, config=SHARED, timeout_s=20)
-    assert brought == {MOVED: 2, 0: 6}  # each rank's first call is the usual one
+    assert looked == {MOVED: 2, 0: 6}  # each rank's first call is the usual one
 
 
 def test_arrays_that_lie_end_to_end_are_not_copied():

@@ -43,9 +43,7 @@ def spawn(program, ranks, *args, nodes=None):
 
 
 @given(case=cases(range(1, 6)))
-@settings(
-    max_examples=100,
-)
+@settings(max_examples=100)
 def test_any_case_gives_what_numpy_gives(case):
     spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
 

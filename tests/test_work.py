@@ -62,7 +62,7 @@ def test_without_a_thread_calls_advance_when_somebody_waits_or_asks(program):
 @pytest.mark.mpi
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
 def test_over_mpi(mpi, level):
-    assert mpi.run_ok("works", 3, level, timeout_s=300) == ["done"] * 3
+    assert mpi.run_ok("works", 3, level, timeout_s=100) == ["done"] * 3
 
 
 def test_leaving_breaks_off_what_is_in_line():

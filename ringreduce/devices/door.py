@@ -27,7 +27,6 @@ from ringreduce.devices.python_calls import (
     ARRAY_TYPE,
     CONTIGUOUS_AND_ALIGNED,
     DATA,
-    DEALS,
     DIMENSIONS,
     DTYPE,
     FLAGS,
@@ -44,7 +43,6 @@ from ringreduce.devices.python_calls import (
     SOURCE,
     SOURCES,
     TABLE_WORDS,
-    TAKES,
     TARGET,
     TARGETS,
     TUPLE_TYPE,
@@ -88,7 +86,7 @@ def enter(_: Any, arguments: Any, count: Any) -> Any:
     """``enter(program, number[, x, out, like])`` or ``(program, number, turn)``: `machine.run`.
 
     `x` is an array as the program is made for; `out` is whatever the caller has passed for it, or
-    `x`; `like` is an array as the result is.  At the address `turn` stands what `bring` has found:
+    `x`; `like` is an array as the result is.  At the address `turn` stands what `find` has found:
     what does not lie end to end is first copied so.  Returns UNUSUAL where the result may not go to
     `out`.
     """
@@ -103,7 +101,7 @@ def enter(_: Any, arguments: Any, count: Any) -> Any:
             return integer(UNUSUAL)
         source, target = load(x + DATA), load(out + DATA)
     state = leave_interpreter()
-    if turn and load(turn + TAKES * WORD):
+    if turn and source == load(turn + WHOLE * WORD):
         _copy_members(turn, load(turn + SOURCES * WORD), True)
     came = call_run(load(program + RUN * WORD), program, number, source, target)
     enter_interpreter(state)
@@ -169,20 +167,17 @@ def _look(table: Any, turn: Any, given: Any, out: Any) -> Any:
             return -1
         layout += (2 + load(layout)) * WORD
     # All are read before any is written: a target may be any of the turn's arrays.
-    takes, deals = read & SCATTERED, written & SCATTERED
-    if takes:
+    if read & SCATTERED:
         source = whole
-    elif 0 < abs(target - source) < nbytes:
-        deals = SCATTERED
+    if written & SCATTERED or 0 < abs(target - source) < nbytes:
+        target = whole
     store(turn + SOURCE * WORD, source)
-    store(turn + TARGET * WORD, whole if deals else target)
-    store(turn + TAKES * WORD, takes)
-    store(turn + DEALS * WORD, deals)
+    store(turn + TARGET * WORD, target)
     return (read | written) & MOVED
 
 
-def bring(_: Any, arguments: Any, __: Any) -> Any:
-    """``bring(table, members, out)``: find where the arrays of two lists lie.
+def find(_: Any, arguments: Any, __: Any) -> Any:
+    """``find(table, members, out)``: where the arrays of two lists lie, and so where to read.
 
     MOVED if one does not lie where it did, else 0; -1 if the lists are not as the table says.
     """
@@ -220,7 +215,7 @@ def _copy_members(turn: Any, places: Any, together: Any) -> None:
 def deal(_: Any, arguments: Any, __: Any) -> Any:
     """``deal(turn)``: the result to the arrays of `out`, where it is not left there; 0."""
     turn = number_of(load(arguments))
-    if load(turn + DEALS * WORD):
+    if load(turn + TARGET * WORD) == load(turn + WHOLE * WORD):
         state = leave_interpreter()
         _copy_members(turn, load(turn + TARGETS * WORD), False)
         enter_interpreter(state)

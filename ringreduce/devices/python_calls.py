@@ -39,25 +39,25 @@ ENTRY_SIGNATURE, ENTRY_LIKE, ENTRY_SHAPE_TUPLE, ENTRY_FINISH, ENTRY_FLOW = range
 an array as the result is, and that one's shape; what finishes a call that waits, and its flow."""
 ENTRY_WORDS = 13
 
-# --- a table: what `door.bring` knows of a list, in words -----------------------------------------
+# --- a table: what `door.find` knows of a list, in words -----------------------------------------
 
 LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE, ARRAY_DTYPE, MEMBERS, TURNS, AFTER = range(7)
 """The types of lists, tuples and arrays, and the arrays' dtype; how many arrays, and in how many
 turns they are reduced; a register."""
 TABLE_WORDS = 7
 TURN_MEMBERS, TURN_BYTES, LAYOUT, SOURCES, TARGETS, WHOLE = range(6)
-SOURCE, TARGET, TAKES, DEALS = range(6, 10)
+SOURCE, TARGET = 6, 7
 """Then for each turn: its arrays; their bytes; where their layouts stand, their addresses and those
-of the results; memory for all of them end to end; where to read, where to leave the result, and
-whether the arrays are to be brought there, and the result to be dealt out."""
-TURN_WORDS = 10
+of the results; memory for all of them end to end; where to read and where to leave the result.  If
+that is this memory, the arrays are brought there first, and the result is dealt out."""
+TURN_WORDS = 8
 """Then for each array its layout: its dimensions, its bytes, its shape."""
 SCATTERED, MOVED = 1, 2
 """Arrays of a turn that do not lie end to end, and that do not lie where they did."""
 
 
 class Table:
-    """What `door.bring` has to know of lists of arrays of one dtype.
+    """What `door.find` has to know of lists of arrays of one dtype.
 
     `turns` are their shapes, of those that are reduced together; `whole` is memory for all of a
     turn end to end.
@@ -75,8 +75,8 @@ class Table:
         self._words = words
         words[[LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE]] = id(list), id(tuple), id(np.ndarray)
         words[[ARRAY_DTYPE, MEMBERS, TURNS]] = id(dtype), len(shapes), len(turns)
-        layouts = zip(map(len, shapes), self._sizes.tolist(), shapes, strict=True)
-        words[layouts_at:] = [word for layout in layouts for word in (*layout[:2], *layout[2])]
+        layouts = zip(shapes, self._sizes.tolist(), strict=True)
+        words[layouts_at:] = [word for shape, n in layouts for word in (len(shape), n, *shape)]
         self.address: int = words.ctypes.data
         self.turns: list[int] = []
         """Their addresses."""
