@@ -136,11 +136,13 @@ class Calls:
         for dtype, indices in members.items():
             used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
             sizes = [arrays[index].nbytes for index in indices]
-            # What fits into a slice goes in one compiled call.  Of other algorithms some fold in an
-            # order that depends on where in the fused array one is.
+            # What fits into a slice, and is staged, goes in one compiled call.  Of other algorithms
+            # some fold in an order that depends on where in the fused array one is.
             turns = [(0, len(sizes))]
             if self.config.memory is not None and algorithm == "auto":
-                turns = _cut(sizes, self.config.slice_bytes or STAGED_BYTES)
+                most = self.config.slice_bytes or STAGED_BYTES
+                pulled = self.config.pulled_from
+                turns = _cut(sizes, most if pulled is None else min(most, pulled - 1))
             for begin, end in turns:
                 part = indices[begin:end]
                 fused = np.empty(sum(arrays[index].size for index in part), dtype)

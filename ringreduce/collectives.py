@@ -57,8 +57,6 @@ class Collectives:
         self._quick_lists: dict[tuple[Any, ...], tuple[Fused | None, QuickList | None]] = {}
         """The same for lists, by what of them is seen at once."""
         self._barrier: Callable[[], Any] | None = None
-        self._whole = np.empty(0, np.uint8)
-        """Where the arrays of a list are brought together."""
         shared = None if self.config.memory is None else transport.memory
         self._arena = None if shared is None else Arena(shared.arena)
 
@@ -461,16 +459,12 @@ class Collectives:
         quick = None
         dtype = fused.groups[0][0].dtype
         turns = [[arrays[index] for index in members] for _, members in fused.groups]
-        nbytes = max(sum(array.nbytes for array in turn) for turn in turns)
-        if nbytes and all(array.dtype == dtype for array in arrays):
+        if any(array.size for array in arrays) and all(array.dtype == dtype for array in arrays):
             made = (self._unbound(call) for call, _ in fused.groups)
             flows = [flow for flow in made if flow is not None]
             if len(flows) == len(turns):
-                if self._whole.size < nbytes:
-                    larger = max(nbytes, 2 * self._whole.size)
-                    self._whole = self._reachable((larger,), np.dtype(np.uint8))
                 shapes = [[array.shape for array in turn] for turn in turns]
-                quick = self._conductor.quick_list(fused, flows, shapes, dtype, self._whole)
+                quick = self._conductor.quick_list(fused, flows, shapes, dtype)
         self._quick_lists[key] = fused, quick
 
     def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -528,7 +522,7 @@ class Collectives:
         self.__dict__.pop("all_reduce", None)
         self._quick.clear()
         self._quick_lists.clear()
-        self._barrier, self._whole = None, np.empty(0, np.uint8)
+        self._barrier = None
         if self._conductor.gate is not None:
             self._conductor.gate.forget()
 

@@ -227,20 +227,18 @@ class Conductor:
         flows: Sequence[Flow],
         turns: Sequence[Sequence[tuple[int, ...]]],
         dtype: Any,
-        whole: Any,
     ) -> QuickList | None:
         """A list of arrays of these shapes and this dtype, reduced in turns, by a flow each.
 
-        None as for `quick`.  Where they do not lie end to end they are brought together in `whole`,
-        turn by turn.
+        None as for `quick`.
         """
         signed = [made for flow in flows if (made := self._signed(opening, flow)) is not None]
-        find, deal = compiling.door("find"), compiling.door("deal")
-        if len(signed) < len(flows) or find is None or deal is None:
+        find, mixes = compiling.door("find"), compiling.door("mixes")
+        if len(signed) < len(flows) or find is None or mixes is None:
             return None
         agreement, running, works = self._agreement, self.running, self.line.works
         remember, signature, empty = agreement.calls.append, opening.signature, np.empty
-        table = Table(turns, dtype, whole)
+        table = Table(turns, dtype)
         shapes, places = [*chain.from_iterable(turns)], table.address
         steps = [*zip(flows, signed, table.turns, strict=True)]
         mixed: bool | None = None  # of the arrays that the table has; None if that is not known
@@ -259,7 +257,7 @@ class Conductor:
             if found < 0:
                 return USUAL
             if found or known is None:
-                known = not fresh and len(steps) > 1 and table.mixes_turns()
+                known = not fresh and mixes(places)
             mixed = known
             if mixed:
                 return USUAL
@@ -273,7 +271,6 @@ class Conductor:
                     if enter(address, number, turn):
                         self._go_on(goes_on, None)
                     running.clear()
-                    deal(turn)
                 agreement.completed = number + 1
                 return out
             except BaseException as error:

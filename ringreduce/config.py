@@ -74,10 +74,15 @@ class Config:
 
     def pulls(self, nbytes: int) -> bool:
         """Whether, in shared memory, an array of `nbytes` is read from where it lies."""
+        return self.pulled_from is not None and nbytes >= self.pulled_from
+
+    @property
+    def pulled_from(self) -> int | None:
+        """From how many bytes on arrays are read from where they lie; None where none is."""
         if self.memory is None or not self.memory.pulls:
-            return False
+            return None
         usual = _PULLED_IF_CROWDED if self.memory.crowded else _PULLED
-        return nbytes >= (self.pull_bytes or usual)
+        return self.pull_bytes or usual
 
     def plan_text(self) -> str:
         """The settings that decide what is sent; ranks that differ in them cannot work together.

@@ -71,12 +71,14 @@ class Exchange:
         self._pulled = np.empty(_PIECE * len(self._peers), np.uint8)
         self._acc = np.empty(compiling.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
+        self._together = np.empty(blocks.TOGETHER_BYTES * (size + 1), np.uint8)
         words = np.zeros(blocks.COMMON_WORDS + blocks.PEER_WORDS * len(self._peers), np.int64)
         words[[blocks.SPINS, blocks.YIELDS]] = _CROWDED if config.memory.crowded else _ALONE
         words[[blocks.PEERS, blocks.MY_BLOCK]] = len(self._peers), memory.addresses[rank]
         words[blocks.MY_BYTES] = memory.nbytes
         words[[blocks.PULLED, blocks.PULL_BYTES]] = _address(self._pulled), _PIECE
         words[[blocks.ACC, blocks.SOURCES]] = _address(self._acc), _address(self._sources)
+        words[blocks.TOGETHER] = _address(self._together)
         self._of_peers = words[blocks.COMMON_WORDS :].reshape(-1, blocks.PEER_WORDS)
         for place, peer in enumerate(self._peers):
             self._of_peers[place, blocks.BLOCK] = memory.addresses[peer]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import ringreduce as rr
 from ringreduce import calls
 from ringreduce.devices import compiling
-from ringreduce.devices.python_calls import MOVED
+from ringreduce.devices.python_calls import MOVED, Table
 from tests.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -97,7 +97,9 @@ def reduce_in_turns(
 
 
 some_shapes = st.lists(
-    st.sampled_from([(), (1,), (3,), (0,), (2, 3), (64,), (5, 0), (700,), (4, 1, 2)]),
+    st.sampled_from(
+        [(), (1,), (3,), (0,), (2, 3), (64,), (5, 0), (700,), (4, 1, 2), (1025,), (50, 47)]
+    ),
     min_size=1,
     max_size=9,
 )
@@ -123,8 +125,8 @@ def test_any_lists_in_turns_give_what_numpy_gives(ranks, shapes, dtype, most, pl
 def drawn_lists(seed: str) -> list[int]:
     """Lists that lie anywhere, in parts of 30 kB.  How many lists are kept, and their turns."""
     rng = np.random.default_rng(int(seed))
-    choices = [(), (3,), (0,), (64,), (700,), (30, 200)]
-    shapes = [[choices[i] for i in rng.integers(0, 6, count)] for count in (40, 9, 100)]
+    choices = [(), (3,), (0,), (64,), (700,), (1024,), (2050,), (30, 200)]
+    shapes = [[choices[i] for i in rng.integers(0, 8, count)] for count in (40, 9, 100)]
     places = [[(str(rng.choice(LIES)), str(rng.choice(OUTS))) for _ in range(4)] for _ in range(40)]
     config = rr.Config(slice_bytes=30_000)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
@@ -194,17 +196,52 @@ def test_what_was_made_before_goes_through_one_compiled_call(looked):
     assert looked == {MOVED: 2, 0: 6}  # each rank's first call is the usual one
 
 
-def test_arrays_that_lie_end_to_end_are_not_copied():
-    """There is no other memory that they could be copied to."""
+@pytest.mark.parametrize(
+    ("lies", "count", "brought"), [("end to end", 64, 0), ("apart", 1024, 0), ("reversed", 64, 1)]
+)
+def test_only_short_arrays_that_lie_apart_are_brought_together(lies, count, brought):
+    """There is no other memory that they could be copied to, but where others read them."""
 
-    def program(comm: rr.Communicator) -> None:
-        in_one_copy(comm)
-        assert comm._whole.size
-        comm._whole[...] = 0
-        in_one_copy(comm)
-        assert not comm._whole.any()
+    def program(comm: rr.Communicator) -> bool:
+        near, far = (laid(comm, lies, [(count,)] * 20, np.float32) for _ in range(2))
+        together = comm._conductor.executor.store.exchange._together
+        for turn in range(3):
+            together[...] = 111
+            for i, array in enumerate(near):
+                array[...] = comm.rank + turn + i
+            for i, array in enumerate(comm.all_reduce(near, out=far)):
+                assert (array == 1 + 2 * (turn + i)).all()
+        return bool((together != 111).any())
 
-    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [bool(brought)] * 2
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    slots=st.permutations(range(60)),
+    same=st.sets(st.integers(0, 29)),
+    moved=st.none() | st.tuples(st.integers(0, 29), st.integers(0, 239)),
+)
+def test_arrays_that_overlap_are_found(sizes, slots, same, moved):
+    """Slots of four words, so that nothing overlaps but what is moved."""
+    begins = [(4 * slots[2 * i], 4 * slots[2 * i + (i not in same)]) for i in range(len(sizes))]
+    if moved is not None and moved[0] < len(sizes):
+        begins[moved[0]] = begins[moved[0]][0], moved[1]
+    memory = np.zeros(250)
+    placed = [*zip(begins, sizes, strict=True)]
+    given, out = ([memory[pair[k] :][:n] for pair, n in placed] for k in (0, 1))
+    table = Table([[array.shape for array in given]], memory.dtype)
+    find, mixes = compiling.door("find"), compiling.door("mixes")
+    assert find is not None
+    assert mixes is not None
+    assert find(table.address, given, out) >= 0
+    words = Counter(
+        place
+        for (source, target), n in placed
+        for begin in {source, target}
+        for place in range(begin, begin + n)
+    )
+    assert mixes(table.address) == any(times > 1 for times in words.values())
 
 
 @pytest.mark.parametrize("most", [2000, 1 << 20])

@@ -43,23 +43,34 @@ COUNT, SPINS, YIELDS, PEERS = range(4)
 MY_BLOCK, MY_SLOT = 4, 5
 PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
 VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST = 11, 15, 16, 17, 18
-FAR_STAGED, FAR_GIVEN, FAR_PULLED = 19, 20, 21
+FAR_STAGED, FAR_GIVEN, FAR_PULLED, TOGETHER = 19, 20, 21, 22
 """Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
 peers; this rank's block; a register: the data of the slot in use; memory for what is read from
 other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
 words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
 or 0; where in the ring what was taken last ends, and where it begins; how often to go past the
 caches before trying again through them: with what is staged, with what is written to where peers
-want it, and with what is pulled."""
-COMMON_WORDS = 22
+want it, and with what is pulled; memory where few bytes of several pieces lie end to end, one for
+each array of a fold, the result's first."""
+COMMON_WORDS = 23
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
 WRITABLE, COMPARED = 9, 10
 """Then for each peer: its block; its process, 0 if its memory is mapped; the latest number seen;
 and three registers: the data of its slot, its input, its output; whether that is shared memory; the
 latest number whose header was compared.  A register is two words: an address, and the process that
-it is of, 0 for this one."""
+it is of, 0 for this one, IN_PIECES if what stands at that address is where the pieces lie."""
 PEER_WORDS = 11
+
+# --- words of a buffer in pieces: see `devices.pieces` --------------------------------------------
+
+IN_PIECES = -1
+PLACES, SIZES, PIECE, BEGIN = range(4)
+"""Where their addresses stand, and where the bytes of each; a piece, and where in the buffer it
+begins."""
+PIECES_WORDS = 4
+FEW_BYTES, TOGETHER_BYTES = 4 << 10, 8 << 10
+"""What is less of a piece is brought together with others, up to so many bytes."""
 
 # --- words of a program ---------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ def door(name: str, me: Any = None, doc: str | None = None) -> Callable[..., Any
 
 _IN_MODULES = {
     "machine": ("run",),
-    "door": ("enter", "find", "deal"),
+    "door": ("enter", "find", "mixes"),
     "gate": ("all_reduce", "again", "shut", "reopen", "place"),
 }
 _NAMED = ("all_reduce",)

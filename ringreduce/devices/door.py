@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.blocks import IN_PLACE, INPUT_BYTES, OUTPUT_BYTES, RUN, UNUSUAL, WORD
+from ringreduce.devices.areas import add_area, overlap
+from ringreduce.devices.blocks import (
+    IN_PLACE,
+    INPUT_BYTES,
+    OUTPUT_BYTES,
+    PLACES,
+    RUN,
+    SIZES,
+    UNUSUAL,
+    WORD,
+)
 from ringreduce.devices.compilable import compilable
 from ringreduce.devices.native import (
     call_run,
-    copy,
     enter_interpreter,
     integer,
     leave_interpreter,
@@ -23,6 +32,7 @@ from ringreduce.devices.native import (
 )
 from ringreduce.devices.python_calls import (
     AFTER,
+    AREAS,
     ARRAY_DTYPE,
     ARRAY_TYPE,
     CONTIGUOUS_AND_ALIGNED,
@@ -51,7 +61,6 @@ from ringreduce.devices.python_calls import (
     TURN_WORDS,
     TURNS,
     TYPE,
-    WHOLE,
     WRITABLE,
 )
 
@@ -86,12 +95,11 @@ def enter(_: Any, arguments: Any, count: Any) -> Any:
     """``enter(program, number[, x, out, like])`` or ``(program, number, turn)``: `machine.run`.
 
     `x` is an array as the program is made for; `out` is whatever the caller has passed for it, or
-    `x`; `like` is an array as the result is.  At the address `turn` stands what `find` has found:
-    what does not lie end to end is first copied so.  Returns UNUSUAL where the result may not go to
-    `out`.
+    `x`; `like` is an array as the result is.  At the address `turn` stands what `find` has found.
+    Returns UNUSUAL where the result may not go to `out`.
     """
     program, number = number_of(load(arguments)), number_of(load(arguments + WORD))
-    source, target, turn = 0, 0, 0
+    source, target = 0, 0
     if count == 3:
         turn = number_of(load(arguments + 2 * WORD))
         source, target = load(turn + SOURCE * WORD), load(turn + TARGET * WORD)
@@ -101,8 +109,6 @@ def enter(_: Any, arguments: Any, count: Any) -> Any:
             return integer(UNUSUAL)
         source, target = load(x + DATA), load(out + DATA)
     state = leave_interpreter()
-    if turn and source == load(turn + WHOLE * WORD):
-        _copy_members(turn, load(turn + SOURCES * WORD), True)
     came = call_run(load(program + RUN * WORD), program, number, source, target)
     enter_interpreter(state)
     return integer(came)
@@ -151,28 +157,17 @@ def _places(table: Any, turn: Any, items: Any, wanted: Any, places: Any) -> Any:
 @compilable
 def _look(table: Any, turn: Any, given: Any, out: Any) -> Any:
     """Say in a turn where to read and where to leave the result: MOVED, 0, or -1 as `_places`."""
-    sources, targets = load(turn + SOURCES * WORD), load(turn + TARGETS * WORD)
-    nbytes, whole = load(turn + TURN_BYTES * WORD), load(turn + WHOLE * WORD)
+    sources, targets = turn + SOURCES * WORD, turn + TARGETS * WORD
+    nbytes = load(turn + TURN_BYTES * WORD)
     readable, writable = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
-    read = _places(table, turn, given, readable, sources)
+    read = _places(table, turn, given, readable, load(sources + PLACES * WORD))
     source = load(table + AFTER * WORD) - nbytes
-    written = _places(table, turn, out, writable, targets)
+    written = _places(table, turn, out, writable, load(targets + PLACES * WORD))
     target = load(table + AFTER * WORD) - nbytes
     if read < 0 or written < 0:
         return -1
-    layout = load(turn + LAYOUT * WORD)
-    for i in range(load(turn + TURN_MEMBERS * WORD)):
-        apart = abs(load(targets + i * WORD) - load(sources + i * WORD))
-        if 0 < apart < load(layout + WORD):
-            return -1
-        layout += (2 + load(layout)) * WORD
-    # All are read before any is written: a target may be any of the turn's arrays.
-    if read & SCATTERED:
-        source = whole
-    if written & SCATTERED or 0 < abs(target - source) < nbytes:
-        target = whole
-    store(turn + SOURCE * WORD, source)
-    store(turn + TARGET * WORD, target)
+    store(turn + SOURCE * WORD, -sources if read & SCATTERED else source)
+    store(turn + TARGET * WORD, -targets if written & SCATTERED else target)
     return (read | written) & MOVED
 
 
@@ -198,25 +193,22 @@ def find(_: Any, arguments: Any, __: Any) -> Any:
     return integer(state)
 
 
-@compilable
-def _copy_members(turn: Any, places: Any, together: Any) -> None:
-    """From where the arrays of a turn lie to end to end, or back."""
-    layout, whole = load(turn + LAYOUT * WORD), load(turn + WHOLE * WORD)
-    for i in range(load(turn + TURN_MEMBERS * WORD)):
-        place, nbytes = load(places + i * WORD), load(layout + WORD)
-        layout += (2 + load(layout)) * WORD
-        if together:
-            copy(whole, place, nbytes)
-        else:
-            copy(place, whole, nbytes)
-        whole += nbytes
+def mixes(_: Any, arguments: Any, __: Any) -> Any:
+    """``mixes(table)``: whether what is written for an array might be read for another, 1 or 0.
 
-
-def deal(_: Any, arguments: Any, __: Any) -> Any:
-    """``deal(turn)``: the result to the arrays of `out`, where it is not left there; 0."""
-    turn = number_of(load(arguments))
-    if load(turn + TARGET * WORD) == load(turn + WHOLE * WORD):
-        state = leave_interpreter()
-        _copy_members(turn, load(turn + TARGETS * WORD), False)
-        enter_interpreter(state)
-    return integer(0)
+    That is asked of the arrays that `find` has seen.
+    """
+    table = number_of(load(arguments))
+    pieces, areas = table + TABLE_WORDS * WORD, load(table + AREAS * WORD)
+    sources, targets = (
+        load(pieces + (SOURCES + PLACES) * WORD),
+        load(pieces + (TARGETS + PLACES) * WORD),
+    )
+    sizes, count = load(pieces + (SOURCES + SIZES) * WORD), 0
+    for _i in range(load(table + MEMBERS * WORD)):
+        nbytes = load(sizes)
+        count = add_area(areas, count, load(sources), nbytes)
+        if load(targets) != load(sources):
+            count = add_area(areas, count, load(targets), nbytes)
+        sizes, sources, targets = sizes + WORD, sources + WORD, targets + WORD
+    return integer(1 if overlap(areas, count) else 0)

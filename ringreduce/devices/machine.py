@@ -36,6 +36,7 @@ from ringreduce.devices.blocks import (
     FOLD,
     FOREIGN,
     HEADER,
+    IN_PIECES,
     INPUT,
     INPUT_AT,
     INPUT_PLACE,
@@ -77,6 +78,8 @@ from ringreduce.devices.blocks import (
     TELLS_ARRAYS,
     TELLS_DATA,
     TIMES_ROUND,
+    TOGETHER,
+    TOGETHER_BYTES,
     VECTOR,
     WAITS,
     WORD,
@@ -98,6 +101,7 @@ from ringreduce.devices.native import (
     stream_line,
     yield_core,
 )
+from ringreduce.devices.pieces import at_once, brought, deal_out, room
 
 _LONGEST_READ = 1 << 30
 _TRIAL_BYTES, _CHECKED_BYTES, _FAR_TIMES = 2 << 10, 32 << 10, 16
@@ -335,16 +339,26 @@ def _copy(program: Any, common: Any, row: Any) -> bool:
     unless = load(row + 7 * WORD)
     if unless and load(unless):
         return True
-    into = load(load(row + WORD)) + load(row + 2 * WORD)
-    register, nbytes = load(row + 3 * WORD), load(row + 5 * WORD)
-    source, process = load(register) + load(row + 4 * WORD), load(register + WORD)
-    if process:
-        return _pull(common, into, process, source, nbytes)
-    if load(row + 6 * WORD):
-        _write(common, common + FAR_STAGED * WORD, _STAGED_LINE_NS, into, source, nbytes)
+    target, into = load(row + WORD), load(row + 2 * WORD)
+    register, source = load(row + 3 * WORD), load(row + 4 * WORD)
+    nbytes, staged = load(row + 5 * WORD), load(row + 6 * WORD)
+    process = load(register + WORD)
+    if process > 0:
+        return _pull(common, load(target) + into, process, load(register) + source, nbytes)
+    memory, done = load(common + TOGETHER * WORD), 0
+    while done < nbytes:
+        length = at_once(target, into + done, nbytes - done)
+        length = at_once(register, source + done, length)
+        place = room(target, into + done, length, memory)
+        there = brought(register, source + done, length, memory)
+        if staged:
+            _write(common, common + FAR_STAGED * WORD, _STAGED_LINE_NS, place, there, length)
+        elif place != there:
+            copy(place, there, length)
+        deal_out(target, into + done, length, memory, place)
+        done += length
+    if staged:
         fence()
-    elif into != source:
-        copy(into, source, nbytes)
     return True
 
 
@@ -366,16 +380,16 @@ def _pass_on(common: Any, wanted: Any, source: Any, begin: Any, nbytes: Any) -> 
 
 @compilable
 def _reads_processes(listed: Any, n: Any) -> bool:
-    processes = 0
+    processes = False
     for i in range(n):
-        processes |= load(load(listed + 2 * i * WORD) + WORD)
-    return processes != 0
+        processes |= load(load(listed + 2 * i * WORD) + WORD) > 0
+    return processes
 
 
 @compilable
 def _reduce(program: Any, common: Any, row: Any) -> bool:
     """Fold in pieces that stay in the cache; what is in another process is read piece by piece."""
-    into = load(load(row + WORD)) + load(row + 2 * WORD)
+    target, into = load(row + WORD), load(row + 2 * WORD)
     nbytes = load(row + 3 * WORD)
     n, listed, most = load(row + 4 * WORD), load(row + 5 * WORD), load(row + 6 * WORD)
     item = load(program + ITEM_BYTES * WORD)
@@ -386,22 +400,29 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
         most = min(most, _PASSED_ON)
     begin = load(program + DONE_BYTES * WORD)
     while begin < nbytes:
-        length = min(most, nbytes - begin)
-        pulled = load(common + PULLED * WORD)
+        length = at_once(target, into + begin, min(most, nbytes - begin))
+        for i in range(n):
+            source = load(listed + (2 * i + 1) * WORD) + begin
+            length = at_once(load(listed + 2 * i * WORD), source, length)
+        pulled, memory = load(common + PULLED * WORD), load(common + TOGETHER * WORD)
+        place = room(target, into + begin, length, memory)
         for i in range(n):
             register = load(listed + 2 * i * WORD)
-            source = load(register) + load(listed + (2 * i + 1) * WORD) + begin
+            source = load(listed + (2 * i + 1) * WORD) + begin
             process = load(register + WORD)
-            if process:
+            if process > 0:
+                source += load(register)
                 if not _read(common, pulled, process, source, length):
                     store(program + DONE_BYTES * WORD, begin)
                     return False
                 source = pulled
                 pulled += load(common + PULL_BYTES * WORD)
+            else:
+                source = brought(register, source, length, memory + (i + 1) * TOGETHER_BYTES)
             store(addresses + i * WORD, source)
         call_fold(
             load(program + FOLD * WORD),
-            into + begin,
+            place,
             addresses,
             n,
             length // item,
@@ -409,7 +430,8 @@ def _reduce(program: Any, common: Any, row: Any) -> bool:
             load(common + ACC * WORD),
         )
         if passes_on:
-            _pass_on(common, wanted, into + begin, begin, length)
+            _pass_on(common, wanted, place, begin, length)
+        deal_out(target, into + begin, length, memory, place)
         begin += length
     if passes_on:
         fence()
@@ -430,10 +452,17 @@ def _delay(common: Any) -> None:
 
 @compilable
 def _bind(program: Any, common: Any, register: Any, place: Any, address: Any) -> None:
-    """Let a program work on an array, and say where it lies."""
+    """Let a program work on an array, or on pieces, and say where it lies."""
+    if address < 0:
+        store(program + register * WORD, -address)
+        store(program + (register + 1) * WORD, IN_PIECES)
+        store(program + place * WORD, 0)
+        store(program + (place + 1) * WORD, 0)
+        return
     offset = address - load(common + MY_BLOCK * WORD)
     in_block = 0 <= offset < load(common + MY_BYTES * WORD)
     store(program + register * WORD, address)
+    store(program + (register + 1) * WORD, 0)
     store(program + place * WORD, offset if in_block else address)
     store(program + (place + 1) * WORD, 1 if in_block else 0)
 
@@ -443,8 +472,9 @@ def run(program: Any, number: Any, source: Any, target: Any) -> Any:
     """Carry a program out as far as it goes: FINISHED, WAITS or FOREIGN.
 
     The header of its call stands in the program, but for the number, if that is not -1.  Its arrays
-    are at `source` and `target`; if these are 0, at the places that it was told last.  One that
-    waits goes on there when it is run again.
+    are at `source` and `target`; if these are 0, at the places that it was told last; if one is
+    negative, in the pieces of which -`source` or -`target` tells.  One that waits goes on there
+    when it is run again.
     """
     common = load(program + COMMON * WORD)
     if source:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.devices.blocks import WORD
+from ringreduce.devices.blocks import PIECES_WORDS, PLACES, SIZES, WORD
 
 TYPE, DATA, DIMENSIONS, SHAPE, DTYPE, FLAGS = 8, 16, 24, 32, 56, 64
 """Where in an array its type, the address of its data, its dimensions (32 bits), the address of its
@@ -41,16 +41,16 @@ ENTRY_WORDS = 13
 
 # --- a table: what `door.find` knows of a list, in words -----------------------------------------
 
-LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE, ARRAY_DTYPE, MEMBERS, TURNS, AFTER = range(7)
+LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE, ARRAY_DTYPE, MEMBERS, TURNS, AFTER, AREAS = range(8)
 """The types of lists, tuples and arrays, and the arrays' dtype; how many arrays, and in how many
-turns they are reduced; a register."""
-TABLE_WORDS = 7
-TURN_MEMBERS, TURN_BYTES, LAYOUT, SOURCES, TARGETS, WHOLE = range(6)
-SOURCE, TARGET = 6, 7
-"""Then for each turn: its arrays; their bytes; where their layouts stand, their addresses and those
-of the results; memory for all of them end to end; where to read and where to leave the result.  If
-that is this memory, the arrays are brought there first, and the result is dealt out."""
-TURN_WORDS = 8
+turns they are reduced; a register; memory for `areas.overlap`, two areas for each array, twice."""
+TABLE_WORDS, AREA_BYTES = 8, 2 * WORD
+TURN_MEMBERS, TURN_BYTES, LAYOUT, SOURCE, TARGET = range(5)
+SOURCES, TARGETS = 5, 5 + PIECES_WORDS
+"""Then for each turn: how many arrays it has, and their bytes; where their layouts stand; where to
+read and where to leave the result, as `machine.run` has it; and the arrays and the results as
+pieces."""
+TURN_WORDS = 5 + 2 * PIECES_WORDS
 """Then for each array its layout: its dimensions, its bytes, its shape."""
 SCATTERED, MOVED = 1, 2
 """Arrays of a turn that do not lie end to end, and that do not lie where they did."""
@@ -59,22 +59,21 @@ SCATTERED, MOVED = 1, 2
 class Table:
     """What `door.find` has to know of lists of arrays of one dtype.
 
-    `turns` are their shapes, of those that are reduced together; `whole` is memory for all of a
-    turn end to end.
+    `turns` are their shapes, of those that are reduced together.
     """
 
-    def __init__(
-        self, turns: Sequence[Sequence[tuple[int, ...]]], dtype: np.dtype[Any], whole: np.ndarray
-    ) -> None:
+    def __init__(self, turns: Sequence[Sequence[tuple[int, ...]]], dtype: np.dtype[Any]) -> None:
         shapes = [*chain.from_iterable(turns)]
         self._sizes = np.array([prod(shape) for shape in shapes], np.int64) * dtype.itemsize
         self._places = np.zeros((2, len(shapes)), np.int64)
-        self._kept = (dtype, whole)
+        self._areas = np.empty((2, 2 * len(shapes), AREA_BYTES // WORD), np.int64)
+        self._dtype = dtype
         layouts_at = TABLE_WORDS + TURN_WORDS * len(turns)
         words = np.zeros(layouts_at + sum(2 + len(shape) for shape in shapes), np.int64)
         self._words = words
         words[[LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE]] = id(list), id(tuple), id(np.ndarray)
         words[[ARRAY_DTYPE, MEMBERS, TURNS]] = id(dtype), len(shapes), len(turns)
+        words[AREAS] = self._areas.ctypes.data
         layouts = zip(shapes, self._sizes.tolist(), strict=True)
         words[layouts_at:] = [word for shape, n in layouts for word in (len(shape), n, *shape)]
         self.address: int = words.ctypes.data
@@ -85,22 +84,13 @@ class Table:
             begin = TABLE_WORDS + TURN_WORDS * len(self.turns)
             turn, last = words[begin : begin + TURN_WORDS], first + len(members)
             turn[[TURN_MEMBERS, TURN_BYTES]] = len(members), self._sizes[first:last].sum()
-            turn[[LAYOUT, WHOLE]] = self.address + layouts_at * WORD, whole.ctypes.data
-            turn[SOURCES] = self._places.ctypes.data + first * WORD
-            turn[TARGETS] = turn[SOURCES] + len(shapes) * WORD
+            turn[LAYOUT] = self.address + layouts_at * WORD
+            for pieces, places in zip((SOURCES, TARGETS), self._places, strict=True):
+                turn[pieces + PLACES] = places[first:].ctypes.data
+                turn[pieces + SIZES] = self._sizes[first:].ctypes.data
             layouts_at += sum(2 + len(shape) for shape in members)
             self.turns.append(turn.ctypes.data)
             first = last
-
-    def mixes_turns(self) -> bool:
-        """Whether a later turn might read what an earlier one has written: of arrays seen last."""
-        sources, targets = self._places
-        apart = targets != sources
-        begins = np.concatenate([sources, targets[apart]])
-        sizes = np.concatenate([self._sizes, self._sizes[apart]])
-        begins, sizes = begins[sizes > 0], sizes[sizes > 0]
-        order = np.argsort(begins)
-        return bool((begins[order][1:] < (begins + sizes)[order][:-1]).any())
 
 
 class _Method(ctypes.Structure):
