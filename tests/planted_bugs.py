@@ -52,7 +52,8 @@ _BY_FILE = {
     "devices/vectors.py": ("tests/test_folds.py",),
     "devices/machine.py": _SHARED,
     "devices/door.py": _SHARED,
-    "devices/python_calls.py": ("tests/test_lists.py",),
+    "devices/areas.py": ("tests/test_lists.py",),
+    "devices/pieces.py": ("tests/test_lists.py",),
 }
 _FIRST = {
     **dict.fromkeys(

@@ -118,7 +118,7 @@ some_shapes = st.lists(
     ),
 )
 def test_any_lists_in_turns_give_what_numpy_gives(ranks, shapes, dtype, most, places):
-    config = replace(SHARED, slice_bytes=most)
+    config = replace(SHARED, slice_bytes=most, most_slices=2)
     rr.spawn(reduce_in_turns, ranks, shapes, dtype, places, config=config, timeout_s=20)
 
 
