@@ -14,9 +14,16 @@ from ringreduce.devices.python_calls import AREA_BYTES
 
 
 @compilable
-def add_area(areas: Any, count: Any, begin: Any, nbytes: Any) -> Any:
-    """Put an area behind so many others, unless it is empty; how many there are now."""
+def add_area(areas: Any, count: Any, begin: Any, nbytes: Any, joins: Any) -> Any:
+    """Put an area behind so many others, unless it is empty; how many there are now.
+
+    If it `joins` the last of them, and lies behind it, they become one, with what lies between.
+    """
     if nbytes == 0:
+        return count
+    last = areas + (count - 1) * AREA_BYTES
+    if joins and load(last + WORD) <= begin:
+        store(last + WORD, begin + nbytes)
         return count
     store(areas + count * AREA_BYTES, begin)
     store(areas + count * AREA_BYTES + WORD, begin + nbytes)

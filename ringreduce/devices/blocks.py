@@ -48,10 +48,10 @@ FAR_STAGED, FAR_GIVEN, FAR_PULLED, TOGETHER = 19, 20, 21, 22
 peers; this rank's block; a register: the data of the slot in use; memory for what is read from
 other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
 words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
-or 0; where in the ring what was taken last ends, and where it begins; how often to go past the
-caches before trying again through them: with what is staged, with what is written to where peers
-want it, and with what is pulled; memory where few bytes of several pieces lie end to end, one for
-each array of a fold, the result's first."""
+or 0; where in the ring what was taken last ends, and where it begins; how much to write past the
+caches before trying again through them, or how much was since (`machine._write`): of what is
+staged, and of what is written to where peers want it; how often to, of what is pulled; memory where
+few bytes of several pieces lie end to end, one for each array of a fold, the result's first."""
 COMMON_WORDS = 23
 BLOCK, PROCESS, SEEN = range(3)
 PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7

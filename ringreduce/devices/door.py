@@ -193,22 +193,31 @@ def find(_: Any, arguments: Any, __: Any) -> Any:
     return integer(state)
 
 
+@compilable
+def _areas(table: Any, joined: Any) -> Any:
+    """How many areas the arrays of two lists are, in the table's memory for those.
+
+    If they are `joined`, those that follow each other in a list and in memory are one.
+    """
+    areas, turn = load(table + AREAS * WORD), table + TABLE_WORDS * WORD
+    sources, targets = turn + (SOURCES + PLACES) * WORD, turn + (TARGETS + PLACES) * WORD
+    sizes, count = load(turn + (SOURCES + SIZES) * WORD), 0
+    for list_ in (sources, targets):
+        first = count
+        for i in range(load(table + MEMBERS * WORD)):
+            place = load(load(list_) + i * WORD)
+            if list_ == sources or place != load(load(sources) + i * WORD):
+                joins = joined and count > first
+                count = add_area(areas, count, place, load(sizes + i * WORD), joins)
+    return count
+
+
 def mixes(_: Any, arguments: Any, __: Any) -> Any:
     """``mixes(table)``: whether what is written for an array might be read for another, 1 or 0.
 
     That is asked of the arrays that `find` has seen.
     """
     table = number_of(load(arguments))
-    pieces, areas = table + TABLE_WORDS * WORD, load(table + AREAS * WORD)
-    sources, targets = (
-        load(pieces + (SOURCES + PLACES) * WORD),
-        load(pieces + (TARGETS + PLACES) * WORD),
-    )
-    sizes, count = load(pieces + (SOURCES + SIZES) * WORD), 0
-    for _i in range(load(table + MEMBERS * WORD)):
-        nbytes = load(sizes)
-        count = add_area(areas, count, load(sources), nbytes)
-        if load(targets) != load(sources):
-            count = add_area(areas, count, load(targets), nbytes)
-        sizes, sources, targets = sizes + WORD, sources + WORD, targets + WORD
-    return integer(1 if overlap(areas, count) else 0)
+    areas = load(table + AREAS * WORD)
+    mixed = overlap(areas, _areas(table, True)) and overlap(areas, _areas(table, False))
+    return integer(1 if mixed else 0)

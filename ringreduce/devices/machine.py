@@ -105,6 +105,7 @@ from ringreduce.devices.pieces import at_once, brought, deal_out, room
 
 _LONGEST_READ = 1 << 30
 _TRIAL_BYTES, _CHECKED_BYTES, _FAR_TIMES = 2 << 10, 32 << 10, 16
+_FAR_BYTES = _FAR_TIMES * _CHECKED_BYTES
 _STAGED_LINE_NS, _GIVEN_LINE_NS, _PULLED_LINE_NS = 16, 10, 20
 """To write a line that another core has read takes 2 to 9 ns where they share a cache, else 28.
 Past the caches it takes 2, and then 2 to 4 more to read.  To be pulled, a line takes 5 to 9."""
@@ -278,19 +279,24 @@ def _stream(into: Any, source: Any, nbytes: Any) -> None:
 
 
 @compilable
-def _write(common: Any, far_times: Any, line_ns: Any, into: Any, source: Any, nbytes: Any) -> None:
+def _write(common: Any, far: Any, line_ns: Any, into: Any, source: Any, nbytes: Any) -> None:
     """Write what peers read: through the caches, or past them where other cores' are far away.
 
     It begins through them.  Where that takes longer than so much a line, the rest goes past them,
-    and some of the next times all does; at `far_times` stands how many are left.
+    and for a while all does; at `far` stands for how many bytes yet.  Where it does not, few bytes
+    go on through them unasked; how many have stands there, negative and less one.
     """
     if nbytes < STAGED_FROM:
         copy(into, source, nbytes)
         return
-    far = load(far_times)
-    if far > 0:
-        store(far_times, far - 1)
+    state, counted = load(far), min(nbytes, _CHECKED_BYTES)
+    if state > 0:
+        store(far, max(state - counted, 0))
         _stream(into, source, nbytes)
+        return
+    if state < 0 and counted - state <= _CHECKED_BYTES:
+        store(far, state - counted)
+        copy(into, source, nbytes)
         return
     clock = common + VECTOR * WORD
     done, length = 0, _TRIAL_BYTES
@@ -300,10 +306,11 @@ def _write(common: Any, far_times: Any, line_ns: Any, into: Any, source: Any, nb
         done += length
         now = nanoseconds(clock)
         if now - before > line_ns * (length >> 6):
-            store(far_times, _FAR_TIMES)
+            store(far, _FAR_BYTES)
             _stream(into + done, source + done, nbytes - done)
             return
         before, length = now, min(_CHECKED_BYTES, nbytes - done)
+    store(far, -1)
 
 
 @compilable
