@@ -249,7 +249,8 @@ class Conductor:
             if fresh:
                 out = [empty(shape, dtype) for shape in shapes]
             # Whoever has the lists may put other arrays there meanwhile.
-            given, into = tuple(members), tuple(out) if type(out) is list else out
+            given = tuple(members)
+            into = given if out is members else tuple(out) if type(out) is list else out
             if running or works or agreement.warned or self.ended is not None:
                 return USUAL
             known, mixed = mixed, None

@@ -69,7 +69,7 @@ PLACES, SIZES, PIECE, BEGIN = range(4)
 """Where their addresses stand, and where the bytes of each; a piece, and where in the buffer it
 begins."""
 PIECES_WORDS = 4
-FEW_BYTES, TOGETHER_BYTES = 4 << 10, 8 << 10
+FEW_BYTES, TOGETHER_BYTES = 256, 8 << 10
 """What is less of a piece is brought together with others, up to so many bytes."""
 
 # --- words of a program ---------------------------------------------------------------------------

@@ -126,8 +126,8 @@ def _items(table: Any, members: Any) -> Any:
 
 
 @compilable
-def _places(table: Any, turn: Any, items: Any, wanted: Any, places: Any) -> Any:
-    """Write where the arrays of a turn lie: SCATTERED, MOVED, both; -1 if one is another."""
+def _places(table: Any, turn: Any, items: Any, wanted: Any, places: Any, also: Any) -> Any:
+    """Write, twice, where arrays of a turn lie: SCATTERED, MOVED, both; -1 if one is another."""
     kind, dtype = load(table + ARRAY_TYPE * WORD), load(table + ARRAY_DTYPE * WORD)
     layout, state, after = load(turn + LAYOUT * WORD), 0, 0
     for i in range(load(turn + TURN_MEMBERS * WORD)):
@@ -143,9 +143,10 @@ def _places(table: Any, turn: Any, items: Any, wanted: Any, places: Any) -> Any:
                 return -1
             layout += WORD
         place = load(array + DATA)
-        if load(places + i * WORD) != place:
+        if load(places + i * WORD) != place or load(also + i * WORD) != place:
             state |= MOVED
             store(places + i * WORD, place)
+            store(also + i * WORD, place)
         if nbytes:
             if after and place != after:
                 state |= SCATTERED
@@ -160,10 +161,15 @@ def _look(table: Any, turn: Any, given: Any, out: Any) -> Any:
     sources, targets = turn + SOURCES * WORD, turn + TARGETS * WORD
     nbytes = load(turn + TURN_BYTES * WORD)
     readable, writable = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
-    read = _places(table, turn, given, readable, load(sources + PLACES * WORD))
-    source = load(table + AFTER * WORD) - nbytes
-    written = _places(table, turn, out, writable, load(targets + PLACES * WORD))
-    target = load(table + AFTER * WORD) - nbytes
+    first, second = load(sources + PLACES * WORD), load(targets + PLACES * WORD)
+    if given == out:
+        read = written = _places(table, turn, out, writable, first, second)
+        source = target = load(table + AFTER * WORD) - nbytes
+    else:
+        read = _places(table, turn, given, readable, first, first)
+        source = load(table + AFTER * WORD) - nbytes
+        written = _places(table, turn, out, writable, second, second)
+        target = load(table + AFTER * WORD) - nbytes
     if read < 0 or written < 0:
         return -1
     store(turn + SOURCE * WORD, -sources if read & SCATTERED else source)

@@ -69,15 +69,21 @@ def _end_to_end(register: Any, offset: Any, nbytes: Any, memory: Any) -> Any:
 @compilable
 def _move(register: Any, offset: Any, nbytes: Any, memory: Any, together: Any) -> None:
     """Copy a buffer's pieces to `memory`, where they lie end to end, or from there."""
-    pieces, done = load(register), 0
-    while done < nbytes:
-        length = min(_seek(pieces, offset + done), nbytes - done)
-        place = _place(pieces, offset + done)
+    pieces = load(register)
+    length, place = _seek(pieces, offset), _place(pieces, offset)
+    places = load(pieces + PLACES * WORD) + load(pieces + PIECE * WORD) * WORD
+    sizes = load(pieces + SIZES * WORD) + load(pieces + PIECE * WORD) * WORD
+    while True:
+        length = min(length, nbytes)
         if together:
-            copy(memory + done, place, length)
+            copy(memory, place, length)
         else:
-            copy(place, memory + done, length)
-        done += length
+            copy(place, memory, length)
+        nbytes -= length
+        if nbytes == 0:
+            break
+        memory, places, sizes = memory + length, places + WORD, sizes + WORD
+        place, length = load(places), load(sizes)
 
 
 @compilable
