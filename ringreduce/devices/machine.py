@@ -394,43 +394,59 @@ def _reads_processes(listed: Any, n: Any) -> bool:
 
 
 @compilable
+def _folded_at_once(row: Any, begin: Any, most: Any) -> Any:
+    """How many bytes of all arrays of a fold to take at once, from `begin` on."""
+    length = at_once(load(row + WORD), load(row + 2 * WORD) + begin, most)
+    listed = load(row + 5 * WORD)
+    for i in range(load(row + 4 * WORD)):
+        offset = load(listed + (2 * i + 1) * WORD) + begin
+        length = at_once(load(listed + 2 * i * WORD), offset, length)
+    return length
+
+
+@compilable
+def _find_sources(common: Any, row: Any, begin: Any, length: Any) -> bool:
+    """Say where to read what is folded; False if a process that has some of it does not answer."""
+    pulled, memory = load(common + PULLED * WORD), load(common + TOGETHER * WORD)
+    addresses, listed = load(common + SOURCES * WORD), load(row + 5 * WORD)
+    for i in range(load(row + 4 * WORD)):
+        register = load(listed + 2 * i * WORD)
+        source = load(listed + (2 * i + 1) * WORD) + begin
+        process = load(register + WORD)
+        if process > 0:
+            if not _read(common, pulled, process, load(register) + source, length):
+                return False
+            source = pulled
+            pulled += load(common + PULL_BYTES * WORD)
+        else:
+            source = brought(register, source, length, memory + (i + 1) * TOGETHER_BYTES)
+        store(addresses + i * WORD, source)
+    return True
+
+
+@compilable
 def _reduce(program: Any, common: Any, row: Any) -> bool:
     """Fold in pieces that stay in the cache; what is in another process is read piece by piece."""
     target, into = load(row + WORD), load(row + 2 * WORD)
     nbytes = load(row + 3 * WORD)
     n, listed, most = load(row + 4 * WORD), load(row + 5 * WORD), load(row + 6 * WORD)
     item = load(program + ITEM_BYTES * WORD)
-    addresses = load(common + SOURCES * WORD)
+    memory = load(common + TOGETHER * WORD)
     wanted = listed + 2 * n * WORD
     passes_on = load(wanted) | load(wanted + WORD)
     if passes_on and not _reads_processes(listed, n):
         most = min(most, _PASSED_ON)
     begin = load(program + DONE_BYTES * WORD)
     while begin < nbytes:
-        length = at_once(target, into + begin, min(most, nbytes - begin))
-        for i in range(n):
-            source = load(listed + (2 * i + 1) * WORD) + begin
-            length = at_once(load(listed + 2 * i * WORD), source, length)
-        pulled, memory = load(common + PULLED * WORD), load(common + TOGETHER * WORD)
+        length = _folded_at_once(row, begin, min(most, nbytes - begin))
         place = room(target, into + begin, length, memory)
-        for i in range(n):
-            register = load(listed + 2 * i * WORD)
-            source = load(listed + (2 * i + 1) * WORD) + begin
-            process = load(register + WORD)
-            if process > 0:
-                source += load(register)
-                if not _read(common, pulled, process, source, length):
-                    store(program + DONE_BYTES * WORD, begin)
-                    return False
-                source = pulled
-                pulled += load(common + PULL_BYTES * WORD)
-            else:
-                source = brought(register, source, length, memory + (i + 1) * TOGETHER_BYTES)
-            store(addresses + i * WORD, source)
+        if not _find_sources(common, row, begin, length):
+            store(program + DONE_BYTES * WORD, begin)
+            return False
         call_fold(
             load(program + FOLD * WORD),
             place,
-            addresses,
+            load(common + SOURCES * WORD),
             n,
             length // item,
             load(program + DIVISOR * WORD) if load(row + 7 * WORD) else 0,
