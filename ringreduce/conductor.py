@@ -238,7 +238,7 @@ class Conductor:
             return None
         agreement, running, works = self._agreement, self.running, self.line.works
         remember, signature, empty = agreement.calls.append, opening.signature, np.empty
-        table = Table(turns, dtype)
+        table = Table(turns, dtype, self.executor.config.pulled_from)
         shapes, places = [*chain.from_iterable(turns)], table.address
         steps = [*zip(flows, signed, table.turns, strict=True)]
         mixed: bool | None = None  # of the arrays that the table has; None if that is not known

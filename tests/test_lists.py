@@ -142,6 +142,29 @@ def test_any_lists_over_processes(mpi, ranks, seed):
         assert max(turns) > 5
 
 
+def pulled_lists(algorithm: str) -> int:
+    """Lists that are pulled, and that none but "auto" cuts; how many go by compiled calls."""
+    rng, shapes = np.random.default_rng(1), [(300,), (0,), (1500,), (700,)]
+    config = rr.Config(pull_bytes=5000)
+    with rr.init(transport="shm", timeout_s=20, config=config) as comm:
+        for turn in range(20):
+            lies, out = str(rng.choice(LIES[:5])), str(rng.choice(OUTS))
+            x = laid(comm, lies, shapes, np.float32)
+            for member, array in enumerate(x):
+                array[...] = values(comm.rank, turn, member, array.shape, np.float32)
+            into = laid(comm, out, shapes, np.float32) if out not in ("new", "the same") else x
+            came = comm.all_reduce(x, out=None if out == "new" else into, algorithm=algorithm)
+            right = wanted(comm.size, turn, shapes, np.float32)
+            assert all(np.array_equal(*pair) for pair in zip(came, right, strict=True))
+        return sum(quick is not None for _, quick in comm._quick_lists.values())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("algorithm", ["auto", "two_shot", "ring"])
+def test_lists_that_are_pulled_are_so_only_where_they_lie_end_to_end(mpi, algorithm):
+    assert mpi.run_ok("call", 2, "tests.test_lists:pulled_lists", algorithm) == [1, 1]
+
+
 @given(sizes=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 100))
 def test_a_list_is_cut_so_that_no_part_is_empty_or_too_large(sizes, most):
     parts = [sizes[begin:end] for begin, end in calls._cut(sizes, most)]
@@ -230,7 +253,7 @@ def test_arrays_that_overlap_are_found(sizes, slots, same, moved):
     memory = np.zeros(250)
     placed = [*zip(begins, sizes, strict=True)]
     given, out = ([memory[pair[k] :][:n] for pair, n in placed] for k in (0, 1))
-    table = Table([[array.shape for array in given]], memory.dtype)
+    table = Table([[array.shape for array in given]], memory.dtype, None)
     find, mixes = compiling.door("find"), compiling.door("mixes")
     assert find is not None
     assert mixes is not None

@@ -48,6 +48,7 @@ from ringreduce.devices.python_calls import (
     LIST_TYPE,
     MEMBERS,
     MOVED,
+    PULLED,
     SCATTERED,
     SHAPE,
     SOURCE,
@@ -170,7 +171,8 @@ def _look(table: Any, turn: Any, given: Any, out: Any) -> Any:
         source = load(table + AFTER * WORD) - nbytes
         written = _places(table, turn, out, writable, second, second)
         target = load(table + AFTER * WORD) - nbytes
-    if read < 0 or written < 0:
+    scattered = (read | written) & SCATTERED
+    if read < 0 or written < 0 or (scattered and load(turn + PULLED * WORD)):
         return -1
     store(turn + SOURCE * WORD, -sources if read & SCATTERED else source)
     store(turn + TARGET * WORD, -targets if written & SCATTERED else target)
@@ -180,7 +182,8 @@ def _look(table: Any, turn: Any, given: Any, out: Any) -> Any:
 def find(_: Any, arguments: Any, __: Any) -> Any:
     """``find(table, members, out)``: where the arrays of two lists lie, and so where to read.
 
-    MOVED if one does not lie where it did, else 0; -1 if the lists are not as the table says.
+    MOVED if one does not lie where it did, else 0; -1 if the lists are not as the table says, or
+    lie in pieces and would have to be pulled.
     """
     table = number_of(load(arguments))
     given = _items(table, load(arguments + WORD))

@@ -45,12 +45,12 @@ LIST_TYPE, TUPLE_TYPE, ARRAY_TYPE, ARRAY_DTYPE, MEMBERS, TURNS, AFTER, AREAS = r
 """The types of lists, tuples and arrays, and the arrays' dtype; how many arrays, and in how many
 turns they are reduced; a register; memory for `areas.overlap`, two areas for each array, twice."""
 TABLE_WORDS, AREA_BYTES = 8, 2 * WORD
-TURN_MEMBERS, TURN_BYTES, LAYOUT, SOURCE, TARGET = range(5)
-SOURCES, TARGETS = 5, 5 + PIECES_WORDS
-"""Then for each turn: how many arrays it has, and their bytes; where their layouts stand; where to
-read and where to leave the result, as `machine.run` has it; and the arrays and the results as
-pieces."""
-TURN_WORDS = 5 + 2 * PIECES_WORDS
+TURN_MEMBERS, TURN_BYTES, LAYOUT, PULLED, SOURCE, TARGET = range(6)
+SOURCES, TARGETS = 6, 6 + PIECES_WORDS
+"""Then for each turn: how many arrays it has, and their bytes; where their layouts stand; whether
+peers read them where they lie, which has to be end to end then; where to read and where to leave
+the result, as `machine.run` has it; and the arrays and the results as pieces."""
+TURN_WORDS = 6 + 2 * PIECES_WORDS
 """Then for each array its layout: its dimensions, its bytes, its shape."""
 SCATTERED, MOVED = 1, 2
 """Arrays of a turn that do not lie end to end, and that do not lie where they did."""
@@ -59,10 +59,16 @@ SCATTERED, MOVED = 1, 2
 class Table:
     """What `door.find` has to know of lists of arrays of one dtype.
 
-    `turns` are their shapes, of those that are reduced together.
+    `turns` are their shapes, of those that are reduced together; if these are so many bytes
+    together, peers pull them.
     """
 
-    def __init__(self, turns: Sequence[Sequence[tuple[int, ...]]], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        turns: Sequence[Sequence[tuple[int, ...]]],
+        dtype: np.dtype[Any],
+        pulled_from: int | None,
+    ) -> None:
         shapes = [*chain.from_iterable(turns)]
         self._sizes = np.array([prod(shape) for shape in shapes], np.int64) * dtype.itemsize
         self._places = np.zeros((2, len(shapes)), np.int64)
@@ -85,6 +91,7 @@ class Table:
             turn, last = words[begin : begin + TURN_WORDS], first + len(members)
             turn[[TURN_MEMBERS, TURN_BYTES]] = len(members), self._sizes[first:last].sum()
             turn[LAYOUT] = self.address + layouts_at * WORD
+            turn[PULLED] = pulled_from is not None and turn[TURN_BYTES] >= pulled_from
             for pieces, places in zip((SOURCES, TARGETS), self._places, strict=True):
                 turn[pieces + PLACES] = places[first:].ctypes.data
                 turn[pieces + SIZES] = self._sizes[first:].ctypes.data
