@@ -58,8 +58,11 @@ def at_once(register: Any, offset: Any, most: Any) -> Any:
 
 
 @compilable
-def _end_to_end(register: Any, offset: Any, nbytes: Any, memory: Any) -> Any:
-    """Where so many bytes of a buffer lie, if they do so end to end, else `memory`."""
+def room(register: Any, offset: Any, nbytes: Any, memory: Any) -> Any:
+    """Where so many bytes of a buffer lie, if they do so end to end, else `memory`.
+
+    To be written to, before they are dealt out.
+    """
     pieces = load(register)
     if load(register + WORD) != IN_PIECES:
         return pieces + offset
@@ -89,16 +92,10 @@ def _move(register: Any, offset: Any, nbytes: Any, memory: Any, together: Any) -
 @compilable
 def brought(register: Any, offset: Any, nbytes: Any, memory: Any) -> Any:
     """Where to read so many bytes of a buffer: at `memory`, if they were in several pieces."""
-    place = _end_to_end(register, offset, nbytes, memory)
+    place = room(register, offset, nbytes, memory)
     if place == memory:
         _move(register, offset, nbytes, memory, True)
     return place
-
-
-@compilable
-def room(register: Any, offset: Any, nbytes: Any, memory: Any) -> Any:
-    """Where to write so many bytes of a buffer, before they are dealt out to it."""
-    return _end_to_end(register, offset, nbytes, memory)
 
 
 @compilable
