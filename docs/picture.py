@@ -10,7 +10,7 @@ import sys
 
 from ringreduce.algorithms import build
 from ringreduce.picture import to_svg
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
 """Okabe and Ito's, which colour-blind people can tell apart: one a chunk."""

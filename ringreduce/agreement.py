@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from ringreduce.describe import describe_mismatch, describe_timeout
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 from ringreduce.transports.base import Transport
 
 DIGEST_BYTES, HEADER_BYTES = 16, 24

@@ -20,7 +20,7 @@ from ringreduce.devices.base import Device, Queue
 from ringreduce.devices.cpu import OPS
 from ringreduce.flows import Prepared
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 from ringreduce.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
 from ringreduce.topology import Topology
 

@@ -26,7 +26,7 @@ from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
 from ringreduce.gate import Finish, Gate
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 from ringreduce.transports.base import Transport
 from ringreduce.work import Line, Program
 

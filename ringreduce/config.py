@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringreduce.cost import Profile
+from ringreduce.schedules.cost import Profile
 
 
 @dataclass(frozen=True)

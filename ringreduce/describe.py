@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringreduce.draw import draw
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.draw import draw
+from ringreduce.schedules.schedule import Schedule
 
 CallText = Sequence[Any]
 """[collective, [[argument, value], ...]]"""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from ringreduce.planned import Placed, PlannedSlice
-from ringreduce.schedule import Chunks, Schedule, Step
+from ringreduce.schedules.schedule import Chunks, Schedule, Step
 from ringreduce.slice_plan import SEGMENT_BYTES, plan_slice
 
 _UNCUT = 1 << 62

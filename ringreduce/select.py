@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config
-from ringreduce.cost import price
+from ringreduce.schedules.cost import price
 from ringreduce.topology import Nodes
 
 STAGED_BYTES = 4 << 20

@@ -20,7 +20,7 @@ from ringreduce.planned import (
     PlannedStep,
     Span,
 )
-from ringreduce.schedule import Chunks, Schedule, Step, chunk_of, source_of
+from ringreduce.schedules.schedule import Chunks, Schedule, Step, chunk_of, source_of
 
 SEGMENT_BYTES = 1 << 20
 """Longer runs of chunks travel as several messages of about this size."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringreduce.plan import Plan
 from ringreduce.planned import INPUT, SCRATCH, PlannedStep, Span
-from ringreduce.schedule import Schedule, chunk_of, source_of
+from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
 
 DIVIDED = "divided"
 Tree = Any

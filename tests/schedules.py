@@ -8,7 +8,7 @@ from itertools import permutations
 
 from hypothesis import strategies as st
 
-from ringreduce.schedule import (
+from ringreduce.schedules.schedule import (
     Chunks,
     Claim,
     Recv,

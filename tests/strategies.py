@@ -11,7 +11,7 @@ from textwrap import dedent
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import ALGORITHMS
-from ringreduce.schedule import Claim, Recv, Schedule, Send, Step, copy_of, from_text
+from ringreduce.schedules.schedule import Claim, Recv, Schedule, Send, Step, copy_of, from_text
 
 IN_NODE = ["ring", "halving_doubling", "two_shot"]
 ALONG_RAILS = [

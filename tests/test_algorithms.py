@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
-from ringreduce.check import check
-from ringreduce.matching import match
-from ringreduce.schedule import Claim, Schedule, Step, chunk_of
+from ringreduce.schedules.check import check
+from ringreduce.schedules.matching import match
+from ringreduce.schedules.schedule import Claim, Schedule, Step, chunk_of
 from tests.strategies import (
     EVERY_ALGORITHM,
     HIERARCHICAL,

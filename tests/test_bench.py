@@ -22,7 +22,7 @@ from ringreduce.algorithms import build
 from ringreduce.bench.fit import fit
 from ringreduce.bench.inputs import OPS, Inputs, refusal
 from ringreduce.bench.options import _parser, nbytes, read
-from ringreduce.cost import Link, Profile, price
+from ringreduce.schedules.cost import Link, Profile, price
 from tests.mpi import environment, mpiexec
 
 ROOT = Path(__file__).parent.parent

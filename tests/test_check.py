@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
-from ringreduce.check import Expression, check
 from ringreduce.errors import ScheduleError
-from ringreduce.matching import Place, match
-from ringreduce.schedule import Claim, Recv, Schedule, Send, Step
+from ringreduce.schedules.check import Expression, check
+from ringreduce.schedules.matching import Place, match
+from ringreduce.schedules.schedule import Claim, Recv, Schedule, Send, Step
 from tests.strategies import (
     EVERY_ALGORITHM,
     HIERARCHICAL,
@@ -91,7 +91,7 @@ def test_hierarchical_is_right_on_blocks(
 
 
 def test_the_example_in_the_docstring_is_true() -> None:
-    assert doctest.testmod(importlib.import_module("ringreduce.check")).failed == 0
+    assert doctest.testmod(importlib.import_module("ringreduce.schedules.check")).failed == 0
 
 
 @pytest.mark.parametrize("size", range(1, 10))

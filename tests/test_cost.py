@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
-from ringreduce.cost import Link, Profile, price
 from ringreduce.errors import ScheduleError
+from ringreduce.schedules.cost import Link, Profile, price
 from tests.strategies import block_layout, layouts, written
 
 # No two of these are alike, so that a formula which takes one for another does not come out right.
@@ -198,7 +198,7 @@ def test_one_parameter_server(workers: int) -> None:
 
 
 def test_the_example_in_the_docstring_is_true() -> None:
-    assert doctest.testmod(importlib.import_module("ringreduce.cost")).failed == 0
+    assert doctest.testmod(importlib.import_module("ringreduce.schedules.cost")).failed == 0
 
 
 # --- ports ----------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
-from ringreduce.draw import draw
-from ringreduce.schedule import Schedule, Step, from_text
+from ringreduce.schedules.draw import draw
+from ringreduce.schedules.schedule import Schedule, Step, from_text
 from tests.strategies import block_layout, steps
 
 LEGEND = (
@@ -44,7 +44,7 @@ def test_a_schedule_and_its_steps_draw_the_same() -> None:
 
 
 def test_the_example_in_the_docstring_is_true() -> None:
-    assert doctest.testmod(importlib.import_module("ringreduce.draw")).failed == 0
+    assert doctest.testmod(importlib.import_module("ringreduce.schedules.draw")).failed == 0
 
 
 def test_a_step_without_messages_is_a_dash_and_after_the_last_step_there_is_nothing() -> None:

@@ -15,7 +15,7 @@ from ringreduce.binding import Arithmetic, BoundStep, Flow
 from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
 from ringreduce.plan import Plan, plan_whole
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 from ringreduce.straight import straight
 from tests.cases import CONFIG
 from tests.lockstep import chunk_trees

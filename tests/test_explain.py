@@ -18,9 +18,9 @@ import pytest
 from ringreduce import cli
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
-from ringreduce.draw import draw
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.draw import draw
+from ringreduce.schedules.schedule import Schedule
 from ringreduce.select import choose, resolve, slice_count
 from tests.strategies import EVERY_ALGORITHM, block_layout, steps_of, with_steps, written
 
@@ -331,4 +331,4 @@ def test_a_usage_error_exits_with_2_and_says_why(
 
 
 def test_the_example_of_runs_is_true() -> None:
-    assert doctest.testmod(importlib.import_module("ringreduce.runs")) == (0, 1)
+    assert doctest.testmod(importlib.import_module("ringreduce.schedules.ranges")) == (0, 1)

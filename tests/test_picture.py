@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
 from ringreduce.errors import ScheduleError
-from ringreduce.matching import match
 from ringreduce.picture import to_png, to_svg
 from ringreduce.picture.palette import colours
 from ringreduce.picture.svg import text_width
 from ringreduce.picture.timeline import Timeline
-from ringreduce.schedule import Schedule, chunk_text
+from ringreduce.schedules.matching import match
+from ringreduce.schedules.schedule import Schedule, chunk_text
 from tests.mpi import ROOT, environment
 from tests.schedules import any_schedule, two_shot
 from tests.strategies import EVERY_ALGORITHM, block_layout, layouts, steps_of, written

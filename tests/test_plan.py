@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planned import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH, Placed
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 from tests.lockstep import DIVIDED, Memory, chunk_trees, run_plans
 from tests.schedules import any_schedule, one_shot, two_shot
 from tests.strategies import EVERY_ALGORITHM, block_layout, layouts, written

@@ -8,9 +8,9 @@ import pytest
 import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.algorithms.registered import ROOTED
-from ringreduce.check import check
-from ringreduce.draw import draw
-from ringreduce.schedule import Recv, Send, Step
+from ringreduce.schedules.check import check
+from ringreduce.schedules.draw import draw
+from ringreduce.schedules.schedule import Recv, Send, Step
 from tests.strategies import block_layout
 
 

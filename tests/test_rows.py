@@ -15,7 +15,7 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.plan import plan_parts, plan_whole
 from ringreduce.planned import INPUT, OUTPUT
 from ringreduce.rows import Await, CopyBytes, MakeRoom, Put, Reduce, rows_of
-from ringreduce.schedule import Recv, Send, Step
+from ringreduce.schedules.schedule import Recv, Send, Step
 from tests.row_machine import ITEMSIZE, RowMachine
 from tests.schedules import any_schedule, by_hand
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.config import Config
 from ringreduce.errors import ScheduleError
-from ringreduce.schedule import (
+from ringreduce.schedules.schedule import (
     Claim,
     Recv,
     Send,

@@ -76,7 +76,7 @@ from ringreduce.algorithms.tree import (
     tree_reduce,
     tree_scatter,
 )
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 
 
 def _star(servers: int) -> Algorithm:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ringreduce.algorithms.bruck import bruck_all_gather
-from ringreduce.schedule import Chunks, Steps, copy_of
+from ringreduce.schedules.schedule import Chunks, Steps, copy_of
 
 
 def allgather_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:

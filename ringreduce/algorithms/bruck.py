@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
 
 
 def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:

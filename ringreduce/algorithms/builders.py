@@ -19,7 +19,7 @@ from ringreduce.algorithms.hierarchical import (
     cut_points,
     hierarchical_all_reduce,
 )
-from ringreduce.schedule import Chunks, Claim, Schedule, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, joined
 
 Builder = Callable[[Nodes, int], Schedule]
 """(nodes, root) -> schedule.  The nodes list every rank once; only rooted collectives read root."""

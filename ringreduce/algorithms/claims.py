@@ -1,6 +1,6 @@
 """What each algorithm promises of one rank: its steps, and chunks sent and received, as formulas.
 
-These are the figures of the algorithms' docstrings, for any number of ranks; `ringreduce.check`
+These are the figures of the algorithms' docstrings, for any number of ranks; `ringreduce.schedules.check`
 counts what the generators really do, and holds them to this.
 
 `group` lists the ranks, `me` is this rank's place in it, and ``sizes[i]`` is the number of chunks
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ringreduce.algorithms.hierarchical import Nodes, cut_points, owned_shards, rails
 from ringreduce.algorithms.pairs import teams
 from ringreduce.algorithms.torus import torus_shape
-from ringreduce.schedule import Claim
+from ringreduce.schedules.schedule import Claim
 
 Sizes = Sequence[int]
 GroupClaim = Callable[[Sequence[int], int, Sizes], Claim]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
 
 
 def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:

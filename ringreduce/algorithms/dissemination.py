@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedule import Recv, Send, Step, Steps
+from ringreduce.schedules.schedule import Recv, Send, Step, Steps
 
 
 def dissemination_barrier(group: Sequence[int], me: int) -> Steps:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, in_parallel
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, in_parallel
 
 
 def double_tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:

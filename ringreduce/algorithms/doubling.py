@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringreduce.algorithms.pairs import in_pairs
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
 
 
 def doubling_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:

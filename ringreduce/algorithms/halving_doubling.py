@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringreduce.algorithms.pairs import Member, in_pairs, teams
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
 
 
 def halving_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:

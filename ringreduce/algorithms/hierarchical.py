@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import lcm
 
-from ringreduce.schedule import Chunks, Steps, in_parallel, joined
+from ringreduce.schedules.schedule import Chunks, Steps, in_parallel, joined
 
 Nodes = Sequence[Sequence[int]]
 """The ranks of each node, in order."""

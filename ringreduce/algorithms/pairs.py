@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
 
 Member = TypeVar("Member")
 

@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from ringreduce.algorithms.builders import Builder, default_parts, holders
 from ringreduce.algorithms.hierarchical import Nodes
-from ringreduce.check import check
-from ringreduce.schedule import Claim, Schedule, Step, to_text
+from ringreduce.schedules.check import check
+from ringreduce.schedules.schedule import Claim, Schedule, Step, to_text
 
 OwnSteps = Callable[..., Iterable[Step]]
 """``steps(size, rank)``, or ``steps(size, rank, root)`` for a collective with a root."""

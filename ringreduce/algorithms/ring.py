@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
 
 
 def ring_reduce_scatter(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ringreduce.algorithms.ring import ring_all_gather, ring_reduce_scatter
 from ringreduce.algorithms.star import star_gather, star_scatter
-from ringreduce.schedule import Chunks, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Step, Steps
 
 
 def scatter_all_gather_broadcast(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, in_parallel
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, in_parallel
 
 
 def star_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:

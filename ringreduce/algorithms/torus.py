@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import isqrt
 
 from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from ringreduce.schedule import Chunks, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Steps, joined
 
 
 def torus_shape(n: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringreduce.schedule import Chunks, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
 
 
 def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:

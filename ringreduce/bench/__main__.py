@@ -20,8 +20,8 @@ from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import OURS, Table
 from ringreduce.bench.terminal import leads_to_a_terminal
-from ringreduce.cost import Profile
 from ringreduce.devices.cpu import CpuDevice
+from ringreduce.schedules.cost import Profile
 from ringreduce.select import predict, resolve
 
 _BAR = 24

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ringreduce.cost import Link, Profile
+from ringreduce.schedules.cost import Link, Profile
 
 Point = tuple[int, float]
 """(bytes, seconds)"""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringreduce.picture.drawing import Drawing
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.schedule import Schedule
 
 _PIXELS_A_UNIT, _MOST_PIXELS = 2.0, 8192
 

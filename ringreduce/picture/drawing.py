@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import sqrt
 
-from ringreduce.matching import Message, chunks_text
 from ringreduce.picture.layout import MARGIN, NAME_WIDTH, TOP, Arrow, Layout
 from ringreduce.picture.legend import facts, legend
 from ringreduce.picture.marks import (
@@ -26,7 +25,8 @@ from ringreduce.picture.marks import (
 from ringreduce.picture.palette import Paints
 from ringreduce.picture.svg import element, text, text_width, tooltip
 from ringreduce.picture.timeline import Timeline
-from ringreduce.schedule import Schedule, chunk_of, chunk_text, source_of
+from ringreduce.schedules.matching import Message, chunks_text
+from ringreduce.schedules.schedule import Schedule, chunk_of, chunk_text, source_of
 
 _PAD = 7.0
 """From the end of a lane to what stands in it."""

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ringreduce.matching import Message, Place
 from ringreduce.picture.timeline import Timeline
+from ringreduce.schedules.matching import Message, Place
 
 MARGIN, TOP = 20.0, 106.0
 NAME_WIDTH = 64.0

@@ -9,7 +9,7 @@ from ringreduce.picture.marks import FAINT, LANE, LARGEST_HEAD, PAPER, head, lin
 from ringreduce.picture.palette import Paints
 from ringreduce.picture.svg import element, text, text_width
 from ringreduce.picture.timeline import Timeline
-from ringreduce.schedule import Schedule, chunk_of, source_of
+from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
 
 _SIZE, _ROW, _GAP = 12.0, 26.0, 24.0
 _SAMPLE = 46.0

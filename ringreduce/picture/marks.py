@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringreduce.picture.svg import element, text, text_width
-from ringreduce.runs import runs
-from ringreduce.schedule import Chunks
+from ringreduce.schedules.ranges import runs
+from ringreduce.schedules.schedule import Chunks
 
 INK, FAINT, PAPER, EDGE = "#1f2328", "#656d76", "#ffffff", "#d0d7de"
 FRAME, LANE = "#f6f8fa", "#e4e9ef"

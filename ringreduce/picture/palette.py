@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import cos, radians, sin
 
 from ringreduce.picture.svg import element
-from ringreduce.schedule import Chunks, chunk_of
+from ringreduce.schedules.schedule import Chunks, chunk_of
 
 _FIRST_HUE = 250.0
 """Blue."""

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ringreduce.matching import Message, Place, Posted, match, other_end, progress
-from ringreduce.schedule import Schedule
+from ringreduce.schedules.matching import Message, Place, Posted, match, other_end, progress
+from ringreduce.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)

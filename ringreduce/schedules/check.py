@@ -1,6 +1,6 @@
 """Prove a schedule: put the steps of all ranks together and execute them on symbols.
 
-What `check` proves, for exactly the meaning of a step that `ringreduce.schedule` gives:
+What `check` proves, for exactly the meaning of a step that `ringreduce.schedules.schedule` gives:
 
 - every result holds every contribution exactly once.  A fold of two values that share a
   contribution is refused there and then, so one bit a rank counts exactly;
@@ -21,8 +21,17 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ringreduce.errors import ScheduleError
-from ringreduce.matching import Message, Place, Posted, chunks_text, match, progress
-from ringreduce.schedule import Claim, Recv, Schedule, Send, Step, chunk_of, chunk_text, source_of
+from ringreduce.schedules.matching import Message, Place, Posted, chunks_text, match, progress
+from ringreduce.schedules.schedule import (
+    Claim,
+    Recv,
+    Schedule,
+    Send,
+    Step,
+    chunk_of,
+    chunk_text,
+    source_of,
+)
 
 Expression: TypeAlias = "int | tuple[Expression, ...]"
 """A sum in its order: an int is that rank's contribution, a tuple is one fold, left to right."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ringreduce.errors import ScheduleError
-from ringreduce.schedule import Chunks, Recv, Send, Step, chunk_text
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, chunk_text
 
 
 class Place(NamedTuple):

@@ -24,8 +24,8 @@ from heapq import heappop, heappush
 from math import inf
 
 from ringreduce.errors import ScheduleError
-from ringreduce.matching import Message, match
-from ringreduce.schedule import Schedule, Step, chunk_of, source_of
+from ringreduce.schedules.matching import Message, match
+from ringreduce.schedules.schedule import Schedule, Step, chunk_of, source_of
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class _Simulation:
                 action(subject)
             self._share_ports()
         if self._ended < self._wiring.size * self._slices:
-            raise ScheduleError("the schedule cannot finish; ringreduce.check says why")
+            raise ScheduleError("the schedule cannot finish; ringreduce.schedules.check says why")
         return self._end_s
 
     def _at(self, time_s: float, action: Callable[..., None], subject: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedule import chunk_of, chunk_text, source_of
+from ringreduce.schedules.schedule import chunk_of, chunk_text, source_of
 
 
 def runs(numbers: Sequence[int], shortest: int = 2) -> list[str]:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import chain, islice, pairwise
 
-from ringreduce.runs import runs
-from ringreduce.schedule import Chunks, Recv, Schedule, Send, Step, source_of
+from ringreduce.schedules.ranges import runs
+from ringreduce.schedules.schedule import Chunks, Recv, Schedule, Send, Step, source_of
 
 _MESSAGES_A_CELL = 4
 _RUNS_A_MESSAGE = 3
