@@ -20,8 +20,8 @@ import numba
 import numpy as np
 
 from benchmarks.rows import environment, replace
+from ringreduce.compiler.intrinsics import acquire, copy, fence, nanoseconds, release
 from ringreduce.devices.machine import _stream
-from ringreduce.devices.native import acquire, copy, fence, nanoseconds, release
 
 NAME = "shared_writes"
 _SIZES = tuple(4096 << i for i in range(8))

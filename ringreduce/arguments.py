@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.devices.short_floats import is_short
+from ringreduce.devices.float16 import is_short
 
 _BITWISE = ("and", "or", "xor")
 _ON_FLOATS = ("sum", "mean", "min", "max", "prod")

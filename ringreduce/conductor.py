@@ -17,11 +17,11 @@ import numpy as np
 
 from ringreduce.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
 from ringreduce.binding import Compiled, Flow
+from ringreduce.compiler import jit
+from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
-from ringreduce.devices import compiling
 from ringreduce.devices.base import Queue
 from ringreduce.devices.blocks import UNUSUAL
-from ringreduce.devices.python_calls import Table
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
@@ -233,7 +233,7 @@ class Conductor:
         None as for `quick`.
         """
         signed = [made for flow in flows if (made := self._signed(opening, flow)) is not None]
-        find, mixes = compiling.door("find"), compiling.door("mixes")
+        find, mixes = jit.door("find"), jit.door("mixes")
         if len(signed) < len(flows) or find is None or mixes is None:
             return None
         agreement, running, works = self._agreement, self.running, self.line.works

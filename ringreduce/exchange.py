@@ -13,8 +13,9 @@ import numpy as np
 
 from ringreduce.agreement import HEADER_BYTES
 from ringreduce.binding import BoundStep, Compiled, Flow
+from ringreduce.compiler import jit
 from ringreduce.config import Config
-from ringreduce.devices import blocks, compiling
+from ringreduce.devices import blocks
 from ringreduce.devices.base import Device
 from ringreduce.devices.blocks import WORD
 from ringreduce.plan import Plan
@@ -60,7 +61,7 @@ class Exchange:
         foreign: Callable[[int, bytes], None],
     ) -> None:
         assert config.memory is not None
-        enter, run = compiling.door("enter"), compiling.machine()
+        enter, run = jit.door("enter"), jit.machine()
         assert enter is not None
         assert run is not None
         self._run = run
@@ -69,7 +70,7 @@ class Exchange:
         size = len(memory.addresses)
         self._peers = [peer for peer in range(size) if peer != rank]
         self._pulled = np.empty(_PIECE * len(self._peers), np.uint8)
-        self._acc = np.empty(compiling.FOLD_BYTES, np.uint8)
+        self._acc = np.empty(jit.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         self._together = np.empty(blocks.TOGETHER_BYTES * (size + 1), np.uint8)
         words = np.zeros(blocks.COMMON_WORDS + blocks.PEER_WORDS * len(self._peers), np.int64)
@@ -98,7 +99,7 @@ class Exchange:
         """This rank's rows of a slice; None, on all ranks, if it is to be done by messages."""
         if device.queue is not None or len(self._peers) >= _MOST_RANKS:
             return None
-        if op is not None and compiling.fold(op, dtype) is None:
+        if op is not None and jit.fold(op, dtype) is None:
             return None
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
@@ -162,7 +163,7 @@ class Exchange:
         places = sum(len(row.sources) + len(row.wanted) for row in lists)
         program = np.zeros(size + 2 * places + _WANTED_WORDS * len(lists), np.int64)
         dtype = memory[SCRATCH].dtype
-        fold = (0 if op is None else compiling.fold(op, dtype)) or 0
+        fold = (0 if op is None else jit.fold(op, dtype)) or 0
         program[[blocks.COMMON, blocks.START]] = _address(self._words), blocks.PROGRAM_WORDS
         program[blocks.RUN] = self._run
         tells = blocks.TELLS_DATA if rows.tells else blocks.TELLS_NOTHING

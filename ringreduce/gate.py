@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringreduce.agreement import Agreement
-from ringreduce.devices import compiling, python_calls
+from ringreduce.compiler import jit, pyobjects
 
 _BETWEEN_LOOKS_S = 2e-5
 
@@ -55,31 +55,31 @@ class Gate:
         self._waiting: list[None] = []
         """As many as there are threads that want the lock."""
         self._words = np.zeros(
-            python_calls.GATE_WORDS + python_calls.ENTRIES * python_calls.ENTRY_WORDS, np.int64
+            pyobjects.GATE_WORDS + pyobjects.ENTRIES * pyobjects.ENTRY_WORDS, np.int64
         )
         self._view = self._words.data
-        self._table = self._words[python_calls.GATE_WORDS :].reshape(python_calls.ENTRIES, -1)
-        self._kept: list[Any] = [None] * python_calls.ENTRIES
+        self._table = self._words[pyobjects.GATE_WORDS :].reshape(pyobjects.ENTRIES, -1)
+        self._kept: list[Any] = [None] * pyobjects.ENTRIES
         """The objects that an entry names by their addresses."""
         self._named = {
-            python_calls.REMEMBER: agreement.remember,
-            python_calls.BEGUN: running.append,
-            python_calls.EMPTY: np.empty,
-            python_calls.OUT: "out",
-            python_calls.OP: "op",
-            python_calls.DEFAULT_OP: "sum",
+            pyobjects.REMEMBER: agreement.remember,
+            pyobjects.BEGUN: running.append,
+            pyobjects.EMPTY: np.empty,
+            pyobjects.OUT: "out",
+            pyobjects.OP: "op",
+            pyobjects.DEFAULT_OP: "sum",
         }
         for place, named in self._named.items():
             self._words[place] = id(named)
-        self._words[[python_calls.NONE, python_calls.ARRAY]] = id(None), id(np.ndarray)
-        self._words[python_calls.ACCOUNTED] = 1
+        self._words[[pyobjects.NONE, pyobjects.ARRAY]] = id(None), id(np.ndarray)
+        self._words[pyobjects.ACCOUNTED] = 1
         me = (self._words,)
         self._shut, self._reopen = self._opened("shut", me), self._opened("reopen", me)
         self._place = self._opened("place", None)
 
     @staticmethod
     def _opened(name: str, me: Any, doc: str | None = None) -> Callable[..., Any]:
-        function = compiling.door(name, me, doc)
+        function = jit.door(name, me, doc)
         assert function is not None
         return function
 
@@ -103,8 +103,8 @@ class Gate:
         finally:
             self._waiting.pop()
         self._settle()
-        if self._view[python_calls.LOST]:
-            self._view[python_calls.LOST] = 0
+        if self._view[pyobjects.LOST]:
+            self._view[pyobjects.LOST] = 0
             self._lost()
 
     def release(self) -> None:
@@ -125,12 +125,12 @@ class Gate:
     def _settle(self) -> None:
         """Account for the calls that have passed.  Nothing in it lets a signal's handler run."""
         view, agreement = self._view, self._agreement
-        if not view[python_calls.ACCOUNTED]:
+        if not view[pyobjects.ACCOUNTED]:
             agreement.completed, agreement.number = (
-                view[python_calls.NEXT],
-                view[python_calls.NEXT] - 1,
+                view[pyobjects.NEXT],
+                view[pyobjects.NEXT] - 1,
             )
-            view[python_calls.ACCOUNTED] = 1
+            view[pyobjects.ACCOUNTED] = 1
 
     def __enter__(self) -> None:
         self.acquire()
@@ -140,22 +140,22 @@ class Gate:
 
     def shut(self) -> None:
         """Let no more calls pass, whoever has the lock."""
-        self._view[python_calls.OPEN] = 0
+        self._view[pyobjects.OPEN] = 0
         self._settle()
 
     def take_over(self) -> None:
         """What finishes a call says so: from now on it answers for that."""
-        self._view[python_calls.TAKEN_OVER] = 1
+        self._view[pyobjects.TAKEN_OVER] = 1
 
     def forget(self) -> None:
         """Let nothing pass any more, and let go of what was kept for it."""
         self.shut()
-        self._table[:, python_calls.ENTRY_PROGRAM] = 0
-        self._kept = [None] * python_calls.ENTRIES
+        self._table[:, pyobjects.ENTRY_PROGRAM] = 0
+        self._kept = [None] * pyobjects.ENTRIES
 
     def forked(self) -> None:
         """In a child process, which makes no calls, and where nobody holds the lock."""
-        self._view[python_calls.OPEN] = self._view[python_calls.BUSY] = 0
+        self._view[pyobjects.OPEN] = self._view[pyobjects.BUSY] = 0
         lock = threading.RLock()
         self._take, self._give, self._depth = lock.acquire, lock.release, 0
 
@@ -163,7 +163,7 @@ class Gate:
 
     def all_reduce(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """A function that is called as `usual` is, and calls it if a call may not pass."""
-        self._words[python_calls.USUAL_WAY] = id(usual)
+        self._words[pyobjects.USUAL_WAY] = id(usual)
         return self._opened("all_reduce", (self._words, usual), _DOC.format(usual.__doc__ or ""))
 
     def again(
@@ -190,27 +190,27 @@ class Gate:
         finish: Finish,
     ) -> None:
         """Let all-reduces of such arrays pass from now on.  `finish` keeps the program alive."""
-        if len(shape) > python_calls.MOST_DIMENSIONS or type(op) is not str:
+        if len(shape) > pyobjects.MOST_DIMENSIONS or type(op) is not str:
             return
         op = sys.intern(op)
         like = np.broadcast_to(np.empty((), dtype), shape)
-        entry = np.zeros(python_calls.ENTRY_WORDS, np.int64)
-        first = python_calls.ENTRY_SHAPE
+        entry = np.zeros(pyobjects.ENTRY_WORDS, np.int64)
+        first = pyobjects.ENTRY_SHAPE
         entry[first : first + len(shape)] = shape
         for place, value in (
-            (python_calls.ENTRY_PROGRAM, program),
-            (python_calls.ENTRY_DIMENSIONS, len(shape)),
-            (python_calls.ENTRY_DTYPE, id(dtype)),
-            (python_calls.ENTRY_OP, id(op)),
-            (python_calls.ENTRY_SIGNATURE, id(signature)),
-            (python_calls.ENTRY_LIKE, id(like)),
-            (python_calls.ENTRY_SHAPE_TUPLE, id(shape)),
-            (python_calls.ENTRY_FINISH, id(finish)),
-            (python_calls.ENTRY_FLOW, id(flow)),
+            (pyobjects.ENTRY_PROGRAM, program),
+            (pyobjects.ENTRY_DIMENSIONS, len(shape)),
+            (pyobjects.ENTRY_DTYPE, id(dtype)),
+            (pyobjects.ENTRY_OP, id(op)),
+            (pyobjects.ENTRY_SIGNATURE, id(signature)),
+            (pyobjects.ENTRY_LIKE, id(like)),
+            (pyobjects.ENTRY_SHAPE_TUPLE, id(shape)),
+            (pyobjects.ENTRY_FINISH, id(finish)),
+            (pyobjects.ENTRY_FLOW, id(flow)),
         ):
             entry[place] = value
         place = self._place(like, op)
-        self._table[place, python_calls.ENTRY_PROGRAM] = 0
+        self._table[place, pyobjects.ENTRY_PROGRAM] = 0
         self._kept[place] = (dtype, shape, op, signature, like, finish, flow)
         self._table[place] = entry
 

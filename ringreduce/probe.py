@@ -54,7 +54,7 @@ def module(name: str) -> dict[str, Any]:
 
 def kernels() -> dict[str, Any]:
     """Whether float16 and bfloat16 are added by compiled loops."""
-    compiling = importlib.import_module("ringreduce.devices.compiling")
+    compiling = importlib.import_module("ringreduce.compiler.jit")
     return {name: compiling.kernel(f"sum-{name}") is not None for name in ("float16", "bfloat16")}
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ringreduce.arguments import check_timeout
 from ringreduce.communicator import Communicator
+from ringreduce.compiler.jit import can_exchange
 from ringreduce.config import Config, Environment
-from ringreduce.devices.compiling import can_exchange
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.topology import Topology, parse_nodes

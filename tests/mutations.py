@@ -495,7 +495,7 @@ MUTATIONS = [
     # --- 16-bit floats ---
     Mutation(
         "bfloat16-cut-off",
-        "devices/elements.py",
+        "devices/float16_elements.py",
         "_HALFWAY, _16, _ONE = _U32(0x8000)",
         "_HALFWAY, _16, _ONE = _U32(0)",
         "bfloat16 is cut off and not rounded.",

@@ -44,7 +44,7 @@ _BY_FILE = {
     "programs.py": _WORK,
     "algorithms/doubling.py": ("tests/test_check.py",),
     "algorithms/tree.py": ("tests/test_check.py",),
-    "devices/elements.py": ("tests/test_kernels.py",),
+    "devices/float16_elements.py": ("tests/test_kernels.py",),
     "rows.py": ("tests/test_rows.py",),
     "arena.py": ("tests/test_arena.py",),
     "devices/gate.py": ("tests/test_gate.py",),

@@ -18,7 +18,8 @@ import numba
 import pytest
 from llvmlite import binding
 
-from ringreduce.devices import compiling, kernels, machine_code
+from ringreduce.compiler import jit, object_files
+from ringreduce.devices import float16_kernels
 
 ROOT = Path(__file__).parent.parent
 FEATURES = binding.get_host_cpu_features()
@@ -215,7 +216,7 @@ def fold(folded, tmp_path):
 
 def test_kept_machine_code_is_loaded_without_numba(tmp_path, loaded):
     shutil.copytree(loaded, tmp_path, dirs_exist_ok=True)
-    names = (name for names in compiling._IN_MODULES.values() for name in names)
+    names = (name for names in jit._IN_MODULES.values() for name in names)
     wanted = {f"{name}.code" for name in (*names, "fold-sum-float32")}
     assert {path.name for path in code_in(tmp_path)} == wanted
     assert loads(tmp_path, "door") == WITHOUT
@@ -235,11 +236,11 @@ def test_a_damaged_file_is_made_again(tmp_path, keep):
 @pytest.mark.usefixtures("fold")
 def test_code_that_needs_what_is_not_there_is_not_loaded(tmp_path):
     (path,) = code_in(tmp_path)
-    made = machine_code.kept(path)
+    made = object_files.kept(path)
     assert made is not None
     with pytest.raises(OSError, match="no nowhere_to_be_found in this process"):
-        machine_code.loaded(replace(made, needs=(*made.needs, "nowhere_to_be_found")))
-    machine_code.keep(path, replace(made, needs=("nowhere_to_be_found",)))
+        object_files.loaded(replace(made, needs=(*made.needs, "nowhere_to_be_found")))
+    object_files.keep(path, replace(made, needs=("nowhere_to_be_found",)))
     assert loads(tmp_path) == WITH
     assert loads(tmp_path) == WITHOUT
 
@@ -270,10 +271,10 @@ def test_nothing_is_loaded_that_numba_is_told_not_to_compile(loaded):
 
 
 def test_a_private_folder_is_made_with_all_that_lead_to_it(tmp_path):
-    folder = compiling.private_folder(tmp_path / "a" / "b")
+    folder = jit.private_folder(tmp_path / "a" / "b")
     assert folder == (tmp_path / "a" / "b").resolve()
     assert [place.stat().st_mode & 0o777 for place in (folder, folder.parent)] == [0o700, 0o700]
-    assert compiling.private_folder(tmp_path / "a" / "b") == folder
+    assert jit.private_folder(tmp_path / "a" / "b") == folder
 
 
 @pytest.mark.parametrize(
@@ -282,14 +283,14 @@ def test_a_private_folder_is_made_with_all_that_lead_to_it(tmp_path):
 def test_nobody_else_can_put_another_folder_in_its_place(tmp_path, mode, safe):
     (tmp_path / "parent").mkdir()
     (tmp_path / "parent").chmod(mode)
-    assert bool(compiling.private_folder(tmp_path / "parent" / "mine")) is safe
+    assert bool(jit.private_folder(tmp_path / "parent" / "mine")) is safe
 
 
 def test_what_counts_is_where_a_link_leads(tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "open")
-    assert compiling.private_folder(tmp_path / "link" / "mine") is None
+    assert jit.private_folder(tmp_path / "link" / "mine") is None
 
 
 # --- where kernels cannot be compiled -------------------------------------------------------------
@@ -346,7 +347,7 @@ VECTOR = r"{}\s[^\n]*%[yz]mm"
 )
 @pytest.mark.parametrize("name", PACKED)
 def test_the_loops_are_vectorised(name):
-    loop, signature = kernels.KERNELS[name]
+    loop, signature = float16_kernels.KERNELS[name]
     compiled = numba.njit(signature, nogil=True, error_model="numpy")(loop)
     assembly = "".join(compiled.inspect_asm().values())
     # Folds have a loop apart and one in place; those of pairs compute twice in each.
@@ -372,10 +373,10 @@ def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monk
         raise AlarmError
 
     def ask() -> object:
-        return compiling.kernel("sum-float16") if what == "kernel" else compiling.can_exchange()
+        return jit.kernel("sum-float16") if what == "kernel" else jit.can_exchange()
 
-    monkeypatch.setattr(compiling, "_compiled" if what == "kernel" else "_address_of_door", slow)
-    monkeypatch.setattr(compiling, "_COMPILED" if what == "kernel" else "_DOORS", {})
+    monkeypatch.setattr(jit, "_compiled" if what == "kernel" else "_address_of_door", slow)
+    monkeypatch.setattr(jit, "_COMPILED" if what == "kernel" else "_DOORS", {})
     before = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)

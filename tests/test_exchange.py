@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.devices import compiling
+from ringreduce.compiler import jit
 from ringreduce.transports import memory
 from ringreduce.transports.memory import share
 from tests.case_strategies import OUTS, VIEWS, cases
@@ -111,7 +111,7 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
 
 
 def test_what_is_needed_is_there():
-    assert compiling.can_exchange()
+    assert jit.can_exchange()
 
 
 # --- results --------------------------------------------------------------------------------------

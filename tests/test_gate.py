@@ -17,7 +17,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce import start
-from ringreduce.devices import python_calls
+from ringreduce.compiler import pyobjects
 from tests.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -85,7 +85,7 @@ def test_however_it_is_called_it_gives_the_sum(form, shape):
         return len(made)
 
     usual = spawn(program)
-    if form in FORMS and len(shape) <= python_calls.MOST_DIMENSIONS and 0 not in shape:
+    if form in FORMS and len(shape) <= pyobjects.MOST_DIMENSIONS and 0 not in shape:
         assert usual == [0, 0]
 
 
@@ -249,12 +249,12 @@ def test_while_a_call_is_under_way_no_other_passes():
         words = comm._conductor.gate._words
         if comm.rank:
             return comm.all_reduce(x).tolist()
-        words[python_calls.OWNER], words[python_calls.BUSY] = 0, 1
+        words[pyobjects.OWNER], words[pyobjects.BUSY] = 0, 1
         thread = threading.Thread(target=lambda: sums.append(comm.all_reduce(x).tolist()))
         thread.start()
         time.sleep(0.3)
         early = list(sums)
-        words[python_calls.BUSY] = 0
+        words[pyobjects.BUSY] = 0
         thread.join(20)
         assert early == []
         return sums[0]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numba import config as numba_config
 
-from ringreduce.devices import compiling
+from ringreduce.compiler import jit
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.devices.short_floats import NAN_BITS
+from ringreduce.devices.float16 import NAN_BITS
 
 SHORT = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 FOLDS = ("sum", "prod", "min", "max")
@@ -25,7 +25,7 @@ PATTERNS = np.arange(0, 1 << 16, STRIDE, dtype=np.uint16)
 def device(request, monkeypatch):
     """The device with its kernels, and as it is where there are none."""
     if request.param == "with NumPy":
-        monkeypatch.setattr(compiling, "kernel", lambda name: None)
+        monkeypatch.setattr(jit, "kernel", lambda name: None)
     return CpuDevice()
 
 
@@ -155,7 +155,7 @@ def test_with_and_without_compilation_the_bits_are_the_same(dtype, op, monkeypat
     left, right = operands(dtype)
     compiled, with_numpy = np.empty_like(left), np.empty_like(left)
     CpuDevice().fold(op, dtype)(left, right, compiled)
-    monkeypatch.setattr(compiling, "kernel", lambda name: None)
+    monkeypatch.setattr(jit, "kernel", lambda name: None)
     CpuDevice().fold(op, dtype)(left, right, with_numpy)
     assert np.array_equal(bits(compiled), bits(with_numpy))
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringreduce.compiler.compilable import compilable
+from ringreduce.compiler.intrinsics import load, store
+from ringreduce.compiler.pyobjects import AREA_BYTES
 from ringreduce.devices.blocks import WORD
-from ringreduce.devices.compilable import compilable
-from ringreduce.devices.native import load, store
-from ringreduce.devices.python_calls import AREA_BYTES
 
 
 @compilable

@@ -9,19 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.areas import add_area, overlap
-from ringreduce.devices.blocks import (
-    IN_PLACE,
-    INPUT_BYTES,
-    OUTPUT_BYTES,
-    PLACES,
-    RUN,
-    SIZES,
-    UNUSUAL,
-    WORD,
-)
-from ringreduce.devices.compilable import compilable
-from ringreduce.devices.native import (
+from ringreduce.compiler.compilable import compilable
+from ringreduce.compiler.intrinsics import (
     call_run,
     enter_interpreter,
     integer,
@@ -30,7 +19,7 @@ from ringreduce.devices.native import (
     number_of,
     store,
 )
-from ringreduce.devices.python_calls import (
+from ringreduce.compiler.pyobjects import (
     AFTER,
     AREAS,
     ARRAY_DTYPE,
@@ -63,6 +52,17 @@ from ringreduce.devices.python_calls import (
     TURNS,
     TYPE,
     WRITABLE,
+)
+from ringreduce.devices.areas import add_area, overlap
+from ringreduce.devices.blocks import (
+    IN_PLACE,
+    INPUT_BYTES,
+    OUTPUT_BYTES,
+    PLACES,
+    RUN,
+    SIZES,
+    UNUSUAL,
+    WORD,
 )
 
 

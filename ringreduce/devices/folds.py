@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, types
 
-from ringreduce.devices import elements
-from ringreduce.devices.compilable import compilable
-from ringreduce.devices.native import load, pointer
-from ringreduce.devices.short_floats import is_short
+from ringreduce.compiler.compilable import compilable
+from ringreduce.compiler.intrinsics import load, pointer
+from ringreduce.devices import float16_elements
+from ringreduce.devices.float16 import is_short
 from ringreduce.devices.vectors import CHUNK, folding, lanes_of
 
 
@@ -90,6 +90,6 @@ def _same(value: Any) -> Any:
 
 
 _CONVERSIONS = {
-    "float16": (elements.half_to_single, elements.single_to_half),
-    "bfloat16": (elements.bfloat_to_single, elements.single_to_bfloat),
+    "float16": (float16_elements.half_to_single, float16_elements.single_to_half),
+    "bfloat16": (float16_elements.bfloat_to_single, float16_elements.single_to_bfloat),
 }

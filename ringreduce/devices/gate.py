@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.devices.blocks import FINISHED, RUN, WORD
-from ringreduce.devices.compilable import compilable
-from ringreduce.devices.door import fits
-from ringreduce.devices.native import (
+from ringreduce.compiler.compilable import compilable
+from ringreduce.compiler.intrinsics import (
     call_object,
     call_run,
     enter_interpreter,
@@ -28,7 +26,7 @@ from ringreduce.devices.native import (
     store,
     this_thread,
 )
-from ringreduce.devices.python_calls import (
+from ringreduce.compiler.pyobjects import (
     ACCOUNTED,
     ARGUMENTS,
     ARRAY,
@@ -69,6 +67,8 @@ from ringreduce.devices.python_calls import (
     TYPE,
     USUAL_WAY,
 )
+from ringreduce.devices.blocks import FINISHED, RUN, WORD
+from ringreduce.devices.door import fits
 
 
 @compilable

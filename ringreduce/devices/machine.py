@@ -14,6 +14,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringreduce.compiler.compilable import compilable
+from ringreduce.compiler.intrinsics import (
+    acquire,
+    call_fold,
+    claim,
+    copy,
+    fence,
+    load,
+    nanoseconds,
+    read_process,
+    release,
+    store,
+    stream_line,
+    yield_core,
+)
 from ringreduce.devices.blocks import (
     ACC,
     AWAIT,
@@ -85,21 +100,6 @@ from ringreduce.devices.blocks import (
     WORD,
     WRITABLE,
     YIELDS,
-)
-from ringreduce.devices.compilable import compilable
-from ringreduce.devices.native import (
-    acquire,
-    call_fold,
-    claim,
-    copy,
-    fence,
-    load,
-    nanoseconds,
-    read_process,
-    release,
-    store,
-    stream_line,
-    yield_core,
 )
 from ringreduce.devices.pieces import at_once, brought, deal_out, room
 

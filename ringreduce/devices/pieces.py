@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringreduce.compiler.compilable import compilable
+from ringreduce.compiler.intrinsics import copy, load, store
 from ringreduce.devices.blocks import (
     BEGIN,
     FEW_BYTES,
@@ -18,8 +20,6 @@ from ringreduce.devices.blocks import (
     TOGETHER_BYTES,
     WORD,
 )
-from ringreduce.devices.compilable import compilable
-from ringreduce.devices.native import copy, load, store
 
 
 @compilable

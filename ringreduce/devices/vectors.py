@@ -15,8 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ringreduce.devices.native import prefetch
-from ringreduce.devices.short_floats import INFINITY_BITS, MAGNITUDE_BITS, NAN_BITS
+from ringreduce.compiler.intrinsics import prefetch
+from ringreduce.devices.float16 import INFINITY_BITS, MAGNITUDE_BITS, NAN_BITS
 
 _intrinsic: Callable[[Callable[..., Any]], Any] = intrinsic
 

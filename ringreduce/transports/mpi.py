@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ringreduce.compiler.jit import can_exchange
 from ringreduce.devices.blocks import BLOCK_BYTES, RING
-from ringreduce.devices.compiling import can_exchange
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import SharedMemory
 from ringreduce.transports.memory import SharedBlocks, share

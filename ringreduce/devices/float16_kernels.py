@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from ringreduce.devices import elements
+from ringreduce.devices import float16_elements
 
 Combine = Callable[[Any, Any], Any]
 Change = Callable[[Any], Any]
@@ -88,29 +88,31 @@ def _converting(change: Change, source_type: Any, into_type: Any) -> Kernel:
 
 
 KERNELS = {
-    "sum-float16": _folding(elements.add_halves),
-    "prod-float16": _folding(elements.multiply_halves),
-    "min-float16": _folding(elements.least_half),
-    "max-float16": _folding(elements.greatest_half),
-    "sum-bfloat16": _folding(elements.add_bfloats),
-    "sum-bfloat16-pairs": _folding(elements.add_bfloat_pairs, _PAIR),
-    "prod-bfloat16": _folding(elements.multiply_bfloats),
-    "prod-bfloat16-pairs": _folding(elements.multiply_bfloat_pairs, _PAIR),
-    "min-bfloat16": _folding(elements.least_bfloat),
-    "max-bfloat16": _folding(elements.greatest_bfloat),
-    "accumulate-sum-float16": _accumulating(elements.half_to_single, operator.add),
-    "accumulate-prod-float16": _accumulating(elements.half_to_single, operator.mul),
-    "accumulate-sum-bfloat16": _accumulating(elements.bfloat_to_single, operator.add),
-    "accumulate-prod-bfloat16": _accumulating(elements.bfloat_to_single, operator.mul),
-    "divide-float16": _dividing(elements.half_to_single, elements.single_to_half),
-    "divide-bfloat16": _dividing(elements.bfloat_to_single, elements.single_to_bfloat),
-    "float16-float32": _converting(elements.half_to_single, _BITS, _SINGLE),
-    "float16-float64": _converting(elements.half_to_double, _BITS, _DOUBLE),
-    "bfloat16-float32": _converting(elements.bfloat_to_single, _BITS, _SINGLE),
-    "bfloat16-float64": _converting(elements.bfloat_to_double, _BITS, _DOUBLE),
-    "float32-float16": _converting(elements.single_to_half, _SINGLE, _BITS),
-    "float32-bfloat16": _converting(elements.single_to_bfloat, _SINGLE, _BITS),
-    "float64-float16": _converting(elements.double_to_half, _DOUBLE, _BITS),
-    "float64-bfloat16": _converting(elements.double_to_bfloat, _DOUBLE, _BITS),
+    "sum-float16": _folding(float16_elements.add_halves),
+    "prod-float16": _folding(float16_elements.multiply_halves),
+    "min-float16": _folding(float16_elements.least_half),
+    "max-float16": _folding(float16_elements.greatest_half),
+    "sum-bfloat16": _folding(float16_elements.add_bfloats),
+    "sum-bfloat16-pairs": _folding(float16_elements.add_bfloat_pairs, _PAIR),
+    "prod-bfloat16": _folding(float16_elements.multiply_bfloats),
+    "prod-bfloat16-pairs": _folding(float16_elements.multiply_bfloat_pairs, _PAIR),
+    "min-bfloat16": _folding(float16_elements.least_bfloat),
+    "max-bfloat16": _folding(float16_elements.greatest_bfloat),
+    "accumulate-sum-float16": _accumulating(float16_elements.half_to_single, operator.add),
+    "accumulate-prod-float16": _accumulating(float16_elements.half_to_single, operator.mul),
+    "accumulate-sum-bfloat16": _accumulating(float16_elements.bfloat_to_single, operator.add),
+    "accumulate-prod-bfloat16": _accumulating(float16_elements.bfloat_to_single, operator.mul),
+    "divide-float16": _dividing(float16_elements.half_to_single, float16_elements.single_to_half),
+    "divide-bfloat16": _dividing(
+        float16_elements.bfloat_to_single, float16_elements.single_to_bfloat
+    ),
+    "float16-float32": _converting(float16_elements.half_to_single, _BITS, _SINGLE),
+    "float16-float64": _converting(float16_elements.half_to_double, _BITS, _DOUBLE),
+    "bfloat16-float32": _converting(float16_elements.bfloat_to_single, _BITS, _SINGLE),
+    "bfloat16-float64": _converting(float16_elements.bfloat_to_double, _BITS, _DOUBLE),
+    "float32-float16": _converting(float16_elements.single_to_half, _SINGLE, _BITS),
+    "float32-bfloat16": _converting(float16_elements.single_to_bfloat, _SINGLE, _BITS),
+    "float64-float16": _converting(float16_elements.double_to_half, _DOUBLE, _BITS),
+    "float64-bfloat16": _converting(float16_elements.double_to_bfloat, _DOUBLE, _BITS),
 }
 """Loops by operation and dtype; conversions by both dtypes, from and to."""

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.devices import machine_code, python_calls
+from ringreduce.compiler import object_files, pyobjects
 
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 """Without the other error model each division would ask whether it divides by zero."""
@@ -100,7 +100,7 @@ def door(name: str, me: Any = None, doc: str | None = None) -> Callable[..., Any
     address = _compiled_door(name)
     if address is None:
         return None
-    return python_calls.callable_at(address, name, me, name in _NAMED, doc)
+    return pyobjects.callable_at(address, name, me, name in _NAMED, doc)
 
 
 _IN_MODULES = {
@@ -118,7 +118,7 @@ def _compiled_door(name: str) -> int | None:
 
 def _address_of_door(name: str) -> int | None:
     try:
-        return _address(name, lambda: _door(name)) if python_calls.knows_arrays() else None
+        return _address(name, lambda: _door(name)) if pyobjects.knows_arrays() else None
     except Exception:  # whatever keeps Numba from compiling here
         return None
 
@@ -169,18 +169,18 @@ def _address(name: str, described: Callable[[], Any]) -> int | None:
     path = folder and folder.parent / f"{name}.code"
     # A full disk, a damaged file: whatever is wrong with what is kept, the rest goes without.
     with contextlib.suppress(Exception):
-        if path is not None and (kept := machine_code.kept(path)) is not None:
-            return machine_code.loaded(kept)
+        if path is not None and (kept := object_files.kept(path)) is not None:
+            return object_files.loaded(kept)
     found = described()
     if found is None:
         return None
     function, signature = found
     _call_it(function, name)
-    made = machine_code.compiled(function, signature, _OPTIONS)
+    made = object_files.compiled(function, signature, _OPTIONS)
     with contextlib.suppress(Exception):
         if path is not None:
-            machine_code.keep(path, made)
-    return machine_code.loaded(made)
+            object_files.keep(path, made)
+    return object_files.loaded(made)
 
 
 def _call_it(function: Any, name: str) -> None:
@@ -200,10 +200,10 @@ def _compiled(name: str) -> Callable[..., Any] | None:
     try:
         import numba
 
-        from ringreduce.devices import kernels
+        from ringreduce.devices import float16_kernels
     except ImportError:
         return None
-    loop, signature = kernels.KERNELS[name]
+    loop, signature = float16_kernels.KERNELS[name]
     _call_it(loop, name)
     if numba.config.DISABLE_JIT:  # NUMBA_DISABLE_JIT=1: to debug, to see which lines are covered
         return _interpreted(loop)
@@ -252,7 +252,7 @@ def _converts_float16(config: Any) -> bool:
     """Whether there are instructions for it.  Without, compiled code calls what is not there."""
     if platform.machine() == "aarch64":
         return True
-    return "+f16c" in machine_code.target(config)[1].split(",") and bool(config.ENABLE_AVX)
+    return "+f16c" in object_files.target(config)[1].split(",") and bool(config.ENABLE_AVX)
 
 
 # --- where code is kept ---------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def _folder(name: str) -> Path | None:
     try:
         for source in (*sorted(Path(__file__).parent.glob("*.py")), *_compiler()):
             digest.update(source.read_bytes())
-        digest.update(repr((sys.version, machine_code.host(), _settings())).encode())
+        digest.update(repr((sys.version, object_files.host(), _settings())).encode())
         base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache")
         private = private_folder(base / "ringreduce" / digest.hexdigest()[:16])
     except (OSError, RuntimeError, ImportError):  # no source file, nowhere to write, no home

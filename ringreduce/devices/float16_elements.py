@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload, register_jitable
 
-from ringreduce.devices.short_floats import INFINITY_BITS, MAGNITUDE_BITS, NAN_BITS
+from ringreduce.devices.float16 import INFINITY_BITS, MAGNITUDE_BITS, NAN_BITS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _compilable: Callable[[_Function], _Function] = register_jitable
