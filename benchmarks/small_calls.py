@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 import ringreduce as rr
 from benchmarks import rows
-from ringreduce.planned import PlannedSlice
-from ringreduce.slice_plan import plan_slice
+from ringreduce.planning.operations import PlannedSlice
+from ringreduce.planning.slices import plan_slice
 
 SIZES = (8, 64 << 10, 64 << 20)
 BLOCKS = 60
@@ -150,7 +150,7 @@ def main() -> None:
         assert signed.all_reduce(x)[0] == world.size * (world.size + 1) / 2
         calls: dict[str, Callable[[], object]] = dict(our_calls(signed, x))
         calls |= {f"unsigned {name}": call for name, call in our_calls(unsigned, x).items()}
-        with mock.patch("ringreduce.plan.plan_slice", plan_unsigned):
+        with mock.patch("ringreduce.planning.plan.plan_slice", plan_unsigned):
             assert unsigned.all_reduce(x, algorithm="ring")[0] == signed.all_reduce(x)[0]
         if nbytes == 8:
             calls |= of_eight_bytes(signed, x)

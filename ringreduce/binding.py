@@ -16,7 +16,7 @@ import numpy as np
 
 from ringreduce.agreement import HEADER_BYTES
 from ringreduce.devices.base import Device, FoldFunction, FoldManyFunction
-from ringreduce.planned import (
+from ringreduce.planning.operations import (
     BESIDE,
     INPUT,
     INSIDE,

@@ -19,9 +19,9 @@ from ringreduce.config import Config
 from ringreduce.devices.base import Device, Queue
 from ringreduce.devices.cpu import OPS
 from ringreduce.flows import Prepared
-from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.planning.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
 from ringreduce.topology import Topology
 
 Shape = tuple[int, ...]

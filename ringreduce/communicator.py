@@ -15,7 +15,7 @@ from ringreduce.devices.base import Device
 from ringreduce.executor import LoggedMessage
 from ringreduce.persistent import Again, PersistentCall
 from ringreduce.placement import as_array, card_of_name
-from ringreduce.select import Choice, choose
+from ringreduce.planning.select import Choice, choose
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 

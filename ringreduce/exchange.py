@@ -18,9 +18,9 @@ from ringreduce.config import Config
 from ringreduce.devices import blocks
 from ringreduce.devices.base import Device
 from ringreduce.devices.blocks import WORD
-from ringreduce.plan import Plan
-from ringreduce.planned import INPUT, OUTPUT, SCRATCH
-from ringreduce.rows import (
+from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
+from ringreduce.planning.plan import Plan
+from ringreduce.planning.shm_instructions import (
     SLOT,
     Await,
     CopyBytes,

@@ -22,12 +22,12 @@ from ringreduce.config import Config
 from ringreduce.errors import ScheduleError
 from ringreduce.picture import to_png, to_svg
 from ringreduce.picture.legend import nodes_text
-from ringreduce.plan import plan_parts, plan_whole, shard_counts
+from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
+from ringreduce.planning.select import choose, predict, resolve, slice_count, slices_in_flight
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.ranges import runs
 from ringreduce.schedules.schedule import Schedule, chunk_of
-from ringreduce.select import choose, predict, resolve, slice_count, slices_in_flight
 from ringreduce.topology import Nodes, parse_nodes
 
 _IN_PARTS = frozenset(["reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"])

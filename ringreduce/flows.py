@@ -16,8 +16,8 @@ from ringreduce.binding import Arithmetic, Flow, bind
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.exchange import Exchange
-from ringreduce.plan import Plan
-from ringreduce.rows import Rows
+from ringreduce.planning.plan import Plan
+from ringreduce.planning.shm_instructions import Rows
 from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
 

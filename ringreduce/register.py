@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringreduce.algorithms import ALGORITHMS
-from ringreduce.algorithms.registered import OwnSteps, remember
+from ringreduce.algorithms.registry import OwnSteps, remember
 
 
 def register_algorithm(

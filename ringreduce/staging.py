@@ -14,7 +14,7 @@ from typing import Any
 from ringreduce.agreement import HEADER_BYTES
 from ringreduce.binding import Arithmetic, Binder, BoundStep, Flow, fill
 from ringreduce.devices.base import Device, Mark, Queue
-from ringreduce.planned import (
+from ringreduce.planning.operations import (
     BESIDE,
     INSIDE,
     INSIDE_BYTES,

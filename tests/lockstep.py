@@ -12,8 +12,8 @@ from itertools import combinations
 from operator import itemgetter
 from typing import Any
 
-from ringreduce.plan import Plan
-from ringreduce.planned import INPUT, SCRATCH, PlannedStep, Span
+from ringreduce.planning.operations import INPUT, SCRATCH, PlannedStep, Span
+from ringreduce.planning.plan import Plan
 from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
 
 DIVIDED = "divided"

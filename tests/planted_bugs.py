@@ -45,7 +45,7 @@ _BY_FILE = {
     "algorithms/doubling.py": ("tests/test_check.py",),
     "algorithms/tree.py": ("tests/test_check.py",),
     "devices/float16_elements.py": ("tests/test_kernels.py",),
-    "rows.py": ("tests/test_rows.py",),
+    "planning/shm_instructions.py": ("tests/test_rows.py",),
     "arena.py": ("tests/test_arena.py",),
     "devices/gate.py": ("tests/test_gate.py",),
     "devices/folds.py": ("tests/test_folds.py",),

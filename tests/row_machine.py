@@ -7,8 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringreduce.planned import INPUT, OUTPUT, SCRATCH
-from ringreduce.rows import SLOT, Await, CopyBytes, MakeRoom, Place, Put, Reduce, Row
+from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
+from ringreduce.planning.shm_instructions import (
+    SLOT,
+    Await,
+    CopyBytes,
+    MakeRoom,
+    Place,
+    Put,
+    Reduce,
+    Row,
+)
 
 ITEMSIZE = 8
 _SLOT_ELEMENTS = 1 << 12

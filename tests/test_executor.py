@@ -14,7 +14,7 @@ from ringreduce.agreement import Signature
 from ringreduce.binding import Arithmetic, BoundStep, Flow
 from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
-from ringreduce.plan import Plan, plan_whole
+from ringreduce.planning.plan import Plan, plan_whole
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.straight import straight
 from tests.cases import CONFIG

@@ -18,10 +18,10 @@ import pytest
 from ringreduce import cli
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
-from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.planning.select import choose, resolve, slice_count
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.select import choose, resolve, slice_count
 from tests.strategies import EVERY_ALGORITHM, block_layout, steps_of, with_steps, written
 
 NODES = ((0, 1), (2,))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
-from ringreduce.plan import Plan, plan_parts, plan_whole, shard_counts
-from ringreduce.planned import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH, Placed
+from ringreduce.planning.operations import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH, Placed
+from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.schedules.schedule import Schedule
 from tests.lockstep import DIVIDED, Memory, chunk_trees, run_plans
 from tests.schedules import any_schedule, one_shot, two_shot
@@ -244,7 +244,9 @@ def test_equal_arguments_give_equal_plans(call, again):
 def test_a_slice_is_planned_without_the_others(monkeypatch):
     """Else the first call with so many slices would take seconds for what nobody needs yet."""
     made = []
-    monkeypatch.setattr("ringreduce.plan.Placed", lambda *lies: made.append(lies) or Placed(*lies))
+    monkeypatch.setattr(
+        "ringreduce.planning.plan.Placed", lambda *lies: made.append(lies) or Placed(*lies)
+    )
     size, slices = 4, 1000
     cut = 10**6, 8, slices
     in_parts = build("all_to_all", "direct", block_layout(size))

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.plan import plan_parts, plan_whole
-from ringreduce.planned import INPUT, OUTPUT
-from ringreduce.rows import Await, CopyBytes, MakeRoom, Put, Reduce, rows_of
+from ringreduce.planning.operations import INPUT, OUTPUT
+from ringreduce.planning.plan import plan_parts, plan_whole
+from ringreduce.planning.shm_instructions import Await, CopyBytes, MakeRoom, Put, Reduce, rows_of
 from ringreduce.schedules.schedule import Recv, Send, Step
 from tests.row_machine import ITEMSIZE, RowMachine
 from tests.schedules import any_schedule, by_hand
@@ -88,7 +88,9 @@ def wanted(collective, before, rank):
 def pulls(request, monkeypatch):
     """Each way on which data go; lent and written to peers whatever their length."""
     direct = request.param in ("lent", "pulled or written")
-    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1 if direct else 1 << 20)
+    monkeypatch.setattr(
+        "ringreduce.planning.shm_instructions.DIRECT_BYTES", 1 if direct else 1 << 20
+    )
     return request.param.startswith("pulled")
 
 
@@ -122,7 +124,7 @@ def test_what_can_be_pulled():
 
 def test_what_is_lent_and_what_is_written_to_peers(monkeypatch):
     """Of a two-shot the parts to be folded are lent, and the results go to all at once."""
-    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1)
+    monkeypatch.setattr("ringreduce.planning.shm_instructions.DIRECT_BYTES", 1)
     for ranks in (2, 3, 4):
         _, rows = rows_of_all("all_reduce", "two_shot", ranks, pulls=False)
         for rank, own in enumerate(rows):
@@ -139,7 +141,7 @@ def test_what_is_lent_and_what_is_written_to_peers(monkeypatch):
 
 def test_what_is_not_lent(monkeypatch):
     """What all others need in the last exchange, nobody waits for."""
-    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1)
+    monkeypatch.setattr("ringreduce.planning.shm_instructions.DIRECT_BYTES", 1)
     for collective, algorithm in (("all_reduce", "one_shot"), ("broadcast", "star")):
         _, rows = rows_of_all(collective, algorithm, 3, pulls=False)
         assert all(row.lends is None for own in rows for row in own if isinstance(row, Put))
@@ -148,7 +150,7 @@ def test_what_is_not_lent(monkeypatch):
 @pytest.mark.parametrize("pulls", [False, True])
 def test_what_others_may_still_read_is_not_written_to(monkeypatch, pulls):
     """Rank 0's array is read by both others while rank 1 already has the result for it."""
-    monkeypatch.setattr("ringreduce.rows.DIRECT_BYTES", 1)
+    monkeypatch.setattr("ringreduce.planning.shm_instructions.DIRECT_BYTES", 1)
 
     def steps(rank):
         if rank == 0:
@@ -175,7 +177,7 @@ def test_any_schedule_at_all_gives_the_same_on_every_way(schedule, count, seed):
     found = []
     ways = (("staged", 1 << 20), ("lent", 1), ("pulled", 1 << 20), ("pulled", 1))
     for way, direct_bytes in ways:
-        with patch("ringreduce.rows.DIRECT_BYTES", direct_bytes):
+        with patch("ringreduce.planning.shm_instructions.DIRECT_BYTES", direct_bytes):
             rows = [rows_of(slices, r, ITEMSIZE, way == "pulled", True) for r in range(len(made))]
         if None not in rows:
             for draw, in_place in enumerate((set(), set(range(len(made))))):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.config import Config
 from ringreduce.errors import ScheduleError
+from ringreduce.planning.select import resolve
 from ringreduce.schedules.schedule import (
     Claim,
     Recv,
@@ -21,7 +22,6 @@ from ringreduce.schedules.schedule import (
     step_to_text,
     to_text,
 )
-from ringreduce.select import resolve
 from tests.strategies import steps
 
 # --- text form ------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from ringreduce.algorithms.halving_doubling import (
     halving_reduce_scatter,
 )
 from ringreduce.algorithms.hierarchical import Nodes
-from ringreduce.algorithms.registered import registered
+from ringreduce.algorithms.registry import registered
 from ringreduce.algorithms.ring import (
     ring_all_gather,
     ring_all_reduce,

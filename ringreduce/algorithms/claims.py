@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ringreduce.algorithms.hierarchical import Nodes, cut_points, owned_shards, rails
-from ringreduce.algorithms.pairs import teams
+from ringreduce.algorithms.non_power_of_two import teams
 from ringreduce.algorithms.torus import torus_shape
 from ringreduce.schedules.schedule import Claim
 

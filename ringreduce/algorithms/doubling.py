@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.algorithms.pairs import in_pairs
+from ringreduce.algorithms.non_power_of_two import in_pairs
 from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
 
 

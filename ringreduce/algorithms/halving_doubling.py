@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.algorithms.pairs import Member, in_pairs, teams
+from ringreduce.algorithms.non_power_of_two import Member, in_pairs, teams
 from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
 
 

@@ -21,8 +21,8 @@ from ringreduce.bench.plot import plot
 from ringreduce.bench.table import OURS, Table
 from ringreduce.bench.terminal import leads_to_a_terminal
 from ringreduce.devices.cpu import CpuDevice
+from ringreduce.planning.select import predict, resolve
 from ringreduce.schedules.cost import Profile
-from ringreduce.select import predict, resolve
 
 _BAR = 24
 _FOLDS = 5

@@ -1,6 +1,6 @@
 """The machine that carries out a program, compiled: rows that copy, fold, tell and wait.
 
-A program is one slice of a plan, made for shared memory by `ringreduce.rows`.  How its words and
+A program is one slice of a plan, made for shared memory by `ringreduce.planning.shm_instructions`.  How its words and
 rows are laid out, and what they mean, stands in `devices.blocks`.
 
 Every rank counts exchanges, all alike.  In exchange e it puts what it has to say into slot e mod 2

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 
 import ringreduce as rr
-from ringreduce import rows
 from ringreduce.devices import blocks
+from ringreduce.planning import shm_instructions
 from tests.mpi import report
 
 CALLS = (
@@ -28,7 +28,7 @@ def main(count: int, seed: int) -> None:
     """
     rng = random.Random(seed)
     if rng.random() < 0.5:
-        rows.DIRECT_BYTES, rows.BESIDE_BYTES = 1, 0
+        shm_instructions.DIRECT_BYTES, shm_instructions.BESIDE_BYTES = 1, 0
     config = rr.Config(pull_bytes=rng.choice([256, 4096, 1 << 20]), slice_bytes=1 << 14)
     with rr.init(transport="shm", timeout_s=30, config=config) as comm:
         exchange = comm._conductor.executor.store.exchange

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from ringreduce.planned import Placed, PlannedSlice
+from ringreduce.planning.operations import Placed, PlannedSlice
+from ringreduce.planning.slices import SEGMENT_BYTES, plan_slice
 from ringreduce.schedules.schedule import Chunks, Schedule, Step
-from ringreduce.slice_plan import SEGMENT_BYTES, plan_slice
 
 _UNCUT = 1 << 62
 """Bytes of a segment."""

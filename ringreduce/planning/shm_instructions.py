@@ -20,7 +20,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ringreduce.planned import INPUT, OUTPUT, SCRATCH, Fold, PlannedSlice, PlannedStep, Span
+from ringreduce.planning.operations import (
+    INPUT,
+    OUTPUT,
+    SCRATCH,
+    Fold,
+    PlannedSlice,
+    PlannedStep,
+    Span,
+)
 
 ALIGNMENT = 32
 BESIDE_BYTES = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ringreduce.planned import (
+from ringreduce.planning.operations import (
     BESIDE,
     INPUT,
     INSIDE,
