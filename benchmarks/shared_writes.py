@@ -4,7 +4,7 @@
 
 A thread copies into shared memory, another on another core copies from there, in turns: always to
 the same place, or round a ring.  Writes rows to ``bench_results/shared_writes.jsonl``.  That
-decides how `ringreduce.devices.machine` stages.
+decides how `ringreduce.shm.executor` stages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.rows import environment, replace
 from ringreduce.compiler.intrinsics import acquire, copy, fence, nanoseconds, release
-from ringreduce.devices.machine import _stream
+from ringreduce.shm.executor import _stream
 
 NAME = "shared_writes"
 _SIZES = tuple(4096 << i for i in range(8))

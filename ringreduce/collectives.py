@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.arena import Arena
 from ringreduce.arguments import check_movable, check_out, check_timeout
 from ringreduce.binding import Flow
 from ringreduce.calls import Call, Calls, Fused
@@ -19,6 +18,7 @@ from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
 from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
+from ringreduce.shm.allocator import Arena
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 

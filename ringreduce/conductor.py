@@ -21,12 +21,12 @@ from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
 from ringreduce.devices.base import Queue
-from ringreduce.devices.blocks import UNUSUAL
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.executor import Executor
 from ringreduce.flows import Prepared
-from ringreduce.gate import Finish, Gate
 from ringreduce.schedules.schedule import Schedule
+from ringreduce.shm.fast_path import Finish, Gate
+from ringreduce.shm.layout import UNUSUAL
 from ringreduce.transports.base import Transport
 from ringreduce.work import Line, Program
 

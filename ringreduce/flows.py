@@ -15,9 +15,9 @@ from typing import Any
 from ringreduce.binding import Arithmetic, Flow, bind
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
-from ringreduce.exchange import Exchange
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import Rows
+from ringreduce.shm.program import Exchange
 from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
 

@@ -1,6 +1,6 @@
 """The protocol of exchanges through memory, as a machine whose every interleaving can be walked.
 
-It is what `ringreduce.devices.machine` does, one access to memory a step.  What a rank has to say
+It is what `ringreduce.shm.executor` does, one access to memory a step.  What a rank has to say
 has two halves, written and read one after the other.  Memory is seen in the order in which it was
 written: that is what release and acquire make of the number.
 """

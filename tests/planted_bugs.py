@@ -46,14 +46,14 @@ _BY_FILE = {
     "algorithms/tree.py": ("tests/test_check.py",),
     "devices/float16_elements.py": ("tests/test_kernels.py",),
     "planning/shm_instructions.py": ("tests/test_rows.py",),
-    "arena.py": ("tests/test_arena.py",),
-    "devices/gate.py": ("tests/test_gate.py",),
+    "shm/allocator.py": ("tests/test_arena.py",),
+    "shm/fast_entry.py": ("tests/test_gate.py",),
     "devices/folds.py": ("tests/test_folds.py",),
     "devices/vectors.py": ("tests/test_folds.py",),
-    "devices/machine.py": _SHARED,
-    "devices/door.py": _SHARED,
-    "devices/areas.py": ("tests/test_lists.py",),
-    "devices/pieces.py": ("tests/test_lists.py",),
+    "shm/executor.py": _SHARED,
+    "shm/entry.py": _SHARED,
+    "shm/intervals.py": ("tests/test_lists.py",),
+    "shm/iovec.py": ("tests/test_lists.py",),
 }
 _FIRST = {
     **dict.fromkeys(

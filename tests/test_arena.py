@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringreduce.arena import Arena
+from ringreduce.shm.allocator import Arena
 
 PAGE = 4096
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.compiler import jit
-from ringreduce.transports import memory
-from ringreduce.transports.memory import share
+from ringreduce.shm import segments
+from ringreduce.shm.segments import share
 from tests.case_strategies import OUTS, VIEWS, cases
 from tests.cases import CONFIG, run_case
 from tests.disagreements import CALLS, mix, mixtures
@@ -98,7 +98,7 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
     if lacking == "memfd":
         monkeypatch.setattr(os, "memfd_create", lambda name: (_ for _ in ()).throw(OSError(1)))
     if lacking == "proc":
-        monkeypatch.setattr(memory, "_opened", lambda *place: None)
+        monkeypatch.setattr(segments, "_opened", lambda *place: None)
 
     def use(rank, collect):
         if lacking == "other" and rank == 1:

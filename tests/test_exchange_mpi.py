@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.devices import blocks
+from ringreduce.shm import layout
 from tests.test_exchange import exchanged
 from tests.test_faults import run_to_its_end
 
@@ -92,7 +92,7 @@ def past_the_caches(way: str, kind: str) -> list[bool]:
     config = rr.Config(pull_bytes=1 if way == "pulled" else 1 << 40)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
         words = comm._conductor.executor.store.exchange._words
-        far = [blocks.FAR_STAGED, blocks.FAR_GIVEN, blocks.FAR_PULLED]
+        far = [layout.FAR_STAGED, layout.FAR_GIVEN, layout.FAR_PULLED]
         words[far] = before = 1 << 40
         make = comm.empty if kind == "registered" else np.empty
         for count in (20_001, 300_007):

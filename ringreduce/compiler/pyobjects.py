@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.devices.blocks import PIECES_WORDS, PLACES, SIZES, WORD
+from ringreduce.shm.layout import PIECES_WORDS, PLACES, SIZES, WORD
 
 TYPE, DATA, DIMENSIONS, SHAPE, DTYPE, FLAGS = 8, 16, 24, 32, 56, 64
 """Where in an array its type, the address of its data, its dimensions (32 bits), the address of its

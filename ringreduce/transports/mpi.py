@@ -19,10 +19,10 @@ import numpy as np
 from mpi4py import MPI
 
 from ringreduce.compiler.jit import can_exchange
-from ringreduce.devices.blocks import BLOCK_BYTES, RING
 from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.shm.layout import BLOCK_BYTES, RING
+from ringreduce.shm.segments import SharedBlocks, share
 from ringreduce.transports.base import SharedMemory
-from ringreduce.transports.memory import SharedBlocks, share
 
 _CONTROL_TAG = 0
 _YIELDS = 2000

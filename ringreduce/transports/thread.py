@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.devices.blocks import BLOCK_BYTES
+from ringreduce.shm.layout import BLOCK_BYTES
 from ringreduce.transports.base import SharedMemory
 
 _LONGEST_PAUSE_S = 0.002

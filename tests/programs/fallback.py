@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.transports import memory
+from ringreduce.shm import segments
 from tests.mpi import report
 
 lacking = sys.argv[1]
@@ -14,7 +14,7 @@ rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
 if lacking == "memory files" or (lacking == "memory files of one" and rank == "1"):
     del os.memfd_create
 elif lacking == "reads":
-    memory._reads = lambda *place: False
+    segments._reads = lambda *place: False
 with rr.init(transport="auto", timeout_s=10) as comm:
     wrong = 0
     for count in (1, 1000, 100_000, 400_000):

@@ -29,7 +29,8 @@ from ringreduce.compiler.intrinsics import (
     stream_line,
     yield_core,
 )
-from ringreduce.devices.blocks import (
+from ringreduce.shm.iovec import at_once, brought, deal_out, room
+from ringreduce.shm.layout import (
     ACC,
     AWAIT,
     BASE,
@@ -101,7 +102,6 @@ from ringreduce.devices.blocks import (
     WRITABLE,
     YIELDS,
 )
-from ringreduce.devices.pieces import at_once, brought, deal_out, room
 
 _LONGEST_READ = 1 << 30
 _TRIAL_BYTES, _CHECKED_BYTES, _FAR_TIMES = 2 << 10, 32 << 10, 16

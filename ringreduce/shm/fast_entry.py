@@ -1,7 +1,7 @@
 """The way past Python: calls that were made before, when nothing else is under way.
 
 What takes the time of a small call is Python: a key, a lock, an account of the call.  Here compiled
-code does all that for one that was made before, if the gate is open.  `ringreduce.gate` says when
+code does all that for one that was made before, if the gate is open.  `ringreduce.shm.fast_path` says when
 it is, and does what may have to wait.
 
 The interpreter's lock is held wherever the words of a gate are looked at, so that no two threads
@@ -67,8 +67,8 @@ from ringreduce.compiler.pyobjects import (
     TYPE,
     USUAL_WAY,
 )
-from ringreduce.devices.blocks import FINISHED, RUN, WORD
-from ringreduce.devices.door import fits
+from ringreduce.shm.entry import fits
+from ringreduce.shm.layout import FINISHED, RUN, WORD
 
 
 @compilable

@@ -10,7 +10,7 @@ from typing import Any
 from ringreduce.compiler.compilable import compilable
 from ringreduce.compiler.intrinsics import load, store
 from ringreduce.compiler.pyobjects import AREA_BYTES
-from ringreduce.devices.blocks import WORD
+from ringreduce.shm.layout import WORD
 
 
 @compilable

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringreduce.compiler.compilable import compilable
 from ringreduce.compiler.intrinsics import copy, load, store
-from ringreduce.devices.blocks import (
+from ringreduce.shm.layout import (
     BEGIN,
     FEW_BYTES,
     IN_PIECES,

@@ -53,8 +53,8 @@ from ringreduce.compiler.pyobjects import (
     TYPE,
     WRITABLE,
 )
-from ringreduce.devices.areas import add_area, overlap
-from ringreduce.devices.blocks import (
+from ringreduce.shm.intervals import add_area, overlap
+from ringreduce.shm.layout import (
     IN_PLACE,
     INPUT_BYTES,
     OUTPUT_BYTES,
