@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringreduce.agreement import Signature
 from ringreduce.algorithms import build
 from ringreduce.arguments import array_text, check_movable, check_reduction, check_root
-from ringreduce.binding import Arithmetic
 from ringreduce.config import Config
+from ringreduce.control.agreement import Signature
 from ringreduce.devices.base import Device, Queue
 from ringreduce.devices.cpu import OPS
-from ringreduce.flows import Prepared
+from ringreduce.messages.binding import Arithmetic
+from ringreduce.messages.flows import Prepared
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
 from ringreduce.schedules.schedule import Schedule

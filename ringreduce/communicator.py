@@ -12,7 +12,7 @@ from ringreduce.arguments import check_movable, check_timeout
 from ringreduce.collectives import NOTHING, Collectives
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
-from ringreduce.executor import LoggedMessage
+from ringreduce.messages.executor import LoggedMessage
 from ringreduce.persistent import Again, PersistentCall
 from ringreduce.placement import as_array, card_of_name
 from ringreduce.planning.select import Choice, choose

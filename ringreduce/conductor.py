@@ -15,15 +15,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
-from ringreduce.binding import Compiled, Flow
 from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
+from ringreduce.control.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
 from ringreduce.devices.base import Queue
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
-from ringreduce.executor import Executor
-from ringreduce.flows import Prepared
+from ringreduce.messages.binding import Compiled, Flow
+from ringreduce.messages.executor import Executor
+from ringreduce.messages.flows import Prepared
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.fast_path import Finish, Gate
 from ringreduce.shm.layout import UNUSUAL

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls import Call, Fused, named_dtype
-from ringreduce.executor import Executor
+from ringreduce.messages.executor import Executor
 
 Steps = Generator[bool, None, Any]
 Empty = Callable[[int | tuple[int, ...], Any], Any]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.describe import describe_mismatch
+from ringreduce.control.diagnostics import describe_mismatch
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport

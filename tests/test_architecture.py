@@ -247,7 +247,7 @@ def module_state(tree: ast.AST) -> list[str]:
     return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Global)]
 
 
-WRITES_CODE = "ringreduce.straight"
+WRITES_CODE = "ringreduce.messages.unrolled"
 """Compiles lines of its own, and nothing else: `test_nothing_of_a_flow_gets_into_its_code`."""
 
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.agreement import Signature
-from ringreduce.binding import Arithmetic, BoundStep, Flow
-from ringreduce.executor import Executor
-from ringreduce.flows import Prepared
+from ringreduce.control.agreement import Signature
+from ringreduce.messages.binding import Arithmetic, BoundStep, Flow
+from ringreduce.messages.executor import Executor
+from ringreduce.messages.flows import Prepared
+from ringreduce.messages.unrolled import straight
 from ringreduce.planning.plan import Plan, plan_whole
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.straight import straight
 from tests.cases import CONFIG
 from tests.lockstep import chunk_trees
 from tests.schedules import any_schedule, one_shot, two_shot

@@ -15,7 +15,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.algorithms import build
-from ringreduce.describe import describe_timeout
+from ringreduce.control.diagnostics import describe_timeout
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 import ringreduce as rr
-from ringreduce import placement, staging
+from ringreduce import placement
+from ringreduce.messages import device_staging
 from tests.case_strategies import cases
 from tests.cases import CONFIG, nodes_of
 from tests.late import Card, LateArray, LateDevice, LateMark, LateQueue
@@ -159,8 +160,8 @@ def copies_without_order(self, source, host):
 
 
 BUGS = {
-    "a send does not wait for its copy": (staging.Outbox, "started", starts_at_once),
-    "a block is used again too soon": (staging.Inbox, "started", posts_at_once),
+    "a send does not wait for its copy": (device_staging.Outbox, "started", starts_at_once),
+    "a block is used again too soon": (device_staging.Inbox, "started", posts_at_once),
     "the call does not follow the caller": (LateQueue, "follow", lambda self: None),
     "the caller does not wait for the call": (LateQueue, "lead", lambda self: None),
     "a copy is out of order": (LateQueue, "copy_out", copies_without_order),

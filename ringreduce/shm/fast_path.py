@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.agreement import Agreement
 from ringreduce.compiler import jit, pyobjects
+from ringreduce.control.agreement import Agreement
 
 _BETWEEN_LOOKS_S = 2e-5
 

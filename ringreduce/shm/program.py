@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.agreement import HEADER_BYTES
-from ringreduce.binding import BoundStep, Compiled, Flow
 from ringreduce.compiler import jit
 from ringreduce.config import Config
+from ringreduce.control.agreement import HEADER_BYTES
 from ringreduce.devices.base import Device
+from ringreduce.messages.binding import BoundStep, Compiled, Flow
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from ringreduce.describe import describe_mismatch, describe_timeout
+from ringreduce.control.diagnostics import describe_mismatch, describe_timeout
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.transports.base import Transport

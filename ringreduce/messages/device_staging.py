@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringreduce.agreement import HEADER_BYTES
-from ringreduce.binding import Arithmetic, Binder, BoundStep, Flow, fill
+from ringreduce.control.agreement import HEADER_BYTES
 from ringreduce.devices.base import Device, Mark, Queue
+from ringreduce.messages.binding import Arithmetic, Binder, BoundStep, Flow, fill
 from ringreduce.planning.operations import (
     BESIDE,
     INSIDE,
@@ -268,7 +268,7 @@ def bind_staging(
     index: int,
     slot: int,
 ) -> Flow:
-    """`ringreduce.binding.bind` for a device that has a queue."""
+    """`ringreduce.messages.binding.bind` for a device that has a queue."""
     flow = Flow(index, slot)
     return fill(
         StagingBinder(flow, memory, itemsize, transport, device, arithmetic, blocks), planned

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from ringreduce.agreement import Agreement
-from ringreduce.binding import BoundStep, Compiled, Flow
 from ringreduce.config import Config
-from ringreduce.flows import FlowStore, Prepared
-from ringreduce.straight import straight
+from ringreduce.control.agreement import Agreement
+from ringreduce.messages.binding import BoundStep, Compiled, Flow
+from ringreduce.messages.flows import FlowStore, Prepared
+from ringreduce.messages.unrolled import straight
 from ringreduce.transports.base import Transport
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ringreduce.binding import BoundStep, Flow
+from ringreduce.messages.binding import BoundStep, Flow
 
 
 def straight(

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ringreduce.binding import Arithmetic, Flow, bind
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
+from ringreduce.messages.binding import Arithmetic, Flow, bind
+from ringreduce.messages.device_staging import Blocks, bind_staging
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import Rows
 from ringreduce.shm.program import Exchange
-from ringreduce.staging import Blocks, bind_staging
 from ringreduce.transports.base import Transport
 
 
