@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringreduce.communicator import Communicator
+    from ringreduce.calls.communicator import Communicator
+    from ringreduce.calls.queue import Work
     from ringreduce.config import Config
     from ringreduce.errors import (
         MismatchError,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     )
     from ringreduce.register import register_algorithm
     from ringreduce.start import init, spawn
-    from ringreduce.work import Work
 
 __all__ = [
     "Communicator",
@@ -36,9 +36,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Communicator": "communicator",
+    "Communicator": "calls.communicator",
     "Config": "config",
-    "Work": "work",
+    "Work": "calls.queue",
     "init": "start",
     "register_algorithm": "register",
     "spawn": "start",

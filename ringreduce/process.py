@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from ringreduce import abort
-from ringreduce.communicator import Communicator
+from ringreduce.calls.communicator import Communicator
 from ringreduce.config import Environment
 from ringreduce.errors import PeerLostError
 

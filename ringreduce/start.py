@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.arguments import check_timeout
-from ringreduce.communicator import Communicator
+from ringreduce.calls.arguments import check_timeout
+from ringreduce.calls.communicator import Communicator
 from ringreduce.compiler.jit import can_exchange
 from ringreduce.config import Config, Environment
 from ringreduce.devices.cpu import CpuDevice

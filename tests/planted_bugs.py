@@ -39,9 +39,9 @@ QUICK = (
 _WORK = ("tests/test_work.py",)
 _SHARED = ("tests/test_exchange.py", "tests/test_exchange_mpi.py")
 _BY_FILE = {
-    "work.py": _WORK,
-    "conductor.py": _WORK,
-    "programs.py": _WORK,
+    "calls/queue.py": _WORK,
+    "calls/engine.py": _WORK,
+    "calls/compound.py": _WORK,
     "algorithms/doubling.py": ("tests/test_check.py",),
     "algorithms/tree.py": ("tests/test_check.py",),
     "devices/float16_elements.py": ("tests/test_kernels.py",),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce import calls
+from ringreduce.calls.call import call
 from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import MOVED, Table
 from tests.cases import CONFIG
@@ -167,7 +167,7 @@ def test_lists_that_are_pulled_are_so_only_where_they_lie_end_to_end(mpi, algori
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 100))
 def test_a_list_is_cut_so_that_no_part_is_empty_or_too_large(sizes, most):
-    parts = [sizes[begin:end] for begin, end in calls._cut(sizes, most)]
+    parts = [sizes[begin:end] for begin, end in call._cut(sizes, most)]
     assert [size for part in parts for size in part] == sizes
     assert len(parts) == 1 or all(map(sum, parts))
     assert all(sum(part) <= max(most, *part, 0) for part in parts)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import ringreduce as rr
-from ringreduce import placement
+from ringreduce.calls.call import arrays
 from ringreduce.messages import device_staging
 from tests.case_strategies import cases
 from tests.cases import CONFIG, nodes_of
@@ -33,7 +33,7 @@ def spawn(program, ranks, *args, nodes=None):
     cuda = SimpleNamespace(
         CudaDevice=lambda number: LateDevice(cards[number]), as_card_array=lambda x: x
     )
-    with mock.patch.object(placement, "_cuda", return_value=cuda):
+    with mock.patch.object(arrays, "_cuda", return_value=cuda):
         return rr.spawn(
             lambda comm: program(comm, cards[comm.rank], *args),
             ranks,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringreduce.algorithms import build
-from ringreduce.arguments import array_text, check_movable, check_reduction, check_root
+from ringreduce.calls.arguments import array_text, check_movable, check_reduction, check_root
 from ringreduce.config import Config
 from ringreduce.control.agreement import Signature
 from ringreduce.devices.base import Device, Queue

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringreduce.calls.queue import Line, Program
 from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
@@ -28,7 +29,6 @@ from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.fast_path import Finish, Gate
 from ringreduce.shm.layout import UNUSUAL
 from ringreduce.transports.base import Transport
-from ringreduce.work import Line, Program
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""

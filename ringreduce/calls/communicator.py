@@ -8,13 +8,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from ringreduce.arguments import check_movable, check_timeout
-from ringreduce.collectives import NOTHING, Collectives
+from ringreduce.calls.arguments import check_movable, check_timeout
+from ringreduce.calls.arrays import as_array, card_of_name
+from ringreduce.calls.collectives import NOTHING, Collectives
+from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.messages.executor import LoggedMessage
-from ringreduce.persistent import Again, PersistentCall
-from ringreduce.placement import as_array, card_of_name
 from ringreduce.planning.select import Choice, choose
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls import Call
-from ringreduce.conductor import Conductor
-from ringreduce.programs import move
+from ringreduce.calls.call import Call
+from ringreduce.calls.compound import move
+from ringreduce.calls.engine import Conductor
 
 Again = Callable[[], Any]
 """Makes a call once, and returns its result: the same array each time."""

@@ -1,6 +1,6 @@
 """What calls do that are more than one plan on the caller's arrays, poll by poll.
 
-Generators in the manner of `ringreduce.work`: they say whether they got any further, and return the
+Generators in the manner of `ringreduce.calls.queue`: they say whether they got any further, and return the
 result.  A ValueError that one returns is raised once the call is over, so that no rank is left
 waiting for the others.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls import Call, Fused, named_dtype
+from ringreduce.calls.call import Call, Fused, named_dtype
 from ringreduce.messages.executor import Executor
 
 Steps = Generator[bool, None, Any]

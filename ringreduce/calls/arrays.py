@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ringreduce.arguments import as_array as as_host_array
-from ringreduce.arguments import as_out as as_host_out
-from ringreduce.arguments import check_overlap, overlap_error, same_memory
+from ringreduce.calls.arguments import as_array as as_host_array
+from ringreduce.calls.arguments import as_out as as_host_out
+from ringreduce.calls.arguments import check_overlap, overlap_error, same_memory
 from ringreduce.devices.base import Device
 
 _CARD_MEMORY = (2, 13)

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.arguments import check_movable, check_out, check_timeout
-from ringreduce.calls import Call, Calls, Fused
-from ringreduce.conductor import USUAL, Conductor, Quick, QuickList
+from ringreduce.calls.arguments import check_movable, check_out, check_timeout
+from ringreduce.calls.arrays import as_array, as_out, card_of, check_together, is_input, open_card
+from ringreduce.calls.call import Call, Calls, Fused
+from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
+from ringreduce.calls.engine import USUAL, Conductor, Quick, QuickList
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.messages.binding import Flow
-from ringreduce.placement import as_array, as_out, card_of, check_together, is_input, open_card
-from ringreduce.programs import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.shm.allocator import Arena
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
