@@ -54,7 +54,16 @@ def bench(folder: Path, mpi: str, ranks: int, level: str, flags: Sequence[str]) 
     """The rows of ``ringreduce bench`` in that MPI's environment, with where they come from."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "rows.jsonl"
-        run = ["-m", "ringreduce.cli", "bench", "--ranks", str(ranks), *flags, "--json", str(file)]
+        run = [
+            "-m",
+            "ringreduce.launch.cli",
+            "bench",
+            "--ranks",
+            str(ranks),
+            *flags,
+            "--json",
+            str(file),
+        ]
         subprocess.run(
             [command(folder, mpi, "python"), *run],
             env={**os.environ, **LEVELS[level], "OMP_NUM_THREADS": "1"},

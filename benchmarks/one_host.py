@@ -80,7 +80,7 @@ def _measure(options: argparse.Namespace, mpi: str, ranks: int, dtype: str, leve
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "rows.jsonl"
         run = ["-m", "benchmarks.one_host_run", str(file), dtype, *map(str, sizes)]
-        launch = ["-m", "ringreduce.cli", "run", "-n", str(ranks)]
+        launch = ["-m", "ringreduce.launch.cli", "run", "-n", str(ranks)]
         subprocess.run(
             [environments.command(folder, mpi, "python"), *launch, *run],
             env={**os.environ, **environments.LEVELS[level], "OMP_NUM_THREADS": "1"},

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
     from ringreduce.calls.queue import Work
     from ringreduce.config import Config
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         ScheduleError,
     )
     from ringreduce.register import register_algorithm
-    from ringreduce.start import init, spawn
 
 __all__ = [
     "Communicator",
@@ -39,9 +39,9 @@ _MODULES = {
     "Communicator": "calls.communicator",
     "Config": "config",
     "Work": "calls.queue",
-    "init": "start",
+    "init": "bootstrap",
     "register_algorithm": "register",
-    "spawn": "start",
+    "spawn": "bootstrap",
 }
 
 

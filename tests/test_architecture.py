@@ -141,7 +141,7 @@ BENCH = {module.removeprefix("ringreduce.") for module in under("bench")}
 def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
     assert importers_of("mpi4py") - BENCH == {"transports.mpi", "start"}
     top_level = [
-        n for n in TREES["ringreduce.start"].body if isinstance(n, (ast.Import, ast.ImportFrom))
+        n for n in TREES["ringreduce.bootstrap"].body if isinstance(n, (ast.Import, ast.ImportFrom))
     ]
     assert not any("mpi4py" in ast.unparse(node) for node in top_level)
 

@@ -363,7 +363,7 @@ def test_what_is_only_moved_has_no_redop(tmp_path):
 @pytest.mark.parametrize("launcher", ["mpiexec", "ringreduce"])
 def test_on_a_terminal_a_bar_says_how_far_it_is(tmp_path, launcher):
     """The ranks write into a pipe: it is mpiexec whose output is a terminal."""
-    ours = [sys.executable, "-m", "ringreduce.cli", "bench", "--ranks", "2"]
+    ours = [sys.executable, "-m", "ringreduce.launch.cli", "bench", "--ranks", "2"]
     theirs = [mpiexec(), "-n", "2", sys.executable, "-m", "ringreduce.bench"]
     terminal, end = pty.openpty()
     with open(terminal, "rb", buffering=0) as shown:
@@ -396,7 +396,7 @@ def test_elsewhere_there_is_no_bar(tmp_path):
 @pytest.mark.mpi
 def test_the_launcher_starts_it(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "ringreduce.cli", "bench", "--ranks", "2", *QUICKLY],
+        [sys.executable, "-m", "ringreduce.launch.cli", "bench", "--ranks", "2", *QUICKLY],
         cwd=tmp_path,
         env=environment() | {"PATH": os.environ["PATH"]},
         capture_output=True,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringreduce import cli
+from ringreduce.launch.launcher import cli
 from ringreduce.train.configuration import FIELDS, from_plain, read, read_toml, to_plain, to_toml
 from ringreduce.train.settings import DTYPES, OPTIMIZERS, WIRES, Outputs, Settings
 

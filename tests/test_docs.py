@@ -70,7 +70,7 @@ def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
         assert run([*command, "script.py"], tmp_path) == block.prints
 
 
-RINGREDUCE = [sys.executable, "-m", "ringreduce.cli"]
+RINGREDUCE = [sys.executable, "-m", "ringreduce.launch.cli"]
 
 
 FILE = r"\w+\.(jsonl|png|svg|toml)"

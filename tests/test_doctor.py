@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce import doctor, probe
-from ringreduce.doctor import Answer, Finding
-from ringreduce.mpiexec import LaunchError
+from ringreduce.launch.doctor import Answer, Finding
+from ringreduce.launch.launcher import doctor, probe
+from ringreduce.launch.mpiexec import LaunchError
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
 
@@ -110,7 +110,7 @@ def test_what_forbids_single_copy_is_named(monkeypatch, scope, advice):
 @pytest.fixture
 def held():
     """A process that holds the memory to be read: its id and the address."""
-    command = [sys.executable, "-m", "ringreduce.probe", "hold"]
+    command = [sys.executable, "-m", "ringreduce.launch.probe", "hold"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -146,7 +146,7 @@ def test_a_missing_package_is_told_from_a_broken_one(monkeypatch):
 @pytest.mark.mpi
 def test_a_healthy_environment_is_well():
     ended = subprocess.run(
-        [sys.executable, "-m", "ringreduce.cli", "doctor"],
+        [sys.executable, "-m", "ringreduce.launch.cli", "doctor"],
         capture_output=True,
         text=True,
         timeout=60,

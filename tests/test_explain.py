@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringreduce import cli
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
+from ringreduce.launch.launcher import cli
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import choose, resolve, slice_count
 from ringreduce.schedules.draw import draw

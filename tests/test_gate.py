@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce import start
+from ringreduce import bootstrap
 from ringreduce.compiler import pyobjects
 from tests.cases import CONFIG
 
@@ -134,7 +134,7 @@ def test_a_method_of_ones_own_is_not_hidden(monkeypatch):
         def all_reduce(self, x, *given, **named):
             return 2 * super().all_reduce(x, *given, **named)
 
-    monkeypatch.setattr(start, "Communicator", Doubled)
+    monkeypatch.setattr(bootstrap, "Communicator", Doubled)
     assert spawn(lambda comm: float(comm.all_reduce(np.ones(1))[0])) == [4, 4]
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce import cli
-from ringreduce.abort import exit_code_of
-from ringreduce.launch import Job, command_line, rank_environment
-from ringreduce.leftovers import abandoned, remove_leftovers
-from ringreduce.mpiexec import (
+from ringreduce.launch.cleanup import abandoned, remove_leftovers
+from ringreduce.launch.job import exit_code_of
+from ringreduce.launch.launcher import Job, cli, command_line, rank_environment
+from ringreduce.launch.mpiexec import (
     Flavour,
     LaunchError,
     Mpiexec,
@@ -23,7 +22,7 @@ from ringreduce.mpiexec import (
     identify,
     library_version,
 )
-from ringreduce.rank import size_complaint
+from ringreduce.launch.rank_main import size_complaint
 
 HYDRA_5 = "HYDRA build details:\n    Version:                                 5.0.2\n"
 OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org\n"
@@ -248,7 +247,7 @@ def options_of(flavour, *, given=None, added=(), **job):
     job = Job(4, ("script.py", "-n", "9"), **job)
     line = command_line(job, MPIEXECS[flavour], given or {}, added)
     assert line[:3] == ["/env/bin/mpiexec", "-n", "4"]
-    rank = [sys.executable, "-m", "ringreduce.rank", "script.py", "-n", "9"]
+    rank = [sys.executable, "-m", "ringreduce.launch.rank_main", "script.py", "-n", "9"]
     assert line[-len(rank) :] == rank
     return line[3 : -len(rank)]
 
@@ -426,14 +425,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_whose_parent_is_gone_already_ends_itself():
-    code = "from ringreduce.abort import *; die_with_parent(parent=0); print('alive')"
+    code = "from ringreduce.launch.job import *; die_with_parent(parent=0); print('alive')"
     ended = python(code)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "")
 
 
 PRETEND_JOB = """
 import sys, types, time
-from ringreduce.abort import install
+from ringreduce.launch.job import install
 mpi = types.ModuleType("mpi4py.MPI")
 mpi.Is_initialized = lambda: True
 mpi.Is_finalized = lambda: {finalized}

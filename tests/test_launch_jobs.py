@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.launch import cores
-from ringreduce.mpiexec import Flavour, Mpiexec, find_mpiexec
+from ringreduce.launch.launcher import cores
+from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 
 pytestmark = pytest.mark.mpi
 
-RUN = [sys.executable, "-m", "ringreduce.cli", "run"]
+RUN = [sys.executable, "-m", "ringreduce.launch.cli", "run"]
 LIMIT_S = 60
 GONE_S = 10
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -231,7 +231,7 @@ def test_a_job_of_the_wrong_size_ends_with_what_is_wrong(script, tmp_path):
     script("print('ran')")
     mpiexec = found_mpiexec()
     ended = subprocess.run(
-        [mpiexec.path, "-n", "2", sys.executable, "-m", "ringreduce.rank", "script.py"],
+        [mpiexec.path, "-n", "2", sys.executable, "-m", "ringreduce.launch.rank_main", "script.py"],
         env=plain_environment(mpiexec) | {"RINGREDUCE_EXPECTED_SIZE": "3"},
         capture_output=True,
         text=True,

@@ -430,7 +430,7 @@ def test_command_refuses_an_unknown_algorithm(monkeypatch, capsys):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("launcher", "ranks"), [((), 1), (("-m", "ringreduce.cli", "run", "-n", "2"), 2)]
+    ("launcher", "ranks"), [((), 1), (("-m", "ringreduce.launch.cli", "run", "-n", "2"), 2)]
 )
 def test_command_runs_alone_and_under_mpi(launcher, ranks):
     command = [sys.executable, *launcher, "-m", "ringreduce.train", "--epochs", "2"]

@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ringreduce.launch import Job, command_line, cores, job_environment, rank_environment
-from ringreduce.leftovers import SHARED_MEMORY, abandoned
-from ringreduce.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
+from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned
+from ringreduce.launch.launcher import Job, command_line, cores, job_environment, rank_environment
+from ringreduce.launch.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
 
 _PROBE_TIMEOUT_S = 60
 _MOST_NAMED = 8
@@ -106,7 +106,7 @@ def mpi() -> Iterable[Finding]:
         yield Finding("MPI", value, advice or INSTALL, essential=True)
         return
     yield Finding("mpiexec", str(mpiexec))
-    job = Job(ranks=2, program=("-m", "ringreduce.probe", "mpi"))
+    job = Job(ranks=2, program=("-m", "ringreduce.launch.probe", "mpi"))
     added = rank_environment(job, mpiexec, given, cores(), root=os.geteuid() == 0)
     answer = _answers(command_line(job, mpiexec, given, added), {**given, **added})
     yield from job_findings(answer)
@@ -278,7 +278,7 @@ def _answers(argv: Sequence[str], environment: dict[str, str] | None = None) -> 
 
 
 def _probe(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "ringreduce.probe", *arguments]
+    return [sys.executable, "-m", "ringreduce.launch.probe", *arguments]
 
 
 def _distribution(name: str) -> str:

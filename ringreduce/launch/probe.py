@@ -1,11 +1,11 @@
 """What a process of its own finds out for `ringreduce doctor`: one line of JSON.
 
-    python -m ringreduce.probe mpi                  under mpiexec: this rank's MPI
-    python -m ringreduce.probe module NAME          an optional package
-    python -m ringreduce.probe kernels              which 16-bit floats have compiled loops
-    python -m ringreduce.probe cards                CuPy and its cards
-    python -m ringreduce.probe hold                 memory for another process to read
-    python -m ringreduce.probe read PID ADDRESS     read that memory
+    python -m ringreduce.launch.probe mpi                  under mpiexec: this rank's MPI
+    python -m ringreduce.launch.probe module NAME          an optional package
+    python -m ringreduce.launch.probe kernels              which 16-bit floats have compiled loops
+    python -m ringreduce.launch.probe cards                CuPy and its cards
+    python -m ringreduce.launch.probe hold                 memory for another process to read
+    python -m ringreduce.launch.probe read PID ADDRESS     read that memory
 
 A package that crashes, hangs or prints then harms nobody.
 """

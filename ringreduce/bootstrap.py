@@ -64,7 +64,7 @@ def init(
     # Importing mpi4py.MPI initialises MPI, so it is done here and not with the package.
     from mpi4py import MPI
 
-    from ringreduce.process import close_at_exit, never_finalize, prepare
+    from ringreduce.process_exit import close_at_exit, never_finalize, prepare
     from ringreduce.transports.mpi import MpiTransport
 
     prepare(environment, MPI.COMM_WORLD.Get_size())

@@ -1,6 +1,6 @@
 """Starting a job: mpiexec's command line, the ranks' environment, signals and the exit code.
 
-The launcher loads no MPI itself.  Each rank runs `ringreduce.rank`, which runs the user's program.
+The launcher loads no MPI itself.  Each rank runs `ringreduce.launch.rank_main`, which runs the user's program.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ringreduce.abort import die_with_parent
-from ringreduce.leftovers import remove_leftovers, remove_own_session_directory
-from ringreduce.mpiexec import Flavour, Mpiexec, find_mpiexec
+from ringreduce.launch.cleanup import remove_leftovers, remove_own_session_directory
+from ringreduce.launch.job import die_with_parent
+from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -150,7 +150,7 @@ def command_line(
     else:
         options = _hydra_options(job, given)
     start = [str(mpiexec.path), "-n", str(job.ranks), *options]
-    return [*start, sys.executable, "-m", "ringreduce.rank", *job.program]
+    return [*start, sys.executable, "-m", "ringreduce.launch.rank_main", *job.program]
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:

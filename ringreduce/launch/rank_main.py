@@ -1,7 +1,7 @@
 """What `ringreduce run` starts as each rank: the user's script, or module, as Python would run it.
 
-    python -m ringreduce.rank script.py args...
-    python -m ringreduce.rank -m module args...
+    python -m ringreduce.launch.rank_main script.py args...
+    python -m ringreduce.launch.rank_main -m module args...
 
 and, around it, what a script under mpiexec lacks: the rank dies with its launcher, and a rank that
 fails ends the job with its traceback and its exit code.
@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from ringreduce.abort import die_with_parent, end_job, exit_code_of, install
+from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable in which the launcher says how many ranks it asked for."""

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringreduce.launch import Hosts, Job, run
-from ringreduce.mpiexec import LaunchError
+from ringreduce.launch.launcher import Hosts, Job, run
+from ringreduce.launch.mpiexec import LaunchError
 
 _PASS_ON = ("train", "bench")
 """Commands that start a module of that name, which has options of its own."""
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and options.command not in _PASS_ON:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "doctor":
-        from ringreduce.doctor import main as doctor
+        from ringreduce.launch.doctor import main as doctor
 
         return doctor()
     if options.command == "explain":
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from ringreduce import explain
+    from ringreduce.launch.launcher import explain
 
     if options.ranks is None and not options.nodes:
         parser.error("explain: how many ranks? --ranks 8, or --nodes 3,1,4")

@@ -17,10 +17,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from ringreduce import abort
 from ringreduce.calls.communicator import Communicator
 from ringreduce.config import Environment
 from ringreduce.errors import PeerLostError
+from ringreduce.launch.launcher import job
 
 _FAREWELL_S = 5.0
 """How long a rank whose communicator broke waits, before it ends, for the others to get as far."""
@@ -37,10 +37,10 @@ def prepare(environment: Environment, world_size: int) -> None:
     communicator of the whole job.
     """
     if not isinstance(sys.excepthook, _CulpritsFirst):
-        abort.install()
+        job.install()
         sys.excepthook = _CulpritsFirst(sys.excepthook)
     if environment.launched:
-        abort.die_with_parent()
+        job.die_with_parent()
     expected = environment.expected_size
     if expected is not None and expected != world_size:
         raise ValueError(
