@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringreduce.algorithms.register import register_algorithm
     from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
     from ringreduce.calls.queue import Work
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
-    from ringreduce.register import register_algorithm
 
 __all__ = [
     "Communicator",
@@ -40,7 +40,7 @@ _MODULES = {
     "Config": "config",
     "Work": "calls.queue",
     "init": "bootstrap",
-    "register_algorithm": "register",
+    "register_algorithm": "algorithms.register",
     "spawn": "bootstrap",
 }
 

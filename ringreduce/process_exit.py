@@ -20,7 +20,7 @@ from typing import Any
 from ringreduce.calls.communicator import Communicator
 from ringreduce.config import Environment
 from ringreduce.errors import PeerLostError
-from ringreduce.launch.launcher import job
+from ringreduce.launch import job
 
 _FAREWELL_S = 5.0
 """How long a rank whose communicator broke waits, before it ends, for the others to get as far."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests import cards, unclocked  # noqa: F401
-from tests.mpi import MpiJobs
+from tests.support import (
+    cards,
+    unclocked,  # noqa: F401
+)
+from tests.support.mpi import MpiJobs
 
 
 def pytest_collection_modifyitems(config, items):

@@ -12,10 +12,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.cards import has_card
-from tests.mpi import ROOT, environment, mpiexec
+from tests.support.cards import has_card
+from tests.support.mpi import ROOT, environment, mpiexec
 
-TESTS = ("tests/test_device_contract.py", "tests/test_cuda.py", "tests/test_docs.py")
+TESTS = (
+    "tests/devices/test_device_contract.py",
+    "tests/devices/test_cuda.py",
+    "tests/test_docs.py",
+)
 RANKS = (2, 4)
 _MOST_S = 1800
 

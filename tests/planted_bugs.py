@@ -24,36 +24,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.mpi import ROOT, MpiJobs, processes_of
-from tests.mutations import MUTATIONS, Mutation
+from tests.support.mpi import ROOT, MpiJobs, processes_of
+from tests.support.mutations import MUTATIONS, Mutation
 
 QUICK = (
-    "tests/test_plan.py",
-    "tests/test_device.py",
-    "tests/test_executor.py",
-    "tests/test_collectives.py",
-    "tests/test_transports.py",
-    "tests/test_collectives_mpi.py",
+    "tests/planning/test_plan.py",
+    "tests/devices/test_device.py",
+    "tests/messages/test_executor.py",
+    "tests/calls/test_collectives.py",
+    "tests/transports/test_transports.py",
+    "tests/calls/test_collectives_mpi.py",
 )
 """Quickest first; each run ends at the first failure."""
-_WORK = ("tests/test_work.py",)
-_SHARED = ("tests/test_exchange.py", "tests/test_exchange_mpi.py")
+_WORK = ("tests/calls/test_queue.py",)
+_SHARED = ("tests/shm/test_program.py", "tests/shm/test_program_mpi.py")
 _BY_FILE = {
     "calls/queue.py": _WORK,
     "calls/engine.py": _WORK,
     "calls/compound.py": _WORK,
-    "algorithms/doubling.py": ("tests/test_check.py",),
-    "algorithms/tree.py": ("tests/test_check.py",),
-    "devices/float16_elements.py": ("tests/test_kernels.py",),
-    "planning/shm_instructions.py": ("tests/test_rows.py",),
-    "shm/allocator.py": ("tests/test_arena.py",),
-    "shm/fast_entry.py": ("tests/test_gate.py",),
-    "devices/folds.py": ("tests/test_folds.py",),
-    "devices/vectors.py": ("tests/test_folds.py",),
+    "algorithms/doubling.py": ("tests/schedules/test_check.py",),
+    "algorithms/tree.py": ("tests/schedules/test_check.py",),
+    "devices/float16_elements.py": ("tests/devices/test_float16.py",),
+    "planning/shm_instructions.py": ("tests/planning/test_shm_instructions.py",),
+    "shm/allocator.py": ("tests/shm/test_allocator.py",),
+    "shm/fast_entry.py": ("tests/shm/test_fast_path.py",),
+    "devices/folds.py": ("tests/devices/test_folds.py",),
+    "devices/vectors.py": ("tests/devices/test_folds.py",),
     "shm/executor.py": _SHARED,
     "shm/entry.py": _SHARED,
-    "shm/intervals.py": ("tests/test_lists.py",),
-    "shm/iovec.py": ("tests/test_lists.py",),
+    "shm/intervals.py": ("tests/shm/test_lists.py",),
+    "shm/iovec.py": ("tests/shm/test_lists.py",),
 }
 _FIRST = {
     **dict.fromkeys(
@@ -62,13 +62,13 @@ _FIRST = {
             "completed-calls-not-counted",
             "received-before-the-signature-is-known",
         ),
-        ("tests/test_agreement.py",),
+        ("tests/control/test_agreement.py",),
     ),
     **dict.fromkeys(
         ("signature-of-a-list-without-its-layout", "wire-not-signed", "persistent-call-on-a-copy"),
         _WORK,
     ),
-    "given-up-but-still-coming": ("tests/test_faults.py",),
+    "given-up-but-still-coming": ("tests/calls/test_faults.py",),
 }
 """Where to look for a bug first and only, if not in `QUICK`."""
 _OTHERS = sorted({name for suite in (*_BY_FILE.values(), *_FIRST.values()) for name in suite})
@@ -82,13 +82,13 @@ _MOST_S_WITHOUT = 1200.0
 def suite_for(mutation: Mutation) -> tuple[str, ...]:
     """The tests to run, those that ought to know first."""
     if mutation.file.startswith("transports/"):
-        return tuple(sorted(QUICK, key=lambda name: name != "tests/test_transports.py"))
+        return tuple(sorted(QUICK, key=lambda name: name != "tests/transports/test_transports.py"))
     return _FIRST.get(mutation.name, _BY_FILE.get(mutation.file, QUICK))
 
 
 def found_by(folder: Path, suite: Sequence[str], most_s: float = _MOST_S) -> str:
     """The test that fails in this copy; "" if none does."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "tests.unshrunk"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "tests.support.unshrunk"]
     process = subprocess.Popen(
         [*command, "-p", "no:cacheprovider", *suite],
         cwd=folder,

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -38,69 +39,92 @@ def imports_of(module: str, tree: ast.AST) -> set[str]:
 IMPORTS = {module: imports_of(module, tree) for module, tree in TREES.items()}
 
 
-def reached_from(*modules: str) -> set[str]:
-    """All modules of the package that importing these leads to, function-level imports included."""
-    reached: set[str] = set()
-    waiting = [m for m in SOURCES if any(m == n or m.startswith(f"{n}.") for n in modules)]
-    while waiting:
-        module = waiting.pop()
-        if module in SOURCES and module not in reached:
-            reached.add(module)
-            waiting += IMPORTS[module]
-    return reached
-
-
 def under(name: str) -> set[str]:
     return {m for m in SOURCES if m == f"ringreduce.{name}" or m.startswith(f"ringreduce.{name}.")}
 
 
-def all_under(*names: str) -> set[str]:
-    return set().union(*(under(name) for name in names))
-
-
 # --- the direction of imports ---------------------------------------------------------------------
 
-SYMBOLIC = ("schedule", "algorithms", "matching", "check", "cost", "simulate", "draw", "picture")
-CARRIES_OUT = (
-    *("binding", "executor", "agreement", "calls", "work", "conductor", "programs", "persistent"),
-    *("staging", "placement", "communicator", "start", "flows", "straight", "collectives"),
-)
-THROUGH_OTHERS = ("areas", "door", "machine", "pieces")
-FOR_NUMBA = (*THROUGH_OTHERS, "compilable", "elements", "folds", "kernels", "vectors")
-LAUNCHES = ("abort", "launch", "mpiexec", "leftovers", "rank", "probe", "doctor", "explain", "cli")
+GROUND = {"errors", "topology", "config"}
+"""Modules of the first level that every package may import."""
+SYMBOLIC = {"schedules", "algorithms"}
+BELOW_CALLS = {"control", "devices", "messages", "planning", "shm", "transports"}
+MAY_IMPORT = {
+    "schedules": set(),
+    "algorithms": {"schedules"},
+    "picture": {"schedules"},
+    "planning": SYMBOLIC,
+    "compiler": set(),
+    "transports": set(),
+    "devices": {"compiler"},
+    "control": {"schedules", "transports"},
+    "messages": {"control", "devices", "planning", "transports"},
+    "shm": {"compiler", "control", "devices", "planning", "transports"},
+    "calls": {*BELOW_CALLS, *SYMBOLIC},
+    "bootstrap": {"calls", "devices", "process_exit", "shm", "transports"},
+    "process_exit": {"calls", "launch"},
+    "launch": {*SYMBOLIC, "picture", "planning"},
+    "train": {"the public names"},
+    "bench": {"the public names", "devices", "planning", "schedules"},
+    # Packages to come.
+    "pipeline": {"schedules"},
+    "elastic": {"launch", "the public names"},
+    "torch": {"the public names"},
+}
+"""Which packages a package may import, besides itself and the ground."""
+FOR_NOW = {
+    ("compiler.jit", "devices"): "callers hand in what is compiled",
+    ("compiler.pyobjects", "shm"): "records take the place of numbers",
+    ("calls.engine", "compiler"): "one way for every call",
+    ("messages.flows", "shm"): "one way for every call",
+    ("shm.program", "messages"): "one way for every call",
+    ("transports.mpi", "shm"): "bootstrap shares memory",
+    ("transports.mpi", "compiler"): "bootstrap shares memory",
+    ("transports.thread", "shm"): "bootstrap shares memory",
+    ("bootstrap", "compiler"): "bootstrap shares memory",
+}
+"""Imports that go up, and what removes them."""
+LAZY = {("launch.cli", "train")}
+"""The command line reads the trainer's options when they are asked for."""
+
+
+def package_of(module: str) -> str:
+    """The first level: a package, or a module that is none; "" for `ringreduce` itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def upward(module: str, tree: ast.AST) -> set[tuple[str, str]]:
+    """The imports of a module that its package may not make."""
+    package = package_of(module)
+    allowed = MAY_IMPORT.get(package, set()) | GROUND | {package}
+    found = {package_of(name) or "the public names" for name in _inner(imports_of(module, tree))}
+    return {(module.removeprefix("ringreduce."), name) for name in found - allowed}
+
+
+def _inner(names: set[str]) -> set[str]:
+    return {name for name in names if name == "ringreduce" or name in SOURCES}
 
 
 def test_no_two_modules_import_each_other():
     TopologicalSorter(IMPORTS).prepare()
 
 
-@pytest.mark.parametrize(
-    ("names", "never"),
-    [
-        (SYMBOLIC, ("transports", "devices", "plan", "slice_plan", "config", *CARRIES_OUT)),
-        (("plan", "slice_plan", "select"), ("transports", "devices", *CARRIES_OUT)),
-        (("devices",), ("transports", "schedule", "plan", *CARRIES_OUT)),
-        (("transports",), CARRIES_OUT),
-        (
-            ("binding", "executor"),
-            ("transports.thread", "transports.mpi", "devices.cpu", "select", "communicator"),
-        ),
-        (
-            ("staging",),
-            ("transports.thread", "transports.mpi", "devices.cpu", "devices.cuda", "communicator"),
-        ),
-        (("agreement",), ("executor", "binding", "communicator", "transports.mpi")),
-        (
-            ("communicator", "collectives", "calls"),
-            ("transports.thread", "transports.mpi", "start", "process"),
-        ),
-        (LAUNCHES, ("transports", "devices", *CARRIES_OUT)),
-    ],
-    ids=lambda names: names[0],
-)
-def test_imports_go_down_only(names, never):
-    reached = reached_from(*(f"ringreduce.{name}" for name in names))
-    assert not reached & all_under(*never)
+def test_packages_import_what_stands_below_them():
+    packages = (m for m in SOURCES if m != "ringreduce" and package_of(m) not in GROUND)
+    found = set().union(*(upward(module, TREES[module]) for module in packages))
+    assert found == FOR_NOW.keys() | LAZY
+
+
+def test_the_ground_imports_nothing_but_the_cost_of_a_profile():
+    found = {(m, n) for m in GROUND for n in _inner(IMPORTS[f"ringreduce.{m}"])}
+    assert found == {("config", "ringreduce.schedules.cost")}
+
+
+def test_every_package_stands_in_the_table_and_says_what_it_is_for():
+    here = {package_of(module) for module in SOURCES} - GROUND - {""}
+    assert here == MAY_IMPORT.keys() - {"pipeline", "elastic", "torch"}
+    for path in PACKAGE.glob("*/__init__.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 def test_trainers_use_public_names_alone():
@@ -139,7 +163,7 @@ BENCH = {module.removeprefix("ringreduce.") for module in under("bench")}
 
 
 def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
-    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "start"}
+    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "bootstrap"}
     top_level = [
         n for n in TREES["ringreduce.bootstrap"].body if isinstance(n, (ast.Import, ast.ImportFrom))
     ]
@@ -151,12 +175,17 @@ def test_cupy_is_imported_by_what_runs_on_a_card_alone():
     assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.__main__"}
 
 
+COMPILED = {
+    *("compiler.compilable", "compiler.intrinsics", "devices.float16_elements", "devices.folds"),
+    *("devices.float16_kernels", "devices.vectors", "shm.entry", "shm.executor", "shm.fast_entry"),
+    *("shm.intervals", "shm.iovec"),
+}
+"""Modules that are imported to compile them, and at no other time."""
+
+
 def test_numba_is_imported_by_what_is_only_imported_to_compile():
-    written_for_it = {f"devices.{name}" for name in (*FOR_NUMBA, "gate", "native")}
-    through_others = {f"devices.{name}" for name in (*THROUGH_OTHERS, "gate")}
-    imports_it = {"devices.compiling", "devices.machine_code", *written_for_it}
-    assert importers_of("numba") | through_others == imports_it
-    lazily = {"numba", "llvmlite"} | {f"ringreduce.{name}" for name in written_for_it}
+    assert importers_of("numba") <= {"compiler.jit", "compiler.object_files", *COMPILED}
+    lazily = {"numba", "llvmlite"} | {f"ringreduce.{name}" for name in COMPILED}
     for module in SOURCES.keys() - lazily:
         for node in TREES[module].body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -264,8 +293,8 @@ def test_nothing_is_pickled_over_mpi():
 
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
-    settings_of_numba = {"devices.compiling"}
-    assert readers <= {"config", *settings_of_numba, *LAUNCHES}
+    launch = {m.removeprefix("ringreduce.") for m in under("launch")}
+    assert readers <= {"config", "compiler.jit", *launch}  # jit reads Numba's settings
 
 
 # --- and would be found ---------------------------------------------------------------------------
@@ -274,6 +303,8 @@ def test_the_environment_is_read_in_few_places():
 @pytest.mark.parametrize(
     ("search", "code"),
     [
+        (partial(upward, "ringreduce.shm.x"), "from ringreduce.messages import binding"),
+        (partial(upward, "ringreduce.schedules.x"), "import ringreduce"),
         (breaches_of_safety, "import pickle"),
         (breaches_of_safety, "def f():\n    from pickle import loads"),
         (breaches_of_safety, "eval('1')"),

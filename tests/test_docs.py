@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import ROOT, environment, mpiexec
-from tests.test_train_data import mnist
+from tests.support.mpi import ROOT, environment, mpiexec
+from tests.train.test_train_data import mnist
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.M | re.S)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mpi import ROOT
-from tests.mutations import MUTATIONS
 from tests.planted_bugs import copy_all, found_by, markdown, plant
+from tests.support.mpi import ROOT
+from tests.support.mutations import MUTATIONS
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -25,7 +25,7 @@ def test_the_documentation_lists_them():
 
 def test_a_planted_bug_is_found_and_none_is_found_without(tmp_path):
     copy_all(ROOT, tmp_path)
-    suite = ["tests/test_device.py"]
+    suite = ["tests/devices/test_device.py"]
     assert found_by(tmp_path, suite) == ""
     plant(next(m for m in MUTATIONS if m.name == "min-without-nan"), tmp_path)
     assert "test_nan_on_either_side_gives_nan" in found_by(tmp_path, suite)

@@ -1,7 +1,7 @@
 """What each algorithm promises of one rank: its steps, and chunks sent and received, as formulas.
 
-These are the figures of the algorithms' docstrings, for any number of ranks; `ringreduce.schedules.check`
-counts what the generators really do, and holds them to this.
+These are the figures of the algorithms' docstrings, for any number of ranks.
+`ringreduce.schedules.check` counts what the generators really do, and holds them to this.
 
 `group` lists the ranks, `me` is this rank's place in it, and ``sizes[i]`` is the number of chunks
 of part i.  In rooted algorithms, of n ranks, every part is one chunk.

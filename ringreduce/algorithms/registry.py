@@ -31,7 +31,7 @@ def registered(collective: str, name: str) -> Builder | None:
 def remember(
     collective: str, name: str, steps: OwnSteps, chunks: Callable[[int], int] | None
 ) -> None:
-    """Let a name stand for a schedule; `ringreduce.register` says how, and checks the name."""
+    """Let a name stand for a schedule; `algorithms.register` checks the name."""
     _registered[collective, name] = _builder(collective, name, steps, chunks)
 
 

@@ -1,8 +1,8 @@
 """What calls do that are more than one plan on the caller's arrays, poll by poll.
 
-Generators in the manner of `ringreduce.calls.queue`: they say whether they got any further, and return the
-result.  A ValueError that one returns is raised once the call is over, so that no rank is left
-waiting for the others.
+Generators in the manner of `ringreduce.calls.queue`: they say whether they got any further, and
+return the result.  A ValueError that one returns is raised once the call is over, so that no rank
+is left waiting for the others.
 """
 
 from __future__ import annotations

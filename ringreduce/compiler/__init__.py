@@ -1,0 +1,1 @@
+"""Compile Python functions to machine code that needs no interpreter, and keep the code."""

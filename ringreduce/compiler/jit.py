@@ -5,7 +5,7 @@ Machine code is kept in a folder of this user's alone, under ``~/.cache/ringredu
 pickle, with which Numba reads what it has kept.  There is a folder for just this code, compiler,
 processor and settings.
 
-What is called by its address is kept as `devices.machine_code` has it, a file each, and loaded
+What is called by its address is kept as `object_files` has it, a file each, and loaded
 without Numba.  Kernels that Python calls with arrays are kept by Numba, each in a folder of its own
 with one variant: several ranks that start at once write Numba's index of a function's variants each
 as if it were alone, so that a variant could be taken for another.  Files are replaced whole; the
@@ -84,16 +84,16 @@ def _fold(op: str, dtype: Any) -> Any:
 
 
 def machine() -> int | None:
-    """The address of `devices.machine.run`, compiled; None where that is impossible.
+    """The address of `shm.executor.run`, compiled; None where that is impossible.
 
     That is where there is no Numba, or one that does not compile or convert float16, and where
-    arrays are not laid out as `devices.python_calls` takes them to be.
+    arrays are not laid out as `pyobjects` takes them to be.
     """
     return _compiled_door("run")
 
 
 def door(name: str, me: Any = None, doc: str | None = None) -> Callable[..., Any] | None:
-    """A function of `devices.door` or `devices.gate`, compiled; None as `machine`.
+    """A function of `shm.entry` or `shm.fast_entry`, compiled; None as `machine`.
 
     It is given `me` with each call.
     """
@@ -104,9 +104,9 @@ def door(name: str, me: Any = None, doc: str | None = None) -> Callable[..., Any
 
 
 _IN_MODULES = {
-    "machine": ("run",),
-    "door": ("enter", "find", "mixes"),
-    "gate": ("all_reduce", "again", "shut", "reopen", "place"),
+    "shm.executor": ("run",),
+    "shm.entry": ("enter", "find", "mixes"),
+    "shm.fast_entry": ("all_reduce", "again", "shut", "reopen", "place"),
 }
 _NAMED = ("all_reduce",)
 
@@ -129,7 +129,7 @@ def _door(name: str) -> Any:
     if numba.config.DISABLE_JIT or not _converts_float16(numba.config):
         return None
     (module,) = (module for module, names in _IN_MODULES.items() if name in names)
-    function = getattr(importlib.import_module(f"ringreduce.devices.{module}"), name)
+    function = getattr(importlib.import_module(f"ringreduce.{module}"), name)
     takes = function.__code__.co_argcount
     return function, numba.types.int64(*(numba.types.int64,) * takes)
 
@@ -257,6 +257,7 @@ def _converts_float16(config: Any) -> bool:
 
 # --- where code is kept ---------------------------------------------------------------------------
 
+_COMPILED_PACKAGES = ("compiler", "devices", "shm")
 _CHANGES_NO_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")
 
 
@@ -264,7 +265,7 @@ def _folder(name: str) -> Path | None:
     """Where the machine code of one kernel is kept; None if there is no safe place."""
     digest = hashlib.sha256()
     try:
-        for source in (*sorted(Path(__file__).parent.glob("*.py")), *_compiler()):
+        for source in (*_sources(), *_compiler()):
             digest.update(source.read_bytes())
         digest.update(repr((sys.version, object_files.host(), _settings())).encode())
         base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache")
@@ -272,6 +273,12 @@ def _folder(name: str) -> Path | None:
     except (OSError, RuntimeError, ImportError):  # no source file, nowhere to write, no home
         return None
     return private and private / name
+
+
+def _sources() -> Iterator[Path]:
+    """The source files of every package that has compiled code."""
+    for package in _COMPILED_PACKAGES:
+        yield from sorted((Path(__file__).parent.parent / package).glob("*.py"))
 
 
 def _compiler() -> Iterator[Path]:

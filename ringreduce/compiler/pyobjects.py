@@ -22,7 +22,7 @@ LENGTH, ITEMS_OF_LIST, ITEMS_OF_TUPLE = 16, 24, tuple.__basicsize__
 """Where in a list and a tuple its length stands, the address of its items, and its items."""
 _FASTCALL, _WITH_NAMES = 0x80, 0x02
 
-# --- a gate, in words: see `devices.gate` ---------------------------------------------------------
+# --- a gate, in words: see `shm.fast_entry` -------------------------------------------------------
 
 OPEN, BUSY, OWNER, NEXT, ACCOUNTED, TAKEN_OVER, LOST = range(7)
 REMEMBER, BEGUN, USUAL_WAY, EMPTY, OUT, OP, DEFAULT_OP, NONE, ARRAY, ARGUMENTS = range(7, 17)

@@ -1,0 +1,1 @@
+"""The control protocol: numbers and signatures of calls, aborts, alarms and the texts of errors."""

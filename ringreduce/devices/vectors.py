@@ -115,7 +115,7 @@ _OF_SIGNED, _OF_UNSIGNED = (
 )
 
 
-# --- floats of 16 bits: what `devices.elements` does to one ---------------------------------------
+# --- floats of 16 bits: what `devices.float16_elements` does to one -------------------------------
 
 
 def _is_nan(builder: Builder, bits: Vector, infinity: int) -> Vector:

@@ -1,0 +1,1 @@
+"""The command line: start jobs, watch ranks, examine the installation, explain schedules."""

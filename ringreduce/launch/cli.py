@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from ringreduce.launch.launcher import explain
+    from ringreduce.launch import explain
 
     if options.ranks is None and not options.nodes:
         parser.error("explain: how many ranks? --ranks 8, or --nodes 3,1,4")

@@ -1,6 +1,7 @@
 """Starting a job: mpiexec's command line, the ranks' environment, signals and the exit code.
 
-The launcher loads no MPI itself.  Each rank runs `ringreduce.launch.rank_main`, which runs the user's program.
+The launcher loads no MPI itself.  Each rank runs `ringreduce.launch.rank_main`,
+which runs the user's program.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Execute a plan by point-to-point messages, over any transport."""

@@ -79,7 +79,7 @@ class Compiled(NamedTuple):
     """``enter(address, number, ...)``: 0 when it is over.
 
     The number of the call, whose signature it has; and the arrays, if those are not the ones that
-    it is bound to.  See `devices.door`.
+    it is bound to.  See `shm.entry`.
     """
     address: int
     goes_on: Callable[[], bool]

@@ -1,0 +1,1 @@
+"""Schedules as data: their vocabulary, their proof, their price and their drawing as text."""

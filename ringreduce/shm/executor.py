@@ -1,7 +1,8 @@
 """The machine that carries out a program, compiled: rows that copy, fold, tell and wait.
 
-A program is one slice of a plan, made for shared memory by `ringreduce.planning.shm_instructions`.  How its words and
-rows are laid out, and what they mean, stands in `devices.blocks`.
+A program is one slice of a plan, made for shared memory by
+`ringreduce.planning.shm_instructions`.  How its words and rows are laid out, and what they mean,
+stands in `shm.layout`.
 
 Every rank counts exchanges, all alike.  In exchange e it puts what it has to say into slot e mod 2
 of its block, and then the number e before it (release); who reads e there (acquire) sees all that

@@ -1,8 +1,8 @@
 """The way past Python: calls that were made before, when nothing else is under way.
 
 What takes the time of a small call is Python: a key, a lock, an account of the call.  Here compiled
-code does all that for one that was made before, if the gate is open.  `ringreduce.shm.fast_path` says when
-it is, and does what may have to wait.
+code does all that for one that was made before, if the gate is open.
+`ringreduce.shm.fast_path` says when it is, and does what may have to wait.
 
 The interpreter's lock is held wherever the words of a gate are looked at, so that no two threads
 pass it at once.  While a call is under way, and that lock is not held, BUSY keeps others out.

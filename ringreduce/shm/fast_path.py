@@ -2,8 +2,8 @@
 
 Whoever holds the lock has shut the gate.  It is opened when the lock is let go of and nothing is
 under way or wrong; then compiled code makes calls that were made before, without the lock, one at a
-time, and counts them (`devices.gate`).  What they have done is accounted for when the gate is shut
-again.
+time, and counts them (`shm.fast_entry`).  What they have done is accounted for when the gate is
+shut again.
 """
 
 from __future__ import annotations

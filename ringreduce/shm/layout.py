@@ -62,7 +62,7 @@ latest number whose header was compared.  A register is two words: an address, a
 it is of, 0 for this one, IN_PIECES if what stands at that address is where the pieces lie."""
 PEER_WORDS = 11
 
-# --- words of a buffer in pieces: see `devices.pieces` --------------------------------------------
+# --- words of a buffer in pieces: see `shm.iovec` --------------------------------------------
 
 IN_PIECES = -1
 PLACES, SIZES, PIECE, BEGIN = range(4)

@@ -25,7 +25,7 @@ class Request(Protocol):
 
 
 class SharedMemory(Protocol):
-    """A block of each rank, mapped by all, that begins as in `devices.blocks`."""
+    """A block of each rank, mapped by all, that begins as in `shm.layout`."""
 
     addresses: Sequence[int]
     """Of each rank's block."""

@@ -1,0 +1,414 @@
+"""`ringreduce bench`: what it refuses, its inputs, its columns, its fit, and a run over MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringreduce.algorithms import build
+from ringreduce.bench.fit import fit
+from ringreduce.bench.inputs import OPS, Inputs, refusal
+from ringreduce.bench.options import _parser, nbytes, read
+from ringreduce.schedules.cost import Link, Profile, price
+from tests.support.mpi import environment, mpiexec
+
+ROOT = Path(__file__).parents[2]
+
+
+def options(*flags: str):
+    return read(flags, "bench")
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["-b", "16", "-e", "8"], "-b 16 is more than -e 8"),
+        (["-b", "2"], "-b 2 is less than an element of float32"),
+        (["-b", "0"], "'0' is no size"),
+        (["-e", "1T"], "'1T' is no size; wanted one such as 8, 64K or 1G"),
+        (["-f", "1"], "-f is 1; wanted at least 2"),
+        (["-n", "0"], "-n is 0; wanted at least 1"),
+        (["-w", "-1"], "-w is -1; wanted at least 0"),
+        (["-o", "median"], "unknown op 'median'"),
+        (["-d", "str"], "-d str cannot be sent"),
+        (["-d", "floaty"], "unknown dtype 'floaty'"),
+        (["-o", "xor"], "-o xor wants integers or bool, not float32"),
+        (["-o", "avg", "-d", "int"], "-o mean does not go with int32"),
+        (["-d", "bool"], "-o sum does not go with bool"),
+        (["--collective", "all_reuse"], "invalid choice: 'all_reuse'"),
+        (["--collectiv", "reduce"], "unrecognized arguments"),
+        (["--plot", "run.xyz"], "--plot run.xyz: wanted a name that ends in .png"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(flags, complaint, capsys):
+    with pytest.raises(SystemExit) as error:
+        options(*flags)
+    assert error.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_names_of_nccl_tests_are_understood():
+    assert options("-d", "half", "-o", "avg").dtype == "float16"
+    assert options("-d", "half", "-o", "avg").op == "mean"
+    assert options("-d", "bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("8", 8), ("64K", 1 << 16), ("64k", 1 << 16), ("2M", 2 << 20), ("1G", 1 << 30)],
+)
+def test_sizes(text, wanted):
+    assert nbytes(text) == wanted
+
+
+def test_sizes_go_from_b_to_e_by_f():
+    assert options("-b", "8", "-e", "1K", "-f", "4").counts(3) == [2, 8, 32, 128]
+
+
+def test_shares_are_whole():
+    assert options("--collective", "all_gather", "-b", "8", "-e", "64").counts(3) == [3, 6, 15]
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint64", "bool", "complex64"]
+
+
+assert np.dtype("bfloat16") == ml_dtypes.bfloat16, "ml_dtypes has not named its dtypes"
+PAIRS = [(op, dtype) for op in OPS for dtype in DTYPES if not refusal(op, np.dtype(dtype))]
+
+
+def test_many_pairs_go_together():
+    assert len(PAIRS) == 42
+
+
+@pytest.mark.parametrize(("op", "dtype"), PAIRS)
+@given(ranks=st.integers(1, 64), iteration=st.integers(0, 30), order=st.randoms())
+@settings(max_examples=6)
+def test_results_are_exact_whatever_the_order(op, dtype, ranks, iteration, order):
+    inputs = Inputs(ranks, 23, op, dtype)
+    arrays = []
+    for rank in range(ranks):
+        arrays.append(np.empty(23, dtype))
+        inputs.fill(arrays[-1], rank, iteration)
+    order.shuffle(arrays)
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = OPS[op](total, array).astype(dtype)
+    if op == "mean":
+        total = (total / ranks).astype(dtype)
+    assert np.array_equal(total, inputs.result(iteration))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_a_contribution_too_few_or_in_another_place_is_seen(ranks):
+    inputs = Inputs(ranks, 40, "sum", "float32")
+    arrays = [np.empty(40, np.float32) for _ in range(ranks)]
+    for rank, array in enumerate(arrays):
+        inputs.fill(array, rank, 3)
+    right = inputs.result(3)
+    assert not np.array_equal(sum(arrays[1:]), right)
+    assert not np.array_equal(np.roll(sum(arrays), 8), right)
+    assert not np.array_equal(inputs.result(4), right)
+
+
+def test_long_arrays_are_written_whole():
+    inputs = Inputs(2, 100_003, "sum", "float32")
+    array = np.full(100_003, np.nan, np.float32)
+    inputs.fill(array, 1, 0)
+    assert np.array_equal(array[:-5], array[5:])
+
+
+# --- the fit --------------------------------------------------------------------------------------
+
+
+def price_of(algorithm, nodes):
+    schedule = build("all_reduce", algorithm, nodes)
+    return lambda size, profile: price(schedule, nodes, size, profile)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "doubling", "two_shot"])
+def test_a_fit_finds_what_the_times_were_made_of(algorithm):
+    truth = Profile(Link(3e-6, 2e-10), gamma_s_per_byte=5e-11)
+    cost = price_of(algorithm, [[0, 1, 2, 3]])
+    points = [(1 << k, cost(1 << k, truth)) for k in range(3, 28)]
+    folds = [(size, size * truth.gamma_s_per_byte) for size in (1 << 10, 1 << 20)]
+    found = fit(points, folds, cost, across=False)
+    assert math.isclose(found.profile.in_node.alpha_s, 3e-6, rel_tol=1e-3)
+    assert math.isclose(found.profile.in_node.beta_s_per_byte, 2e-10, rel_tol=1e-3)
+    assert math.isclose(found.profile.gamma_s_per_byte, 5e-11, rel_tol=1e-3)
+    assert found.error < 1e-3
+    assert found.error_checked < 1e-3
+    assert len(found.fitted) == 13
+    assert len(found.checked) == 12
+
+
+def test_across_nodes_both_links_are_fitted():
+    nodes = [[0, 1], [2, 3]]
+    truth = Profile(Link(1e-6, 1e-10), Link(3e-5, 1e-9), 5e-11)
+    cost = price_of("hierarchical", nodes)
+    points = [(1 << k, cost(1 << k, truth)) for k in range(3, 28)]
+    folds = [(1 << 20, (1 << 20) * truth.gamma_s_per_byte)]
+    found = fit(points, folds, cost, across=True)
+    assert found.error_checked < 0.02
+
+
+def test_noise_does_not_make_a_cost_negative():
+    rng = np.random.default_rng(5)
+    cost = price_of("ring", [[0, 1]])
+    points = [(1 << k, float(rng.uniform(1e-6, 1e-3))) for k in range(3, 20)]
+    found = fit(points, [(1 << 20, 1e-4)], cost, across=False)
+    link = found.profile.in_node
+    assert min(link.alpha_s, link.beta_s_per_byte, found.profile.gamma_s_per_byte) > 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("and", "or", "xor")])
+def test_a_call_that_did_nothing_would_be_noticed(op, ranks):
+    inputs = Inputs(ranks, 1000, op, "float64")
+    mine = np.empty(1000)
+    noticed = []
+    for rank in range(ranks):
+        inputs.fill(mine, rank, 3)
+        noticed.append(not np.array_equal(mine, inputs.result(3)))
+    assert sum(noticed) >= ranks - 1  # with an odd number of ranks one may have the mean
+
+
+# --- over MPI -------------------------------------------------------------------------------------
+
+
+def bench(tmp_path: Path, ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "benchmarks/all_reduce.py")]
+    return subprocess.run(
+        [*command, *flags],
+        cwd=tmp_path,
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+TORCH = importlib.util.find_spec("torch") is not None
+"""Gloo is a peer where there is torch."""
+QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "-n", "3", "-w", "1", "-c", "3")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("collective", "places"),
+    [
+        ("all_reduce", {"out of place", "in place"}),
+        ("reduce", {"out of place", "in place"}),
+        ("reduce_scatter", {"out of place"}),
+        ("all_gather", {"out of place"}),
+        ("broadcast", {"in place"}),
+        ("all_to_all", {"out of place"}),
+        ("barrier", {"out of place"}),
+    ],
+)
+def test_every_collective_is_measured_beside_its_peer(tmp_path, collective, places):
+    ended = bench(tmp_path, 3, "--collective", collective, *QUICKLY, "--json", "rows.jsonl")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {row["bytes"] for row in rows} <= {4, 24, 32, 4092, 4096, 524_280, 524_288}
+    gloo = {("Gloo", "in place")} if TORCH and collective == "all_reduce" else set()
+    assert {(row["contender"], row["place"]) for row in rows} == gloo | {
+        (name, place) for name in ("ringreduce", "MPI") for place in places
+    }
+    assert [row["wrong"] for row in rows] == [0] * len(rows)
+    for row in rows:
+        assert 0 < row["min_us"] <= row["median_us"] <= row["p99_us"]
+        assert row["command"].startswith("mpirun -n 3 python benchmarks/all_reduce.py --collective")
+    assert "# wrong elements: 0 of ringreduce, 0 of peers" in ended.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "flags",
+    [("-d", "bfloat16"), ("-d", "half", "-o", "avg"), ("-d", "bool", "-o", "xor"), ("-o", "prod")],
+)
+def test_dtypes_and_ops(tmp_path, flags):
+    ended = bench(tmp_path, 2, *QUICKLY, *flags)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.mpi
+def test_a_table_has_the_columns_of_nccl_tests(tmp_path):
+    ended = bench(tmp_path, 2, *QUICKLY, "-c", "0")
+    lines = [line for line in ended.stdout.splitlines() if not line.startswith("# ")]
+    words = [line.split() for line in ended.stdout.splitlines()]
+    names = next(line for line in words if "redop" in line)
+    assert names[:4] == ["#", "size", "count", "type"]
+    assert [names.count(name) for name in ("algbw", "#wrong", "busbw")] == [2, 2, 4 + TORCH]
+    rows = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    assert [row[:4] for row in rows] == [
+        ["32", "8", "float", "sum"],
+        ["4096", "1024", "float", "sum"],
+        ["524288", "131072", "float", "sum"],
+    ]
+    assert all("N/A" in row for row in rows)  # nothing was verified
+    # At the end the rate is what time and size make it: all-reduce of two has a factor of 1.
+    time_us, algbw, busbw = (float(rows[2][column]) for column in (5, 7, 8))
+    assert math.isclose(algbw, 524_288 / time_us / 1e3, rel_tol=0.02, abs_tol=0.01)
+    assert algbw == busbw
+
+
+@pytest.mark.mpi
+def test_an_algorithm_that_cannot_be_had_is_refused(tmp_path):
+    ended = bench(tmp_path, 2, "--algorithm", "ringing")
+    assert ended.returncode == 2
+    assert "unknown algorithm 'ringing'" in ended.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("flags", [(), ("--algorithm", "ring")])
+def test_calls_are_told_an_algorithm_only_if_it_is(tmp_path, flags):
+    """One that is told so is carried out by way of Python."""
+    spied = tmp_path / "spied.py"
+    spied.write_text(
+        "import sys\n"
+        "from unittest import mock\n"
+        "import ringreduce as rr\n"
+        "from ringreduce.bench.__main__ import main\n"
+        "real, told = rr.Communicator.all_reduce, []\n"
+        "def all_reduce(self, x, *arguments, **named):\n"
+        "    told.append(named)\n"
+        "    return real(self, x, *arguments, **named)\n"
+        "with mock.patch.object(rr.Communicator, 'all_reduce', all_reduce): main()\n"
+        "print(*sorted(told[-1]))  # the first only asks whether there is such an algorithm\n"
+    )
+    ended = subprocess.run(
+        [mpiexec(), "-n", "1", sys.executable, str(spied), "-b", "8", "-e", "8", "-n", "1", *flags],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = ["algorithm"] if flags else []
+    assert ended.stdout.splitlines()[-1].split() == [*told, "op", "out"]
+
+
+@pytest.mark.mpi
+def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "import sys\n"
+        "from unittest import mock\n"
+        "import ringreduce as rr\n"
+        "from ringreduce.bench.__main__ import main\n"
+        "right = rr.Communicator.all_reduce\n"
+        "def all_reduce(self, x, *arguments, **named):\n"
+        "    y = right(self, x, *arguments, **named)\n"
+        "    if y.size > 9 and self.rank == 1: y[9] += 1\n"
+        "    return y\n"
+        "with mock.patch.object(rr.Communicator, 'all_reduce', all_reduce): sys.exit(main())\n"
+    )
+    ended = subprocess.run(
+        [mpiexec(), "-n", "2", sys.executable, str(wrong), *QUICKLY],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 1
+    # Of two sizes three results each are looked at, in two places.
+    assert "# wrong elements: 12 of ringreduce, 0 of peers" in ended.stdout
+
+
+@pytest.mark.mpi
+def test_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    ended = bench(tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "-n", "3", "--plot", "run.png")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert "the cost model, fitted to every other size: alpha" in ended.stdout
+
+
+@pytest.mark.mpi
+def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path):
+    ended = bench(tmp_path, 2, "--json", "no/such/folder.jsonl")
+    assert ended.returncode == 2
+    assert "no/such/folder.jsonl" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "redop" not in ended.stdout
+
+
+@pytest.mark.mpi
+def test_what_is_only_moved_has_no_redop(tmp_path):
+    ended = bench(tmp_path, 2, *QUICKLY, "--collective", "broadcast")
+    rows = [line.split() for line in ended.stdout.splitlines() if line[:1] == " "]
+    assert [row[3] for row in rows] == ["none"] * 3
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("launcher", ["mpiexec", "ringreduce"])
+def test_on_a_terminal_a_bar_says_how_far_it_is(tmp_path, launcher):
+    """The ranks write into a pipe: it is mpiexec whose output is a terminal."""
+    ours = [sys.executable, "-m", "ringreduce.launch.cli", "bench", "--ranks", "2"]
+    theirs = [mpiexec(), "-n", "2", sys.executable, "-m", "ringreduce.bench"]
+    terminal, end = pty.openpty()
+    with open(terminal, "rb", buffering=0) as shown:
+        job = subprocess.Popen(
+            [*(ours if launcher == "ringreduce" else theirs), *QUICKLY],
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=end,
+        )
+        os.close(end)
+        table, _ = job.communicate(timeout=120)
+        said = b""
+        with contextlib.suppress(OSError):  # what Linux says when nobody has the other end any more
+            while part := shown.read(1 << 16):
+                said += part
+    assert job.returncode == 0, said
+    assert b"busbw" in table
+    text = said.decode()
+    assert [f"{done} of 3 sizes" in text for done in (0, 1, 2)] == [True] * 3
+    assert "\r[" in text
+
+
+@pytest.mark.mpi
+def test_elsewhere_there_is_no_bar(tmp_path):
+    assert "sizes" not in bench(tmp_path, 2, *QUICKLY).stderr
+
+
+@pytest.mark.mpi
+def test_the_launcher_starts_it(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "ringreduce.launch.cli", "bench", "--ranks", "2", *QUICKLY],
+        cwd=tmp_path,
+        env=environment() | {"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "2 ranks on 1 node(s)" in ended.stdout
+
+
+def test_the_page_lists_every_flag():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    parser = _parser("bench")
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert {flag for flag in flags if f"`{flag}`" not in page} == {"-h", "--help"}

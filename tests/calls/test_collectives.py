@@ -1,0 +1,383 @@
+"""The collectives on ranks-as-threads: results, memory, misuse."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from ringreduce.algorithms import ALGORITHMS
+from tests.support import bits, rails
+from tests.support.case_strategies import cases
+from tests.support.cases import CONFIG, Case, nodes_of, run_case
+from tests.support.rails import LAYOUTS, size_of
+
+QUICK = settings(max_examples=150)
+
+
+def spawn_case(case: Case) -> None:
+    nodes = nodes_of(case.layout, case.ranks)
+    rr.spawn(run_case, case.ranks, case, nodes=nodes, timeout_s=20, config=CONFIG)
+
+
+@QUICK
+@given(case=cases(range(1, 10)))
+def test_any_case_gives_what_numpy_gives(case):
+    spawn_case(case)
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+@pytest.mark.parametrize("offset", ["0", "1", "n-1", "n", "n+1", "prime"])
+def test_counts_around_the_number_of_ranks(ranks, offset):
+    count = {"0": 0, "1": 1, "n-1": ranks - 1, "n": ranks, "n+1": ranks + 1, "prime": 10007}[offset]
+
+    def program(comm):
+        x = np.arange(count, dtype=np.int64) * (comm.rank + 1)
+        wanted = np.arange(count) * (ranks * (ranks + 1) // 2)
+        assert np.array_equal(comm.all_reduce(x), wanted)
+        shard = comm.reduce_scatter(x)
+        assert np.array_equal(shard, np.array_split(wanted, ranks)[comm.rank])
+        assert np.array_equal(comm.all_gather(shard), wanted)
+
+    rr.spawn(program, ranks, timeout_s=20)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, ((4, 1), (0, 3, 2))])
+@pytest.mark.parametrize("count", [0, 3, 1000, 100_003])
+def test_hierarchical_on_any_layout(layout, count):
+    ranks = size_of(layout)
+
+    def program(comm):
+        x = np.arange(count, dtype=np.float64) * (comm.rank + 1)
+        total = comm.all_reduce(x, algorithm="hierarchical")
+        assert np.array_equal(total, np.arange(count) * (ranks * (ranks + 1) / 2))
+
+    rr.spawn(program, ranks, nodes=layout, timeout_s=20, config=CONFIG)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hierarchical_crosses_nodes_along_rails_only(layout):
+    outcomes = rr.spawn(
+        rails.log_of_all_reduce, size_of(layout), nodes=layout, timeout_s=20, config=rails.CONFIG
+    )
+    rails.assert_only_rails_cross(outcomes)
+
+
+@pytest.mark.parametrize("algorithm", bits.LAYOUTS)
+def test_all_ranks_and_runs_have_the_same_bits(algorithm):
+    nodes = bits.LAYOUTS[algorithm]
+    runs = [
+        rr.spawn(bits.digests, sum(nodes), algorithm, nodes=nodes, timeout_s=20, config=CONFIG)
+        for _ in range(2)
+    ]
+    for call in runs[0][0]:
+        assert len({digest for run in runs for rank in run for digest in rank[call]}) == 1, call
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_min_and_max_propagate_nan(op):
+    def program(comm):
+        return comm.all_reduce(np.array([1.0, np.nan if comm.rank == 1 else 2.0]), op)
+
+    for result in rr.spawn(program, 3):
+        assert result[0] == 1.0
+        assert np.isnan(result[1])
+
+
+def test_mean_divides_the_sum_once():
+    def program(comm):
+        return comm.all_reduce(np.float32([1, 2, 4]) * (comm.rank + 1), "mean")
+
+    # 1+2+3 = 6 and its multiples are exact; one division by 3 rounds once, here to whole numbers.
+    for result in rr.spawn(program, 3):
+        assert result.tolist() == [2.0, 4.0, 8.0]
+
+
+def test_numbers_give_zero_dimensional_results():
+    for result in rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1), 3):
+        assert result.shape == ()
+        assert result == 6
+
+
+def test_what_shows_its_memory_is_an_array():
+    result = rr.spawn(lambda comm: comm.all_reduce(memoryview(np.arange(3.0))), 2)[0]
+    assert result.tolist() == [0.0, 2.0, 4.0]
+
+
+def test_broadcast_from_every_root():
+    def program(comm):
+        for root in range(comm.size):
+            got = comm.broadcast(np.full(1000, comm.rank), root)
+            assert np.array_equal(got, np.full(1000, root))
+            mine = np.full(70_000, comm.rank)
+            assert comm.broadcast(mine, root, out=mine) is mine
+            assert np.array_equal(mine, np.full(70_000, root))
+
+    rr.spawn(program, 5, timeout_s=20)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float16", "complex128", "longdouble"])
+def test_collectives_that_only_move_take_any_plain_dtype(dtype):
+    def program(comm):
+        x = np.array([0, 1, comm.rank], dtype)
+        assert np.array_equal(comm.broadcast(x, 1), np.array([0, 1, 1], dtype))
+        gathered = comm.all_gather(x)
+        assert gathered.dtype == x.dtype
+        assert np.array_equal(gathered, np.array([0, 1, 0, 0, 1, 1], dtype))
+
+    rr.spawn(program, 2)
+
+
+def test_all_gather_takes_different_first_dimensions():
+    def program(comm):
+        x = np.full((comm.rank, 2), comm.rank, np.int32)
+        wanted = np.repeat([1, 2, 2, 3, 3, 3], 2).reshape(6, 2)
+        assert np.array_equal(comm.all_gather(x), wanted)
+        assert np.array_equal(comm.all_gather(x, counts=[0, 1, 2, 3]), wanted)
+        assert np.array_equal(comm.all_gather(np.float64(comm.rank)), [0, 1, 2, 3])
+
+    rr.spawn(program, 4)
+
+
+def test_an_out_of_the_wrong_length_on_one_rank_is_an_error_on_all():
+    def program(comm):
+        out = np.empty(5 if comm.rank == 1 else 4)
+        with pytest.raises(
+            ValueError, match="out on rank 1 has first dimension 5, the result has 4"
+        ):
+            comm.all_gather(np.ones(2), out=out)
+        assert comm.all_reduce(1) == 2
+
+    rr.spawn(program, 2)
+
+
+def test_the_barrier_holds_everybody_back():
+    arrived = []
+
+    def program(comm):
+        arrived.append(comm.rank)
+        comm.barrier()
+        return len(arrived)
+
+    assert rr.spawn(program, 7) == [7] * 7
+
+
+READ_ONLY = np.zeros(4)
+READ_ONLY.flags.writeable = False
+LINE = np.zeros(8)
+MISUSES = [
+    (lambda c: c.all_reduce(np.array([object()])), TypeError, "dtype object cannot be sent"),
+    (lambda c: c.all_reduce(np.zeros(2, "datetime64[s]")), TypeError, "cannot be sent"),
+    (lambda c: c.all_reduce(np.zeros(2, [("a", "f4")])), TypeError, "cannot be sent"),
+    (lambda c: c.all_reduce(np.zeros(2, ">f8")), TypeError, "byte order"),
+    (lambda c: c.all_reduce(np.zeros(2, "complex64"), "max"), TypeError, "complex64"),
+    (lambda c: c.all_reduce("text"), TypeError, "got str"),
+    (lambda c: c.all_reduce(None), TypeError, "got NoneType"),
+    (lambda c: c.reduce_scatter([1, 2]), TypeError, "got a list"),
+    (lambda c: c.all_reduce(np.ma.zeros(2)), TypeError, "masked array"),
+    (lambda c: c.all_reduce(np.zeros(4), "average"), ValueError, "unknown op 'average'"),
+    (lambda c: c.all_reduce(np.zeros(4, int), "mean"), TypeError, "would round"),
+    (lambda c: c.all_reduce(np.zeros(4), algorithm="rign"), ValueError, "unknown algorithm 'rign'"),
+    (lambda c: c.reduce_scatter(np.zeros(4), algorithm="hierarchical"), ValueError, "unknown algo"),
+    (lambda c: c.all_reduce(np.zeros(4), out=np.zeros(5)), ValueError, r"out has shape \(5,\)"),
+    (
+        lambda c: c.all_reduce(np.zeros(4), out=np.zeros(4, "f4")),
+        TypeError,
+        "out has dtype float32",
+    ),
+    (lambda c: c.all_reduce(np.zeros(4), out=[0] * 4), TypeError, "out is list"),
+    (lambda c: c.all_reduce(np.zeros(4), out=READ_ONLY), ValueError, "read-only"),
+    (lambda c: c.all_reduce(LINE[:4], out=LINE[2:6]), ValueError, "out overlaps the input"),
+    (lambda c: c.all_reduce(LINE[:4], out=LINE[3::-1]), ValueError, "out overlaps the input"),
+    (lambda c: c.reduce_scatter(LINE, out=LINE[:4]), ValueError, "out overlaps the input"),
+    (lambda c: c.broadcast(np.zeros(2), root=2), ValueError, "root is 2; ranks are 0 to 1"),
+    (lambda c: c.broadcast(np.zeros(2), root=-1), ValueError, "root is -1"),
+    (lambda c: c.broadcast(np.zeros(2), root=0.5), TypeError, "root is 0.5"),
+    (lambda c: c.all_gather(np.zeros(2), counts=[2]), ValueError, "one count"),
+    (lambda c: c.all_gather(np.zeros(2), counts=[3, 3]), ValueError, "first dimension 2"),
+    (lambda c: c.all_gather(np.zeros(2), algorithm="x"), ValueError, "unknown algorithm 'x'"),
+    (lambda c: c.all_reduce(np.zeros(2), timeout_s=0), ValueError, "timeout_s is 0"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "error", "text"), MISUSES)
+def test_misuse_is_refused_at_once_and_counts_as_no_call(misuse, error, text):
+    def program(comm):
+        if comm.rank == 0:
+            with pytest.raises(error, match=text):
+                misuse(comm)
+        return comm.all_reduce(np.float64([comm.rank + 1.0])).item()
+
+    assert rr.spawn(program, 2, timeout_s=5) == [3.0, 3.0]
+
+
+def test_a_closed_communicator_refuses_calls():
+    def program(comm):
+        comm.close()
+        comm.close()
+        with pytest.raises(ValueError, match="closed"):
+            comm.barrier()
+
+    rr.spawn(program, 2)
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (3, 0), ((0, 1), (1, 2)), ((0,), (1,)), (4, -1)])
+def test_nodes_that_do_not_place_every_rank_once_are_refused(nodes):
+    with pytest.raises(ValueError, match="does not place each of the 3 ranks"):
+        rr.spawn(lambda comm: None, 3, nodes=nodes)
+
+
+def test_places_in_and_across_nodes():
+    def program(comm):
+        return comm.local_rank, comm.local_size, comm.cross_rank, comm.cross_size
+
+    assert rr.spawn(program, 6, nodes=(3, 1, 2)) == [
+        (0, 3, 0, 3),
+        (1, 3, 0, 2),
+        (2, 3, 0, 1),
+        (0, 1, 1, 3),
+        (0, 2, 2, 3),
+        (1, 2, 1, 2),
+    ]
+
+
+def test_explain_prices_every_candidate():
+    def program(comm):
+        return comm.explain(1 << 26)
+
+    choice = rr.spawn(program, 4, nodes=(2, 2))[0]
+    assert set(choice.predicted_s) == set(ALGORITHMS["all_reduce"])
+    assert choice.predicted_s[choice.algorithm] <= 1.02 * min(choice.predicted_s.values())
+    assert "hierarchical" in str(choice)
+
+
+def test_spawn_raises_what_a_rank_raised_and_wakes_the_others():
+    seen = []
+
+    def program(comm):
+        if comm.rank == 2:
+            raise KeyError("mine")
+        with pytest.raises(rr.PeerLostError, match=r"rank 2 has left.*KeyError: 'mine'"):
+            comm.all_reduce(1)
+        seen.append(comm.rank)
+
+    with pytest.raises(KeyError, match="mine"):
+        rr.spawn(program, 4, timeout_s=20)
+    assert sorted(seen) == [0, 1, 3]
+
+
+def test_a_read_only_view_of_out_is_in_place():
+    def program(comm):
+        for count in (3, 5000):
+            out = np.arange(count) * (comm.rank + 1.0)
+            view = out.view()
+            view.flags.writeable = False
+            assert comm.all_reduce(view, out=out) is out
+            assert np.array_equal(out, np.arange(count) * 6.0)
+
+    rr.spawn(program, 3)
+
+
+@pytest.mark.parametrize("state", ["raise", "warn"])
+def test_the_callers_numpy_error_state_does_not_matter(state):
+    """What overflows on one rank is the result of all, whatever that rank thinks of overflow."""
+
+    def program(comm):
+        with np.errstate(all=state), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for count in (3, 5000):
+                x = np.full(count, np.finfo(np.float32).max, np.float32)
+                assert np.all(np.isinf(comm.all_reduce(x)))
+                assert np.all(np.isinf(comm.all_reduce(x, async_op=True).wait()))
+                assert np.all(np.isnan(comm.all_reduce(np.inf * (1 - 2 * comm.rank) * x)))
+
+    rr.spawn(program, 2)
+
+
+def test_counts_may_be_any_integers():
+    def program(comm):
+        given = np.array([2, 2]) if comm.rank else [2, np.int32(2)]
+        return comm.all_gather(np.ones(2), counts=given).size
+
+    assert rr.spawn(program, 2) == [4, 4]
+
+
+def test_what_is_dropped_is_let_go_of():
+    """Planned calls that nobody keeps, and arrays that calls were made on."""
+
+    def program(comm):
+        arrays = []
+        for _ in range(5):
+            x = np.ones(5000)
+            arrays.append(weakref.ref(x))
+            comm.all_reduce(x)
+            comm.plan("all_reduce", x, out=x)()
+        del x
+        comm.plan("all_reduce", np.ones(1))
+        gc.collect()
+        return [array() is None for array in arrays]
+
+    assert rr.spawn(program, 2) == [[True] * 5] * 2
+
+
+@pytest.mark.parametrize("name", ["slice_bytes", "segment_bytes", "in_flight", "kept_plans"])
+def test_settings_that_make_no_sense_are_refused(name):
+    with pytest.raises(ValueError, match=f"Config: {name} is 0; pass an int of at least 1"):
+        rr.Config(**{name: 0})
+
+
+def test_plans_are_kept_and_bounded():
+    def program(comm):
+        for count in range(40):
+            for _ in range(2):
+                assert comm.all_reduce(np.ones(count))[:1].sum() == comm.size * (count > 0)
+        return len(comm._calls), len(comm._conductor.executor.store._staged)
+
+    config = rr.Config(kept_plans=8)
+    for calls, kept in rr.spawn(program, 3, config=config):
+        assert calls == 8
+        assert kept <= 8
+
+
+@given(counts=st.lists(st.integers(0, 3000), min_size=1, max_size=12))
+@settings(max_examples=20)
+def test_calls_of_many_sizes_follow_each_other(counts):
+    def program(comm):
+        for count in counts:
+            x = np.arange(count) + comm.rank
+            assert np.array_equal(comm.all_reduce(x), 3 * np.arange(count) + 3)
+
+    rr.spawn(program, 3, config=rr.Config(kept_plans=2, slice_bytes=4096, staged_bytes=512))
+
+
+def test_a_communicator_and_its_part_add_at_the_same_time():
+    def program(comm):
+        part = comm.split(comm.rank // 2)
+        x, y = np.full(200_000, comm.rank + 1.0), np.full(200_000, comm.rank + 1.0)
+        for _ in range(20):
+            whole = comm.all_reduce(x, "mean", async_op=True)
+            mine = part.all_reduce(y, "mean", async_op=True)
+            assert whole.wait()[-1] == 2.5
+            assert mine.wait()[-1] == (1.5 if comm.rank < 2 else 3.5)
+        part.close()
+
+    rr.spawn(program, 4)
+
+
+@pytest.mark.parametrize("count", [5, 40_000])
+def test_a_flow_of_few_or_many_messages_is_planned(count):
+    """Few are written out as one function; of thousands that would take seconds to compile."""
+    config = rr.Config(segment_bytes=64)
+
+    def program(comm):
+        x = np.arange(count) * (comm.rank + 1.0)
+        plan = comm.plan("all_reduce", x, out=x, algorithm="ring")
+        return plan()[-1]
+
+    assert rr.spawn(program, 3, config=config) == [(count - 1) * 6.0] * 3

@@ -1,0 +1,103 @@
+"""The collectives over MPI: any case gives what NumPy gives, and what only MPI can show."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+import ringreduce as rr
+from tests.support import bits, rails
+from tests.support.case_job import CaseJob
+from tests.support.case_strategies import cases
+from tests.support.cases import CONFIG
+from tests.support.mpi import MpiJobs
+
+pytestmark = pytest.mark.mpi
+
+FEW = settings(max_examples=200)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Starts MPI jobs; sweeps what is left of them at the end of the module."""
+    jobs = MpiJobs(tmp_path_factory.mktemp("jobs"))
+    yield jobs
+    jobs.sweep()
+
+
+@pytest.fixture(scope="module")
+def case_job(jobs):
+    """Five ranks that run the cases they are sent."""
+    job = CaseJob(jobs, ranks=5)
+    yield job
+    job.close()
+
+
+@FEW
+@given(case=cases(range(1, 6)))
+def test_any_case_gives_what_numpy_gives(case_job, case):
+    case_job.run(case)
+
+
+@pytest.fixture(scope="module", params=["standard", "synchronous"])
+def logs(request, jobs):
+    """The message logs of every layout, rank by rank."""
+    return jobs.run_ok("call", 6, "tests.support.rails:over_mpi", request.param)
+
+
+@pytest.mark.parametrize("index", range(len(rails.LAYOUTS)), ids=map(str, rails.LAYOUTS))
+def test_hierarchical_crosses_nodes_along_rails_only(logs, index):
+    ranks = rails.size_of(rails.LAYOUTS[index])
+    rails.assert_only_rails_cross([rank[index] for rank in logs[:ranks]])
+
+
+@pytest.fixture(scope="module")
+def digests(jobs):
+    """Runs -> ranks -> algorithm -> call -> digests of the result: of two MPI jobs."""
+    return [jobs.run_ok("call", 5, "tests.support.bits:over_mpi") for _ in range(2)]
+
+
+@pytest.mark.parametrize("algorithm", bits.LAYOUTS)
+def test_ranks_runs_and_transports_have_the_same_bits(digests, algorithm):
+    nodes = bits.LAYOUTS[algorithm]
+    threads = rr.spawn(bits.digests, sum(nodes), algorithm, nodes=nodes, config=CONFIG)
+    runs = [threads] + [[rank[algorithm] for rank in run[: sum(nodes)]] for run in digests]
+    for call in threads[0]:
+        assert len({digest for run in runs for rank in run for digest in rank[call]}) == 1, call
+
+
+CHECKS = [
+    "init_takes_the_whole_job",
+    "ranks_of_one_machine_share_a_node",
+    "nodes_can_be_stated",
+    "nodes_that_do_not_fit_are_refused",
+    "nodes_that_differ_between_ranks_are_refused",
+    "settings_that_differ_between_ranks_are_refused",
+    "an_unknown_transport_is_refused",
+    "messages_of_the_caller_are_not_disturbed",
+    "the_callers_communicator_may_go_before_ours",
+    "several_communicators_work_side_by_side",
+    "halves_of_the_job_go_their_own_ways",
+    "a_single_rank_is_a_job",
+    "communicators_can_be_made_and_closed_many_times",
+    "a_mismatch_leaves_the_communicator_usable",
+]
+"""Those of `mpi_checks`, which cannot be imported here: that would initialise MPI."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(jobs):
+    """What each check came to, rank by rank."""
+    # A check that fails leaves a broken communicator behind, and so a job that does not end well.
+    done = jobs.run("call", 4, "tests.support.mpi_checks:over_mpi", timeout_s=100)
+    assert None not in done.results, done.output
+    return done.results
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_over_mpi(outcomes, check):
+    assert [rank[check] for rank in outcomes] == ["ok"] * 4
+
+
+def test_every_check_is_listed(outcomes):
+    assert sorted(outcomes[0]) == sorted(CHECKS)

@@ -1,0 +1,117 @@
+"""Asynchronous, persistent and fused calls, and communicators that are split off."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import ringreduce as rr
+from ringreduce.devices.cpu import CpuDevice
+from ringreduce.topology import Topology
+from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.support.cases import CONFIG
+from tests.support.works import NEEDS_THREADS, PROGRAMS
+
+
+class LonelyTransport(ThreadTransport):
+    """Not to be used from another thread, as an MPI may be."""
+
+    threads = False
+
+    def split(self, members, number, timeout_s):
+        part = self._switchboard.part(number, members)
+        return LonelyTransport(part, members.index(self.rank))
+
+
+def on_lonely_threads(program, ranks):
+    switchboard, errors = Switchboard(ranks), []
+
+    def run(rank):
+        topology = Topology((tuple(range(ranks)),), rank)
+        transport = LonelyTransport(switchboard, rank)
+        try:
+            with rr.Communicator(transport, topology, CpuDevice(), CONFIG, 20) as comm:
+                program(comm)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_on_threads(program, ranks):
+    rr.spawn(program, ranks, timeout_s=20, config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p not in NEEDS_THREADS], ids=lambda p: p.__name__
+)
+def test_without_a_thread_calls_advance_when_somebody_waits_or_asks(program):
+    on_lonely_threads(program, 3)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("level", ["multiple", "serialized"])
+def test_over_mpi(mpi, level):
+    assert mpi.run_ok("works", 3, level, timeout_s=100) == ["done"] * 3
+
+
+def test_leaving_breaks_off_what_is_in_line():
+    def program(comm):
+        if comm.rank == 0:
+            comm.all_reduce(1, async_op=True)
+            comm.all_reduce(2, async_op=True)
+            raise KeyError("mine")
+        works = [comm.all_reduce(number, async_op=True) for number in (1, 2, 3)]
+        with pytest.raises(rr.PeerLostError, match=r"rank 0 has left.*KeyError: 'mine'"):
+            works[-1].wait()
+
+    with pytest.raises(KeyError, match="mine"):
+        rr.spawn(program, 3, timeout_s=20)
+
+
+def test_who_leaves_waits_for_nothing_that_is_in_line():
+    left = threading.Event()
+
+    def program(comm):
+        if comm.rank == 0:
+            work = comm.all_reduce(1, async_op=True)
+            comm.leave("enough")
+            left.set()
+            with pytest.raises(rr.PeerLostError, match="enough"):
+                work.wait(timeout_s=5)
+            with pytest.raises(rr.PeerLostError) as later:
+                comm.barrier()
+            assert str(later.value) == "this rank has left the communicator: enough"
+        else:
+            left.wait()
+            with pytest.raises(rr.PeerLostError, match="rank 0 has left the communicator: enough"):
+                comm.all_reduce(1)
+
+    rr.spawn(program, 2, timeout_s=20)
+
+
+def test_a_broken_communicator_ends_what_is_in_line():
+    def program(comm):
+        if comm.rank == 1:
+            threading.Event().wait(0.6)
+            return []
+        works = [comm.all_reduce(number, async_op=True) for number in range(3)]
+        errors = []
+        for work in works:
+            with pytest.raises(rr.PeerTimeoutError) as caught:
+                work.wait()
+            errors.append(str(caught.value))
+        return errors
+
+    with pytest.raises(rr.PeerTimeoutError, match="rank 1 stopped answering"):
+        rr.spawn(program, 2, timeout_s=0.2)

@@ -1,0 +1,387 @@
+"""How kernels are compiled and their machine code kept: each test in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numba
+import pytest
+from llvmlite import binding
+
+from ringreduce.compiler import jit, object_files
+from ringreduce.devices import float16_kernels
+
+ROOT = Path(__file__).parents[2]
+FEATURES = binding.get_host_cpu_features()
+
+PROGRAM = """
+import json, sys
+if "without Numba" in sys.argv:
+    sys.modules["numba"] = None
+import ml_dtypes
+import numpy as np
+from ringreduce.compiler import jit
+from ringreduce.devices.cpu import CpuDevice
+
+told = {}
+for name in ("float16", "bfloat16"):
+    array = np.arange(1, 1002).astype(name)
+    into = np.empty_like(array)
+    CpuDevice().fold("sum", name)(array, array, into)
+    assert (into == array + array).all()
+    kernel = jit.kernel(f"sum-{name}")
+    told[name] = {"way": type(kernel).__name__}
+    if hasattr(kernel, "stats"):
+        hits, path = sum(kernel.stats.cache_hits.values()), kernel.stats.cache_path
+        told[name] |= {"hits": hits, "path": path}
+if "numba" in sys.modules and sys.modules["numba"]:
+    told["CACHE_DIR"] = sys.modules["numba"].config.CACHE_DIR
+print(json.dumps(told))
+"""
+
+
+def start(
+    home: Path, *arguments: str, program: str = PROGRAM, **variables: str
+) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
+    environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def told_by(process: subprocess.Popen[str]) -> dict:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "Warning" not in err
+    return json.loads(out)
+
+
+def run(home: Path, *arguments: str, **variables: str) -> dict:
+    return told_by(start(home, *arguments, **variables))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A home in which PROGRAM has run, and what it told."""
+    home = tmp_path_factory.mktemp("home")
+    return home, run(home)
+
+
+@pytest.fixture
+def kept(made, tmp_path):
+    """A copy of that, and what was told."""
+    home, told = made
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    return json.loads(json.dumps(told).replace(str(home), str(tmp_path)))
+
+
+def kept_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.nb?"))
+
+
+converts_float16 = pytest.mark.skipif(
+    platform.machine() != "aarch64" and not FEATURES.get("f16c"),
+    reason="this processor has no instructions for float16",
+)
+
+
+# --- machine code is kept -------------------------------------------------------------------------
+
+
+@converts_float16
+def test_machine_code_is_kept_for_the_next_start(tmp_path, kept):
+    first, second = kept, run(tmp_path)
+    for name in ("float16", "bfloat16"):
+        assert (first[name]["hits"], second[name]["hits"]) == (0, 1)
+        assert Path(first[name]["path"]).is_relative_to(tmp_path / ".cache" / "ringreduce")
+    assert first["CACHE_DIR"] == ""
+
+
+def test_every_kernel_has_a_folder_of_its_own_which_only_the_user_can_enter(made):
+    home, told = made
+    folder = Path(told["bfloat16"]["path"])
+    assert sorted(path.suffix for path in folder.iterdir()) == [".nbc", ".nbi"]
+    private = folder.parent.parent
+    assert private.parent == home / ".cache" / "ringreduce"
+    assert private.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
+def test_a_folder_that_others_can_enter_is_not_read(tmp_path, kept, mode):
+    private = Path(kept["bfloat16"]["path"]).parent.parent
+    private.chmod(mode)
+    before = kept_in(private)
+    told = run(tmp_path)["bfloat16"]
+    assert (told["hits"], told["path"]) == (0, None)
+    assert kept_in(private) == before
+
+
+def test_where_numba_is_told_to_keep_code_it_is_kept(tmp_path):
+    told = run(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "here"))
+    assert Path(told["bfloat16"]["path"]).is_relative_to(tmp_path / "here" / "ringreduce")
+    assert told["CACHE_DIR"] == str(tmp_path / "here")
+
+
+def test_but_not_where_others_can_write(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here").chmod(0o777)
+    told = run(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "here"))
+    assert told["bfloat16"]["path"] is None
+    assert kept_in(tmp_path) == []
+
+
+@pytest.mark.usefixtures("kept")
+def test_what_is_damaged_is_compiled_again(tmp_path):
+    for path in kept_in(tmp_path):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert run(tmp_path)["bfloat16"]["way"] == "CPUDispatcher"
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_where_nothing_can_be_kept_everything_works(home):
+    assert run(Path(home))["bfloat16"]["path"] is None
+
+
+def test_ranks_that_start_at_once_do_not_disturb_each_other(tmp_path):
+    for _ in range(2):
+        processes = [start(tmp_path) for _ in range(4)]
+        assert {told_by(process)["bfloat16"]["way"] for process in processes} == {"CPUDispatcher"}
+    assert run(tmp_path)["bfloat16"]["hits"] == 1
+
+
+# --- and loaded without Numba ---------------------------------------------------------------------
+
+LOADS = """
+import json, sys
+import numpy as np
+from ringreduce.compiler import jit
+
+can = "door" not in sys.argv or jit.can_exchange()
+left, right = np.arange(9, dtype=np.float32), np.ones(9, np.float32)
+if can:
+    import ctypes
+    address = jit.fold("sum", "float32")
+    sources = np.array([left.ctypes.data, right.ctypes.data])
+    memory = np.empty(jit.FOLD_BYTES, np.uint8)
+    fold = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(address)
+    fold(left.ctypes.data, sources.ctypes.data, 2, 9, 0, memory.ctypes.data)
+print(json.dumps({"can": can, "imported": "numba" in sys.modules, "sum": left.tolist()}))
+"""
+WITHOUT, WITH = [
+    {"can": True, "imported": imported, "sum": list(range(1, 10))} for imported in (False, True)
+]
+
+
+def loads(home: Path, *arguments: str, **variables: str) -> dict:
+    return told_by(start(home, *arguments, program=LOADS, **variables))
+
+
+def code_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.code"))
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """A home for which all code but the folds' is made, and one fold's."""
+    home = tmp_path_factory.mktemp("home")
+    assert loads(home, "door") == WITH
+    return home
+
+
+@pytest.fixture(scope="module")
+def folded(tmp_path_factory):
+    """A home for which one fold's code is made and no other."""
+    home = tmp_path_factory.mktemp("home")
+    assert loads(home) == WITH
+    return home
+
+
+@pytest.fixture
+def fold(folded, tmp_path):
+    """A copy of that."""
+    shutil.copytree(folded, tmp_path, dirs_exist_ok=True)
+
+
+def test_kept_machine_code_is_loaded_without_numba(tmp_path, loaded):
+    shutil.copytree(loaded, tmp_path, dirs_exist_ok=True)
+    names = (name for names in jit._IN_MODULES.values() for name in names)
+    wanted = {f"{name}.code" for name in (*names, "fold-sum-float32")}
+    assert {path.name for path in code_in(tmp_path)} == wanted
+    assert loads(tmp_path, "door") == WITHOUT
+
+
+@pytest.mark.parametrize("keep", [0, 20, 4000, -1])
+@pytest.mark.usefixtures("fold")
+def test_a_damaged_file_is_made_again(tmp_path, keep):
+    (path,) = code_in(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    assert loads(tmp_path) == WITH
+    assert len(path.read_bytes()) == len(whole)
+    assert loads(tmp_path) == WITHOUT
+
+
+@pytest.mark.usefixtures("fold")
+def test_code_that_needs_what_is_not_there_is_not_loaded(tmp_path):
+    (path,) = code_in(tmp_path)
+    made = object_files.kept(path)
+    assert made is not None
+    with pytest.raises(OSError, match="no nowhere_to_be_found in this process"):
+        object_files.loaded(replace(made, needs=(*made.needs, "nowhere_to_be_found")))
+    object_files.keep(path, replace(made, needs=("nowhere_to_be_found",)))
+    assert loads(tmp_path) == WITH
+    assert loads(tmp_path) == WITHOUT
+
+
+@pytest.mark.usefixtures("fold")
+def test_code_in_a_folder_that_others_can_enter_is_not_loaded(tmp_path):
+    code_in(tmp_path)[0].parent.chmod(0o755)
+    assert [loads(tmp_path), loads(tmp_path)] == [WITH, WITH]
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_where_no_code_can_be_kept_it_is_made_each_time(home):
+    assert [loads(Path(home)), loads(Path(home))] == [WITH, WITH]
+
+
+@pytest.mark.usefixtures("fold")
+def test_other_settings_have_other_code(tmp_path):
+    assert loads(tmp_path, NUMBA_OPT="2") == WITH
+    assert loads(tmp_path, NUMBA_NUM_THREADS="1") == WITHOUT
+    assert len(code_in(tmp_path)) == 2
+
+
+def test_nothing_is_loaded_that_numba_is_told_not_to_compile(loaded):
+    assert not loads(loaded, "door", NUMBA_DISABLE_JIT="1")["can"]
+
+
+# --- which folders are safe -----------------------------------------------------------------------
+
+
+def test_a_private_folder_is_made_with_all_that_lead_to_it(tmp_path):
+    folder = jit.private_folder(tmp_path / "a" / "b")
+    assert folder == (tmp_path / "a" / "b").resolve()
+    assert [place.stat().st_mode & 0o777 for place in (folder, folder.parent)] == [0o700, 0o700]
+    assert jit.private_folder(tmp_path / "a" / "b") == folder
+
+
+@pytest.mark.parametrize(
+    ("mode", "safe"), [(0o755, True), (0o1777, True), (0o777, False), (0o775, False)]
+)
+def test_nobody_else_can_put_another_folder_in_its_place(tmp_path, mode, safe):
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "parent").chmod(mode)
+    assert bool(jit.private_folder(tmp_path / "parent" / "mine")) is safe
+
+
+def test_what_counts_is_where_a_link_leads(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    assert jit.private_folder(tmp_path / "link" / "mine") is None
+
+
+# --- where kernels cannot be compiled -------------------------------------------------------------
+
+
+def test_without_numba_numpy_does_the_work(tmp_path):
+    told = run(tmp_path, "without Numba")
+    assert [told[name]["way"] for name in ("float16", "bfloat16")] == ["NoneType", "NoneType"]
+
+
+def test_without_instructions_for_float16_numpy_does_its_work(tmp_path):
+    told = run(tmp_path, NUMBA_CPU_NAME="generic")
+    ways = {name: told[name]["way"] for name in ("float16", "bfloat16")}
+    by_numpy = "CPUDispatcher" if platform.machine() == "aarch64" else "NoneType"
+    assert ways == {"float16": by_numpy, "bfloat16": "CPUDispatcher"}
+
+
+def test_the_kernels_are_python_too():
+    """All that is true of them compiled; this also shows which of their lines are covered."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/devices/test_float16.py"],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+# --- machine code is good -------------------------------------------------------------------------
+
+PACKED = {
+    "sum-float16": ("vcvtph2ps", "vaddps", "vcvtps2ph"),
+    "prod-float16": ("vcvtph2ps", "vmulps", "vcvtps2ph"),
+    "sum-bfloat16-pairs": ("vaddps",),
+    "prod-bfloat16-pairs": ("vmulps",),
+    "min-bfloat16": ("vpminsw",),
+    "max-float16": ("vpmaxsw",),
+    "accumulate-sum-float16": ("vcvtph2ps", "vaddps"),
+    "accumulate-sum-bfloat16": ("vaddps",),
+    "divide-float16": ("vdivps",),
+    "float32-float16": ("vcvtps2ph",),
+    "float32-bfloat16": ("vpsrld",),
+    "float64-bfloat16": ("vcvtpd2ps",),
+    "float16-float64": ("vcvtps2pd",),
+}
+"""Kernel -> instructions that work on whole vectors in its loops."""
+VECTOR = r"{}\s[^\n]*%[yz]mm"
+
+
+@pytest.mark.skipif(
+    not (FEATURES.get("f16c") and FEATURES.get("avx2")), reason="other instructions elsewhere"
+)
+@pytest.mark.parametrize("name", PACKED)
+def test_the_loops_are_vectorised(name):
+    loop, signature = float16_kernels.KERNELS[name]
+    compiled = numba.njit(signature, nogil=True, error_model="numpy")(loop)
+    assembly = "".join(compiled.inspect_asm().values())
+    # Folds have a loop apart and one in place; those of pairs compute twice in each.
+    times = 4 if name.endswith("pairs") else 2 if "folding" in loop.__qualname__ else 1
+    for instruction in PACKED[name]:
+        assert len(re.findall(VECTOR.format(instruction), assembly)) >= times, instruction
+
+
+@pytest.mark.parametrize("what", ["kernel", "door"])
+def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monkeypatch):
+    class AlarmError(Exception):
+        pass
+
+    def slow(*name: str) -> object:
+        try:
+            for _ in range(300):
+                time.sleep(0.001)
+        except Exception:  # as where what is kept may be damaged
+            return None
+        return print
+
+    def handler(number: int, frame: object) -> None:
+        raise AlarmError
+
+    def ask() -> object:
+        return jit.kernel("sum-float16") if what == "kernel" else jit.can_exchange()
+
+    monkeypatch.setattr(jit, "_compiled" if what == "kernel" else "_address_of_door", slow)
+    monkeypatch.setattr(jit, "_COMPILED" if what == "kernel" else "_DOORS", {})
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(AlarmError):
+            ask()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ask() is (print if what == "kernel" else True)

@@ -1,0 +1,236 @@
+"""When ranks disagree: one error with one text on all of them, soon, and they can go on."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.control.diagnostics import describe_mismatch
+from ringreduce.devices.cpu import CpuDevice
+from ringreduce.topology import Topology
+from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.support.cases import CONFIG, nodes_of
+from tests.support.disagreements import (
+    CALLS,
+    Ended,
+    Mixed,
+    all_roots,
+    check,
+    close_too_early,
+    disagree_often,
+    every_mixture,
+    expected_words,
+    mix,
+    mix_all,
+    mix_large,
+    mix_several_messages_a_step,
+    mixtures,
+    run_ahead,
+    swap,
+)
+
+SOON_S = 1.0
+LIMIT_S = 180.0
+"""Every pair of calls takes half a minute over MPI, and more on a busy machine."""
+
+
+def on_threads(program, ranks, *arguments):
+    nodes = nodes_of("two", ranks)
+    return rr.spawn(program, ranks, *arguments, nodes=nodes, config=CONFIG, timeout_s=20)
+
+
+def over_mpi(mpi, program, ranks, *arguments):
+    named = "tests.support.disagreements:over_mpi", program.__name__
+    return mpi.run_ok("call", ranks, *named, *arguments, timeout_s=LIMIT_S)
+
+
+def in_threads(run, ranks):
+    """Call ``run(rank)`` on so many threads, and wait for them."""
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def agreed(ranks_ended: list[list[Ended]]) -> list[str]:
+    """The texts of the disagreements, all of which must have ended alike and soon on all ranks."""
+    texts = []
+    for ended in zip(*ranks_ended, strict=True):
+        same = {text for text, _ in ended}
+        assert len(same) == 1, f"not one text on all ranks: {ended}"
+        assert max(seconds for _, seconds in ended) < SOON_S
+        texts += same
+    assert "" not in texts, f"no rank noticed number {texts.index('')}"
+    numbers = [int(re.search(r"call (\d+)", text)[1]) for text in texts]
+    assert numbers == sorted(set(numbers)), "a call's number came twice"
+    return texts
+
+
+def check_words(texts: list[str], mixed: list[Mixed], size: int) -> None:
+    assert len(texts) == len(mixed)
+    for text, mixture in zip(texts, mixed, strict=True):
+        for words in expected_words(mixture, size):
+            assert words in text, mixture
+
+
+# --- every pair -----------------------------------------------------------------------------------
+
+
+THREE = pytest.param(3, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("ranks", [2, THREE])
+@pytest.mark.parametrize("usual", CALLS)
+def test_any_two_calls_mixed_on_threads(usual, ranks):
+    mixed = mixtures(usual, ranks, every_rank=ranks == 2)
+    check_words(agreed(on_threads(mix, ranks, mixed)), mixed, ranks)
+
+
+@pytest.mark.parametrize(
+    ("usual", "ranks"), [("sum", 5), ("sliced hierarchical", 5), ("gather", 4), ("broadcast 1", 4)]
+)
+def test_any_call_mixed_into_some_on_more_threads(usual, ranks):
+    mixed = mixtures(usual, ranks, every_rank=False)
+    check_words(agreed(on_threads(mix, ranks, mixed)), mixed, ranks)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, THREE])
+def test_any_two_calls_mixed_over_mpi(mpi, ranks):
+    check_words(agreed(over_mpi(mpi, mix_all, ranks)), every_mixture(ranks), ranks)
+
+
+# --- other ways to disagree -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_order_of_calls_differs_on_threads(ranks):
+    agreed(on_threads(swap, ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_close_against_a_call_closes_nothing_on_threads(ranks):
+    for text in agreed(on_threads(close_too_early, ranks)):
+        assert "close()" in text
+
+
+def test_several_messages_of_one_peer_in_a_step_on_threads():
+    agreed(rr.spawn(mix_several_messages_a_step, 6, nodes=(3, 1, 2), config=CONFIG, timeout_s=20))
+
+
+@pytest.mark.mpi
+def test_several_messages_of_one_peer_in_a_step_over_mpi(mpi):
+    agreed(over_mpi(mpi, mix_several_messages_a_step, 6))
+
+
+def test_mixed_large_calls_on_threads():
+    agreed(on_threads(mix_large, 2))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("program", [swap, close_too_early, all_roots])
+def test_other_disagreements_over_mpi(mpi, program):
+    agreed(over_mpi(mpi, program, 3))
+
+
+@pytest.mark.mpi
+def test_mixed_large_calls_over_mpi(mpi):
+    agreed(over_mpi(mpi, mix_large, 3))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("calls", [3, 300])
+def test_a_root_that_is_several_calls_ahead(mpi, calls):
+    (text,) = agreed(over_mpi(mpi, run_ahead, 3, str(calls)))
+    assert "rank 0 calls broadcast(float32[0], root=0, algorithm='auto')" in text
+    assert "ranks 1 and 2 call barrier()" in text
+
+
+def test_a_root_that_is_further_ahead_than_it_remembers():
+    reports = {
+        0: {"first": 900, "calls": [0, 1], "signatures": [["broadcast", []], ["barrier", []]]},
+        1: {"first": 0, "calls": [0], "signatures": [["barrier", []]]},
+    }
+    assert describe_mismatch(reports) == (
+        "rank 0 had gone on to call 901 while rank 1 is at call 0, and can no longer tell which "
+        "call was not the same; every rank must make the same calls in the same order"
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_many_disagreements_in_a_row_on_threads(ranks):
+    agreed(on_threads(disagree_often, ranks, "50"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_many_disagreements_in_a_row_over_mpi(mpi, ranks):
+    agreed(over_mpi(mpi, disagree_often, ranks, "150"))
+
+
+def test_other_nodes_are_noticed_when_ranks_meet():
+    switchboard = Switchboard(3)
+    texts = []
+
+    def meet(rank):
+        topology = Topology(((0, 1), (2,)) if rank == 1 else ((0, 1, 2),), rank)
+        transport = ThreadTransport(switchboard, rank)
+        with pytest.raises(rr.MismatchError) as caught:
+            rr.Communicator(transport, topology, CpuDevice(), rr.Config(), timeout_s=5)
+        texts.append(str(caught.value))
+
+    in_threads(meet, 3)
+    assert set(texts) == {
+        "init: rank 1 passes nodes=((0, 1), (2,)), ranks 0 and 2 pass nodes=((0, 1, 2),); "
+        "every rank must pass the same nodes (call 0)"
+    }
+
+
+@pytest.mark.mpi
+def test_other_nodes_or_settings_are_noticed_by_init(mpi):
+    nodes, settings = zip(
+        *mpi.run_ok("call", 3, "tests.support.disagreements:differ_at_init"), strict=True
+    )
+    assert set(nodes) == {
+        "init: rank 0 passes nodes=((0,), (1, 2)), ranks 1 and 2 pass nodes=((0, 1, 2),); "
+        "every rank must pass the same nodes (call 0)"
+    }
+    assert len(set(settings)) == 1
+    assert settings[0].startswith("init: rank 0 passes config=(1048576, ")
+
+
+@pytest.mark.mpi
+def test_what_was_said_to_a_closed_communicator_disturbs_no_later_one(mpi):
+    assert mpi.run_ok("call", 2, "tests.support.disagreements:close_late") == [[2] * 26] * 2
+
+
+# --- what never happened --------------------------------------------------------------------------
+
+
+def test_a_refused_call_consumes_no_number():
+    def program(comm):
+        for attempt in range(5):
+            if comm.rank == attempt % comm.size:
+                with pytest.raises(ValueError, match="unknown op"):
+                    comm.all_reduce(np.ones(3), "average")
+                with pytest.raises(ValueError, match="one count"):
+                    comm.all_gather(np.ones(3), counts=[1])
+            check(comm, CALLS["sum"])
+        return comm._conductor._agreement.completed
+
+    assert on_threads(program, 3) == [6, 6, 6]
+
+
+def test_an_error_that_is_not_caught_leaves_no_rank_waiting():
+    def program(comm):
+        disagree_uncaught = CALLS["sum" if comm.rank else "max"].make
+        disagree_uncaught(comm)
+
+    with pytest.raises(rr.MismatchError, match=r"rank 0 passes op='max', ranks 1 and 2 pass"):
+        on_threads(program, 3)

@@ -1,0 +1,167 @@
+"""Calls on CuPy arrays, on a card."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import ringreduce as rr
+from ringreduce.devices import cuda_kernels
+from ringreduce.train import Settings, load, train
+from tests.support.case_strategies import cases
+from tests.support.cases import CONFIG, nodes_of
+from tests.support.on_cards import PROGRAMS, CudaCard, ramp, run_case, total
+
+pytestmark = pytest.mark.gpu
+
+SECOND = 1_500_000_000
+"""Cycles; more or less."""
+
+
+def spawn(program, ranks, *args, nodes=None, on_a_stream=False):
+    """Run ``program(comm, card, *args)`` on ranks that share the card, each a thread."""
+
+    def run(comm):
+        card = CudaCard()
+        with card.cupy.cuda.Stream(non_blocking=True) if on_a_stream else nullcontext():
+            return program(comm, card, *args)
+
+    return rr.spawn(run, ranks, nodes=nodes, timeout_s=60, config=CONFIG)
+
+
+@given(case=cases(range(1, 6)).filter(lambda case: "longdouble" not in case.dtype))
+@settings(max_examples=60)
+def test_any_case_gives_what_numpy_gives(case):
+    spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
+
+
+@pytest.mark.parametrize("on_a_stream", [False, True], ids=["default stream", "own stream"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_programs_on_threads(program, ranks, on_a_stream):
+    spawn(program, ranks, on_a_stream=on_a_stream)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("on_a_stream", ["", "yes"], ids=["default stream", "own stream"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_programs_over_mpi(mpi, ranks, on_a_stream):
+    done = mpi.run_ok("call", ranks, "tests.support.on_cards:over_mpi", on_a_stream, timeout_s=300)
+    assert done == ["done"] * ranks
+
+
+def test_a_large_array_in_place():
+    def program(comm, card):
+        x = card.cupy.arange(1 << 24, dtype=np.float32) % 1000 * (comm.rank + 1)
+        wanted = card.cupy.arange(1 << 24, dtype=np.float32) % 1000 * 6
+        assert comm.all_reduce(x, out=x) is x
+        assert bool((x == wanted).all())
+
+    rr.spawn(lambda comm: program(comm, CudaCard()), 3, timeout_s=60)
+
+
+@pytest.mark.parametrize("dtype", cuda_kernels.C_TYPES)
+def test_every_kernel_compiles(dtype):
+    from ringreduce.devices.cuda import CudaDevice
+
+    device = CudaDevice()
+    for name in cuda_kernels.names_for(dtype):
+        assert device._kernel(name, dtype) is not None
+
+
+def test_other_streams_are_not_waited_for():
+    """A call that synchronised the card would wait for all of them."""
+
+    def program(comm, card):
+        x = card.put(ramp(comm, 60_001))
+        card.values(comm.all_reduce(x))
+        with card.cupy.cuda.Stream(non_blocking=True) as other:
+            card.spin(2 * SECOND)
+        start = time.perf_counter()
+        result = comm.all_reduce(x)
+        seconds = time.perf_counter() - start
+        assert not other.done
+        assert seconds < 0.5
+        assert np.array_equal(card.values(result), total(comm, 60_001))
+
+    spawn(program, 1)
+
+
+def test_a_call_waits_for_what_the_caller_has_asked_before():
+    def program(comm, card):
+        x = card.put(ramp(comm, 5000))
+        card.spin(SECOND // 4)
+        x *= 2
+        assert np.array_equal(card.values(comm.all_reduce(x)), 2 * total(comm, 5000))
+
+    spawn(program, 2)
+
+
+def test_some_ranks_on_the_card_and_some_in_host_memory():
+    def program(comm, card):
+        for count in (1, 700, 60_001):
+            x = ramp(comm, count)
+            result = comm.all_reduce(card.put(x) if comm.rank % 2 else x)
+            assert isinstance(result, card.cupy.ndarray) == bool(comm.rank % 2)
+            result = card.values(result) if comm.rank % 2 else result
+            assert np.array_equal(result, total(comm, count))
+
+    spawn(program, 4)
+
+
+def test_ranks_that_disagree_go_on():
+    def program(comm, card):
+        for count in (1, 60_001):
+            with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
+                comm.all_reduce(card.put(np.ones(2 if comm.rank == 0 else count + 2)))
+            result = comm.all_reduce(card.put(ramp(comm, count)))
+            assert np.array_equal(card.values(result), total(comm, count))
+
+    spawn(program, 3)
+
+
+def test_tensors_of_another_library():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+
+    def program(comm, card):
+        x = torch.arange(5000, device="cuda", dtype=torch.float64) * (comm.rank + 1)
+        assert np.array_equal(card.values(comm.all_reduce(x)), total(comm, 5000))
+        assert comm.all_reduce(x, out=x) is x
+        assert np.array_equal(x.cpu().numpy(), total(comm, 5000))
+
+    spawn(program, 2)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_trainer_learns_on_a_card_what_it_learns_beside_it(optimizer):
+    import cupy
+
+    settings = Settings(epochs=2, dtype="float64", optimizer=optimizer, lr=0.01)
+
+    def run(comm, xp):
+        result = train(comm, load(settings), settings, xp=xp)
+        return np.asarray(result.parameters.get() if xp is cupy else result.parameters)
+
+    on_card, beside = (rr.spawn(run, 2, xp, timeout_s=60)[0] for xp in (cupy, np))
+    assert np.allclose(on_card, beside, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_of_a_model_of_ones_own():
+    def program(comm, card):
+        params = {"w": card.put(np.full((300, 200), comm.rank, "f4")), "b": card.put(np.zeros(7))}
+        dp = rr.train.DataParallel(comm, params, first_bucket_bytes=1, bucket_bytes=1)
+        assert not params["w"].any()
+        for step in range(3):
+            for name in ("b", "w"):
+                dp.ready(name, card.cupy.full_like(params[name], step + comm.rank))
+            means = dp.finish()
+            assert bool((means["w"] == step + 0.5).all())
+            assert bool((means["b"] == step + 0.5).all())
+
+    spawn(program, 2)

@@ -1,0 +1,334 @@
+"""`ringreduce explain` says what the library would do, proves it, and refuses nonsense."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.config import Config
+from ringreduce.launch import cli
+from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.planning.select import choose, resolve, slice_count
+from ringreduce.schedules.draw import draw
+from ringreduce.schedules.schedule import Schedule
+from tests.support.strategies import EVERY_ALGORITHM, block_layout, steps_of, with_steps, written
+
+NODES = ((0, 1), (2,))
+Said = Callable[[str], list[list[str]]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs `ringreduce explain`, which must end well; gives the lines of each section it prints."""
+
+    def run(line: str) -> list[list[str]]:
+        assert cli.main(["explain", *shlex.split(line)]) == 0
+        text = capsys.readouterr().out
+        return [section.splitlines() for section in text.rstrip("\n").split("\n\n")]
+
+    return run
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+def test_it_begins_with_what_is_explained(said: Said) -> None:
+    explained = said("--ranks 8 --nodes 3,1,4 --algorithm hierarchical --bytes 64M")
+    assert explained[0] == [
+        "all_reduce · hierarchical · 8 ranks on nodes of 3, 1 and 4 · 64 MiB of float32"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("4", "4 bytes"),
+        ("1000", "1000 bytes"),
+        ("8K", "8 KiB"),
+        ("1536K", "1536 KiB"),
+        ("64M", "64 MiB"),
+        ("2G", "2 GiB"),
+        ("0", "0 bytes"),
+    ],
+)
+def test_sizes_are_binary(said: Said, option: str, text: str) -> None:
+    assert said(f"-n 2 --bytes {option}")[0][0].endswith(f" · {text} of float32")
+
+
+def test_without_ranks_they_are_those_of_the_nodes(said: Said) -> None:
+    assert "3 ranks on nodes of 2 and 1" in said("--nodes 2,1")[0][0]
+
+
+def test_the_drawing_is_that_of_every_error(said: Said) -> None:
+    drawing = said("--nodes 2,1 --algorithm hierarchical")[1]
+    assert drawing == draw(build("all_reduce", "hierarchical", NODES)).splitlines()
+
+
+def test_the_root_is_heeded(said: Said) -> None:
+    drawing = said("--nodes 2,1 --collective broadcast --algorithm ring --root 2")[1]
+    assert drawing == draw(build("broadcast", "ring", NODES, root=2)).splitlines()
+
+
+def test_of_a_large_schedule_the_first_part_is_drawn_and_how_to_see_the_rest(said: Said) -> None:
+    drawing = said("-n 20 --algorithm ring")[1]
+    assert drawing[0].split()[-1] == "7"
+    assert "… 12 of 20 ranks are not drawn" in drawing
+    assert drawing[-1] == "--svg FILE draws all of it"
+
+
+def test_a_drawing_fits_into_the_terminal(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
+    drawing = said("-n 6 --algorithm ring")[1]
+    assert drawing[0] == "step  rank 0       rank 1       rank 2       rank 3"
+    assert "… 2 of 6 ranks are not drawn" in drawing
+
+
+def test_ranks_that_do_alike_share_a_row(said: Said) -> None:
+    assert said("-n 4 --algorithm ring --bytes 1M")[2] == [
+        "ranks  steps  sends bytes           receives bytes",
+        "0-3        6    1,572,864  (1.50x)       1,572,864  (1.50x)",
+    ]
+
+
+def test_rows_of_ranks_that_differ_are_bounded(said: Said) -> None:
+    lines = said("-n 40 --collective broadcast --algorithm ring --bytes 4")[2]
+    assert len(lines) <= 1 + 16 + 1
+
+
+def bytes_moved(text: Sequence[str], size: int) -> list[tuple[int, int]]:
+    """What the table says that each rank sends and receives."""
+    moved = [(-1, -1)] * size
+    for line in text[1:]:
+        ranks, _, sent, *_, received = [w for w in line.split() if not w.startswith("(")]
+        for run in ranks.split(","):
+            low, _, high = run.partition("-")
+            for rank in range(int(low), int(high or low) + 1):
+                moved[rank] = int(sent.replace(",", "")), int(received.replace(",", ""))
+    return moved
+
+
+def planned(plan: Plan) -> tuple[int, int]:
+    """The bytes that a rank's plan sends and receives, message by message."""
+    steps = [step for index in range(plan.slices) for step in plan.slice(index).steps]
+    both = ([m.span for s in steps for m in s.sends], [m.span for s in steps for m in s.recvs])
+    sent, received = (sum(s.stop - s.start for s in spans) * plan.itemsize for spans in both)
+    return sent, received
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, 4 * 1009, 4 << 20])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [pair for pair in EVERY_ALGORITHM if pair[0] in ("all_reduce", "reduce_scatter", "all_gather")],
+)
+def test_bytes_are_those_that_would_be_sent(
+    said: Said, collective: str, algorithm: str, nbytes: int
+) -> None:
+    nodes = tuple(map(tuple, block_layout(2, 3)))
+    what = f"--collective {collective} --algorithm '{algorithm}' --bytes {nbytes}"
+    table = said(f"--nodes 2,3 {what}")[2]
+    schedule, slices = build(collective, algorithm, nodes), slice_count(nbytes, nodes, Config())
+    count, wanted = nbytes // 4, []
+    for rank in range(5):
+        if collective == "all_reduce":
+            plan = plan_whole(schedule, rank, count, 4, slices)
+        else:
+            plan = plan_parts(schedule, rank, shard_counts(count, 5), 4, slices)
+        wanted.append(planned(plan))
+    assert bytes_moved(table, 5) == wanted
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_every_candidate_is_priced_the_cheapest_first(said: Said, collective: str) -> None:
+    choice = choose(collective, NODES, 1 << 20, Config())
+    rows = [line.split() for line in said(f"--nodes 2,1 --collective {collective}")[3][1:-1]]
+    assert {name: seconds for name, seconds, *_ in rows} == {
+        name: f"{1e6 * seconds:,.1f}" for name, seconds in choice.predicted_s.items()
+    }
+    assert [row[0] for row in rows] == sorted(choice.predicted_s, key=choice.predicted_s.get)
+
+
+@pytest.mark.parametrize("nodes", ["4", "2,2", "1,1,1,1"])
+def test_it_is_said_what_auto_takes_and_what_is_shown(said: Said, nodes: str) -> None:
+    layout = block_layout(*map(int, nodes.split(",")))
+    auto = resolve("all_reduce", "auto", tuple(map(tuple, layout)), 1 << 20, Config())
+    prices = said(f"--nodes {nodes} --algorithm hierarchical")[3]
+    assert [line.split()[0] for line in prices if "auto takes it" in line] == [auto]
+    assert [line.split()[0] for line in prices if "shown here" in line] == ["hierarchical"]
+
+
+def test_auto_shows_what_auto_takes(said: Said) -> None:
+    explained = said("--nodes 2,2")
+    line = next(line for line in explained[3] if "auto takes it" in line)
+    assert line.endswith("auto takes it, shown here")
+
+
+# --- the proof ------------------------------------------------------------------------------------
+
+
+def test_it_says_what_has_been_proven(said: Said) -> None:
+    assert said("-n 4 --algorithm ring --check")[4] == [
+        "proven:",
+        "  every result holds every contribution exactly once",
+        "  all ranks form the same expression, hence the same bits; chunk 0 is (0, ((1, 2), 3))",
+        "  every send meets one receive of the same chunks: 24 messages, none left",
+        "  no deadlock, even when every send waits for its receive",
+        "  no step races with itself",
+        "  steps and chunks are as claimed: up to 6 steps, 24 chunks moved",
+        "  chunks are held before and after by those whom all_reduce promises them",
+    ]
+
+
+def test_a_barrier_has_no_results_but_hears_from_everybody(said: Said) -> None:
+    proven = said("-n 4 --collective barrier --check --bytes 0")[4]
+    assert proven[-1] == "  nobody leaves before having heard from everybody"
+    assert not any("contribution" in line for line in proven)
+
+
+def test_a_long_expression_is_cut(said: Said) -> None:
+    proven = said("-n 64 --algorithm ring --check")[4]
+    assert proven[2].endswith(" …")
+    assert len(proven[2]) < 140
+
+
+def test_without_check_nothing_is_said_to_be_proven(said: Said) -> None:
+    assert len(said("-n 4")) == 4
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Schedule], None]:
+    """Puts a schedule among the all-reduces, under the name of ``mine``."""
+
+    def put(schedule: Schedule) -> None:
+        monkeypatch.setitem(ALGORITHMS["all_reduce"], "mine", lambda nodes, root: schedule)
+
+    return put
+
+
+def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    """What `explain` prints of a schedule that it finds to be wrong."""
+    assert cli.main(["explain", *line.split()]) == 1
+    printed = capsys.readouterr()
+    return printed.out + printed.err
+
+
+def test_a_contribution_counted_twice_is_shown_where_it_happens(
+    offer: Callable[[Schedule], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring = build("all_reduce", "ring", block_layout(3))
+    ranks = steps_of(ring)
+    arrives = ranks[1][3].recvs[0]
+    ranks[1][3] = replace(ranks[1][3], recvs=(replace(arrives, reduce=True),))
+    offer(with_steps(ring, ranks))
+    text = refused(capsys, "-n 3 --algorithm mine --check")
+    assert "!>2:0 <0:2+" in text
+    assert "! did not finish: rank 1 in step 3" in text
+    assert "NOT proven: all_reduce ring of 3 ranks: step 3: rank 1 folds chunk 2" in text
+    assert "predicted" not in text
+
+
+def test_of_a_deadlock_all_who_wait_are_marked(
+    offer: Callable[[Schedule], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(written("rank 0\n <1:0+\n >1:0\nrank 1\n <0:0+\n >0:0"))
+    text = refused(capsys, "-n 2 --algorithm mine --check")
+    assert "! did not finish: rank 0 in step 0, rank 1 in step 0" in text
+
+
+def test_what_is_wrong_at_the_end_marks_no_step(
+    offer: Callable[[Schedule], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(written("rank 0\n -\nrank 1\n -"))
+    text = refused(capsys, "-n 2 --algorithm mine --check")
+    assert "NOT proven: all_reduce written of 2 ranks: at the end chunk 0 on rank 0 lacks" in text
+    assert "did not finish" not in text
+
+
+def test_what_cannot_be_priced_says_so(
+    offer: Callable[[Schedule], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(written("rank 0\n <1:0+\n >1:0\nrank 1\n <0:0+\n >0:0"))
+    text = refused(capsys, "-n 2 --algorithm mine")
+    assert "ringreduce explain: the schedule cannot finish" in text
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_an_svg_is_written(said: Said, tmp_path: Path) -> None:
+    file = tmp_path / "picture.svg"
+    assert said(f"--nodes 2,1 --svg {file}")[-1] == [f"wrote {file}"]
+    assert ElementTree.parse(file).getroot().tag.endswith("svg")
+    assert file.read_text().count('class="node"') == 2
+
+
+def test_one_node_is_not_framed(said: Said, tmp_path: Path) -> None:
+    said(f"-n 3 --svg {tmp_path / 'picture.svg'}")
+    assert 'class="node"' not in (tmp_path / "picture.svg").read_text()
+
+
+def test_a_png_is_written(said: Said, tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    file = tmp_path / "picture.png"
+    assert said(f"-n 3 --png {file}")[-1] == [f"wrote {file}"]
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_png_without_its_library_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    text = refused(capsys, f"-n 3 --png {tmp_path / 'picture.png'}")
+    assert "pip install 'ringreduce[plot]'" in text
+
+
+def test_a_file_that_cannot_be_written_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "-n", "2", "--svg", "/nowhere/x.svg"]) == 2
+    assert "/nowhere/x.svg" in capsys.readouterr().err
+
+
+# --- nonsense -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("", "how many ranks? --ranks 8, or --nodes 3,1,4"),
+        ("-n 0", "0 ranks; wanted at least 1"),
+        ("-n two", "invalid int value: 'two'"),
+        ("-n 7 --nodes 3,1,4", "--nodes has 8 ranks, --ranks asks for 7"),
+        ("--nodes 3,,4", "wanted the ranks of each node"),
+        ("-n 4 --collective sum", "unknown collective 'sum'; choose one of all_reduce, "),
+        ("-n 4 --algorithm fast", "all_reduce: unknown algorithm 'fast'; choose one of 'auto', "),
+        ("-n 4 --root 4", "root 4 is none of the ranks 0 to 3"),
+        ("-n 4 --root -1", "root -1 is none of the ranks 0 to 3"),
+        ("-n 4 --bytes 64MB", "'64MB' is no size; wanted one such as 4096, 8K or 64M"),
+        ("-n 4 --bytes -1", "'-1' is no size"),
+        ("-n 4 --bytes 10", "10 bytes are no whole number of float32, which has 4 bytes"),
+        ("-n 4 --dtype float33", "unknown dtype 'float33'; wanted one such as float32"),
+        ("-n 4 --dtype object", "dtype 'object' cannot be sent; wanted numbers or bools"),
+        ("-n 4 now", "unrecognized arguments: now"),
+    ],
+)
+def test_a_usage_error_exits_with_2_and_says_why(
+    capsys: pytest.CaptureFixture[str], line: str, complaint: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["explain", *line.split()])
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_example_of_runs_is_true() -> None:
+    assert doctest.testmod(importlib.import_module("ringreduce.schedules.ranges")) == (0, 1)

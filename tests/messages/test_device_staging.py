@@ -1,0 +1,183 @@
+"""Arrays that the processor cannot reach: in order with the caller's work, nothing too soon."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import ringreduce as rr
+from ringreduce.calls import arrays
+from ringreduce.messages import device_staging
+from tests.support.case_strategies import cases
+from tests.support.cases import CONFIG, nodes_of
+from tests.support.late import Card, LateArray, LateDevice, LateMark, LateQueue
+from tests.support.on_cards import (
+    COUNTS,
+    PROGRAMS,
+    asynchronous,
+    on_the_same_arrays,
+    one_after_another,
+    ramp,
+    run_case,
+    total,
+)
+
+
+def spawn(program, ranks, *args, nodes=None):
+    """Run ``program(comm, card, *args)`` on ranks that have a card each, of the rank's number."""
+    cards = [Card(rank) for rank in range(ranks)]
+    cuda = SimpleNamespace(
+        CudaDevice=lambda number: LateDevice(cards[number]), as_card_array=lambda x: x
+    )
+    with mock.patch.object(arrays, "_cuda", return_value=cuda):
+        return rr.spawn(
+            lambda comm: program(comm, cards[comm.rank], *args),
+            ranks,
+            nodes=nodes,
+            timeout_s=20,
+            config=CONFIG,
+        )
+
+
+@given(case=cases(range(1, 6)))
+@settings(max_examples=100)
+def test_any_case_gives_what_numpy_gives(case):
+    spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_programs(program, ranks):
+    spawn(program, ranks)
+
+
+def test_some_ranks_on_cards_and_some_in_host_memory():
+    def program(comm, card):
+        for count in COUNTS:
+            x = ramp(comm, count)
+            result = comm.all_reduce(card.put(x) if comm.rank % 2 else x)
+            assert isinstance(result, LateArray) == bool(comm.rank % 2)
+            result = card.values(result) if comm.rank % 2 else result
+            assert np.array_equal(result, total(comm, count))
+
+    spawn(program, 4)
+
+
+def test_a_call_returns_before_the_device_is_done():
+    def program(comm, card):
+        returned_early = 0
+        for _ in range(20):
+            comm.all_reduce(card.put(ramp(comm, 700)))
+            returned_early += bool(card.streams[0].operations)
+        return returned_early
+
+    assert all(spawn(program, 2))
+
+
+@pytest.mark.parametrize("count", [1, 700, 60_001])
+def test_ranks_that_disagree_go_on(count):
+    def program(comm, card):
+        for number in range(3):
+            with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
+                comm.all_reduce(card.put(np.ones(2 if comm.rank == 0 else count + 2)))
+            result = comm.all_reduce(card.put(ramp(comm, count, number)))
+            assert np.array_equal(card.values(result), total(comm, count, number))
+
+    spawn(program, 3)
+
+
+def test_a_device_that_does_nothing_any_more_is_not_waited_for_without_end():
+    def program(comm, card):
+        x = card.put(np.ones(700))
+        card.poll = lambda: None
+        with pytest.raises(rr.PeerTimeoutError):
+            comm.all_reduce(x, timeout_s=0.3)
+        assert comm.broken
+
+    spawn(program, 2)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_out_lives_where_the_array_does():
+    def program(comm, card):
+        x, host = card.put(np.ones(4)), np.ones(4)
+        with pytest.raises(TypeError, match="out is in host memory, the array is on card 0"):
+            comm.all_reduce(x, out=host)
+        with pytest.raises(TypeError, match="out is on card 0, the array is in host memory"):
+            comm.all_reduce(host, out=x)
+        with pytest.raises(TypeError, match="member 0 is on card 0, member 1 is in host memory"):
+            comm.all_reduce([x, host])
+        with pytest.raises(ValueError, match="out overlaps the input"):
+            comm.all_reduce(x[1:], out=x[:-1])
+        with pytest.raises(TypeError, match="out has dtype float32"):
+            comm.all_reduce(x, out=card.put(np.ones(4, np.float32)))
+        assert np.array_equal(card.values(comm.all_reduce(x, out=x)), np.ones(4))
+
+    spawn(program, 1)
+
+
+def test_what_lives_on_a_card_needs_cupy():
+    with (
+        mock.patch.dict("sys.modules", {"cupy": None}),
+        pytest.raises(ImportError, match=r"broadcast: .*pip install 'ringreduce\[gpu\]'"),
+    ):
+        rr.spawn(lambda comm: comm.broadcast(Card(0).put(np.ones(2))), 1)
+
+
+# --- bugs that must be found ----------------------------------------------------------------------
+
+
+def starts_at_once(self):
+    """A send does not wait for its copy."""
+    for send in self._sends[self._started :]:
+        if send.header is not None:
+            send.header[0][:] = send.header[1]
+        send.request.Start()
+        self._started += 1
+    return True
+
+
+def posts_at_once(self):
+    """A receive does not wait until what came before is copied in."""
+    for recv in self._recvs[self._started :]:
+        recv.request.Start()
+        self._started += 1
+    return True
+
+
+def copies_without_order(self, source, host):
+    """The copy does not wait for what was asked before."""
+    host[...] = source.view(np.ndarray).view(np.uint8)
+
+
+BUGS = {
+    "a send does not wait for its copy": (device_staging.Outbox, "started", starts_at_once),
+    "a block is used again too soon": (device_staging.Inbox, "started", posts_at_once),
+    "the call does not follow the caller": (LateQueue, "follow", lambda self: None),
+    "the caller does not wait for the call": (LateQueue, "lead", lambda self: None),
+    "a copy is out of order": (LateQueue, "copy_out", copies_without_order),
+    "a mark is always reached": (LateMark, "reached", lambda self: not self._card.poll()),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(bug):
+    """By some of the programs, at some try."""
+    owner, name, wrong = BUGS[bug]
+
+    def run_them():
+        for _ in range(20):
+            for program in (one_after_another, on_the_same_arrays, asynchronous):
+                spawn(program, 2)
+
+    with mock.patch.object(owner, name, wrong), pytest.raises((AssertionError, rr.RingReduceError)):
+        run_them()

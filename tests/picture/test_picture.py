@@ -1,0 +1,411 @@
+"""A picture shows every message once, in its colours, in its place, and nothing out of sight."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringreduce.algorithms import build
+from ringreduce.errors import ScheduleError
+from ringreduce.picture import to_png, to_svg
+from ringreduce.picture.palette import colours
+from ringreduce.picture.svg import text_width
+from ringreduce.picture.timeline import Timeline
+from ringreduce.schedules.matching import match
+from ringreduce.schedules.schedule import Schedule, chunk_text
+from tests.support.mpi import ROOT, environment
+from tests.support.schedules import any_schedule, two_shot
+from tests.support.strategies import EVERY_ALGORITHM, block_layout, layouts, steps_of, written
+
+Nodes = list[list[int]]
+UNEVEN = block_layout(3, 1, 4)
+
+
+def hierarchical(nodes: Nodes) -> Schedule:
+    return build("all_reduce", "hierarchical", nodes)
+
+
+# --- reading a picture ----------------------------------------------------------------------------
+
+
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def holds(self, other: Box) -> bool:
+        return (
+            self.left <= other.left
+            and self.top <= other.top
+            and self.right >= other.right
+            and self.bottom >= other.bottom
+        )
+
+    def meets(self, other: Box) -> bool:
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
+
+
+def read(schedule: Schedule, nodes: Nodes | None = None) -> ET.Element:
+    root = ET.fromstring(to_svg(schedule, nodes))
+    for element in root.iter():
+        element.tag = element.tag.removeprefix("{http://www.w3.org/2000/svg}")
+    return root
+
+
+def number(element: ET.Element, name: str) -> float:
+    return float(element.get(name, "0"))
+
+
+def box(rect: ET.Element) -> Box:
+    x, y = number(rect, "x"), number(rect, "y")
+    return Box(x, y, x + number(rect, "width"), y + number(rect, "height"))
+
+
+def groups(picture: ET.Element, name: str) -> list[ET.Element]:
+    return [g for g in picture.iter("g") if name in g.get("class", "").split()]
+
+
+def line_of(message: ET.Element) -> ET.Element:
+    return next(message.iter("path"))
+
+
+def ends_of(message: ET.Element) -> tuple[float, float, float, float]:
+    """Where its line begins and ends: x1, y1, x2, y2."""
+    numbers = [float(word) for word in re.findall(r"-?[\d.]+", line_of(message).get("d", ""))]
+    return numbers[0], numbers[1], numbers[-2], numbers[-1]
+
+
+def bars(picture: ET.Element) -> dict[int, list[Box]]:
+    return {
+        int(rank.get("data-rank", "")): [box(rect) for rect in rank.iter("rect")]
+        for rank in groups(picture, "rank")
+    }
+
+
+def shapes(element: ET.Element, x: float = 0, y: float = 0) -> list[Box]:
+    """The boxes of all that is seen; of a line the points that it is drawn by."""
+    moved = re.match(r"translate\((\S+) (\S+)\)", element.get("transform", ""))
+    if moved:
+        x, y = x + float(moved[1]), y + float(moved[2])
+    found = []
+    if element.tag == "rect":
+        found = [box(element)]
+    elif element.tag == "circle":
+        cx, cy, r = (number(element, name) for name in ("cx", "cy", "r"))
+        found = [Box(cx - r, cy - r, cx + r, cy + r)]
+    elif element.tag == "text":
+        words, left, base = element.text or "", number(element, "x"), number(element, "y")
+        wide, high = text_width(words, number(element, "font-size")), number(element, "font-size")
+        left -= {"middle": wide / 2, "end": wide}.get(element.get("text-anchor", ""), 0)
+        found = [Box(left, base - high, left + wide, base)]
+    elif element.tag == "path":
+        points = re.findall(r"[MLC ](-?[\d.]+),(-?[\d.]+)", element.get("d", ""))
+        found = [Box(float(px), float(py), float(px), float(py)) for px, py in points]
+    found = [Box(a + x, b + y, c + x, d + y) for a, b, c, d in found]
+    return found + [shape for child in element for shape in shapes(child, x, y)]
+
+
+def sent(schedule: Schedule) -> Counter[tuple[int, int, str, str]]:
+    """Sender, receiver, chunks and kind of every message that the schedule has."""
+    return Counter(
+        (
+            message.sender.rank,
+            message.receiver.rank,
+            " ".join(map(chunk_text, message.chunks)),
+            "reduce" if message.reduce else "overwrite",
+        )
+        for message in match(steps_of(schedule))
+    )
+
+
+def drawn(picture: ET.Element) -> Counter[tuple[int, int, str, str]]:
+    return Counter(
+        (
+            int(message.get("data-sender", "")),
+            int(message.get("data-receiver", "")),
+            message.get("data-chunks", ""),
+            message.get("class", "").removeprefix("message "),
+        )
+        for message in groups(picture, "message")
+    )
+
+
+# --- any picture ----------------------------------------------------------------------------------
+
+
+def assert_true_and_in_sight(schedule: Schedule, nodes: Nodes | None) -> None:
+    picture = read(schedule, nodes)
+    assert drawn(picture) == sent(schedule)
+    whole = Box(0, 0, number(picture, "width"), number(picture, "height"))
+    assert all(whole.holds(shape) for shape in shapes(picture))
+    every = [bar for lane in bars(picture).values() for bar in lane]
+    assert not any(a.meets(b) for a, b in combinations(every, 2))
+    for message in groups(picture, "message"):
+        assert_it_runs_from_lane_to_lane(message, bars(picture))
+
+
+def assert_it_runs_from_lane_to_lane(message: ET.Element, lanes: dict[int, list[Box]]) -> None:
+    x1, y1, x2, y2 = ends_of(message)
+    for x, y, end in ((x1, y1, "data-sender"), (x2, y2, "data-receiver")):
+        lane = lanes[int(message.get(end, ""))]
+        assert any(bar.holds(Box(x, y, x, y)) for bar in lane)
+    assert x1 < x2
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
+@given(layouts(max_nodes=4, max_ranks=9), st.booleans())
+@settings(max_examples=8)
+def test_every_message_of_every_algorithm_is_an_arrow_in_sight(
+    collective: str, algorithm: str, nodes: Nodes, framed: bool
+) -> None:
+    assert_true_and_in_sight(build(collective, algorithm, nodes), nodes if framed else None)
+
+
+@given(any_schedule())
+@settings(max_examples=30)
+def test_so_is_every_message_of_any_schedule(schedule: Schedule) -> None:
+    assert_true_and_in_sight(schedule, None)
+
+
+def test_an_arrow_too_few_would_be_noticed() -> None:
+    schedule = hierarchical(UNEVEN)
+    picture = read(schedule, UNEVEN)
+    picture.remove(groups(picture, "message")[0])
+    assert drawn(picture) != sent(schedule)
+
+
+def test_what_is_out_of_sight_would_be_noticed() -> None:
+    picture = read(hierarchical(UNEVEN), UNEVEN)
+    whole = Box(0, 0, number(picture, "width") - 30, number(picture, "height"))
+    assert not all(whole.holds(shape) for shape in shapes(picture))
+
+
+def test_labels_do_not_overlap() -> None:
+    picture = read(hierarchical(UNEVEN), UNEVEN)
+    labels = [
+        box(g[0]) for g in picture.iter("g") if [child.tag for child in g] == ["rect", "text"]
+    ]
+    labels = [label for label in labels if label.bottom - label.top < 20]
+    assert len(labels) == len(groups(picture, "message"))
+    assert not any(a.meets(b) for a, b in combinations(labels, 2))
+
+
+def test_where_there_is_no_room_there_are_no_labels() -> None:
+    assert to_svg(two_shot(30)).count('rx="4"') == 30  # the legend's swatches
+
+
+def test_a_large_schedule_is_drawn_whole() -> None:
+    nodes = block_layout(*[8] * 8)
+    svg = to_svg(build("all_reduce", "ring", nodes), nodes)
+    assert len(ET.fromstring(svg)) > 8064
+    assert svg.count('class="message ') == 64 * 126
+    assert len(svg) < 8 << 20
+
+
+def test_one_rank_has_no_steps_and_still_a_picture() -> None:
+    assert_true_and_in_sight(build("all_reduce", "ring", [[0]]), [[0]])
+
+
+def test_what_names_say_is_escaped() -> None:
+    schedule = replace(build("all_reduce", "ring", [[0, 1]]), algorithm="<a> & b")
+    assert any(text.text == "all_reduce · <a> & b" for text in read(schedule).iter("text"))
+
+
+@pytest.mark.parametrize("nodes", [[[0, 1]], [[0, 1, 2, 2]], [[0], [1], [3]]], ids=str)
+def test_nodes_that_do_not_list_the_ranks_are_refused(nodes: Nodes) -> None:
+    with pytest.raises(ValueError, match="do not list ranks 0 to 2 once"):
+        to_svg(build("all_reduce", "ring", [[0, 1, 2]]), nodes)
+
+
+def test_a_schedule_that_cannot_finish_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="deadlock"):
+        to_svg(written("rank 0\n <1:0\n >1:0\nrank 1\n <0:0\n >0:0"))
+
+
+@pytest.mark.parametrize("module", ["", ".svg", ".timeline", ".palette"])
+def test_the_examples_in_the_docstrings_are_true(module: str) -> None:
+    tested = doctest.testmod(importlib.import_module(f"ringreduce.picture{module}"))
+    assert tested.attempted > 0
+    assert tested.failed == 0
+
+
+# --- colours, kinds, frames -----------------------------------------------------------------------
+
+
+def test_an_arrow_has_the_colour_of_its_chunk() -> None:
+    painted: dict[str, set[str]] = {}
+    for message in groups(read(build("all_reduce", "ring", block_layout(9))), "message"):
+        stroke = line_of(message).get("stroke", "")
+        painted.setdefault(message.get("data-chunks", ""), set()).add(stroke)
+    assert {int(chunk): paint for chunk, paint in painted.items()} == {
+        chunk: {colour} for chunk, colour in enumerate(colours(9))
+    }
+
+
+def test_an_arrow_of_several_chunks_goes_through_their_colours() -> None:
+    picture = read(hierarchical(UNEVEN), UNEVEN)
+    palette = colours(18)
+    for message in groups(picture, "message"):
+        chunks = [int(word) for word in message.get("data-chunks", "").split()]
+        if len(chunks) > 1:
+            name = line_of(message).get("stroke", "").removeprefix("url(#").removesuffix(")")
+            gradient = next(g for g in picture.iter("linearGradient") if g.get("id") == name)
+            stops = [stop.get("stop-color") for stop in gradient]
+            assert stops == [palette[chunk] for chunk in chunks]
+
+
+def test_a_copy_has_the_colour_of_its_chunk_and_every_fold_is_marked() -> None:
+    schedule = build("all_reduce", "hierarchical(ring, allgather_reduce)", UNEVEN)
+    picture = read(schedule, UNEVEN)
+    palette = colours(len(schedule.weights))
+    copies = [m for m in groups(picture, "message") if "@" in m.get("data-chunks", "")]
+    alone = [m for m in copies if " " not in m.get("data-chunks", "")]
+    assert alone
+    for message in alone:
+        chunk = int(message.get("data-chunks", "").partition("@")[0])
+        assert line_of(message).get("stroke") == palette[chunk]
+    wanted = [
+        f"rank {rank}, step {number}: all copies of "
+        for rank, steps in enumerate(steps_of(schedule))
+        for number, step in enumerate(steps)
+        if step.folds
+    ]
+    titles = [fold.findtext("title") for fold in groups(picture, "fold")]
+    assert wanted
+    assert all(title.startswith(words) for title, words in zip(titles, wanted, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 18, 64, 100])
+def test_colours_differ(count: int) -> None:
+    assert len(set(colours(count))) == count
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 64, 500])
+def test_neighbours_are_easily_told_apart(count: int) -> None:
+    rgb = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours(count)]
+    assert min(sum(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in pairwise(rgb)) > 40
+
+
+@pytest.mark.parametrize("count", [3, 64])
+def test_colours_stand_out_from_white(count: int) -> None:
+    """WCAG asks a contrast of 3 of graphics."""
+    for colour in colours(count):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [((c + 0.055) / 1.055) ** 2.4 if c > 0.04 else c / 12.92 for c in channels]
+        luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        assert 1.05 / (luminance + 0.05) >= 3
+
+
+def test_what_is_added_in_is_solid_and_has_a_plus() -> None:
+    for message in groups(read(hierarchical(UNEVEN)), "reduce"):
+        assert line_of(message).get("stroke-dasharray") is None
+        assert len(list(message.iter("circle"))) == 1
+
+
+def test_what_replaces_is_dashed_and_has_a_hollow_head() -> None:
+    for message in groups(read(hierarchical(UNEVEN)), "overwrite"):
+        line, head = message.iter("path")
+        assert line.get("stroke-dasharray")
+        assert (head.get("fill"), head.get("stroke")) == ("#ffffff", line.get("stroke"))
+
+
+def test_pointing_at_an_arrow_tells_what_it_is() -> None:
+    said = [message.findtext("title") for message in groups(read(two_shot(2)), "message")]
+    assert said == [
+        "rank 0, step 0, to rank 1, step 0: chunk 1 is added in",
+        "rank 1, step 0, to rank 0, step 0: chunk 0 is added in",
+        "rank 0, step 1, to rank 1, step 1: chunk 0 replaces",
+        "rank 1, step 1, to rank 0, step 1: chunk 1 replaces",
+    ]
+
+
+@pytest.mark.parametrize("nodes", [UNEVEN, [[3, 0], [1, 5, 2], [4]]], ids=str)
+def test_a_frame_holds_the_ranks_of_its_node_and_no_others(nodes: Nodes) -> None:
+    picture = read(hierarchical(nodes), nodes)
+    frames = [box(next(frame.iter("rect"))) for frame in groups(picture, "node")]
+    lanes = bars(picture)
+    held = [
+        [r for r in node if all(f.holds(bar) for bar in lanes[r])]
+        for f, node in zip(frames, nodes, strict=True)
+    ]
+    assert held == nodes
+    assert not any(a.meets(b) for a, b in combinations(frames, 2))
+
+
+def test_without_nodes_there_are_no_frames() -> None:
+    assert groups(read(hierarchical(UNEVEN)), "node") == []
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_a_ring_goes_in_lockstep() -> None:
+    timeline = Timeline.of(build("all_reduce", "ring", block_layout(5)))
+    assert timeline.in_lockstep
+    assert all(column == message.sender.step for message, column in timeline.messages.items())
+
+
+def test_a_rank_alone_on_its_node_waits_for_the_others() -> None:
+    timeline = Timeline.of(hierarchical(UNEVEN))
+    assert not timeline.in_lockstep
+    assert timeline.borders[3] == [0, 4, 5, 6, 7]
+    assert timeline.borders[0] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+@given(any_schedule())
+@settings(max_examples=50)
+def test_a_message_lies_within_the_steps_of_both_its_ranks(schedule: Schedule) -> None:
+    timeline = Timeline.of(schedule)
+    for message, column in timeline.messages.items():
+        for rank, step in (message.sender, message.receiver):
+            begin, end = timeline.borders[rank][step : step + 2]
+            assert begin <= column < end
+
+
+# --- PNG and docs ---------------------------------------------------------------------------------
+
+
+def png_size(png: bytes) -> tuple[int, int]:
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+
+def test_a_png_is_twice_as_large_as_the_svg() -> None:
+    pytest.importorskip("resvg_py")
+    schedule = hierarchical(UNEVEN)
+    picture = read(schedule, UNEVEN)
+    wide, high = png_size(to_png(schedule, UNEVEN))
+    assert wide == pytest.approx(2 * number(picture, "width"), abs=1)
+    assert high == pytest.approx(2 * number(picture, "height"), abs=1)
+
+
+def test_a_large_png_is_bounded() -> None:
+    pytest.importorskip("resvg_py")
+    assert max(png_size(to_png(build("broadcast", "ring", block_layout(50))))) == 8192
+
+
+def test_a_png_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", sys)
+    with pytest.raises(ImportError, match=r"pip install 'ringreduce\[plot\]'"):
+        to_png(two_shot(2))
+
+
+def test_the_picture_in_the_docs_is_drawn_from_the_schedule() -> None:
+    command = [sys.executable, str(ROOT / "docs/picture.py"), "hierarchical"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True)
+    assert done.stdout == (ROOT / "docs/hierarchical.svg").read_bytes()

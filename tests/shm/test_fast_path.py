@@ -1,0 +1,497 @@
+"""Calls that pass without Python: what they are given, what they leave behind, what goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import inspect
+import os
+import sys
+import threading
+import time
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce import bootstrap
+from ringreduce.compiler import pyobjects
+from tests.support.cases import CONFIG
+
+SHARED = replace(CONFIG, shared_memory=True)
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled"
+)
+
+
+def usual_calls(comm: rr.Communicator) -> list[str]:
+    """From now on, the names of the calls that are not made by compiled code alone."""
+    made: list[str] = []
+    begin = comm._conductor._agreement.begin
+
+    def watched(signature, *given):
+        made.append(signature.collective)
+        return begin(signature, *given)
+
+    comm._conductor._agreement.begin = watched
+    return made
+
+
+def spawn(program, ranks=2, **config):
+    return rr.spawn(program, ranks, config=replace(SHARED, **config), timeout_s=20)
+
+
+FORMS = {
+    "x": lambda c, x, _: c.all_reduce(x),
+    "x, out": lambda c, x, out: c.all_reduce(x, out=out),
+    "x, None": lambda c, x, _: c.all_reduce(x, out=None),
+    "x, op": lambda c, x, _: c.all_reduce(x, "sum"),
+    "x, op, out": lambda c, x, out: c.all_reduce(x, "sum", out=out),
+    "in place": lambda c, x, _: c.all_reduce(x, out=x),
+    "op named": lambda c, x, _: c.all_reduce(x, op="sum"),
+    "op, out named": lambda c, x, out: c.all_reduce(x, op="sum", out=out),
+    "out, op named": lambda c, x, out: c.all_reduce(x, out=out, op="sum"),
+}
+OTHER_FORMS = {
+    "named": lambda c, x, _: c.all_reduce(x=x),
+    "two named": lambda c, x, out: c.all_reduce(x, out=out, algorithm="auto"),
+    "a timeout": lambda c, x, _: c.all_reduce(x, timeout_s=5),
+    "made op": lambda c, x, _: c.all_reduce(x, "".join(["s", "um"])),
+    "asynchronous": lambda c, x, _: c.all_reduce(x, async_op=True).wait(),
+    "another algorithm": lambda c, x, _: c.all_reduce(x, algorithm="ring"),
+    "by its class": lambda c, x, _: rr.Communicator.all_reduce(c, x),
+}
+
+
+@pytest.mark.parametrize("form", FORMS | OTHER_FORMS)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (2, 1, 3, 2), (1, 2, 1, 3, 2), (0,), (7, 0)])
+def test_however_it_is_called_it_gives_the_sum(form, shape):
+    call = (FORMS | OTHER_FORMS)[form]
+
+    def program(comm):
+        made = []
+        for turn in range(4):
+            x, out = np.full(shape, comm.rank + turn, np.float32), np.empty(shape, np.float32)
+            result = call(comm, x, out)
+            assert result.shape == shape
+            assert (result == 2 * turn + 1).all()
+            assert (result is out) == (
+                form in ("x, out", "x, op, out", "two named", "op, out named", "out, op named")
+            )
+            assert (result is x) == (form == "in place")
+            made = made or usual_calls(comm)
+        return len(made)
+
+    usual = spawn(program)
+    if form in FORMS and len(shape) <= pyobjects.MOST_DIMENSIONS and 0 not in shape:
+        assert usual == [0, 0]
+
+
+WRONG = {
+    "nothing": (lambda c: c.all_reduce(), TypeError, "missing 1 required positional"),
+    "too much": (lambda c: c.all_reduce(1, "sum", 2), TypeError, "positional arguments"),
+    "another name": (lambda c: c.all_reduce(np.ones(4), outs=1), TypeError, "unexpected keyword"),
+    "op twice": (lambda c: c.all_reduce(np.ones(4), "sum", op="sum"), TypeError, "multiple values"),
+    "twice": (lambda c: c.all_reduce(np.ones(4), x=1), TypeError, "multiple values"),
+    "no array": (lambda c: c.all_reduce("text"), TypeError, "pass an array"),
+    "another op": (lambda c: c.all_reduce(np.ones(4), "add"), ValueError, "unknown op"),
+    "an out too short": (
+        lambda c: c.all_reduce(np.ones(4), out=np.ones(3)),
+        ValueError,
+        "out has shape",
+    ),
+    "an out of no array": (lambda c: c.all_reduce(np.ones(4), out=7), TypeError, "out is int"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_as_ever(what):
+    call, error, said = WRONG[what]
+
+    def program(comm):
+        for _ in range(3):
+            assert (comm.all_reduce(np.ones(4)) == 2).all()
+            with pytest.raises(error, match=said):
+                call(comm)
+
+    spawn(program)
+
+
+def test_it_still_looks_like_the_method():
+    def program(comm):
+        its_own = inspect.signature(rr.Communicator.all_reduce)
+        names = [*its_own.parameters][1:]
+        assert [*inspect.signature(comm.all_reduce).parameters] == names
+        assert "Combine the arrays of all ranks" in comm.all_reduce.__doc__
+
+    spawn(program)
+
+
+def test_a_method_of_ones_own_is_not_hidden(monkeypatch):
+    class Doubled(rr.Communicator):
+        def all_reduce(self, x, *given, **named):
+            return 2 * super().all_reduce(x, *given, **named)
+
+    monkeypatch.setattr(bootstrap, "Communicator", Doubled)
+    assert spawn(lambda comm: float(comm.all_reduce(np.ones(1))[0])) == [4, 4]
+
+
+def test_nothing_is_kept_and_nothing_is_freed_too_early():
+    def program(comm):
+        x, out = np.ones(100), np.empty(100)
+        comm.all_reduce(x, out=out)
+        planned = comm.plan("all_reduce", x, out=out)
+        gc.collect()
+        kinds = (x, out, x.dtype, None, "sum", "out", np.empty)
+        before = [sys.getrefcount(each) for each in kinds]
+        for _ in range(1000):
+            comm.all_reduce(x, out=out)
+            comm.all_reduce(x)
+            planned()
+            comm.barrier()
+        after = [sys.getrefcount(each) for each in kinds]
+        grown = [now - was for now, was in zip(after, before, strict=True)]
+        results = [comm.all_reduce(x) for _ in range(50)]
+        assert all((each == 2).all() for each in results)
+        return grown
+
+    for grown in spawn(program):
+        assert grown[:2] == [0, 0]
+        assert max(grown) < 500  # others keep, and let go of, some of them, too
+
+
+def test_a_planned_call_takes_no_arguments_and_keeps_its_arrays():
+    def program(comm):
+        x, out = np.full(9, comm.rank + 1.0), np.empty(9)
+        planned = comm.plan("all_reduce", x, out=out)
+        assert planned() is out
+        passing = usual_calls(comm)
+        assert planned() is out
+        assert passing == []
+        with pytest.raises(TypeError):
+            planned(9)
+        with pytest.raises(TypeError):
+            planned(x=9)
+        kept = weakref.ref(x), weakref.ref(out)
+        del x, out
+        assert (planned() == 3).all()
+        assert all(array() is not None for array in kept)
+        del planned
+        comm.plan("all_reduce", np.ones(3))  # now what was bound is let go of
+        gc.collect()
+        return [array() is None for array in kept]
+
+    assert spawn(program) == [[True, True]] * 2
+
+
+def test_more_kinds_of_calls_than_there_is_room_for():
+    def program(comm):
+        for turn in range(3):
+            for n in range(1, 700):
+                result = comm.all_reduce(np.full(n, n + turn))
+                assert result.shape == (n,)
+                assert (result == 2 * (n + turn)).all()
+
+    spawn(program, kept_plans=1000)
+
+
+def test_a_communicator_that_is_closed_is_let_go_of():
+    def program(comm):
+        for _ in range(3):
+            comm.all_reduce(np.ones(3))
+            comm.barrier()
+        part = comm.split(0)
+        for _ in range(3):
+            part.all_reduce(np.ones(3))
+        part.close()
+        with pytest.raises(ValueError, match="closed"):
+            part.all_reduce(np.ones(3))
+        left = weakref.ref(part)
+        del part
+        for _ in range(20):
+            gc.collect()  # returns at once where another thread is at it
+            if left() is None:
+                return True
+            time.sleep(0.05)
+        return False
+
+    assert spawn(program) == [True, True]
+
+
+def test_threads_of_one_rank_take_turns():
+    def program(comm):
+        wrong = []
+
+        def calls():
+            x, out = np.full(50, comm.rank + 1.0), np.empty(50)
+            for turn in range(300):
+                result = comm.all_reduce(x, out=out) if turn % 3 else comm.all_reduce(x)
+                wrong.append(not (result == 3).all())
+
+        threads = [threading.Thread(target=calls) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(wrong) == 900
+        return any(wrong)
+
+    assert spawn(program) == [False, False]
+
+
+def test_while_a_call_is_under_way_no_other_passes():
+    def program(comm):
+        x, sums = np.ones(3), []
+        for _ in range(3):
+            comm.all_reduce(x)
+        words = comm._conductor.gate._words
+        if comm.rank:
+            return comm.all_reduce(x).tolist()
+        words[pyobjects.OWNER], words[pyobjects.BUSY] = 0, 1
+        thread = threading.Thread(target=lambda: sums.append(comm.all_reduce(x).tolist()))
+        thread.start()
+        time.sleep(0.3)
+        early = list(sums)
+        words[pyobjects.BUSY] = 0
+        thread.join(20)
+        assert early == []
+        return sums[0]
+
+    assert spawn(program) == [[2, 2, 2]] * 2
+
+
+def test_asynchronous_calls_come_in_between():
+    def program(comm):
+        x = np.full(9, comm.rank + 1.0)
+        op = comm.plan("all_reduce", x, out=np.empty(9))
+        for turn in range(100):
+            work = comm.all_reduce(x * turn, async_op=True) if turn % 3 else None
+            assert (comm.all_reduce(x) == 3).all()
+            assert (op() == 3).all()
+            comm.barrier()
+            assert work is None or (work.wait() == 3 * turn).all()
+
+    spawn(program)
+
+
+@pytest.mark.parametrize("passed", [0, 1, 7, 200])
+def test_ranks_that_disagree_after_calls_that_passed_are_told_so_and_go_on(passed):
+    def program(comm):
+        for _ in range(3):
+            for _ in range(passed):
+                assert (comm.all_reduce(np.ones(5)) == 2).all()
+            with pytest.raises(rr.MismatchError, match=r"float64\[6\]") as raised:
+                comm.all_reduce(np.ones(5 + comm.rank))
+            assert "float64[5]" in str(raised.value)
+
+    spawn(program)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    def program(comm):
+        for _ in range(5):
+            comm.all_reduce(np.ones(5))
+        if comm.rank:
+            time.sleep(2)
+            return
+        with pytest.raises(rr.PeerTimeoutError, match="rank 1"):
+            comm.all_reduce(np.ones(5))
+        for _ in range(3):
+            with pytest.raises(rr.PeerTimeoutError):
+                comm.all_reduce(np.ones(5))
+
+    with pytest.raises(rr.RingReduceError):
+        rr.spawn(program, 2, config=SHARED, timeout_s=0.5)
+
+
+def test_who_leaves_makes_no_more_calls():
+    def program(comm):
+        for _ in range(5):
+            comm.all_reduce(np.ones(5))
+        if comm.rank:
+            comm.leave("enough")
+        with pytest.raises(rr.PeerLostError, match="enough"):
+            comm.all_reduce(np.ones(5))
+        return True
+
+    assert spawn(program) == [True, True]
+
+
+def test_an_exception_from_outside_comes_out_of_a_call_that_waits():
+    """As from a signal's handler, which may raise wherever Python is."""
+
+    class AlarmError(Exception):
+        pass
+
+    waits, over = threading.Event(), threading.Event()
+
+    def twice(comm):
+        for _ in range(2):
+            comm.all_reduce(np.ones(5))
+
+    def program(comm):
+        for _ in range(5):
+            comm.all_reduce(np.ones(5))
+        if comm.rank:
+            waits.wait(10)
+            time.sleep(0.1)
+            raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            assert raise_in(ctypes.c_ulong(threads[0]), ctypes.py_object(AlarmError)) == 1
+            over.wait(10)
+            with pytest.raises(rr.PeerLostError, match="AlarmError"):
+                twice(comm)  # what the other has put there for the first may do
+            return
+        threads.append(threading.get_ident())
+        waits.set()
+        with pytest.raises(AlarmError):
+            comm.all_reduce(np.ones(5))
+        over.set()
+        with pytest.raises(rr.PeerLostError):
+            comm.all_reduce(np.ones(5))
+
+    threads: list[int] = []
+    spawn(program)
+
+
+class StopError(Exception):
+    pass
+
+
+def waiting_calls(comm, first) -> None:
+    """On rank 0 calls wait, and `first` is what runs before anything else then."""
+    finishing = comm._conductor._finishing
+
+    def hurt(*given):
+        finish = finishing(*given)
+
+        def finish_it(*arrays):
+            first(comm)
+            return finish(*arrays)
+
+        return finish_it
+
+    comm._conductor._finishing = hurt if comm.rank == 0 else finishing
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_call_that_was_begun_and_given_up_is_not_gone_on_with(planned):
+    """A signal's handler may raise before Python has got to what breaks a call off."""
+
+    armed, stopped = threading.Event(), threading.Event()
+
+    def stop(comm):
+        if armed.is_set():
+            stopped.set()
+            raise StopError
+
+    def program(comm):
+        waiting_calls(comm, stop)
+        x = np.ones(5)
+        op = comm.plan("all_reduce", x, out=np.empty(5))
+        call = op if planned else lambda: comm.all_reduce(x)
+        if comm.rank:
+            call()
+            assert stopped.wait(20)
+            assert (call() == 2).all()  # what rank 0 has put there will do
+            with pytest.raises(rr.PeerLostError, match="in the middle of a call"):
+                call()
+            return
+        call()  # as usual
+        armed.set()
+        with pytest.raises(StopError):
+            call()
+        for _ in range(2):
+            with pytest.raises(rr.PeerLostError, match="in the middle of a call"):
+                comm.all_reduce(np.full(5, 7.0))
+
+    spawn(program)
+
+
+def test_a_call_from_within_one_that_has_just_begun_is_refused():
+    begun = [threading.Event() for _ in range(4)]
+    turns = iter(begun)
+
+    def call(comm):
+        for another in (comm.barrier, lambda: comm.all_reduce(np.ones(5))):
+            with pytest.raises(ValueError, match="within a call"):
+                another()
+        next(turns).set()
+
+    def program(comm):
+        waiting_calls(comm, call)
+        comm.all_reduce(np.zeros(5))
+        for turn, event in enumerate(begun):
+            if comm.rank:
+                assert event.wait(10)
+            assert (comm.all_reduce(np.full(5, turn, np.float64)) == 2 * turn).all()
+
+    spawn(program)
+
+
+def test_a_thread_that_wants_the_lock_gets_it():
+    def program(comm):
+        x = np.ones(3)
+        comm.all_reduce(x)
+        done = threading.Event()
+
+        def other():
+            for _ in range(30):
+                comm.empty(10, np.float32)
+                comm.explain(8)
+                with comm._line.lock:
+                    time.sleep(0)
+            done.set()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        end = time.monotonic() + 15
+        # All go on until all are done.
+        while not comm.all_reduce(np.array([done.is_set()]), "and")[0]:
+            assert time.monotonic() < end, "the other thread never had its turn"
+        thread.join()
+
+    spawn(program)
+
+
+def test_who_leaves_says_how_far_it_got():
+    def program(comm):
+        agreement, told = comm._conductor._agreement, []
+        before, tell = agreement.completed, agreement._tell_all
+        for _ in range(57):
+            comm.all_reduce(np.ones(5))
+        agreement._tell_all = lambda kind, **said: (
+            told.append((kind, said["completed"] - before)) or tell(kind, **said)
+        )
+        comm.leave("enough")
+        return told
+
+    assert spawn(program) == [[("left", 57)]] * 2
+
+
+@pytest.mark.parametrize("op", [np.str_("sum"), type("Op", (str,), {})("max")])
+def test_an_op_that_is_another_kind_of_text(op):
+    def program(comm):
+        for _ in range(3):
+            assert (comm.all_reduce(np.ones(5), op) == (2 if op == "sum" else 1)).all()
+
+    spawn(program)
+
+
+def test_a_child_process_makes_no_calls():
+    def program(comm):
+        for _ in range(5):
+            comm.all_reduce(np.ones(5))
+        if comm.rank == 0:
+            child = os.fork()
+            if child == 0:
+                try:
+                    comm.all_reduce(np.ones(5))
+                except ValueError as error:
+                    os._exit(7 if "forked" in str(error) else 1)
+                os._exit(2)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert (comm.all_reduce(np.ones(5)) == 2).all()
+
+    spawn(program)

@@ -1,0 +1,396 @@
+"""Small calls through shared memory: the protocol, the memory, results, disagreements, faults."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from ringreduce.compiler import jit
+from ringreduce.shm import segments
+from ringreduce.shm.segments import share
+from tests.control.test_agreement import agreed, check_words, in_threads
+from tests.support.case_strategies import OUTS, VIEWS, cases
+from tests.support.cases import CONFIG, run_case
+from tests.support.disagreements import CALLS, mix, mixtures
+from tests.support.flag_protocol import Protocol, TornError, explore
+
+SHARED = replace(CONFIG, shared_memory=True)
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled, so nothing exchanged"
+)
+
+
+# --- the protocol ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_root", [False, True])
+@pytest.mark.parametrize(("ranks", "exchanges"), [(2, 3), (2, 6), (3, 3)])
+def test_every_interleaving_reads_what_was_meant(ranks, exchanges, from_root):
+    assert explore(Protocol(ranks, exchanges, from_root)) > 50
+
+
+@pytest.mark.parametrize("from_root", [False, True])
+@pytest.mark.parametrize("mistake", ["one_slot", "number_first"])
+def test_a_mistake_in_the_protocol_is_found(mistake, from_root):
+    with pytest.raises(AssertionError):
+        explore(Protocol(3, 3, from_root, **{mistake: True}))
+
+
+def test_who_waits_for_nobody_has_to_ask_for_room():
+    with pytest.raises(TornError):
+        explore(Protocol(2, 4, from_root=True, no_room=True))
+
+
+# --- the memory -----------------------------------------------------------------------------------
+
+
+def gathered(ranks: int, use) -> list:
+    """Call ``use(rank, collect)`` on so many threads, which exchange bytes."""
+    barrier = threading.Barrier(ranks)
+    given: list[bytes] = [b""] * ranks
+    results: list = [None] * ranks
+
+    def run(rank: int) -> None:
+        def collect(mine: bytes) -> bytearray:
+            given[rank] = mine
+            barrier.wait(10)
+            everybody = bytearray(b"".join(given))
+            barrier.wait(10)
+            return everybody
+
+        results[rank] = use(rank, collect)
+
+    in_threads(run, ranks)
+    return results
+
+
+def bytes_at(address: int, count: int) -> np.ndarray:
+    import ctypes
+
+    return np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)
+
+
+def test_what_one_writes_the_others_read():
+    blocks = gathered(3, lambda rank, collect: share(4096, collect, rank))
+    for rank, mine in enumerate(blocks):
+        bytes_at(mine.addresses[rank], 4096)[7] = rank + 1
+    for each in blocks:
+        assert [bytes_at(a, 4096)[7] for a in each.addresses] == [1, 2, 3]
+        assert not any(bytes_at(a, 4096)[:7].any() for a in each.addresses)
+
+
+def test_nothing_stays_open():
+    before = len(os.listdir("/proc/self/fd"))
+    kept = gathered(2, lambda rank, collect: share(4096, collect, rank))
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 * len(kept)  # a map keeps one of its own
+
+
+@pytest.mark.parametrize("lacking", ["able", "memfd", "proc", "other"])
+def test_where_one_cannot_none_does(lacking, monkeypatch):
+    if lacking == "memfd":
+        monkeypatch.setattr(os, "memfd_create", lambda name: (_ for _ in ()).throw(OSError(1)))
+    if lacking == "proc":
+        monkeypatch.setattr(segments, "_opened", lambda *place: None)
+
+    def use(rank, collect):
+        if lacking == "other" and rank == 1:
+            # Somebody else's process has that number here: what it has open is another file.
+            real = collect
+            collect = lambda mine: real(mine[:32] + bytes(16) if len(mine) > 1 else mine)  # noqa: E731
+        return share(4096, collect, rank, able=lacking != "able" or rank != 1)
+
+    assert gathered(3, use) == [None] * 3
+
+
+def test_what_is_needed_is_there():
+    assert jit.can_exchange()
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def exchanged(comm) -> int:
+    """How many flows of a communicator go through memory."""
+    exchange = comm._conductor.executor.store.exchange
+    return 0 if exchange is None else exchange.count
+
+
+PULLED = replace(SHARED, slice_bytes=None, pull_bytes=1)
+"""Everything that can be is read from where it lies."""
+
+
+@pytest.mark.parametrize("config", [SHARED, PULLED], ids=["staged", "pulled"])
+@pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree", "torus"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_ways_of_calling_again(ranks, algorithm, config):
+    def program(comm):
+        for count in (1, 4096, 7000, 100_000):
+            x, y = (np.zeros(count, np.float32) for _ in range(2))
+            op = comm.plan("all_reduce", x, out=y, algorithm=algorithm)
+            for turn in range(4):
+                wanted = comm.size * (np.arange(count) % 9 + turn) + comm.size * (comm.size - 1) / 2
+                x[...] = np.arange(count) % 9 + comm.rank + turn
+                assert np.array_equal(op(), wanted)
+                assert np.array_equal(comm.all_reduce(x, algorithm=algorithm), wanted)
+                y[...] = 0
+                assert comm.all_reduce(x, algorithm=algorithm, out=y) is y
+                assert np.array_equal(y, wanted)
+                strided = np.zeros(2 * count, np.float32)[::2]
+                comm.all_reduce(x, algorithm=algorithm, out=strided)
+                assert np.array_equal(strided, wanted)
+                comm.all_reduce(x, algorithm=algorithm, out=x)
+                assert np.array_equal(x, wanted)
+            with pytest.raises(ValueError, match="overlaps"):
+                comm.all_reduce(x[:-1], out=x[1:], algorithm=algorithm) if count > 1 else _wrong()
+            with pytest.raises((TypeError, ValueError)):
+                comm.all_reduce(x, out=y.astype("f8"), algorithm=algorithm)
+        return exchanged(comm)
+
+    assert all(rr.spawn(program, ranks, config=config, timeout_s=20))
+
+
+def _wrong() -> None:
+    raise ValueError("one element overlaps nothing")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("count", [0, 1, 5, 1000, 1024])
+def test_a_thousand_calls_in_a_row(ranks, count):
+    def program(comm):
+        for turn in range(1000):
+            x = np.arange(count, dtype=np.float32) + comm.rank + turn % 5
+            y = comm.all_reduce(x, algorithm="one_shot")
+            wanted = ranks * (np.arange(count) + turn % 5) + ranks * (ranks - 1) / 2
+            assert np.array_equal(y, wanted)
+        return exchanged(comm)
+
+    assert all(rr.spawn(program, ranks, config=SHARED, timeout_s=20))
+
+
+def test_calls_through_memory_and_through_messages_take_turns():
+    def program(comm):
+        for turn in range(200):
+            small = np.full(turn % 3 + 1, comm.rank + turn)
+            large = np.full(5000, comm.rank * turn)
+            assert (comm.all_reduce(small) == 2 * turn + 1).all()
+            assert (comm.all_reduce(large) == turn).all()
+            if turn % 3 == 0:
+                assert comm.all_gather(np.array([comm.rank])).tolist() == [0, 1]
+            if turn % 5 == 0:
+                comm.barrier()
+        return exchanged(comm)
+
+    assert all(rr.spawn(program, 2, config=SHARED, timeout_s=20))
+
+
+@settings(max_examples=60)
+@given(case=cases(range(1, 6)), pull_bytes=st.sampled_from([1, 1 << 11, 1 << 20]))
+def test_any_case_gives_what_numpy_gives(case, pull_bytes):
+    config = replace(SHARED, pull_bytes=pull_bytes)
+    rr.spawn(run_case, case.ranks, case, timeout_s=20, config=config)
+
+
+@settings(max_examples=100)
+@given(
+    case=cases(range(1, 5)),
+    others=st.lists(
+        st.tuples(st.sampled_from(VIEWS), st.sampled_from(OUTS), st.integers(0, 9)),
+        min_size=2,
+        max_size=6,
+    ),
+)
+def test_any_case_again_and_again_on_other_arrays_gives_what_numpy_gives(case, others):
+    """The first call prepares what the next ones take, if their arrays allow it."""
+
+    def program(comm):
+        run_case(comm, case)
+        for view, out, seed in others:
+            run_case(comm, replace(case, view=view, out=out, seed=seed))
+            comm.barrier()
+
+    rr.spawn(program, case.ranks, timeout_s=20, config=SHARED)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_bits_are_those_of_messages(op, dtype):
+    def program(comm):
+        rng = np.random.default_rng(comm.rank)
+        x = (rng.standard_normal(500) * 10).astype(dtype)
+        return comm.all_reduce(x, op, algorithm="one_shot").tobytes()
+
+    assert rr.spawn(program, 4, config=SHARED) == rr.spawn(program, 4, config=CONFIG)
+
+
+REFUSED = {
+    "all_to_all": (lambda c, x: c.all_to_all(x, out=x[:]), "overlaps"),
+    "reduce_scatter": (lambda c, x: c.reduce_scatter(x, out=x[: x.size // c.size]), "overlaps"),
+    "all_gather": (lambda c, x: c.all_gather(x, out=x, counts=[x.size] * c.size), "shape"),
+    "all_reduce": (lambda c, x: c.all_reduce(x, out=x.base[2:]), "overlaps"),
+    "all_reduce to before": (lambda c, x: c.all_reduce(x, out=x.base[:8]), "overlaps"),
+    "reduce": (lambda c, x: c.reduce(x, True), "pass a rank"),
+    "broadcast": (lambda c, x: c.broadcast(x, out=np.empty(x.size + 1)), "shape"),
+    "gather": (lambda c, x: c.gather(x, 1.0, counts=[x.size] * c.size), "pass a rank"),
+    "gather of any length": (lambda c, x: c.gather(x, True), "pass a rank"),
+    "scatter": (lambda c, x: c.scatter(x if c.rank == 1 else None, True), "pass a rank"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_after_good_calls_too(name):
+    wrong, said = REFUSED[name]
+    more = {"counts": [8, 8]} if "gather" in name else {}
+    rooted = name.split()[0] in ("broadcast", "reduce", "gather", "scatter")
+    more |= {"root": 1} if rooted else {}
+    if name == "gather of any length":
+        more.pop("counts")
+
+    def program(comm):
+        x = np.arange(10.0)[1:9]
+        for _ in range(3):
+            given = None if name == "scatter" and comm.rank == 0 else x
+            getattr(comm, name.split()[0])(given, **more)
+            with pytest.raises((TypeError, ValueError), match=said):
+                wrong(comm, x)
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_another_view_of_the_same_memory_is_in_place():
+    def program(comm):
+        usual, carry_out = [], comm._conductor.carry_out
+        comm._conductor.carry_out = lambda *given: usual.append(1) or carry_out(*given)
+        x = np.ones((4, 2), np.float32)
+        for turn in range(1, 4):
+            comm.all_reduce(x, out=x[:])
+            assert (x == 2**turn).all()
+            with pytest.raises(ValueError, match="overlaps"):
+                comm.all_to_all(x, out=x[:])
+        return len(usual)
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [1, 1]
+
+
+def test_only_the_root_passes_an_array_for_the_result_each_time():
+    def program(comm):
+        x, out = np.ones(8), np.empty(8)
+        for _ in range(3):
+            came = comm.reduce(x, out=out if comm.rank == 0 else None)
+            assert came is (out if comm.rank == 0 else None)
+            if comm.rank:
+                with pytest.raises(ValueError, match="only the root gets a result"):
+                    comm.reduce(x, out=out)
+        assert comm.rank or (out == 2).all()
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_asynchronous_and_persistent_calls():
+    def program(comm):
+        x = np.full(10, comm.rank + 1.0)
+        works = [comm.all_reduce(x * k, async_op=True) for k in range(20)]
+        assert [work.wait()[0] for work in works] == [3.0 * k for k in range(20)]
+        op = comm.plan("all_reduce", x, out=x)
+        for turn in range(50):
+            x[...] = comm.rank + turn
+            op()
+            assert (x == 2 * turn + 1).all()
+
+    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+
+
+def test_a_call_from_within_a_call_is_refused():
+    """As from a signal handler, which Python runs as soon as it is back from compiled code."""
+
+    def program(comm):
+        conductor, tried = comm._conductor, []
+        go_on = conductor._go_on
+
+        def interrupted(*arguments):
+            with pytest.raises(ValueError, match="within a call"):
+                comm.barrier()
+            with pytest.raises(ValueError, match="within a call"):
+                comm.all_reduce(x)
+            tried.append(True)
+            go_on(*arguments)
+
+        conductor._go_on = interrupted
+        x, parts = np.ones(6), np.empty(3)
+        op = comm.plan("all_reduce", x, out=np.empty(6))
+        for turn in range(5):
+            for call in (comm.all_reduce, lambda _: op(), lambda x: comm.all_reduce([x])[0]):
+                time.sleep(0.02 * comm.rank)  # so that rank 0 has to wait
+                assert (call(x) == 2).all()
+            assert (comm.reduce_scatter(x, out=parts) == 2).all()
+            assert len(tried) >= 3 * turn * (comm.rank == 0)
+        return True
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True, True]
+
+
+def test_what_peers_may_still_read_is_kept():
+    """A rank that gave up may let go of its array before another reads it, in this very process."""
+
+    def program(comm):
+        x = np.full(200_000, comm.rank + 1.0)
+        for _ in range(3):
+            assert (comm.all_reduce(x) == 3).all()
+        if comm.rank == 0:
+            with pytest.raises(rr.PeerTimeoutError):
+                comm.all_reduce(x)
+            held = comm._conductor.executor.held
+            return any(each is x for each in held)
+        time.sleep(2)
+        with pytest.raises(rr.RingReduceError):
+            comm.all_reduce(x)
+        return True
+
+    config = replace(SHARED, slice_bytes=None, pull_bytes=1)
+    assert rr.spawn(program, 2, config=config, timeout_s=0.5) == [True] * 2
+
+
+def test_parts_of_a_communicator_have_memory_of_their_own():
+    def program(comm):
+        part = comm.split(comm.rank % 2)
+        totals = [part.all_reduce(np.array([comm.rank]))[0] for _ in range(20)]
+        both = comm.all_reduce(np.array([1]), algorithm="one_shot")[0]
+        return int(totals[-1]), int(both), exchanged(part) > 0
+
+    assert rr.spawn(program, 4, config=SHARED) == [(2, 4, True), (4, 4, True)] * 2
+
+
+# --- when ranks disagree --------------------------------------------------------------------------
+
+
+OFTEN = ("sum", "sliced", "barrier", "gather")
+MIXED = [pytest.param(call, marks=() if call in OFTEN else pytest.mark.long) for call in CALLS]
+
+
+@pytest.mark.parametrize("usual", MIXED)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_two_calls_mixed(usual, ranks):
+    mixed = mixtures(usual, ranks, every_rank=ranks == 2)
+    ended = rr.spawn(mix, ranks, mixed, config=SHARED, timeout_s=20)
+    check_words(agreed(ended), mixed, ranks)
+
+
+def test_two_who_only_speak_are_found_out():
+    def speak(comm, x):
+        for root in (comm.rank, 0):
+            comm.broadcast(x, root)
+
+    def program(comm):
+        x = np.full(4, comm.rank)
+        with pytest.raises(rr.MismatchError, match="root=1"):
+            speak(comm, x)
+        return comm.broadcast(x, root=0)[0] == 0 and exchanged(comm) > 0
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True] * 2

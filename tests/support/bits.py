@@ -1,0 +1,54 @@
+"""Inputs that show the order of every operation in their last bits, and all-reduces of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+import ringreduce as rr
+from tests.support.cases import CONFIG, FLOATS, OPS
+
+COUNT = 30_011
+LAYOUTS = {"ring": (2, 2), "hierarchical": (2, 3)}
+"""Algorithm -> the nodes that it runs on."""
+
+
+def awkward(dtype: str, rank: int) -> np.ndarray:
+    """Random floats with NaNs of both signs, infinities and zeros of both signs among them."""
+    rng = np.random.default_rng([7, rank])
+    x = rng.standard_normal(COUNT).astype(dtype)
+    for value, places in ((np.nan, 500), (-np.nan, 500), (-0.0, 2000), (0.0, 2000), (np.inf, 100)):
+        x[rng.integers(0, x.size, places)] = value
+    return x
+
+
+def digests(comm: rr.Communicator, algorithm: str, repeats: int = 2) -> dict[str, list[str]]:
+    """(op, dtype) -> a digest of the result of each of several equal calls."""
+    return {
+        f"{op} {dtype}": [
+            _digest(comm, awkward(dtype, comm.rank), op, algorithm) for _ in range(repeats)
+        ]
+        for dtype in FLOATS
+        if dtype != "longdouble"  # whose padding bytes mean nothing
+        for op in OPS[dtype]
+    }
+
+
+def _digest(comm: rr.Communicator, x: np.ndarray, op: str, algorithm: str) -> str:
+    with np.errstate(all="ignore"):
+        return hashlib.sha256(comm.all_reduce(x, op, algorithm=algorithm).tobytes()).hexdigest()
+
+
+def over_mpi() -> dict[str, Any]:
+    """On each rank of an MPI job of 5: the digests of every algorithm."""
+    from mpi4py import MPI
+
+    world, found = MPI.COMM_WORLD, {}
+    for algorithm, nodes in LAYOUTS.items():
+        if world.rank < sum(nodes):
+            group = world.Get_group().Incl(range(sum(nodes)))
+            with rr.init(world.Create_group(group), nodes=nodes, config=CONFIG) as comm:
+                found[algorithm] = digests(comm, algorithm)
+    return found

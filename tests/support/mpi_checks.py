@@ -1,0 +1,174 @@
+"""What only MPI can show of the public API; every rank of the job runs each check."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import ringreduce as rr
+from tests.support.cases import CONFIG
+
+RANKS = 4
+SYNCHRONOUS = replace(CONFIG, synchronous_sends=True)
+
+
+def sums_right(comm: rr.Communicator, count: int = 30_000) -> None:
+    total = comm.all_reduce(np.arange(count) * (comm.rank + 1))
+    assert np.array_equal(total, np.arange(count) * (comm.size * (comm.size + 1) // 2))
+
+
+def init_takes_the_whole_job(world: MPI.Intracomm) -> None:
+    with rr.init() as comm:
+        assert (comm.rank, comm.size) == (world.rank, world.size)
+        sums_right(comm)
+
+
+def ranks_of_one_machine_share_a_node(world: MPI.Intracomm) -> None:
+    with rr.init(world) as comm:
+        assert comm.nodes == (tuple(range(world.size)),)
+        assert (comm.local_rank, comm.local_size) == (world.rank, world.size)
+        assert (comm.cross_rank, comm.cross_size) == (0, 1)
+
+
+def nodes_can_be_stated(world: MPI.Intracomm) -> None:
+    with rr.init(world, nodes=(1, world.size - 1)) as comm:
+        sizes = {0: (0, 1, 0, 2), 1: (0, world.size - 1, 1, 2)}
+        wanted = sizes.get(world.rank, (world.rank - 1, world.size - 1, 0, 1))
+        found = comm.local_rank, comm.local_size, comm.cross_rank, comm.cross_size
+        assert found == wanted
+        sums_right(comm)
+
+
+def nodes_that_do_not_fit_are_refused(world: MPI.Intracomm) -> None:
+    with pytest.raises(ValueError, match="does not place each of the 4 ranks"):
+        rr.init(world, nodes=(2, 1))
+
+
+def nodes_that_differ_between_ranks_are_refused(world: MPI.Intracomm) -> None:
+    nodes = (1, 3) if world.rank == 2 else (2, 2)
+    with pytest.raises(rr.MismatchError, match="rank 2 passes nodes="):
+        rr.init(world, nodes=nodes)
+
+
+def settings_that_differ_between_ranks_are_refused(world: MPI.Intracomm) -> None:
+    config = replace(CONFIG, slice_bytes=1 << (14 + (world.rank == 1)))
+    with pytest.raises(rr.MismatchError, match="rank 1 passes config="):
+        rr.init(world, config=config)
+
+
+def an_unknown_transport_is_refused(world: MPI.Intracomm) -> None:
+    with pytest.raises(ValueError, match="unknown transport 'pigeon'"):
+        rr.init(world, transport="pigeon")
+
+
+def messages_of_the_caller_are_not_disturbed(world: MPI.Intracomm) -> None:
+    left, right = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+    buffer = bytearray(8)
+    pending = world.Irecv([buffer, MPI.BYTE], MPI.ANY_SOURCE, MPI.ANY_TAG)
+    with rr.init(world, config=CONFIG) as comm:
+        for count in (0, 1, 2000, 30_000):
+            sums_right(comm, count)
+        assert not pending.Test()
+        comm.barrier()
+        early = world.Isend([b"theirs!!", MPI.BYTE], right, 0)
+        sums_right(comm)
+    status = MPI.Status()
+    pending.Wait(status)
+    early.Wait()
+    assert bytes(buffer) == b"theirs!!"
+    assert status.Get_source() == left
+
+
+def the_callers_communicator_may_go_before_ours(world: MPI.Intracomm) -> None:
+    theirs = world.Dup()
+    with rr.init(theirs, config=CONFIG) as comm:
+        theirs.Free()
+        sums_right(comm)
+
+
+def several_communicators_work_side_by_side(world: MPI.Intracomm) -> None:
+    with (
+        rr.init(world, config=CONFIG) as first,
+        rr.init(world, config=SYNCHRONOUS, nodes=(2, 2)) as second,
+    ):
+        for turn in range(20):
+            x = np.full(turn * 500, world.rank + turn, np.int64)
+            assert first.all_reduce(x)[:1].tolist() == [6 + 4 * turn][: x.size]
+            assert second.all_reduce(x, "max")[:1].tolist() == [3 + turn][: x.size]
+        first.close()
+        sums_right(second)
+
+
+def halves_of_the_job_go_their_own_ways(world: MPI.Intracomm) -> None:
+    half = world.Split(world.rank % 2, key=-world.rank)
+    with rr.init(world) as everybody, rr.init(half, config=CONFIG) as comm:
+        assert comm.size == 2
+        assert comm.rank == (0 if world.rank >= 2 else 1)
+        for turn in range(5 + 5 * (world.rank % 2)):
+            gathered = comm.all_gather(np.array([world.rank, turn]))
+            assert gathered.tolist() == [2 + world.rank % 2, turn, world.rank % 2, turn]
+        sums_right(comm)
+        sums_right(everybody)
+    half.Free()
+
+
+def a_single_rank_is_a_job(world: MPI.Intracomm) -> None:
+    with rr.init(MPI.COMM_SELF) as comm:
+        x = np.array([1.5, 2.5])
+        assert comm.all_reduce(x, "mean").tolist() == [1.5, 2.5]
+        assert comm.all_gather(x).tolist() == [1.5, 2.5]
+        assert comm.reduce_scatter(x).tolist() == [1.5, 2.5]
+        assert comm.broadcast(x).tolist() == [1.5, 2.5]
+        comm.barrier()
+
+
+def communicators_can_be_made_and_closed_many_times(world: MPI.Intracomm) -> None:
+    for _ in range(100):
+        with rr.init(world) as comm:
+            comm.barrier()
+
+
+def a_mismatch_leaves_the_communicator_usable(world: MPI.Intracomm) -> None:
+    for config in (CONFIG, SYNCHRONOUS):
+        with rr.init(world, config=config) as comm:
+            for count in (3, 3000, 30_000):
+                x = np.zeros(count, np.float32 if world.rank == 1 else np.float64)
+                with pytest.raises(rr.MismatchError, match=rf"rank 1 passes float32\[{count}\]"):
+                    comm.all_reduce(x)
+                sums_right(comm, count)
+
+
+CHECKS: list[Callable[[MPI.Intracomm], None]] = [
+    init_takes_the_whole_job,
+    ranks_of_one_machine_share_a_node,
+    nodes_can_be_stated,
+    nodes_that_do_not_fit_are_refused,
+    nodes_that_differ_between_ranks_are_refused,
+    settings_that_differ_between_ranks_are_refused,
+    an_unknown_transport_is_refused,
+    messages_of_the_caller_are_not_disturbed,
+    the_callers_communicator_may_go_before_ours,
+    several_communicators_work_side_by_side,
+    halves_of_the_job_go_their_own_ways,
+    a_single_rank_is_a_job,
+    communicators_can_be_made_and_closed_many_times,
+    a_mismatch_leaves_the_communicator_usable,
+]
+
+
+def over_mpi() -> dict[str, str]:
+    """On each rank of an MPI job: what every check came to, ``"ok"`` or a traceback."""
+    outcomes = {}
+    for check in CHECKS:
+        try:
+            check(MPI.COMM_WORLD)
+            outcomes[check.__name__] = "ok"
+        except Exception:
+            outcomes[check.__name__] = traceback.format_exc()
+        MPI.COMM_WORLD.Barrier()
+    return outcomes

@@ -1,0 +1,156 @@
+"""Settings by command line and TOML: which goes before which, what is refused, what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ringreduce.launch import cli
+from ringreduce.train.configuration import FIELDS, from_plain, read, read_toml, to_plain, to_toml
+from ringreduce.train.settings import DTYPES, OPTIMIZERS, WIRES, Outputs, Settings
+
+
+def toml(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+# --- which goes before which ----------------------------------------------------------------------
+
+
+def test_nothing_said_is_the_default():
+    given = read([])
+    assert given.settings() == Settings()
+    assert given.outputs() == Outputs()
+
+
+def test_the_command_line_goes_before_the_file_and_that_before_the_default(tmp_path):
+    path = toml(tmp_path, 'epochs = 7\nlr = 1\nhidden = [5, 6]\nmetrics = "m.jsonl"\n')
+    given = read(["--config", str(path), "--epochs", "9"])
+    assert given.settings() == Settings(epochs=9, lr=1.0, hidden=(5, 6))
+    assert str(given.outputs().metrics) == "m.jsonl"
+
+
+def test_what_is_asked_for_goes_before_what_a_checkpoint_says():
+    before = dataclasses.asdict(Settings(lr=0.5, epochs=3, seed=8))
+    assert read(["--epochs", "4"]).settings(before) == Settings(lr=0.5, epochs=4, seed=8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--hidden", "64"], r"hidden is \(64,\), but the checkpoint was made with \(128,\)"),
+        (["--batch", "16"], "batch is 16, but the checkpoint was made with 32"),
+        (["--seed", "1"], "seed is 1, but"),
+        (["--optimizer", "adam"], "optimizer is adam, but"),
+        (["--dtype", "float64"], "dtype is float64, but"),
+    ],
+)
+def test_what_cannot_change_in_the_middle_of_a_run_is_refused(flags, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        read(flags).settings(dataclasses.asdict(Settings()))
+
+
+def test_saying_again_what_a_checkpoint_says_is_no_change():
+    before = dataclasses.asdict(Settings(batch=16))
+    assert read(["--batch", "16"]).settings(before) == Settings(batch=16)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("epoch = 3", "run.toml: unknown setting 'epoch'; did you mean 'epochs'?"),
+        ("shoe_size = 43", "run.toml: unknown setting 'shoe_size'\n"),
+        ('epochs = "3"', "run.toml: epochs is '3'; wanted a whole number"),
+        ("epochs = 3.5", "run.toml: epochs is 3.5; wanted a whole number"),
+        ("epochs = true", "run.toml: epochs is True; wanted a whole number"),
+        ("lr = true", "run.toml: lr is True; wanted a number"),
+        ("hidden = 64", "run.toml: hidden is 64; wanted a list of whole numbers"),
+        ("hidden = [64, 0.5]", "wanted a list of whole numbers"),
+        ("wire = 16", "run.toml: wire is 16; wanted a string"),
+        ('wire = "float8"', "wire is 'float8'; wanted one of none, bfloat16, float16"),
+        ("resume = 1", "run.toml: resume is 1; wanted true or false"),
+        ("metrics = 3", "run.toml: metrics is 3; wanted a string"),
+        ("epochs = ", "run.toml: Invalid value"),
+        ("epochs = 0", "epochs is 0; wanted at least 1"),
+        ("resume = true", "resume from where? name a checkpoint_dir"),
+    ],
+)
+def test_a_file_with_something_wrong_is_refused(text, complaint, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read(["--config", str(toml(tmp_path, text))])
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        read(["--config", str(tmp_path / "none.toml")])
+    assert "none.toml" in capsys.readouterr().err
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+SETTINGS = st.builds(
+    Settings,
+    data=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
+    hidden=st.lists(st.integers(1, 9), max_size=3).map(tuple),
+    dtype=st.sampled_from(DTYPES),
+    epochs=st.integers(1, 9),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    wire=st.sampled_from(WIRES),
+    lr=st.floats(1e-9, 1e9),
+    noise=st.floats(0, 1e30),
+)
+
+
+@given(SETTINGS)
+@example(Settings(data='\x7f\x1f"\\é😀'))
+def test_what_is_printed_is_toml_that_gives_the_same_settings(settings):
+    table = tomllib.loads("\n".join(to_toml(to_plain(settings))))
+    assert Settings(**{name: from_plain(name, value) for name, value in table.items()}) == settings
+
+
+def test_a_file_as_printed_can_be_read_again(tmp_path):
+    settings = Settings(epochs=2, hidden=(3, 4), lr=0.125)
+    path = toml(tmp_path, "\n".join(to_toml(to_plain(settings))))
+    assert Settings(**read_toml(path)) == settings
+
+
+@pytest.mark.parametrize(
+    ("program", "flags"), [(read, ["--help"]), (cli.main, ["train", "--help"])]
+)
+def test_every_option_is_explained(program, flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        program(flags)
+    assert stop.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, field in FIELDS.items():
+        flag = "--" + name.replace("_", "-")
+        assert re.search(f" {flag}[ ,]", shown), name
+        assert " ".join(field.metadata["help"].split()) in shown, name
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "hidden"])
+def test_every_option_sets_its_field(name):
+    field = FIELDS[name]
+    choices = field.metadata["choices"]
+    if isinstance(field.default, bool):
+        flags, wanted = [], True
+    elif choices:
+        flags, wanted = [choices[-1]], choices[-1]
+    else:
+        wanted = {int: 3, float: 0.5, str: "ring", type(None): "x.png"}[type(field.default)]
+        flags = [str(wanted)]
+    besides = ["--checkpoint-dir", "c"] if name in ("resume", "checkpoint_every") else []
+    values = read(["--" + name.replace("_", "-"), *flags, *besides]).values
+    assert type(values[name])(wanted) == values[name]

@@ -1,0 +1,215 @@
+"""The network's loss and gradient, and the optimizers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ringreduce.train import Settings, mlp, optimizers
+from tests.support.rounding import (
+    SIZES,
+    flatten,
+    forward_bounds,
+    layers_of,
+    loss_and_layers,
+    problem,
+    rounding_bounds,
+)
+
+# --- the network -------------------------------------------------------------------------------
+
+
+def projection_error(flat, x, labels, gradient, direction):
+    """How far gradient · direction is from the slope of the loss, and how far it may be."""
+
+    def slope(h):
+        ends = [flat + h * direction, flat - h * direction]
+        layers = [mlp.views(end, SIZES) for end in ends]
+        signs = [[a > 0 for a in forward_bounds(each, x)[0][:-1]] for each in layers]
+        # No unit passes its kink on the way, so that the loss is smooth there.
+        assert all(np.array_equal(a, b) for a, b in zip(*signs, strict=True))
+        up, down = (mlp.loss(each, x, labels, len(x)) for each in layers)
+        off = sum(rounding_bounds(each, x, labels, len(x))[0] for each in layers)
+        return (up - down) / (2 * h), off / (2 * h)
+
+    # slope(h) is off by h² f'''/6 + O(h⁴), and slope(2h) - slope(h) is h² f'''/2 + O(h⁴): three
+    # times as much, which leaves room for the fourth order.
+    h = 1e-4
+    (near, off), (far, _) = slope(h), slope(2 * h)
+    _, gradient_off = rounding_bounds(mlp.views(flat, SIZES), x, labels, len(x))
+    tolerance = abs(far - near) + 2 * off + (gradient_off * np.abs(direction)).sum()
+    return abs(gradient @ direction - near), tolerance
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gradient_is_the_slope_along_a_random_direction(seed):
+    flat, x, labels = problem(seed)
+    _, layers = loss_and_layers(mlp.views(flat, SIZES), x, labels, len(x))
+    direction = np.random.default_rng(seed + 100).normal(size=flat.shape)
+    direction /= np.linalg.norm(direction)
+    error, tolerance = projection_error(flat, x, labels, flatten(layers), direction)
+    assert error <= tolerance < 1e-6
+
+
+def test_projection_notices_a_gradient_that_is_a_little_wrong():
+    flat, x, labels = problem(1)
+    _, layers = loss_and_layers(mlp.views(flat, SIZES), x, labels, len(x))
+    layers[1].bias[3] += 1e-3
+    direction = np.random.default_rng(101).normal(size=flat.shape)
+    direction /= np.linalg.norm(direction)
+    error, tolerance = projection_error(flat, x, labels, flatten(layers), direction)
+    assert error > tolerance
+
+
+def test_loss_and_gradients_agree_on_the_loss():
+    flat, x, labels = problem(2)
+    parameters = mlp.views(flat, SIZES)
+    assert loss_and_layers(parameters, x, labels, 7)[0] == mlp.loss(parameters, x, labels, 7)
+
+
+def test_uniform_logits_lose_the_logarithm_of_the_classes():
+    parameters = mlp.views(np.zeros(mlp.parameter_count(SIZES)), SIZES)
+    _, x, labels = problem(3)
+    assert mlp.loss(parameters, x, labels, len(x)) == pytest.approx(np.log(10), rel=1e-15)
+
+
+def test_huge_logits_do_not_overflow():
+    flat, x, labels = problem(4)
+    loss, layers = loss_and_layers(mlp.views(1e4 * flat, SIZES), x, labels, len(x))
+    assert np.isfinite(loss)
+    assert np.isfinite(flatten(layers)).all()
+
+
+def test_an_empty_part_has_no_loss_and_no_gradient():
+    flat, x, labels = problem(5)
+    loss, layers = loss_and_layers(mlp.views(flat, SIZES), x[:0], labels[:0], 32)
+    assert loss == 0
+    assert not flatten(layers).any()
+
+
+def test_the_network_takes_every_array_function_from_xp(monkeypatch):
+    flat, x, labels = problem(6)
+    parameters = mlp.views(flat, SIZES)
+    expected = loss_and_layers(parameters, x, labels, len(x))
+    monkeypatch.setattr(mlp, "np", None)
+    loss, pairs = mlp.gradients(parameters, x, labels, len(x), np)
+    assert loss == expected[0]
+    assert np.array_equal(flatten(layers_of(dict(pairs))), flatten(expected[1]))
+
+
+def test_views_write_through_and_cover_the_flat_buffer():
+    flat = np.zeros(mlp.parameter_count(SIZES))
+    layers = mlp.views(flat, SIZES)
+    assert [layer.weight.shape for layer in layers] == list(pairwise(SIZES))
+    for layer in layers:
+        layer.weight[...] += 1
+        layer.bias[...] += 1
+    assert (flat == 1).all()
+
+
+def test_views_refuse_a_buffer_of_another_length():
+    with pytest.raises(ValueError, match=r"shape \(5,\); layers \(64, 20, 15, 10\) need \(1775,\)"):
+        mlp.views(np.zeros(5), SIZES)
+
+
+# --- the optimizer -----------------------------------------------------------------------------
+
+
+def test_sgd_follows_the_recurrence_written_by_hand():
+    rng = np.random.default_rng(0)
+    parameters, velocity = rng.normal(size=5), np.zeros(5)
+    by_hand = [(p, 0.0) for p in parameters.tolist()]
+    for _ in range(10):
+        gradient = rng.normal(size=5)
+        optimizers.sgd(parameters, velocity, gradient, lr=0.1, momentum=0.9)
+        for i, (p, v) in enumerate(by_hand):
+            v = 0.9 * v + float(gradient[i])
+            by_hand[i] = (p - 0.1 * v, v)
+    assert parameters.tolist() == [p for p, _ in by_hand]
+    assert velocity.tolist() == [v for _, v in by_hand]
+
+
+def test_weight_decay_of_sgd_is_that_of_a_penalty():
+    """Of decay / 2 times the square of the parameters, whose gradient is decay * parameters."""
+    plain, decayed = np.array([2.0, -4.0]), np.array([2.0, -4.0])
+    velocities = np.zeros(2), np.zeros(2)
+    for gradient in (np.array([1.0, 0.5]), np.array([-2.0, 1.0])):
+        optimizers.sgd(plain, velocities[0], gradient + 0.25 * plain, lr=0.5, momentum=0.5)
+        optimizers.sgd(decayed, velocities[1], gradient, lr=0.5, momentum=0.5, decay=0.25)
+    assert np.array_equal(plain, decayed)
+
+
+def test_adam_follows_the_recurrence_written_by_hand():
+    parameters, mean, square = np.array([1.0, -1.0]), np.zeros(2), np.zeros(2)
+    wanted, m, v = [1.0, -1.0], [0.0, 0.0], [0.0, 0.0]
+    for step, gradient in enumerate(([2.0, 0.5], [-1.0, 0.25], [0.0, 4.0])):
+        optimizers.adam(parameters, mean, square, np.array(gradient), lr=0.1, step=step, decay=0.2)
+        for i, g in enumerate(gradient):
+            m[i] = 0.9 * m[i] + 0.1 * g
+            v[i] = 0.999 * v[i] + 0.001 * g * g
+            unbiased, scale = m[i] / (1 - 0.9 ** (step + 1)), v[i] / (1 - 0.999 ** (step + 1))
+            wanted[i] = wanted[i] * (1 - 0.1 * 0.2) - 0.1 * unbiased / (math.sqrt(scale) + 1e-8)
+    assert np.allclose(parameters, wanted, rtol=1e-12)
+
+
+def test_the_first_step_of_adam_is_the_learning_rate_whatever_the_gradient():
+    parameters, zeros = np.zeros(3), (np.zeros(3), np.zeros(3))
+    optimizers.adam(parameters, *zeros, np.array([1e-3, -5.0, 1e4]), lr=0.1, step=0)
+    assert np.allclose(parameters, [-0.1, 0.1, -0.1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_adam_keeps_the_dtype(dtype):
+    arrays = [np.ones(3, dtype), np.zeros(3, dtype), np.zeros(3, dtype)]
+    optimizers.adam(*arrays, np.ones(3, dtype), lr=0.1, step=0, decay=0.1)
+    assert {array.dtype for array in arrays} == {np.dtype(dtype)}
+
+
+def test_warming_up_and_scaling():
+    assert [optimizers.warm_up(1.0, step, 2) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+    assert optimizers.warm_up(0.3, 0, 0) == 0.3
+    assert optimizers.linear_scaling(0.1, batch=64, base=32) == 0.2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sgd_keeps_the_dtype(dtype):
+    parameters, velocity = np.ones(3, dtype), np.zeros(3, dtype)
+    optimizers.sgd(parameters, velocity, np.ones(3, dtype), lr=0.1, momentum=0.9)
+    assert parameters.dtype == velocity.dtype == dtype
+
+
+def test_learning_rate_falls_evenly_to_nothing():
+    assert [optimizers.linear_decay(2.0, step, 4) for step in range(5)] == [2, 1.5, 1, 0.5, 0]
+
+
+def test_blocks_change_nothing():
+    rng = np.random.default_rng(0)
+    shape = 123, 457
+    for step in (
+        lambda p, own, g, lr, n: optimizers.sgd(p, own[0], g, lr, 0.9, 0.1),
+        lambda p, own, g, lr, n: optimizers.adam(p, own[0], own[1], g, lr, n, decay=0.1),
+    ):
+        start = [rng.normal(size=shape) ** 2 for _ in range(4)]
+        whole, blocks = [a.copy() for a in start], [a.copy() for a in start]
+        step(whole[0], (whole[1], whole[2]), whole[3], 0.1, 5)
+        optimizers.in_blocks(step, blocks[0], (blocks[1], blocks[2]), blocks[3], 0.1, 5)
+        assert all(np.array_equal(a, b) for a, b in zip(whole, blocks, strict=True))
+        assert not np.array_equal(whole[0], start[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "rates"),
+    [
+        ({}, [1.0, 0.75, 0.5, 0.25]),
+        ({"lr_schedule": "constant"}, [1.0] * 4),
+        ({"lr_schedule": "constant", "warm_up": 2}, [0.5, 1.0, 1.0, 1.0]),
+        ({"warm_up": 2}, [0.5, 0.75, 0.5, 0.25]),
+        ({"lr_schedule": "constant", "batch": 64, "lr_batch": 32}, [2.0] * 4),
+    ],
+)
+def test_the_learning_rate_of_each_step(given, rates):
+    settings = Settings(lr=1.0, **given)
+    assert [optimizers.learning_rate(settings, step, 4) for step in range(4)] == rates

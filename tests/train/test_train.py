@@ -1,0 +1,468 @@
+"""Training: the ranks together, what is sent when, and the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.train import (
+    DriftError,
+    Epoch,
+    Settings,
+    Trainer,
+    check_equal,
+    data,
+    load,
+    load_split,
+    mlp,
+    optimizers,
+    train,
+)
+from ringreduce.train.__main__ import main
+from ringreduce.train.progress import ProgressLine
+from tests.support.rounding import (
+    SIZES,
+    flatten,
+    layers_of,
+    loss_and_layers,
+    problem,
+    rounding_bounds,
+    split_of,
+)
+from tests.support.trainer import command
+
+RANKS = range(1, 10)
+
+
+# --- ranks together ----------------------------------------------------------------------------
+
+FLOAT64 = Settings(hidden=(20, 15), dtype="float64")
+
+
+def gradient_of_parts(comm, flat, x, labels, count):
+    """Mean loss and gradient as every rank ends up with them."""
+    trainer = Trainer(comm, split_of(x, labels), FLOAT64)
+    trainer.flat[...] = flat
+    mine = data.part(len(x), comm.rank, comm.size)
+    loss, gradients = trainer.gradients(x[mine], labels[mine], count)
+    return comm.all_reduce(loss), flatten(layers_of(gradients))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("count", [1, 5, 32])
+def test_ranks_compute_the_gradient_of_one_rank(ranks, count):
+    flat, x, labels = problem(7, samples=count)
+    loss, layers = loss_and_layers(mlp.views(flat, SIZES), x, labels, count)
+    bounds = rounding_bounds(mlp.views(flat, SIZES), x, labels, count, ranks)
+    for total, gradient in rr.spawn(gradient_of_parts, ranks, flat, x, labels, count):
+        assert abs(total - loss) <= 2 * bounds[0] < 1e-10
+        assert (np.abs(gradient - flatten(layers)) <= 2 * bounds[1]).all()
+        assert bounds[1].max() < 1e-10
+
+
+def mean_of_means(comm, flat, x, labels):
+    """What many a program computes: right only where all parts are equally long."""
+    mine = data.part(len(x), comm.rank, comm.size)
+    _, layers = loss_and_layers(mlp.views(flat, SIZES), x[mine], labels[mine], len(x[mine]))
+    return comm.all_reduce(flatten(layers), op="mean")
+
+
+def test_the_bound_notices_a_mean_of_means_over_uneven_parts():
+    flat, x, labels = problem(7, samples=5)
+    _, layers = loss_and_layers(mlp.views(flat, SIZES), x, labels, 5)
+    _, bounds = rounding_bounds(mlp.views(flat, SIZES), x, labels, 5, 2)
+    wrong = rr.spawn(mean_of_means, 2, flat, x, labels)[0]
+    assert (np.abs(wrong - flatten(layers)) > 2 * bounds).mean() > 0.5
+
+
+def parameters_after(comm, split, settings, nudge):
+    """The parameters at the end, if those at the start are moved by `nudge`."""
+    trainer = Trainer(comm, split, settings)
+    trainer.flat += nudge
+    return trainer.run().parameters
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_ranks_train_as_one_rank_does(ranks):
+    # Each of T steps differs by at most 2 E in the gradient, thus by lr/(1 - momentum) 2 E in the
+    # parameters, the later effect of the velocity included.  What becomes of such a difference by
+    # the end is measured: a nudge of known length grows by kappa, or less if it comes later.  A
+    # random direction may miss the worst one, and E changes as training goes: 10 stands for both.
+    split = load_split(np.float64)
+    settings = Settings(epochs=2, batch=100, hidden=(20,), dtype="float64")
+    sizes = (64, 20, 10)
+    count = mlp.parameter_count(sizes)
+    nudge = 1e-9 * np.random.default_rng(0).normal(size=count)
+    alone, nudged = (
+        rr.spawn(parameters_after, 1, split, settings, by)[0] for by in (np.zeros(count), nudge)
+    )
+    kappa = max(1, np.linalg.norm(nudged - alone) / np.linalg.norm(nudge))
+    start = mlp.views(mlp.init_params(sizes, settings.seed, np.float64), sizes)
+    x, labels = split.train_x[: settings.batch], split.train_labels[: settings.batch]
+    _, bounds = rounding_bounds(start, x, labels, settings.batch, ranks)
+    steps = settings.epochs * np.ceil(len(split.train_x) / settings.batch)
+    per_step = settings.lr / (1 - settings.momentum) * 2 * np.linalg.norm(bounds)
+    limit = 10 * kappa * steps * per_step
+    together = rr.spawn(parameters_after, ranks, split, settings, np.zeros(count))
+    assert np.linalg.norm(together[0] - alone) <= limit < 1e-8 * np.linalg.norm(alone)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_parameters_are_the_same_on_every_rank(ranks):
+    settings = Settings(epochs=1, batch=200)
+    results = rr.spawn(train, ranks, load_split(), settings)
+    assert {result.digest for result in results} == {
+        hashlib.sha256(result.parameters.tobytes()).hexdigest() for result in results
+    }
+    assert len({result.digest for result in results}) == 1
+    assert len({result.accuracy for result in results}) == 1
+
+
+def drift(comm, culprits):
+    parameters = np.arange(100, dtype=np.float32)
+    if comm.rank in culprits:
+        parameters[17] = np.nextafter(parameters[17], np.float32(np.inf))
+    try:
+        return check_equal(comm, parameters)
+    except DriftError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "culprits", "named"),
+    [(4, (2,), "rank 2"), (4, (0,), "rank 0"), (5, (1, 4), "rank 1, 4"), (2, (1,), "rank 1")],
+)
+def test_rank_that_drifts_by_one_bit_is_named_everywhere(ranks, culprits, named):
+    messages = rr.spawn(drift, ranks, culprits)
+    assert len(set(messages)) == 1
+    without_digests = re.sub(r" \(\w+…\)", "", messages[0])
+    assert without_digests.startswith(f"check_equal: the parameters of {named} differ from")
+
+
+def test_parameters_start_as_those_of_rank_0():
+    def start(comm):
+        settings = Settings(hidden=(20, 15), seed=comm.rank)
+        return Trainer(comm, load_split(), settings).flat
+
+    expected = mlp.init_params(SIZES, 0)
+    assert all(np.array_equal(flat, expected) for flat in rr.spawn(start, 3))
+
+
+def test_training_that_diverges_says_so():
+    def diverge(comm):
+        with pytest.raises(
+            FloatingPointError, match=r"loss is (nan|inf) in step \d, epoch 1,.*smaller lr"
+        ):
+            train(comm, load_split(), Settings(lr=1e30, batch=200))
+
+    rr.spawn(diverge, 2)
+
+
+def test_accuracy_over_five_seeds_is_at_least_97_percent():
+    split = load_split()
+
+    def five(comm):
+        return [train(comm, split, Settings(seed=seed)).accuracy for seed in range(5)]
+
+    assert np.mean(rr.spawn(five, 2)[0]) >= 0.97
+
+
+def test_training_that_drifts_names_the_rank():
+    def run(comm):
+        lr = 0.1 if comm.rank == 1 else 0.2
+        with pytest.raises(DriftError, match=r"parameters of rank 1 \(\w+…\) differ"):
+            train(comm, load_split(), Settings(epochs=1, batch=500, lr=lr))
+
+    rr.spawn(run, 3)
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_rank_that_drifts_is_named_within_so_many_steps(every):
+    """Rank 2's parameters go astray by one bit in the middle of the run."""
+
+    class Astray:
+        def __init__(self, trainer):
+            self.trainer, self.told = trainer, []
+
+        def steps(self, steps):
+            self.told += [step.step for step in steps]
+            if self.told[-1] == 10:
+                flat = self.trainer.flat
+                flat[3] = np.nextafter(flat[3], np.float32(np.inf))
+
+        def epoch(self, epoch): ...
+
+    def run(comm):
+        trainer = Trainer(comm, load_split(), Settings(batch=100, check_every=every))
+        watcher = Astray(trainer)
+        with pytest.raises(DriftError) as error:
+            trainer.run([watcher] if comm.rank == 2 else [])
+        return str(error.value), trainer.state.step
+
+    results = rr.spawn(run, 4)
+    assert len(set(results)) == 1
+    text, step = results[0]
+    assert "parameters of rank 2 (" in text
+    assert step == 10  # told of the step before they are compared
+
+
+class Told:
+    """A watcher that remembers."""
+
+    def __init__(self):
+        self.all_steps, self.all_epochs = [], []
+
+    def steps(self, steps):
+        self.all_steps += steps
+
+    def epoch(self, epoch):
+        self.all_epochs.append(epoch)
+
+
+def test_watchers_change_nothing_and_may_be_on_one_rank():
+    def run(comm, watched):
+        watchers = [Told()] if watched and comm.rank == 0 else []
+        return train(comm, load_split(), Settings(epochs=2, batch=200), watchers=watchers).digest
+
+    assert rr.spawn(run, 2, False) == rr.spawn(run, 2, True)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_watchers_are_told(ranks):
+    settings = Settings(epochs=2, batch=500, check_every=2, warm_up=3)
+
+    def run(comm):
+        told = Told()
+        return train(comm, load_split(), settings, watchers=[told]), told
+
+    for result, told in rr.spawn(run, ranks):
+        assert [step.step for step in told.all_steps] == [1, 2, 3, 4, 5, 6]
+        assert [step.epoch for step in told.all_steps] == [1, 1, 1, 2, 2, 2]
+        assert [step.samples for step in told.all_steps] == [500, 500, 438] * 2
+        assert [epoch.epoch for epoch in told.all_epochs] == [1, 2]
+        for number, step in enumerate(told.all_steps):
+            assert step.lr == optimizers.learning_rate(settings, number, 6)
+            assert step.step_s == pytest.approx(step.compute_s + step.exposed_s)
+            assert 0 < step.exposed_s < step.step_s
+            assert step.communication_s > 0
+        for epoch in told.all_epochs:
+            steps = [step for step in told.all_steps if step.epoch == epoch.epoch]
+            assert epoch.loss == pytest.approx(sum(s.loss * s.samples for s in steps) / 1438)
+        assert result.loss == told.all_epochs[-1].loss
+        assert result.accuracy == told.all_epochs[-1].accuracy
+        assert 0 < result.exposed_s < result.step_s
+        assert result.efficiency == 1 - result.exposed_s / result.step_s
+
+
+def test_the_loss_is_that_of_the_parameters_before_the_step():
+    split = load_split(np.float64)
+    settings = Settings(epochs=1, batch=1438, noise=0.0, dtype="float64")
+
+    def run(comm):
+        told = Told()
+        train(comm, split, settings, watchers=[told])
+        return told.all_steps[0].loss
+
+    start = mlp.views(mlp.init_params((64, 128, 10), 0, np.float64), (64, 128, 10))
+    wanted = mlp.loss(start, split.train_x, split.train_labels, 1438)
+    assert rr.spawn(run, 3) == pytest.approx([wanted] * 3, rel=1e-12)
+
+
+# --- what is sent when ----------------------------------------------------------------------------
+
+
+def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
+    """Of the network's own backward: the last gradient is computed after the first bucket left."""
+
+    def run(comm):
+        trainer = Trainer(comm, load_split(), Settings(hidden=(300, 200), first_bucket_bytes=1))
+        begun, events = [], []
+        reduce = comm.all_reduce
+
+        def all_reduce(*arguments, **named):
+            events.append("all_reduce")
+            work = reduce(*arguments, **named)
+            if isinstance(work, rr.Work):
+                begun.append(work)
+            return work
+
+        comm.all_reduce = all_reduce
+        ready = trainer._dp.ready
+
+        def watched(name):
+            events.append(name)
+            if name == "0.weight":
+                begun[0].wait()  # which would never end if it had to wait for this gradient
+            ready(name)
+
+        trainer._dp.ready = watched
+        x, labels = np.ones((8, 64), np.float32), np.zeros(8, int)
+        trainer.gradients(x, labels, 8)
+        return events
+
+    for events in rr.spawn(run, 2, timeout_s=20):
+        assert events.index("all_reduce") < events.index("0.weight")
+        assert events[0] == "2.bias"
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_16_bits_on_the_wire_still_learn(wire):
+    def run(comm, wire):
+        return train(comm, load_split(), Settings(epochs=10, wire=wire))
+
+    plain, short = (rr.spawn(run, 2, each)[0] for each in ("none", wire))
+    assert short.parameters.dtype == np.float32
+    assert short.digest != plain.digest
+    assert abs(short.accuracy - plain.accuracy) < 0.03
+
+
+@pytest.mark.parametrize("first_bucket_bytes", [1, 30_000, 1 << 20])
+def test_buckets_change_nothing_but_the_order_of_additions(first_bucket_bytes):
+    """With two ranks there is no other order."""
+
+    def run(comm):
+        settings = Settings(epochs=1, first_bucket_bytes=first_bucket_bytes, bucket_bytes=1)
+        return train(comm, load_split(), settings).digest
+
+    def plain(comm):
+        return train(comm, load_split(), Settings(epochs=1)).digest
+
+    assert rr.spawn(run, 2) == rr.spawn(plain, 2)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_weight_decay_makes_parameters_smaller(optimizer):
+    def run(comm, decay):
+        settings = Settings(epochs=2, optimizer=optimizer, lr=0.01, weight_decay=decay)
+        return train(comm, load_split(), settings).parameters
+
+    plain, decayed = (rr.spawn(run, 1, decay)[0] for decay in (0.0, 0.1))
+    assert np.linalg.norm(decayed) < 0.97 * np.linalg.norm(plain)
+
+
+def test_adam_learns():
+    def run(comm):
+        return train(comm, load_split(), Settings(epochs=10, optimizer="adam", lr=0.01)).accuracy
+
+    assert rr.spawn(run, 2)[0] > 0.95
+
+
+def test_synthetic_samples_are_learnt_as_well_as_they_can_be():
+    """Centres are mostly 5.7 apart: the nearest one is right for all but some percent."""
+    settings = Settings(data="synthetic", samples=3000, inputs=20, epochs=5, lr=0.05)
+
+    def run(comm):
+        return train(comm, load(settings), settings).accuracy
+
+    assert rr.spawn(run, 2)[0] > 0.9
+
+
+# --- the command line --------------------------------------------------------------------------
+
+
+def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
+    assert command(monkeypatch, 1, "--epochs", "3", "--seeds", "2", "--batch", "200") == [0]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("digits: 1,438 to train, 359 held out; 64-128-10, 9,610 parameters")
+    assert re.fullmatch(
+        r"epoch 1/3  loss \d\.\d{4}  held-out \d+\.\d %  [\d,]+ samples/s"
+        r"  exposed communication \d+ %",
+        next(line for line in lines if line.startswith("epoch")),
+    )
+    assert [line.split(":")[0] for line in lines if line.startswith("seed")] == ["seed 0", "seed 1"]
+    assert re.fullmatch(r"accuracy \d\d\.\d %", lines[-1])
+
+
+def test_command_fails_with_a_message_when_training_diverges(monkeypatch, capsys):
+    assert command(monkeypatch, 1, "--lr", "1e30", "--batch", "200") == [1]
+    assert "take a smaller lr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--epochs 0", "epochs is 0; wanted at least 1"),
+        ("--epochs 2.5", "invalid int value: '2.5'"),
+        ("--batch 0", "batch is 0; wanted at least 1"),
+        ("--batch 1439", "batch is 1439; wanted at most the 1438 training samples"),
+        ("--data digit", "data is digit; wanted digits, synthetic, or a folder with the files"),
+        ("--optimizer sdg", "invalid choice: 'sdg'"),
+        ("--wire float32", "invalid choice: 'float32'"),
+        ("--weight-decay -1", "weight_decay is -1.0; wanted a finite number of at least 0"),
+        ("--warm-up -1", "warm_up is -1; wanted at least 0"),
+        ("--check-every -1", "check_every is -1; wanted at least 0"),
+        ("--bucket-bytes 0", "bucket_bytes is 0; wanted at least 1"),
+        ("--resume", "resume from where? name a checkpoint_dir"),
+        ("--keep 0", "keep is 0; wanted at least 1"),
+        ("--checkpoint-every -5", "checkpoint_every is -5; wanted at least 0"),
+        ("--seeds 2 --metrics m", "seeds is 2; checkpoint_dir, metrics, tensorboard and plot are"),
+        ("--epoch 3", "unrecognized arguments: --epoch 3"),
+        ("--lr 0", "lr is 0.0; wanted a finite number above 0"),
+        ("--lr nan", "lr is nan; wanted a finite number above 0"),
+        ("--lr inf", "lr is inf; wanted a finite number above 0"),
+        ("--momentum 1", "momentum is 1.0; wanted from 0 up to, but not, 1"),
+        ("--noise -1", "noise is -1.0; wanted a finite number of at least 0"),
+        ("--hidden 64 0", "hidden is (64, 0); wanted widths of at least 1"),
+        ("--seed -1", "seed is -1; wanted at least 0"),
+        ("--seeds 0", "seeds is 0; wanted at least 1"),
+        ("--dtype int8", "invalid choice: 'int8'"),
+    ],
+)
+def test_command_refuses_bad_values_before_it_starts(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(rr, "init", lambda: pytest.fail("started"))
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.split())
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_command_refuses_an_unknown_algorithm(monkeypatch, capsys):
+    assert command(monkeypatch, 1, "--algorithm", "quick") == [2]
+    assert "unknown algorithm 'quick'; choose one of 'auto', 'ring'" in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [((), 1), (("-m", "ringreduce.launch.cli", "run", "-n", "2"), 2)]
+)
+def test_command_runs_alone_and_under_mpi(launcher, ranks):
+    command = [sys.executable, *launcher, "-m", "ringreduce.train", "--epochs", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"; {ranks} rank" in ended.stdout
+    assert re.fullmatch(r"accuracy \d\d\.\d %", ended.stdout.splitlines()[-1])
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def progress(out, epochs):
+    line = ProgressLine(epochs, out)
+    for number in range(1, epochs + 1):
+        line.epoch(Epoch(number, 0.5, 0.875, samples_per_s=1234.5, exposed=0.25))
+    return out.getvalue()
+
+
+def test_progress_stays_on_one_line_of_a_terminal():
+    text = progress(Terminal(), 30)
+    assert text.count("\r") == 30
+    assert text.index("\n") == len(text) - 1
+
+
+@pytest.mark.parametrize(("epochs", "lines"), [(1, 1), (7, 7), (30, 10), (95, 10)])
+def test_progress_elsewhere_is_a_few_lines(epochs, lines):
+    written = progress(io.StringIO(), epochs).splitlines()
+    assert len(written) == lines
+    assert written[-1] == (
+        f"epoch {epochs}/{epochs}  loss 0.5000  held-out 87.5 %  1,234 samples/s"
+        "  exposed communication 25 %"
+    )

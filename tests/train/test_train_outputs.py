@@ -1,0 +1,286 @@
+"""What a run leaves behind: lines of JSON, TensorBoard's files, a picture, a summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+import pytest
+
+from ringreduce.train import Epoch, Step
+from ringreduce.train.metrics import History, JsonLines, TensorBoard
+from ringreduce.train.plot import check, check_place, draw
+from tests.support.trainer import RUN, command
+
+
+def step(number: int) -> Step:
+    return Step(
+        step=number,
+        epoch=(number + 1) // 2,
+        loss=1 / number,
+        lr=0.1,
+        samples=32,
+        step_s=0.004,
+        compute_s=0.003,
+        communication_s=0.002,
+        exposed_s=0.001,
+    )
+
+
+def epoch(number: int) -> Epoch:
+    return Epoch(number, 1 / number, 0.5 + number / 10, samples_per_s=1000.0, exposed=0.25)
+
+
+def tell(watcher, first: int, last: int) -> None:
+    """Epochs of two steps each, those from first to last."""
+    for number in range(first, last + 1):
+        watcher.steps([step(2 * number - 1), step(2 * number)])
+        watcher.epoch(epoch(number))
+    watcher.close()
+
+
+# --- lines of JSON --------------------------------------------------------------------------------
+
+
+def test_every_step_and_epoch_is_a_line(tmp_path):
+    path = tmp_path / "deep" / "m.jsonl"
+    tell(JsonLines(path, 0, 0), 1, 2)
+    told = list(map(json.loads, path.read_text().splitlines()))
+    assert [line.get("step") for line in told] == [1, 2, None, 3, 4, None]
+    assert told[0] == {
+        "step": 1,
+        "epoch": 1,
+        "loss": 1.0,
+        "lr": 0.1,
+        "samples": 32,
+        "step_s": 0.004,
+        "compute_s": 0.003,
+        "communication_s": 0.002,
+        "exposed_s": 0.001,
+    }
+    assert told[2] == {
+        "epoch": 1,
+        "loss": 1.0,
+        "accuracy": 0.6,
+        "samples_per_s": 1000.0,
+        "exposed": 0.25,
+    }
+
+
+def test_a_new_run_begins_a_new_file(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 9}\n')
+    tell(JsonLines(path, 0, 0), 1, 1)
+    assert '"step": 9' not in path.read_text()
+
+
+@pytest.mark.parametrize(("made", "epochs"), [(2, 1), (3, 1), (4, 2)])
+def test_going_on_each_line_is_there_once(made, epochs, tmp_path):
+    whole, path = tmp_path / "whole", tmp_path / "m.jsonl"
+    tell(JsonLines(whole, 0, 0), 1, 3)
+    tell(JsonLines(path, 0, 0), 1, 3)
+    with path.open("a") as file:
+        file.write('{"step": 1')
+    watcher = JsonLines(path, made, epochs)
+    for number in range(made + 1, 7):
+        watcher.steps([step(number)])
+        if number % 2 == 0:
+            watcher.epoch(epoch(number // 2))
+    watcher.close()
+    assert path.read_text() == whole.read_text()
+
+
+def test_lines_of_others_and_links_are_left_alone(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    tell(JsonLines(link, 0, 0), 1, 1)
+    real.write_text("note\n" + real.read_text())
+    tell(JsonLines(link, 2, 1), 2, 2)
+    assert link.is_symlink()
+    told = real.read_text().splitlines()
+    assert told[0] == "note"
+    assert [json.loads(line).get("step") for line in told[1:]] == [1, 2, None, 3, 4, None]
+
+
+def test_a_file_with_nothing_of_ours_keeps_what_it_has(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b"note \xff\n")
+    tell(JsonLines(path, 2, 1), 2, 2)
+    first, *told = path.read_bytes().splitlines()
+    assert first == b"note \xff"
+    assert len(told) == 3
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    tell(JsonLines(pipe, 0, 0), 1, 1)
+    assert os.read(reader, 1 << 16).count(b"\n") == 3
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+# --- TensorBoard ----------------------------------------------------------------------------------
+
+
+def scalars(folder) -> dict[str, dict[int, float]]:
+    """As TensorBoard itself reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    return {
+        tag: {event.step: event.tensor_proto.float_val[0] for event in events.Tensors(tag)}
+        for tag in events.Tags()["tensors"]
+    }
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    tell(TensorBoard(tmp_path), 1, 2)
+    found = scalars(tmp_path)
+    assert found["train/loss"] == pytest.approx({n: 1 / n for n in range(1, 5)})
+    assert found["time/exposed_s"] == pytest.approx(dict.fromkeys(range(1, 5), 0.001))
+    assert found["epoch/accuracy"] == pytest.approx({2: 0.6, 4: 0.7})
+    assert found.keys() == {
+        *(f"train/{name}" for name in ("loss", "lr")),
+        *(f"time/{name}_s" for name in ("step", "compute", "communication", "exposed")),
+        *(f"epoch/{name}" for name in ("loss", "accuracy", "samples_per_s")),
+    }
+
+
+def test_without_tensorboard_it_is_said_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
+    with pytest.raises(ImportError, match=r"pip install 'ringreduce\[tensorboard\]'"):
+        TensorBoard(tmp_path)
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 200])
+def test_the_picture_is_a_png(epochs, tmp_path):
+    history = History()
+    tell(history, 1, epochs)
+    check_place(tmp_path / "deep" / "p.png")
+    draw(tmp_path / "deep" / "p.png", "digits", "2 ranks", history)
+    assert (tmp_path / "deep" / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_history_remembers_when_an_epoch_ended():
+    history = History()
+    tell(history, 1, 3)
+    assert [made for made, _ in history.all_epochs] == [2, 4, 6]
+
+
+def test_without_matplotlib_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'ringreduce\[plot\]'"):
+        check()
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_all_of_them_and_a_summary(tmp_path, monkeypatch, capsys):
+    names = {"--metrics": "m.jsonl", "--tensorboard": "t", "--plot": "p.png"}
+    flags = [text for flag, name in names.items() for text in (flag, str(tmp_path / name))]
+    assert command(monkeypatch, 2, *RUN, *flags) == [0, 0]
+    told = list(map(json.loads, (tmp_path / "m.jsonl").read_text().splitlines()))
+    assert len(told) == 60 + 4
+    assert len(scalars(tmp_path / "t")["train/loss"]) == 60
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    number = r"\d+\.\d\d"
+    assert re.search(
+        rf"a step: {number} ms, of which {number} compute and {number} exposed communication "
+        rf"\({number} under way\); scaling efficiency \d+ % on 2 ranks",
+        capsys.readouterr().out,
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "flag", "complaint"),
+    [
+        ("matplotlib", "--plot", "plot needs matplotlib"),
+        ("tensorboard.summary", "--tensorboard", "TensorBoard's files need"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_start(
+    module, flag, complaint, tmp_path, monkeypatch, capsys
+):
+    from ringreduce.train.__main__ import main
+
+    monkeypatch.setattr("ringreduce.init", lambda: pytest.fail("started"))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SystemExit) as stop:
+        main([flag, str(tmp_path / "x.png")])
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--metrics", "--tensorboard", "--plot"])
+def test_what_cannot_be_written_ends_all_ranks_alike(flag, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "x.png"
+    assert command(monkeypatch, 2, *RUN, flag, str(place)) == [2, 2]
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_metrics_on_a_full_disk_do_not_end_the_run_but_its_good_order(
+    ranks, tmp_path, monkeypatch, capsys
+):
+    codes = command(monkeypatch, ranks, *RUN, "--metrics", "/dev/full")
+    shown = capsys.readouterr()
+    assert codes == [1] * ranks
+    assert "epoch 4/4" in shown.out
+    assert "JsonLines cannot go on: [Errno 28] No space left on device" in shown.err
+    assert "not all was written that was asked for" in shown.err
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(tmp_path, monkeypatch, capsys):
+    def full(self, checkpoint):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ringreduce.train.checkpoint.Folder.save", full)
+    assert command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path)) == [1, 1]
+    assert "no checkpoint after step 15: [Errno 28]" in capsys.readouterr().err
+
+
+def test_going_on_the_picture_has_what_metrics_tell_of_before(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "ringreduce.train.plot.draw", lambda *given: drawn.append(len(given[-1].all_steps))
+    )
+    flags = ("--checkpoint-dir", str(tmp_path / "c"), "--metrics", str(tmp_path / "m.jsonl"))
+    flags += ("--plot", str(tmp_path / "p.png"))
+    command(monkeypatch, 1, *RUN, *flags)
+    command(monkeypatch, 1, *flags, "--resume", "--epochs", "5")
+    assert drawn == [60, 75]
+
+
+def test_parameters_that_are_no_numbers_are_never_saved(tmp_path, monkeypatch, capsys):
+    flags = ("--epochs", "1", "--batch", "1438", "--lr", "1e300")
+    codes = command(monkeypatch, 2, *flags, "--checkpoint-dir", str(tmp_path / "c"))
+    assert codes == [1, 1]
+    assert "parameters are infinite or no numbers after step 1" in capsys.readouterr().err
+    assert not list((tmp_path / "c").glob("step-*"))
+
+
+def test_a_rank_without_the_data_is_named(monkeypatch, tmp_path, capsys):
+    import threading
+
+    from ringreduce.train import __main__ as program
+
+    load = program._load
+
+    def lacking(settings):
+        if threading.current_thread().name.endswith("1"):
+            raise FileNotFoundError("no train-images")
+        return load(settings)
+
+    monkeypatch.setattr(program, "_load", lacking)
+    codes = command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path), "--resume")
+    assert codes == [2, 2]
+    assert "rank 1: no train-images" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""One contract for all transports: threads here, MPI in a job that runs the same checks."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+import pytest
+
+from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.support.mpi import MpiJobs
+from tests.support.transport_checks import CHECKS, STRICT, name_of
+
+NAMES = [name_of(check, ranks) for check, ranks in CHECKS]
+
+
+@pytest.mark.parametrize(("check", "ranks"), CHECKS, ids=NAMES)
+def test_threads_keep_the_contract(check, ranks):
+    switchboard = Switchboard(ranks)
+    failures = []
+
+    def run(rank):
+        transport = ThreadTransport(switchboard, rank)
+        try:
+            check(transport)
+            transport.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture(scope="module")
+def outcomes_with(tmp_path_factory):
+    """What every check came to on each rank of an MPI job with such sends, which runs once."""
+    jobs = MpiJobs(tmp_path_factory.mktemp("contract"))
+    target = "tests.support.transport_checks:over_mpi"
+    yield cache(lambda sends: jobs.run("call", 3, target, sends, timeout_s=120))
+    jobs.sweep()
+
+
+OVER_MPI = [
+    (sends, check, ranks)
+    for sends in ("standard", "synchronous")
+    for check, ranks in CHECKS
+    if sends == "synchronous" or check not in STRICT
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("sends", "check", "ranks"),
+    OVER_MPI,
+    ids=[f"{sends} {name_of(check, ranks)}" for sends, check, ranks in OVER_MPI],
+)
+def test_mpi_keeps_the_contract(outcomes_with, sends, check, ranks):
+    done = outcomes_with(sends)
+    assert done.returncode == 0, done.output
+    assert [rank[name_of(check, ranks)] for rank in done.results[:ranks]] == ["ok"] * ranks
