@@ -32,14 +32,14 @@ def test_the_exit_handlers_do_not_run_when_an_abort_comes_back_before_the_job_ha
     """They would close communicators, as if the rank had nothing more to say."""
     script = """
 import atexit, sys, types
-from ringreduce import abort
+from ringreduce.launch import job
 world = types.SimpleNamespace(Get_size=lambda: 2, Abort=lambda code: print("aborting"))
 sys.modules["mpi4py.MPI"] = types.SimpleNamespace(
     COMM_WORLD=world, Is_initialized=lambda: True, Is_finalized=lambda: False
 )
 atexit.register(print, "closed")
-abort.ABORT_DEADLINE_S = 0.1
-abort.end_job(3)
+job.ABORT_DEADLINE_S = 0.1
+job.end_job(3)
 """
     done = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "aborting\n")
