@@ -31,7 +31,7 @@ def card_of_name(where: str, device: str) -> int:
 
 
 def open_card(number: int) -> Device:
-    """A device for arrays on this card, with a queue of its own."""
+    """A device for arrays on this card, with a stream of its own."""
     device: Device = _cuda("a call").CudaDevice(number)
     return device
 
@@ -71,7 +71,7 @@ def is_input(where: str, device: Device, x: Any, out: Any, allowed: bool) -> boo
 
     Raises ValueError when they share some memory otherwise.
     """
-    if device.queue is None:
+    if device.stream is None:
         if allowed and same_memory(x, out):
             return True
         check_overlap(where, x, out)

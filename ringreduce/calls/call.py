@@ -15,7 +15,7 @@ from ringreduce.algorithms import build
 from ringreduce.calls.arguments import array_text, check_movable, check_reduction, check_root
 from ringreduce.config import Config
 from ringreduce.control.agreement import Signature
-from ringreduce.devices.base import Device, Queue
+from ringreduce.devices.base import Device, Stream
 from ringreduce.devices.cpu import OPS
 from ringreduce.messages.binding import Arithmetic
 from ringreduce.messages.flows import Prepared
@@ -42,7 +42,7 @@ class Call:
     """Whether ``out=x`` makes sense."""
     converts: bool = False
     """Whether the data travel, and are combined, in another dtype than their own."""
-    queue: Queue | None = None
+    stream: Stream | None = None
     """Of the device where the arrays live, if it has one."""
     last_use: int = 0
     """When it was last asked for, counted in calls."""
@@ -425,7 +425,7 @@ class Calls:
             array.dtype,
             in_place,
             converts,
-            self.device.queue,
+            self.device.stream,
         )
 
 

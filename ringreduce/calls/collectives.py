@@ -14,7 +14,7 @@ from ringreduce.calls.arguments import check_movable, check_out, check_timeout
 from ringreduce.calls.arrays import as_array, as_out, card_of, check_together, is_input, open_card
 from ringreduce.calls.call import Call, Calls, Fused
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
-from ringreduce.calls.engine import USUAL, Conductor, Quick, QuickList
+from ringreduce.calls.engine import USUAL, Engine, Quick, QuickList
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.messages.binding import Flow
@@ -48,10 +48,10 @@ class Collectives:
         """Calls on host arrays that go by messages, whatever is shared."""
         self._on_cards: dict[int, Calls] = {}
         """Calls on arrays that live on a card, by its number."""
-        self._conductor = Conductor(transport, config, timeout_s)
-        self._line = self._conductor.line
-        if self._conductor.gate is not None and type(self).all_reduce is Collectives.all_reduce:
-            self.__dict__["all_reduce"] = self._conductor.gate.all_reduce(self.all_reduce)
+        self._engine = Engine(transport, config, timeout_s)
+        self._queue = self._engine.queue
+        if self._engine.gate is not None and type(self).all_reduce is Collectives.all_reduce:
+            self.__dict__["all_reduce"] = self._engine.gate.all_reduce(self.all_reduce)
         self._quick: dict[tuple[Any, ...], Quick | None] = {}
         """Calls that were made before, by all that makes them different."""
         self._quick_lists: dict[tuple[Any, ...], tuple[Fused | None, QuickList | None]] = {}
@@ -194,8 +194,8 @@ class Collectives:
         if counts is not None:
             how = _integers(counts), algorithm
             return self._make(Calls.all_gather, array, how, out, timeout_s, async_op)
-        with self._line.lock:
-            self._conductor.check_usable()
+        with self._queue.lock:
+            self._engine.check_usable()
             travels = self._calls_on(array).travels
             opening = self._calls.exchange("all_gather", array, algorithm, travels=travels)
 
@@ -223,8 +223,8 @@ class Collectives:
         if counts is not None:
             how = root, _integers(counts), algorithm
             return self._make(Calls.gather, array, how, out, timeout_s, async_op)
-        with self._line.lock:
-            self._conductor.check_usable()
+        with self._queue.lock:
+            self._engine.check_usable()
             travels = self._calls_on(array).travels
             opening = self._calls.exchange("gather", array, algorithm, root, travels)
 
@@ -248,8 +248,8 @@ class Collectives:
         The others pass None.  Rank r gets ``np.array_split(x, size)[r]``.  An `out` that does not
         fit is a ValueError on its rank, after the call.  Other errors: those of `all_reduce`.
         """
-        with self._line.lock:
-            self._conductor.check_usable()
+        with self._queue.lock:
+            self._engine.check_usable()
             opening = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
             array = self._to_scatter(x, root)
             view = None if out is None else as_out("scatter", out, out if array is None else array)
@@ -265,11 +265,11 @@ class Collectives:
                 return calls.scatter(shape, dtype, root, algorithm)
 
             def body(header: bytes) -> Body:
-                executor = self._conductor.executor
+                executor = self._engine.executor
                 part = yield from scatter(executor, opening, known, array, view, empty, header)
                 return out if part is view and out is not None else part
 
-            return self._conductor.run(opening, body, timeout_s, async_op, calls.device.queue)
+            return self._engine.run(opening, body, timeout_s, async_op, calls.device.stream)
 
     def all_to_all(
         self,
@@ -296,13 +296,13 @@ class Collectives:
             self._barrier()
 
     def _usual_barrier(self, timeout_s: float | None = None) -> None:
-        with self._line.lock:
+        with self._queue.lock:
             self._meet("barrier", (), timeout_s)
             call = self._calls.meeting("barrier", ())
             flow = None if self._barrier else self._unbound(call)
             if flow is not None:
                 usual = self._usual_barrier
-                self._barrier = self._conductor.again(call, flow, None, None, usual)
+                self._barrier = self._engine.again(call, flow, None, None, usual)
 
     # --- how calls are carried out ---
 
@@ -319,18 +319,18 @@ class Collectives:
         card = None if type(array) is np.ndarray else card_of(array)
         # True is equal to 1, and yet no rank.
         key = method, array.dtype, array.shape, how, type(how[0]), card
-        with self._line.lock:
+        with self._queue.lock:
             quick = self._quick.get(key)
             if quick is not None and timeout_s is None and not async_op:
                 result = quick(array, out)
                 if result is not USUAL:
                     return result
-            self._conductor.check_usable()
+            self._engine.check_usable()
             call = method(self._calls_on(array), array, *how)
             result = self._carry_out(call, array, out, timeout_s, async_op)
             flow = None if async_op else self._quicken(key, call)
             if flow is not None and method is Calls.all_reduce and how[1] == "auto":
-                self._conductor.admit(call, flow, array.shape, call.dtype, how[0])
+                self._engine.admit(call, flow, array.shape, call.dtype, how[0])
             return result
 
     def _carry_out(
@@ -339,22 +339,22 @@ class Collectives:
         """A call that is one plan."""
         result: Any
         target: Any
-        if out is None and call.shape is not None and call.queue is None:
+        if out is None and call.shape is not None and call.stream is None:
             result = target = np.empty(call.shape, call.dtype)
         else:
             array, target = self._placed(call, array, out)
             result = None if call.shape is None else target if out is None else out
         if timeout_s is not None:
             check_timeout(_name(call), timeout_s)
-        if async_op or call.converts or call.queue is not None or self._line.works:
+        if async_op or call.converts or call.stream is not None or self._queue.works:
 
             def body(header: bytes) -> Body:
-                yield from move(self._conductor.executor, call, array, target, header)
+                yield from move(self._engine.executor, call, array, target, header)
                 return result
 
-            return self._conductor.run(call, body, timeout_s, async_op, call.queue)
-        run = partial(self._conductor.executor.run, call.prepared, array, target)
-        self._conductor.carry_out(call, timeout_s, run)
+            return self._engine.run(call, body, timeout_s, async_op, call.stream)
+        run = partial(self._engine.executor.run, call.prepared, array, target)
+        self._engine.carry_out(call, timeout_s, run)
         return result
 
     def _quicken(self, key: tuple[Any, ...], call: Call) -> Flow | None:
@@ -362,21 +362,21 @@ class Collectives:
 
         Returns the flow that is told where its arrays lie, if there is one and it is new.
         """
-        if key in self._quick or self._line.works or call.queue is not None or call.converts:
+        if key in self._quick or self._queue.works or call.stream is not None or call.converts:
             return None
         while len(self._quick) >= self.config.kept_plans:
             del self._quick[next(iter(self._quick))]
         flow, quick = self._unbound(call), None
         if flow is not None:
-            quick = self._conductor.quick(call, flow, call.shape, call.dtype)
+            quick = self._engine.quick(call, flow, call.shape, call.dtype)
         self._quick[key] = quick
         return flow
 
     def _unbound(self, call: Call) -> Flow | None:
         """A flow that is told where its arrays lie; None where it takes more than that."""
-        if call.queue is not None or call.converts or self.config.memory is None:
+        if call.stream is not None or call.converts or self.config.memory is None:
             return None
-        return self._conductor.executor.store.unbound(call.prepared)
+        return self._engine.executor.store.unbound(call.prepared)
 
     def _calls_on(self, array: Any) -> Calls:
         """The calls on arrays that live where this one does."""
@@ -402,10 +402,10 @@ class Collectives:
             shape = 0 if call.shape is None else call.shape
             return array, device.empty(shape, call.dtype)
         name = _name(call)
-        if type(out) is not np.ndarray or call.queue is not None:
+        if type(out) is not np.ndarray or call.stream is not None:
             out = as_out(name, out, array)
         check_out(name, out, call.shape, call.dtype)
-        if call.queue is None and not np.may_share_memory(array, out):
+        if call.stream is None and not np.may_share_memory(array, out):
             return array, out
         return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
 
@@ -423,7 +423,7 @@ class Collectives:
         if members and all(type(members[place]) is np.ndarray for place in (0, -1)):
             seen = members[0].dtype, members[0].shape, members[-1].shape
             key = len(members), *seen, op, algorithm, wire
-        with self._line.lock:
+        with self._queue.lock:
             _, quick = self._quick_lists.get(key, _NOT_KEPT)
             if quick is not None and timeout_s is None and not async_op:
                 results = quick(members, out)
@@ -432,7 +432,7 @@ class Collectives:
             arrays = [as_array("all_reduce", member) for member in members]
             check_together("all_reduce", arrays)
             calls = self._calls_on(arrays[0] if arrays else NOTHING)
-            self._conductor.check_usable()
+            self._engine.check_usable()
             fused = calls.all_reduce_list(arrays, op, algorithm, wire)
             targets = _list_targets(calls.device, arrays, out)
             if timeout_s is not None:
@@ -440,11 +440,11 @@ class Collectives:
             results = targets if out is None else out
 
             def body(header: bytes) -> Body:
-                yield from reduce_list(self._conductor.executor, fused, arrays, targets, header)
+                yield from reduce_list(self._engine.executor, fused, arrays, targets, header)
                 return results
 
-            done = self._conductor.run(fused, body, timeout_s, async_op, calls.device.queue)
-            if key and calls is self._calls and not (async_op or self._line.works):
+            done = self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
+            if key and calls is self._calls and not (async_op or self._queue.works):
                 self._quicken_list(key, fused, arrays)
             return done
 
@@ -464,15 +464,15 @@ class Collectives:
             flows = [flow for flow in made if flow is not None]
             if len(flows) == len(turns):
                 shapes = [[array.shape for array in turn] for turn in turns]
-                quick = self._conductor.quick_list(fused, flows, shapes, dtype)
+                quick = self._engine.quick_list(fused, flows, shapes, dtype)
         self._quick_lists[key] = fused, quick
 
     def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """An array that ranks of this host reach directly, if there is room for it."""
         array = None
         # A lost rank that was stopped and goes on may still write to what it was lent.
-        if self._arena is not None and not self._conductor.broken:
-            self._conductor.free_discarded()
+        if self._arena is not None and not self._engine.broken:
+            self._engine.free_discarded()
             array = self._arena.empty(shape, dtype)
         return np.empty(shape, dtype) if array is None else array
 
@@ -499,11 +499,11 @@ class Collectives:
             is_input(name, device, array, view, allowed=False)
 
         def body(header: bytes) -> Body:
-            executor = self._conductor.executor
+            executor = self._engine.executor
             result = yield from gather_unknown(executor, opening, known, array, view, empty, header)
             return out if result is view and out is not None else result
 
-        return self._conductor.run(opening, body, timeout_s, async_op, device.queue)
+        return self._engine.run(opening, body, timeout_s, async_op, device.stream)
 
     def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
         """The root's array; None elsewhere."""
@@ -523,8 +523,8 @@ class Collectives:
         self._quick.clear()
         self._quick_lists.clear()
         self._barrier = None
-        if self._conductor.gate is not None:
-            self._conductor.gate.forget()
+        if self._engine.gate is not None:
+            self._engine.gate.forget()
 
     def _meet(
         self,
@@ -533,14 +533,14 @@ class Collectives:
         timeout_s: float | None = None,
     ) -> None:
         """A barrier under a name of its own: what all ranks agree on besides array calls."""
-        with self._line.lock:
-            self._conductor.check_usable()
+        with self._queue.lock:
+            self._engine.check_usable()
             self._carry_out(self._calls.meeting(name, arguments), NOTHING, None, timeout_s, False)
 
 
 def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:
     """Makes, in the middle of a call, arrays that the caller will have."""
-    return device.empty if device.queue is None else device.queue.callers_empty()
+    return device.empty if device.stream is None else device.stream.callers_empty()
 
 
 def _list_targets(device: Device, arrays: Sequence[np.ndarray], out: Any) -> list[np.ndarray]:

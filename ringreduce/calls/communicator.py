@@ -75,7 +75,7 @@ class Communicator(Collectives):
             raise ValueError(f"empty: shape is {shape}; pass lengths of at least 0")
         if self._arena is None:
             return np.empty(sizes, dtype)
-        with self._line.lock:
+        with self._queue.lock:
             return self._reachable(sizes, dtype)
 
     def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> Again:
@@ -91,14 +91,14 @@ class Communicator(Collectives):
         """
         timeout_s = arguments.pop("timeout_s", None)
         array = as_array("plan", x)
-        with self._line.lock:
-            self._conductor.check_usable()
+        with self._queue.lock:
+            self._engine.check_usable()
             call = self._calls_on(array).planned(collective, array, arguments)
             array, target = self._placed(call, array, out)
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
-            usual = PersistentCall(self._conductor, call, array, target, result, timeout_s)
+            usual = PersistentCall(self._engine, call, array, target, result, timeout_s)
             return usual.past_python()
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -139,7 +139,7 @@ class Communicator(Collectives):
     @property
     def message_log(self) -> list[LoggedMessage]:
         """Every message that this rank has started; kept with ``Config(log_messages=True)``."""
-        return self._conductor.executor.log or []
+        return self._engine.executor.log or []
 
     # --- the end ---
 
@@ -149,23 +149,23 @@ class Communicator(Collectives):
         Asynchronous calls are waited for; the error of one that nobody has waited for is raised.
         A broken communicator closes at once and waits for nobody; so does one already closed.
         """
-        with self._line.lock:
+        with self._queue.lock:
             call = self._calls.meeting("close", ())
-            self._conductor.close(call, call.prepared, NOTHING)
+            self._engine.close(call, call.prepared, NOTHING)
         self._forget()
 
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
-        self._conductor.leave(reason)
+        self._engine.leave(reason)
 
     def farewell(self, seconds: float) -> None:
         """Let the other living ranks of a broken communicator get this far, for so long at most."""
-        self._conductor.farewell(seconds)
+        self._engine.farewell(seconds)
 
     @property
     def broken(self) -> bool:
         """Whether a rank was lost, so that no call can be made any more."""
-        return self._conductor.broken
+        return self._engine.broken
 
     def __enter__(self) -> Self:
         return self

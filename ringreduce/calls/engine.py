@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.calls.queue import Line, Program
+from ringreduce.calls.queue import CallQueue, Program
 from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
 from ringreduce.control.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
-from ringreduce.devices.base import Queue
+from ringreduce.devices.base import Stream
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.messages.binding import Compiled, Flow
 from ringreduce.messages.executor import Executor
@@ -45,7 +45,7 @@ _LEAVING_S = 1.0
 """How long a call under way may take to notice that this rank leaves."""
 
 
-_conductors: weakref.WeakSet[Conductor] = weakref.WeakSet()
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Opening(Protocol):
@@ -68,7 +68,7 @@ class LeavingError(PeerLostError):
         return f"this rank has left the communicator: {self.reason}"
 
 
-class Conductor:
+class Engine:
     """One communicator's calls: their order, their errors, their end."""
 
     def __init__(self, transport: Transport, config: Config, timeout_s: float) -> None:
@@ -76,21 +76,21 @@ class Conductor:
         self._agreement = Agreement(transport, timeout_s)
         self.executor = Executor(transport, config, self._agreement)
         self.running = self.executor.running
-        self.line = Line(self._agreement.wait, transport.spins, transport.threads)
+        self.queue = CallQueue(self._agreement.wait, transport.spins, transport.threads)
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
         self.gate: Gate | None = None
         if self.executor.store.exchange is not None:
-            self.gate = self.line.lock = Gate(
-                self.line.lock, self._is_quiet, self._agreement, self.running, self._lose
+            self.gate = self.queue.lock = Gate(
+                self.queue.lock, self._is_quiet, self._agreement, self.running, self._lose
             )
         _heed_forks()
-        _conductors.add(self)
+        _engines.add(self)
 
     # --- calls ---
 
     def _is_quiet(self) -> bool:
-        unquiet = self.running or self.line.works or self._agreement.warned
+        unquiet = self.running or self.queue.works or self._agreement.warned
         return not unquiet and self.ended is None
 
     def _lose(self) -> None:
@@ -103,7 +103,7 @@ class Conductor:
         """Raise the reason when no call can be made.  With the line's lock held."""
         if self.ended is not None:
             raise self.ended.with_traceback(None)
-        if self.running and not self.line.works:
+        if self.running and not self.queue.works:
             raise ValueError("a call from within a call, such as from a signal handler")
 
     def carry_out(
@@ -163,7 +163,7 @@ class Conductor:
         def finish(x: Any = None, out: Any = None) -> Any:
             try:
                 gate.take_over()
-                with self.line.lock:
+                with self.queue.lock:
                     number = agreement.number = agreement.completed
                     flow.at = 0
                     agreement.remember(opening.signature)
@@ -188,7 +188,7 @@ class Conductor:
         if compiled is None:
             return None
         enter, address, goes_on = compiled
-        agreement, running, works = self._agreement, self.running, self.line.works
+        agreement, running, works = self._agreement, self.running, self.queue.works
         remember, signature, empty = agreement.calls.append, opening.signature, np.empty
         nothing = empty(0, dtype) if shape is None else None
         like = nothing if shape is None else np.broadcast_to(empty((), dtype), shape)
@@ -236,7 +236,7 @@ class Conductor:
         find, mixes = jit.door("find"), jit.door("mixes")
         if len(signed) < len(flows) or find is None or mixes is None:
             return None
-        agreement, running, works = self._agreement, self.running, self.line.works
+        agreement, running, works = self._agreement, self.running, self.queue.works
         remember, signature, empty = agreement.calls.append, opening.signature, np.empty
         table = Table(turns, dtype, self.executor.config.pulled_from)
         shapes, places = [*chain.from_iterable(turns)], table.address
@@ -297,26 +297,26 @@ class Conductor:
         body: Body,
         timeout_s: float | None,
         async_op: bool = False,
-        queue: Queue | None = None,
+        stream: Stream | None = None,
     ) -> Any:
         """A call that does what `body` says, in its turn: its result, or the Work.
 
-        What it asks of a device with a queue is in order with what the caller asks of that before
+        What it asks of a device with a stream is in order with what the caller asks of that before
         and after.  A Work is over when the device has done it all.
         """
-        if queue is not None:
-            queue.follow()
-            body = partial(_queued, queue, body, async_op)
+        if stream is not None:
+            stream.follow()
+            body = partial(_on_stream, stream, body, async_op)
         program = self._program(opening, body, timeout_s)
         if async_op:
-            return self.line.put(program)
+            return self.queue.put(program)
         try:
-            if self.line.works:
-                return self.line.put(program).wait()
-            return self.line.run(program)
+            if self.queue.works:
+                return self.queue.put(program).wait()
+            return self.queue.run(program)
         finally:
-            if queue is not None:
-                queue.lead()
+            if stream is not None:
+                stream.lead()
 
     def _program(self, opening: Opening, body: Body, timeout_s: float | None) -> Program:
         self.check_usable()
@@ -332,7 +332,7 @@ class Conductor:
 
     def free_discarded(self) -> None:
         """Let go of what persistent calls were bound to that are no more."""
-        if not self.running and not self.line.works:
+        if not self.running and not self.queue.works:
             self.executor.store.free_discarded()
 
     # --- the end ---
@@ -343,9 +343,9 @@ class Conductor:
         `opening` and `prepared` are the last call.  Raises the error of a Work that nobody has
         waited for.
         """
-        with self.line.lock:
-            self.line.drain()
-            unseen = self.line.unseen_error()
+        with self.queue.lock:
+            self.queue.drain()
+            unseen = self.queue.unseen_error()
             if self.ended is None:
                 self.check_usable()
                 run = partial(self.executor.run, prepared, nothing, nothing)
@@ -357,7 +357,7 @@ class Conductor:
                 self.executor.store.close()
                 self._transport.close()
                 self.ended = ValueError("the communicator is closed")
-            self.line.close()
+            self.queue.close()
             if unseen is not None:
                 raise unseen.with_traceback(None)
 
@@ -374,11 +374,11 @@ class Conductor:
     def leave(self, reason: str) -> None:
         """Give up without the others: they raise PeerLostError with `reason` in the next call."""
         if self.ended is None:
-            if self.line.works:
-                self.line.interrupt(LeavingError(reason), _LEAVING_S)
+            if self.queue.works:
+                self.queue.interrupt(LeavingError(reason), _LEAVING_S)
             if self.ended is None:
                 self._break(LeavingError(reason), reason)
-            self.line.close()
+            self.queue.close()
 
     def farewell(self, seconds: float) -> None:
         """Let the other living ranks of a broken communicator get this far, for so long at most."""
@@ -390,7 +390,7 @@ class Conductor:
             "this process was forked from the one that made the communicator; "
             "make calls in that one, or start ranks with 'ringreduce run'"
         )
-        self.line.forked(self.ended)
+        self.queue.forked(self.ended)
         if self.gate is not None:
             self.gate.forked()
 
@@ -429,29 +429,29 @@ def _heed_forks() -> None:
     """Once a process: asking for its number in every call would cost 0.2 us."""
 
     def forked() -> None:
-        for conductor in _conductors:
-            conductor.forked()
+        for engine in _engines:
+            engine.forked()
 
     os.register_at_fork(after_in_child=forked)
 
 
-def _queued(
-    queue: Queue, body: Body, to_the_end: bool, header: bytes
+def _on_stream(
+    stream: Stream, body: Body, to_the_end: bool, header: bytes
 ) -> Generator[bool, None, Any]:
-    """What `body` does, with all that it asks of a device in its queue."""
+    """What `body` does, with all that it asks of a device in its stream."""
     steps = body(header)
     result = None
     going_on = True
     while going_on:
         moved = False
-        with queue.selected():
+        with stream.selected():
             try:
                 moved = next(steps)
             except StopIteration as end:
                 result, going_on = end.value, False
         yield moved
     if to_the_end:
-        mark = queue.mark()
+        mark = stream.mark()
         mark.set()
         while not mark.reached():
             yield False

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringreduce.calls.call import Call
 from ringreduce.calls.compound import move
-from ringreduce.calls.engine import Conductor
+from ringreduce.calls.engine import Engine
 
 Again = Callable[[], Any]
 """Makes a call once, and returns its result: the same array each time."""
@@ -25,30 +25,30 @@ class PersistentCall:
 
     def __init__(
         self,
-        conductor: Conductor,
+        engine: Engine,
         call: Call,
         source: np.ndarray,
         target: np.ndarray,
         result: Any,
         timeout_s: float | None,
     ) -> None:
-        self._conductor, self._line = conductor, conductor.line
+        self._engine, self._queue = engine, engine.queue
         self._call, self._result = call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
         if not call.converts:
-            with nullcontext() if call.queue is None else call.queue.selected():
-                conductor.executor.store.bind_for_good(call.prepared, source, target)
+            with nullcontext() if call.stream is None else call.stream.selected():
+                engine.executor.store.bind_for_good(call.prepared, source, target)
         self._alone: Callable[[bytes], None] | None = None
         """Runs the call, if it can be done by messages between its arrays alone."""
-        if call.prepared.bound is not None and call.queue is None:
-            self._alone = conductor.executor.alone(call.prepared.bound)
+        if call.prepared.bound is not None and call.stream is None:
+            self._alone = engine.executor.alone(call.prepared.bound)
 
     def __del__(self) -> None:
-        self._conductor.executor.store.discard(self._call.prepared)
+        self._engine.executor.store.discard(self._call.prepared)
 
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
-        with self._line.lock:
+        with self._queue.lock:
             self._carry_out()
         return self._result
 
@@ -57,17 +57,17 @@ class PersistentCall:
         bound = self._call.prepared.bound
         if self._alone is None or bound is None:
             return self
-        again = self._conductor.again(self._call, bound, self._timeout_s, self._result, self)
+        again = self._engine.again(self._call, bound, self._timeout_s, self._result, self)
         return again or self
 
     def _carry_out(self) -> None:
-        conductor = self._conductor
-        conductor.check_usable()
-        if self._alone is None or self._line.works:
-            conductor.run(self._call, self._body, self._timeout_s, queue=self._call.queue)
+        engine = self._engine
+        engine.check_usable()
+        if self._alone is None or self._queue.works:
+            engine.run(self._call, self._body, self._timeout_s, stream=self._call.stream)
         else:
-            conductor.carry_out(self._call, self._timeout_s, self._alone)
+            engine.carry_out(self._call, self._timeout_s, self._alone)
 
     def _body(self, header: bytes) -> Any:
-        executor = self._conductor.executor
+        executor = self._engine.executor
         yield from move(executor, self._call, self._source, self._target, header)

@@ -26,10 +26,10 @@ class Work:
     It keeps its arrays alive, and completes whether or not anybody waits for it.
     """
 
-    def __init__(self, line: Line, program: Program) -> None:
+    def __init__(self, queue: CallQueue, program: Program) -> None:
         self.program = program
         self.completed = threading.Event()
-        self._line = line
+        self._queue = queue
         self._result: Any = None
         self._error: BaseException | None = None
         self._seen = False
@@ -41,7 +41,7 @@ class Work:
     def done(self) -> bool:
         """Whether the call is over, well or not.  Does not wait."""
         if not self.completed.is_set():
-            self._line.advance()
+            self._queue.advance()
         return self.completed.is_set()
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -50,7 +50,7 @@ class Work:
         Raises what the call raised: MismatchError, PeerTimeoutError, PeerLostError.  Raises
         TimeoutError when the call is not over within `timeout_s` seconds; it then still goes on.
         """
-        if not self._line.await_(self.completed, timeout_s):
+        if not self._queue.await_(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
         if self._error is not None:
@@ -75,7 +75,7 @@ class Work:
         self.completed.set()
 
 
-class Line:
+class CallQueue:
     """The calls of one communicator that wait for their turn."""
 
     def __init__(self, wait: Callable[[int, int], None], spins: int, threads: bool) -> None:

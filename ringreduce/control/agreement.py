@@ -101,7 +101,7 @@ class Agreement:
         self.number = -1
         """The number of the latest call begun."""
         self.completed = 0
-        """Calls whose part this rank has done, as the conductor counts: the next one's number."""
+        """Calls whose part this rank has done, as the engine counts: the next one's number."""
         self.calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
         """The latest calls of this epoch, up to the one with `number`."""
         self.remember = self.calls.append

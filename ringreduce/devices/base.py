@@ -25,7 +25,7 @@ class Device(Protocol):
     name: str
 
     @property
-    def queue(self) -> Queue | None:
+    def stream(self) -> Stream | None:
         """What all work on arrays goes through that the processor cannot reach, or else None."""
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
@@ -73,7 +73,7 @@ class Device(Protocol):
 
 
 class Mark(Protocol):
-    """A place in a queue."""
+    """A place in a stream."""
 
     def set(self) -> None:
         """Put it behind all that has been asked for."""
@@ -82,7 +82,7 @@ class Mark(Protocol):
         """Whether all before it is done, or it was never set.  Raises what went wrong there."""
 
 
-class Queue(Protocol):
+class Stream(Protocol):
     """What is asked of it is done later, in the order in which it was asked.
 
     The caller has a stream of his own: what he asks of the device outside of `selected`.  No method
@@ -90,7 +90,7 @@ class Queue(Protocol):
     """
 
     def selected(self) -> AbstractContextManager[Any]:
-        """Within it, this thread's work on the device's arrays goes through this queue."""
+        """Within it, this thread's work on the device's arrays goes through this stream."""
 
     def follow(self) -> None:
         """Let what is asked from now on begin when all is done that the caller has asked so far."""

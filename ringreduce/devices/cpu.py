@@ -99,7 +99,7 @@ class CpuDevice:
     """
 
     name = "cpu"
-    queue = None
+    stream = None
 
     def __init__(self) -> None:
         self._divide, self._convert = quietly(_divide), quietly(convert_with_numpy)

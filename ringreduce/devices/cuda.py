@@ -38,7 +38,7 @@ class CudaDevice:
 
     def __init__(self, card: int = 0) -> None:
         self.card = card
-        self.queue = CudaQueue(card)
+        self.stream = CudaStream(card)
         self._modules: dict[str, Any] = {}
         self._kernels: dict[str, Any] = {}
 
@@ -160,7 +160,7 @@ def _layout(array: Any) -> np.ndarray:
 
 
 class CudaMark:
-    """An event of a queue's stream."""
+    """An event of a stream's stream."""
 
     def __init__(self, card: int, stream: Any) -> None:
         self._stream = stream
@@ -177,7 +177,7 @@ class CudaMark:
         return status == _SUCCESS
 
 
-class CudaQueue:
+class CudaStream:
     """A stream that does not wait for the default stream, nor that for it, but as told here."""
 
     def __init__(self, card: int) -> None:

@@ -184,7 +184,7 @@ class Binder:
         self._views: dict[Span, Any] = {}
         self.unawaited: list[Callable[[], bool]] = []
         """Tests of sends that an earlier part of the step has started."""
-        in_reach = device.queue is None
+        in_reach = device.stream is None
         self.bytes = [device.bytes_of(array) for array in memory] if in_reach else []
 
     def view(self, span: Span) -> Any:

@@ -1,8 +1,8 @@
 """Messages of arrays that the processor cannot reach: staged through pinned host memory.
 
-What is sent is copied out to a block of host memory, in its turn in the device's queue; the message
-starts when a mark behind the copy is reached.  What is received comes into a block, from where it
-is copied in.  Nothing waits: `Exchange.test` is polled, and takes every message as far as it gets.
+A send is copied out to a block of host memory, in its turn in the device's stream.  Its message
+starts when a mark behind the copy is reached.  A receive comes into a block, from where it is
+copied in.  Nothing waits: `StagedStep.test` is polled, and takes every message as far as it gets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringreduce.control.agreement import HEADER_BYTES
-from ringreduce.devices.base import Device, Mark, Queue
+from ringreduce.devices.base import Device, Mark, Stream
 from ringreduce.messages.binding import Arithmetic, Binder, BoundStep, Flow, fill
 from ringreduce.planning.operations import (
     BESIDE,
@@ -40,8 +40,8 @@ class Block:
 class Blocks:
     """Pinned memory of the flows of one slot, which run one after another and all use it."""
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
         self._blocks: list[Block] = []
         self._outgrown: list[Block] = []
         """Flows that were bound before stay bound to these; copies from them may be under way."""
@@ -54,7 +54,7 @@ class Blocks:
         if index < len(self._blocks) and self._blocks[index].memory.nbytes >= nbytes:
             return self._blocks[index]
         length = max(_SHORTEST_BLOCK, 1 << (nbytes - 1).bit_length())
-        block = Block(self._queue.pinned(length), self._queue.mark())
+        block = Block(self._stream.pinned(length), self._stream.mark())
         self._outgrown += self._blocks[index : index + 1]
         self._blocks[index : index + 1] = [block]
         return block
@@ -77,8 +77,8 @@ class Staged:
 class Outbox:
     """The sends of one step: each starts when its data have arrived in its block, in order."""
 
-    def __init__(self, queue: Queue, sends: Sequence[Staged]) -> None:
-        self._queue, self._sends = queue, sends
+    def __init__(self, stream: Stream, sends: Sequence[Staged]) -> None:
+        self._stream, self._sends = stream, sends
         self._started = self._done = 0
 
     def start(self) -> None:
@@ -87,7 +87,7 @@ class Outbox:
         for send in self._sends:
             if send.block is not None:
                 if send.array is not None:
-                    self._queue.copy_out(send.array, send.host)
+                    self._stream.copy_out(send.array, send.host)
                 send.block.copied.set()
 
     def started(self) -> bool:
@@ -115,8 +115,8 @@ class Outbox:
 class Inbox:
     """The receives of one step, or of a part of one."""
 
-    def __init__(self, queue: Queue, recvs: Sequence[Staged]) -> None:
-        self._queue, self._recvs = queue, recvs
+    def __init__(self, stream: Stream, recvs: Sequence[Staged]) -> None:
+        self._stream, self._recvs = stream, recvs
         self._started = self._done = 0
 
     def start(self) -> None:
@@ -143,13 +143,13 @@ class Inbox:
             recv = self._recvs[self._done]
             if recv.block is not None:
                 if recv.array is not None:
-                    self._queue.copy_in(recv.host, recv.array)
+                    self._stream.copy_in(recv.host, recv.array)
                 recv.block.copied.set()
             self._done += 1
         return self._done == len(self._recvs)
 
 
-class Exchange:
+class StagedStep:
     """All messages of one step, or of a part of one, as the executor sees them: one."""
 
     def __init__(self, inbox: Inbox, outboxes: Sequence[Outbox], awaits: bool) -> None:
@@ -166,7 +166,7 @@ class Exchange:
 
 
 class StagingBinder(Binder):
-    """Binds a slice whose arrays are on a device that has a queue."""
+    """Binds a slice whose arrays are on a device that has a stream."""
 
     def __init__(
         self,
@@ -179,8 +179,8 @@ class StagingBinder(Binder):
         blocks: Blocks,
     ) -> None:
         super().__init__(flow, memory, itemsize, transport, device, arithmetic)
-        assert device.queue is not None
-        self._queue, self._blocks = device.queue, blocks
+        assert device.stream is not None
+        self._stream, self._blocks = device.stream, blocks
         self._taken = 0
         """Blocks that are in use in this step of the schedule; the next one uses them again."""
         self._sends: list[Staged] = []
@@ -189,12 +189,12 @@ class StagingBinder(Binder):
         """Of this step and its earlier parts."""
 
     def wire(self, planned: PlannedStep, bound: list[BoundStep]) -> None:
-        outbox = Outbox(self._queue, self._sends)
+        outbox = Outbox(self._stream, self._sends)
         self._outboxes.append(outbox)
         for part in bound:
-            inbox = Inbox(self._queue, [recv for step, recv in self._recvs if step is part])
+            inbox = Inbox(self._stream, [recv for step, recv in self._recvs if step is part])
             awaits = part is bound[-1] and not planned.goes_on
-            exchange = Exchange(inbox, tuple(self._outboxes), awaits)
+            exchange = StagedStep(inbox, tuple(self._outboxes), awaits)
             part.starts = [inbox.start, outbox.start] if part is bound[0] else [inbox.start]
             part.tests, part.gates = [exchange.test], [exchange.started]
         self._sends, self._recvs = [], []
@@ -239,7 +239,7 @@ class StagingBinder(Binder):
         if array is not None:
 
             def land() -> None:
-                self._queue.copy_in(host, array)
+                self._stream.copy_in(host, array)
                 block.copied.set()
 
             step.acts.append(land)
@@ -268,7 +268,7 @@ def bind_staging(
     index: int,
     slot: int,
 ) -> Flow:
-    """`ringreduce.messages.binding.bind` for a device that has a queue."""
+    """`ringreduce.messages.binding.bind` for a device that has a stream."""
     flow = Flow(index, slot)
     return fill(
         StagingBinder(flow, memory, itemsize, transport, device, arithmetic, blocks), planned

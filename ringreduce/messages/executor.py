@@ -5,7 +5,7 @@ and goes on, so one slice crosses the network while the next is reduced in the n
 algorithm and with no word about it in any of them.  Flows start in increasing order with at most
 `in_flight` unfinished, each in a slot of scratch that the one `in_flight` before it has left.
 
-A `FlowStore` keeps them bound to memory: the next call on the same arrays only starts them.
+A `FlowCache` keeps them bound to memory: the next call on the same arrays only starts them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement
 from ringreduce.messages.binding import BoundStep, Compiled, Flow
-from ringreduce.messages.flows import FlowStore, Prepared
+from ringreduce.messages.flows import FlowCache, Prepared
 from ringreduce.messages.unrolled import straight
 from ringreduce.transports.base import Transport
 
@@ -50,7 +50,7 @@ class Executor:
     def __init__(self, transport: Transport, config: Config, agreement: Agreement) -> None:
         self.transport, self.config, self.agreement = transport, config, agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        self.store = FlowStore(transport, config, self._foreign)
+        self.store = FlowCache(transport, config, self._foreign)
         self.held: tuple[Any, ...] = ()
         """The caller's arrays, while messages that do not keep them alive are under way."""
         self.running: list[Flow] = []

@@ -58,7 +58,7 @@ Place = tuple[Prepared, int, int]
 """A plan and the addresses of the input and output that its flows are bound to."""
 
 
-class FlowStore:
+class FlowCache:
     """The flows of one communicator.  One call at a time uses it."""
 
     def __init__(
@@ -80,7 +80,7 @@ class FlowStore:
         self._scratch: dict[tuple[Device, int], Any] = {}
         """By device and slot."""
         self._blocks: dict[tuple[Device, int], Blocks] = {}
-        """Pinned memory of devices that have a queue, by device and slot."""
+        """Pinned memory of devices that have a stream, by device and slot."""
         self.sent: Counter[int] = Counter()
         """Messages ever sent to each peer, as far as they have been counted."""
         self.received: Counter[int] = Counter()
@@ -178,8 +178,8 @@ class FlowStore:
             self._unbind(place)
         self._scratch.clear()
         for device in {device for device, _ in self._blocks}:
-            if device.queue is not None:
-                device.queue.close()
+            if device.stream is not None:
+                device.stream.close()
         self._blocks.clear()
 
     # --- the caller's arrays ---
@@ -226,11 +226,11 @@ class FlowStore:
             return self.exchange.flow(rows, memory, device, op, index, slot, sizes, in_place)
         planned, itemsize = prepared.plan.slice(index), prepared.plan.itemsize
         bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
-        if device.queue is None:
+        if device.stream is None:
             return bind(*bound_to, index, slot)
         blocks = self._blocks.get((device, slot))
         if blocks is None:
-            blocks = self._blocks[device, slot] = Blocks(device.queue)
+            blocks = self._blocks[device, slot] = Blocks(device.stream)
         return bind_staging(*bound_to, blocks, index, slot)
 
     def _rows(self, prepared: Prepared, index: int) -> Rows | None:

@@ -97,7 +97,7 @@ class Exchange:
         self, plan: Plan, index: int, device: Device, op: str | None, dtype: Any
     ) -> Rows | None:
         """This rank's rows of a slice; None, on all ranks, if it is to be done by messages."""
-        if device.queue is not None or len(self._peers) >= _MOST_RANKS:
+        if device.stream is not None or len(self._peers) >= _MOST_RANKS:
             return None
         if op is not None and jit.fold(op, dtype) is None:
             return None

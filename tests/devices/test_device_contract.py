@@ -276,16 +276,16 @@ def test_overlap_is_about_shared_bytes(place, a, b, wanted):
 
 def round_trip(queued, content):
     """Out to pinned memory and back in, polled to the end."""
-    queue, device = queued.device.queue, queued.device
+    stream, device = queued.device.stream, queued.device
     array, into = queued.put(content), device.empty(content.shape, content.dtype)
-    host, mark = queue.pinned(content.nbytes), queue.mark()
-    queue.follow()
-    queue.copy_out(array, host)
+    host, mark = stream.pinned(content.nbytes), stream.mark()
+    stream.follow()
+    stream.copy_out(array, host)
     mark.set()
     while not mark.reached():
         pass
     assert bytes(device.bytes_of(host)) == content.tobytes()
-    queue.copy_in(host, into)
+    stream.copy_in(host, into)
     mark.set()
     while not mark.reached():
         pass
@@ -299,11 +299,11 @@ def test_what_is_copied_out_and_in_is_the_same(queued, dtype):
 
 
 def test_a_mark_that_was_never_set_is_reached(queued):
-    assert queued.device.queue.mark().reached()
+    assert queued.device.stream.mark().reached()
 
 
 def test_pinned_bytes_are_those_of_the_memory_itself(queued):
-    host = queued.device.queue.pinned(100)
+    host = queued.device.stream.pinned(100)
     seen = queued.device.bytes_of(host)
     assert (seen.itemsize, seen.ndim, len(seen)) == (1, 1, 100)
     seen[:] = bytes(range(100))
@@ -313,39 +313,39 @@ def test_pinned_bytes_are_those_of_the_memory_itself(queued):
 
 
 def test_the_queue_follows_and_leads_the_callers_work(queued):
-    device, queue = queued.device, queued.device.queue
+    device, stream = queued.device, queued.device.stream
     array = queued.put(np.zeros(1 << 20))
     for number in range(20):
         array[...] = queued.put(np.full(1 << 20, number * 1.0))
-        queue.follow()
-        with queue.selected():
+        stream.follow()
+        with stream.selected():
             device.fold("sum", "float64")(array, array, array)
-        queue.lead()
+        stream.lead()
         array[...] = queued.put(queued.get(array) + 1)
         assert np.array_equal(queued.get(array), np.full(1 << 20, 2.0 * number + 1))
 
 
 def test_work_in_the_queue_is_in_order(queued):
-    device, queue = queued.device, queued.device.queue
+    device, stream = queued.device, queued.device.stream
     array = queued.put(np.ones(100_000))
-    host, mark = queue.pinned(array.nbytes), queue.mark()
-    queue.follow()
-    with queue.selected():
+    host, mark = stream.pinned(array.nbytes), stream.mark()
+    stream.follow()
+    with stream.selected():
         for _ in range(10):
             device.fold("sum", "float64")(array, array, array)
-        queue.copy_out(array, host)
+        stream.copy_out(array, host)
         mark.set()
         device.fold("sum", "float64")(array, array, array)
     while not mark.reached():
         pass
     assert np.array_equal(host.view(np.float64), np.full(100_000, 1024.0))
-    queue.close()
+    stream.close()
     assert np.array_equal(queued.get(array), np.full(100_000, 2048.0))
 
 
 def test_arrays_for_the_caller_can_be_made_within_the_queue(queued):
-    empty = queued.device.queue.callers_empty()
-    with queued.device.queue.selected():
+    empty = queued.device.stream.callers_empty()
+    with queued.device.stream.selected():
         array = empty((2, 3), np.float32)
     assert (array.shape, array.dtype) == ((2, 3), np.float32)
     array[...] = queued.put(np.ones((2, 3), np.float32))

@@ -14,7 +14,7 @@ from ringreduce.calls import arrays
 from ringreduce.messages import device_staging
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG, nodes_of
-from tests.support.late import Card, LateArray, LateDevice, LateMark, LateQueue
+from tests.support.late import Card, LateArray, LateDevice, LateMark, LateStream
 from tests.support.on_cards import (
     COUNTS,
     PROGRAMS,
@@ -162,9 +162,9 @@ def copies_without_order(self, source, host):
 BUGS = {
     "a send does not wait for its copy": (device_staging.Outbox, "started", starts_at_once),
     "a block is used again too soon": (device_staging.Inbox, "started", posts_at_once),
-    "the call does not follow the caller": (LateQueue, "follow", lambda self: None),
-    "the caller does not wait for the call": (LateQueue, "lead", lambda self: None),
-    "a copy is out of order": (LateQueue, "copy_out", copies_without_order),
+    "the call does not follow the caller": (LateStream, "follow", lambda self: None),
+    "the caller does not wait for the call": (LateStream, "lead", lambda self: None),
+    "a copy is out of order": (LateStream, "copy_out", copies_without_order),
     "a mark is always reached": (LateMark, "reached", lambda self: not self._card.poll()),
 }
 

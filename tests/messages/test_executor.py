@@ -32,13 +32,13 @@ def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray)
     arithmetic = Arithmetic(fold, comm._device.fold_many("sum", x.dtype))
     shapes = x.shape, out.shape
     prepared = Prepared(plan, comm._device, x.dtype, shapes, arithmetic, in_flight=3)
-    conductor = comm._conductor
+    engine = comm._engine
     untouched = x.copy()
     for _ in range(2):
         x[...] = untouched
-        header = conductor._agreement.begin(Signature("by hand", ()), None)
-        conductor.executor.run(prepared, x, out, header)
-        conductor._agreement.completed += 1
+        header = engine._agreement.begin(Signature("by hand", ()), None)
+        engine.executor.run(prepared, x, out, header)
+        engine._agreement.completed += 1
 
 
 def assert_carries_out(

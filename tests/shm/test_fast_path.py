@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(
 def usual_calls(comm: rr.Communicator) -> list[str]:
     """From now on, the names of the calls that are not made by compiled code alone."""
     made: list[str] = []
-    begin = comm._conductor._agreement.begin
+    begin = comm._engine._agreement.begin
 
     def watched(signature, *given):
         made.append(signature.collective)
         return begin(signature, *given)
 
-    comm._conductor._agreement.begin = watched
+    comm._engine._agreement.begin = watched
     return made
 
 
@@ -246,7 +246,7 @@ def test_while_a_call_is_under_way_no_other_passes():
         x, sums = np.ones(3), []
         for _ in range(3):
             comm.all_reduce(x)
-        words = comm._conductor.gate._words
+        words = comm._engine.gate._words
         if comm.rank:
             return comm.all_reduce(x).tolist()
         words[pyobjects.OWNER], words[pyobjects.BUSY] = 0, 1
@@ -361,7 +361,7 @@ class StopError(Exception):
 
 def waiting_calls(comm, first) -> None:
     """On rank 0 calls wait, and `first` is what runs before anything else then."""
-    finishing = comm._conductor._finishing
+    finishing = comm._engine._finishing
 
     def hurt(*given):
         finish = finishing(*given)
@@ -372,7 +372,7 @@ def waiting_calls(comm, first) -> None:
 
         return finish_it
 
-    comm._conductor._finishing = hurt if comm.rank == 0 else finishing
+    comm._engine._finishing = hurt if comm.rank == 0 else finishing
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -440,7 +440,7 @@ def test_a_thread_that_wants_the_lock_gets_it():
             for _ in range(30):
                 comm.empty(10, np.float32)
                 comm.explain(8)
-                with comm._line.lock:
+                with comm._queue.lock:
                     time.sleep(0)
             done.set()
 
@@ -457,7 +457,7 @@ def test_a_thread_that_wants_the_lock_gets_it():
 
 def test_who_leaves_says_how_far_it_got():
     def program(comm):
-        agreement, told = comm._conductor._agreement, []
+        agreement, told = comm._engine._agreement, []
         before, tell = agreement.completed, agreement._tell_all
         for _ in range(57):
             comm.all_reduce(np.ones(5))

@@ -119,7 +119,7 @@ def test_what_is_needed_is_there():
 
 def exchanged(comm) -> int:
     """How many flows of a communicator go through memory."""
-    exchange = comm._conductor.executor.store.exchange
+    exchange = comm._engine.executor.store.exchange
     return 0 if exchange is None else exchange.count
 
 
@@ -266,8 +266,8 @@ def test_what_cannot_be_done_is_refused_after_good_calls_too(name):
 
 def test_another_view_of_the_same_memory_is_in_place():
     def program(comm):
-        usual, carry_out = [], comm._conductor.carry_out
-        comm._conductor.carry_out = lambda *given: usual.append(1) or carry_out(*given)
+        usual, carry_out = [], comm._engine.carry_out
+        comm._engine.carry_out = lambda *given: usual.append(1) or carry_out(*given)
         x = np.ones((4, 2), np.float32)
         for turn in range(1, 4):
             comm.all_reduce(x, out=x[:])
@@ -311,8 +311,8 @@ def test_a_call_from_within_a_call_is_refused():
     """As from a signal handler, which Python runs as soon as it is back from compiled code."""
 
     def program(comm):
-        conductor, tried = comm._conductor, []
-        go_on = conductor._go_on
+        engine, tried = comm._engine, []
+        go_on = engine._go_on
 
         def interrupted(*arguments):
             with pytest.raises(ValueError, match="within a call"):
@@ -322,7 +322,7 @@ def test_a_call_from_within_a_call_is_refused():
             tried.append(True)
             go_on(*arguments)
 
-        conductor._go_on = interrupted
+        engine._go_on = interrupted
         x, parts = np.ones(6), np.empty(3)
         op = comm.plan("all_reduce", x, out=np.empty(6))
         for turn in range(5):
@@ -346,7 +346,7 @@ def test_what_peers_may_still_read_is_kept():
         if comm.rank == 0:
             with pytest.raises(rr.PeerTimeoutError):
                 comm.all_reduce(x)
-            held = comm._conductor.executor.held
+            held = comm._engine.executor.held
             return any(each is x for each in held)
         time.sleep(2)
         with pytest.raises(rr.RingReduceError):

@@ -174,7 +174,7 @@ class LateDevice:
 
     def __init__(self, card: Card) -> None:
         self.card, self._cpu = card, CpuDevice()
-        self.queue = LateQueue(card)
+        self.stream = LateStream(card)
 
     def empty(self, shape: Any, dtype: Any) -> LateArray:
         return self.card.array(shape, dtype)
@@ -234,7 +234,7 @@ class LateMark:
         return self._event.done
 
 
-class LateQueue:
+class LateStream:
     def __init__(self, card: Card) -> None:
         self._card, self._stream = card, card.new_stream()
 

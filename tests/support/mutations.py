@@ -311,7 +311,7 @@ MUTATIONS = [
     Mutation(
         "unseen-errors-forgotten",
         "calls/engine.py",
-        "unseen = self.line.unseen_error()",
+        "unseen = self.queue.unseen_error()",
         "unseen = None",
         "The error of a Work that nobody waited for is lost.",
     ),
