@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -15,10 +14,9 @@ from ringreduce.algorithms import build
 from ringreduce.calls.arguments import array_text, check_movable, check_reduction, check_root
 from ringreduce.config import Config
 from ringreduce.control.agreement import Signature
+from ringreduce.control.executable import Executable
 from ringreduce.devices.base import Device, Stream
 from ringreduce.devices.cpu import OPS
-from ringreduce.messages.binding import Arithmetic
-from ringreduce.messages.flows import Prepared
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
 from ringreduce.schedules.schedule import Schedule
@@ -32,20 +30,43 @@ class Call:
     """Everything about a call that is the same each time it is made."""
 
     signature: Signature
-    schedule: Schedule
-    prepared: Prepared
+    plan: Plan
+    device: Device
+    """Where the arrays live."""
+    shapes: tuple[Shape, Shape]
+    """Of the plan's input and output on this rank."""
     shape: Shape | None
     """Of the result; None where this rank gets none."""
     dtype: np.dtype[Any]
-    """Of input and result."""
+    """Of the caller's arrays."""
+    wire_dtype: np.dtype[Any]
+    """Of the elements that travel and are reduced."""
+    op: str | None = None
+    """None where nothing is reduced."""
     in_place: bool = False
     """Whether ``out=x`` makes sense."""
-    converts: bool = False
-    """Whether the data travel, and are combined, in another dtype than their own."""
-    stream: Stream | None = None
-    """Of the device where the arrays live, if it has one."""
+    in_flight: int = 1
+    """Slices under way at once, if messages run the plan."""
+    shares: bool = False
+    """Whether shared memory may run the plan, on all ranks alike."""
+    executable: Executable | None = None
+    """Runs the plan; None until the engine has made it, and after it is freed."""
     last_use: int = 0
-    """When it was last asked for, counted in calls."""
+    """When the call was last asked for, counted in calls."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.plan.schedule
+
+    @property
+    def converts(self) -> bool:
+        """Whether the data travel in another dtype than the caller's."""
+        return self.wire_dtype != self.dtype
+
+    @property
+    def stream(self) -> Stream | None:
+        """The stream of the device where the arrays live, if the device has one."""
+        return self.device.stream
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +80,10 @@ class Fused:
     groups: list[tuple[Call, list[int]]]
     """The call on each fused array, and which members of the list it holds, in order."""
     last_use: int = 0
+
+    @property
+    def calls(self) -> list[Call]:
+        return [call for call, _ in self.groups]
 
     @property
     def schedule(self) -> Schedule:
@@ -80,8 +105,11 @@ class Calls:
         topology: Topology,
         device: Device,
         config: Config,
+        free: Callable[[Call], None],
         travels: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        self._free = free
+        """Called with each call that is no longer kept."""
         self.travels = travels
         """What signatures say of the way that the data go, where not all arrays go the same."""
         self.nodes, self.rank = topology.nodes, topology.rank
@@ -98,7 +126,11 @@ class Calls:
         if call is None:
             call = make(*arguments)
             while len(self._kept) >= self.config.kept_plans:
-                self._kept.pop(min(self._kept, key=lambda kept: self._kept[kept].last_use))
+                dropped = self._kept.pop(
+                    min(self._kept, key=lambda kept: self._kept[kept].last_use)
+                )
+                for each in [dropped] if isinstance(dropped, Call) else dropped.calls:
+                    self._free(each)
             self._kept[key] = call
         self._uses += 1
         call.last_use = self._uses
@@ -386,15 +418,6 @@ class Calls:
             return signature
         return Signature(signature.collective, (*signature.arguments, *besides))
 
-    def _arithmetic(self, op: str, dtype: np.dtype[Any]) -> Arithmetic:
-        device = self.device
-        return Arithmetic(
-            device.fold(op, dtype),
-            device.fold_many(op, dtype) if self.size > 2 else None,
-            partial(device.divide, by=self.size) if op == "mean" else None,
-            op,
-        )
-
     def _call(
         self,
         signature: Signature,
@@ -405,27 +428,19 @@ class Calls:
         op: str | None = None,
         in_place: bool = False,
     ) -> Call:
-        """`dtype` is what travels; the array's own is what goes in and comes out."""
-        prepared = Prepared(
+        """Make a call of a plan on arrays like `array`, whose elements travel as `dtype`."""
+        return Call(
+            self._said(signature, plan.schedule.digest),
             plan,
             self.device,
-            dtype,
             shapes=(array.shape, (0,) if shape is None else shape),
-            arithmetic=Arithmetic() if op is None else self._arithmetic(op, dtype),
+            shape=shape,
+            dtype=array.dtype,
+            wire_dtype=dtype,
+            op=op,
+            in_place=in_place,
             in_flight=slices_in_flight(self.nodes, self.config),
             shares=self.config.memory is not None,
-        )
-        signature = self._said(signature, plan.schedule.digest)
-        converts = bool(dtype != array.dtype)
-        return Call(
-            signature,
-            plan.schedule,
-            prepared,
-            shape,
-            array.dtype,
-            in_place,
-            converts,
-            self.device.stream,
         )
 
 

@@ -13,8 +13,8 @@ from ringreduce.calls.arrays import as_array, card_of_name
 from ringreduce.calls.collectives import NOTHING, Collectives
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
+from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
-from ringreduce.messages.executor import LoggedMessage
 from ringreduce.planning.select import Choice, choose
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
@@ -98,8 +98,7 @@ class Communicator(Collectives):
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
-            usual = PersistentCall(self._engine, call, array, target, result, timeout_s)
-            return usual.past_python()
+            return PersistentCall(self._engine, call, array, target, result, timeout_s)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks that pass the same `color`, ordered by `key`, then rank.
@@ -139,7 +138,7 @@ class Communicator(Collectives):
     @property
     def message_log(self) -> list[LoggedMessage]:
         """Every message that this rank has started; kept with ``Config(log_messages=True)``."""
-        return self._engine.executor.log or []
+        return self._engine.log or []
 
     # --- the end ---
 
@@ -151,7 +150,7 @@ class Communicator(Collectives):
         """
         with self._queue.lock:
             call = self._calls.meeting("close", ())
-            self._engine.close(call, call.prepared, NOTHING)
+            self._engine.close(call, NOTHING)
         self._forget()
 
     def leave(self, reason: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.call import Call, Fused, named_dtype
-from ringreduce.messages.executor import Executor
+from ringreduce.calls.engine import Engine
 
 Steps = Generator[bool, None, Any]
 Empty = Callable[[int | tuple[int, ...], Any], Any]
@@ -25,27 +25,27 @@ ANNOUNCED_BYTES = 2048
 
 
 def move(
-    executor: Executor, call: Call, source: np.ndarray, target: np.ndarray, header: bytes
+    engine: Engine, call: Call, source: np.ndarray, target: np.ndarray, header: bytes
 ) -> Steps:
-    """One plan, on copies in another dtype if the data travel in that."""
+    """Run one plan, on converted copies if the data travel in another dtype."""
     if not call.converts:
-        yield from executor.advance(call.prepared, source, target, header)
+        yield from engine.advance(call, source, target, header)
         return
-    prepared = call.prepared
-    device = prepared.device
-    sent = device.empty(source.size, prepared.dtype)
+    device, dtype = call.device, call.wire_dtype
+    sent = device.empty(source.size, dtype)
     device.convert(device.flat(source), sent)
-    came = sent if target.size == source.size else device.empty(target.size, prepared.dtype)
-    shapes = prepared.shapes
-    yield from executor.advance(prepared, sent.reshape(shapes[0]), came.reshape(shapes[1]), header)
+    received = sent if target.size == source.size else device.empty(target.size, dtype)
+    source_shape, target_shape = call.shapes
+    wired = sent.reshape(source_shape), received.reshape(target_shape)
+    yield from engine.advance(call, *wired, header)
     flat = device.flat(target)
-    device.convert(came, flat)
+    device.convert(received, flat)
     if not device.overlap(flat, target):
         target[...] = flat.reshape(target.shape)
 
 
 def reduce_list(
-    executor: Executor,
+    engine: Engine,
     fused: Fused,
     arrays: Sequence[np.ndarray],
     targets: Sequence[np.ndarray],
@@ -57,7 +57,7 @@ def reduce_list(
     """
     laid = []
     for call, members in fused.groups:
-        whole = call.prepared.device.empty(call.shape or 0, call.dtype)
+        whole = call.device.empty(call.shape or 0, call.dtype)
         at = 0
         for index in members:
             array = arrays[index]
@@ -65,7 +65,7 @@ def reduce_list(
             at += array.size
         laid.append(whole)
     for (call, members), whole in zip(fused.groups, laid, strict=True):
-        yield from move(executor, call, whole, whole, header)
+        yield from move(engine, call, whole, whole, header)
         at = 0
         for index in members:
             target = targets[index]
@@ -74,7 +74,7 @@ def reduce_list(
 
 
 def gather_unknown(
-    executor: Executor,
+    engine: Engine,
     opening: Call,
     known: Callable[[tuple[int, ...]], Call],
     array: np.ndarray,
@@ -83,10 +83,10 @@ def gather_unknown(
     header: bytes,
 ) -> Steps:
     """Exchange first dimensions, then gather as `known` says.  A wrong `out` is an error on all."""
-    size = executor.transport.size
+    size = engine.size
     rows = np.array([array.shape[0], -1 if out is None else out.shape[0]], np.int64)
     table = np.empty((size, 2), np.int64)
-    yield from executor.advance(opening.prepared, rows, table, header)
+    yield from engine.advance(opening, rows, table, header)
     counts = tuple(table[:, 0].tolist())
     wrong = [rank for rank in range(size) if table[rank, 1] not in (-1, sum(counts))]
     if wrong:
@@ -98,12 +98,12 @@ def gather_unknown(
     target = out
     if target is None:
         target = empty(0 if call.shape is None else call.shape, call.dtype)
-    yield from executor.advance(call.prepared, array, target, header)
+    yield from engine.advance(call, array, target, header)
     return None if call.shape is None else target
 
 
 def scatter(
-    executor: Executor,
+    engine: Engine,
     opening: Call,
     known: Callable[[tuple[int, ...], np.dtype[Any]], Call],
     array: np.ndarray | None,
@@ -116,14 +116,14 @@ def scatter(
     if array is not None:
         said = json.dumps([array.dtype.name, array.shape]).encode()
         announced[: len(said)] = np.frombuffer(said, np.uint8)
-    yield from executor.advance(opening.prepared, announced, announced, header)
+    yield from engine.advance(opening, announced, announced, header)
     name, shape = json.loads(announced.tobytes().rstrip(b"\0"))
     call = known(tuple(shape), named_dtype(name))
     assert call.shape is not None
     fits = out is None or (out.shape == call.shape and out.dtype == call.dtype)
     target = out if fits and out is not None else empty(call.shape, call.dtype)
     source = empty(0, call.dtype) if array is None else array
-    yield from executor.advance(call.prepared, source, target, header)
+    yield from engine.advance(call, source, target, header)
     if not fits and out is not None:
         return ValueError(
             f"scatter: out is {out.dtype}{list(out.shape)}, "

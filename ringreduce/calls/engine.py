@@ -1,60 +1,51 @@
-"""Carries a communicator's calls out, one at a time and in order, and ends it when one fails.
+"""The engine of a communicator: runs its calls one at a time, in order, and ends it when one fails.
 
-Between the collectives, which know what a call means, and the executor, which knows how data move.
+A call is numbered, run by its executable, and broken off if anything goes wrong, here and nowhere
+else.  The compiled fast path (`ringreduce.shm.fast_path`) is a cache in front of the engine: it
+numbers and starts calls that were made before, and hands the ones that have to wait to `finish`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import cache, partial
-from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
+from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.queue import CallQueue, Program
-from ringreduce.compiler import jit
-from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
-from ringreduce.control.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
+from ringreduce.control.agreement import Agreement, Interrupt
+from ringreduce.control.executable import Control, Executable, LoggedMessage, Note
 from ringreduce.devices.base import Stream
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
-from ringreduce.messages.binding import Compiled, Flow
-from ringreduce.messages.executor import Executor
-from ringreduce.messages.flows import Prepared
+from ringreduce.messages.binding import Arithmetic
+from ringreduce.messages.executor import Executable as MessagesExecutable
+from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.shm.fast_path import Finish, Gate
-from ringreduce.shm.layout import UNUSUAL
+from ringreduce.shm.executable import Executable as ShmExecutable
+from ringreduce.shm.fast_path import Gate
+from ringreduce.shm.program import Exchange
 from ringreduce.transports.base import Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""
-
-Quick = Callable[[np.ndarray, Any], Any]
-"""``quick(x, out)``: the result, or USUAL if the call has to be carried out as usual."""
-QuickList = Callable[[Sequence[Any], Any], Any]
-"""``quick_list(members, out)``: the results, or USUAL."""
-USUAL = object()
 
 _WITHDRAWING_S = 0.05
 """How long a broken communicator tries to take its receives back."""
 _LEAVING_S = 1.0
 """How long a call under way may take to notice that this rank leaves."""
 
+_ABANDONED: list[Any] = []
+"""Executables of broken communicators with messages under way, and their memory: MPI may reach it
+until the process ends."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-class Opening(Protocol):
-    """What is known of a call before it begins."""
-
-    @property
-    def signature(self) -> Signature: ...
-    @property
-    def schedule(self) -> Schedule: ...
 
 
 class LeavingError(PeerLostError):
@@ -69,18 +60,31 @@ class LeavingError(PeerLostError):
 
 
 class Engine:
-    """One communicator's calls: their order, their errors, their end."""
+    """One communicator's calls: their order, their numbers, their errors, their end."""
 
     def __init__(self, transport: Transport, config: Config, timeout_s: float) -> None:
-        self._transport = transport
+        self._transport, self._config = transport, config
+        self.size = transport.size
         self._agreement = Agreement(transport, timeout_s)
-        self.executor = Executor(transport, config, self._agreement)
-        self.running = self.executor.running
+        self.log: list[LoggedMessage] | None = [] if config.log_messages else None
+        """Every message that this rank has started, if a record is kept."""
+        record = None if self.log is None else self._record
+        self._control = Control(self.wait_until, self.wait_for, self._report_mismatch, record)
+        self._flows = FlowCache(transport, config)
+        self.shared: Exchange | None = None
+        """The shared memory of this node's ranks, if all ranks of the communicator share it."""
+        if config.memory is not None:
+            assert transport.memory is not None
+            self.shared = Exchange(transport.memory, transport.rank, config, self._report_mismatch)
+        self.running: list[Executable] = []
+        """The executable that is running; empty between calls."""
+        self._discarded: deque[Call] = deque()
+        """Calls whose executables are to be freed when nothing is under way."""
         self.queue = CallQueue(self._agreement.wait, transport.spins, transport.threads)
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
         self.gate: Gate | None = None
-        if self.executor.store.exchange is not None:
+        if self.shared is not None:
             self.gate = self.queue.lock = Gate(
                 self.queue.lock, self._is_quiet, self._agreement, self.running, self._lose
             )
@@ -100,214 +104,45 @@ class Engine:
             self._break(PeerLostError(reason), reason)
 
     def check_usable(self) -> None:
-        """Raise the reason when no call can be made.  With the line's lock held."""
+        """Raise the reason when no call can be made.  The caller holds the queue's lock."""
         if self.ended is not None:
             raise self.ended.with_traceback(None)
         if self.running and not self.queue.works:
             raise ValueError("a call from within a call, such as from a signal handler")
 
-    def carry_out(
-        self,
-        opening: Opening,
-        timeout_s: float | None,
-        run: Callable[[bytes], None],
-    ) -> None:
-        """One call, now, as ``run(header)``; nothing is in line."""
+    def run_now(self, call: Call, source: Any, target: Any, timeout_s: float | None) -> None:
+        """Run a call that is one plan, at once; no other call is queued."""
+        if self._discarded:
+            self.free_discarded()
         agreement = self._agreement
         try:
-            run(agreement.begin(opening.signature, timeout_s))
+            header = agreement.begin(call.signature, timeout_s)
+            executable = call.executable or self.executable(call)
+            self.running.append(executable)
+            executable.run(header, source, target)
+            self.running.clear()
             agreement.completed += 1
         except BaseException as error:
-            raise self._broken_off(error, opening.schedule) from None
-
-    # Calls that were made before, as fast as Python allows: tenths of a microsecond count.  Each is
-    # one compiled call, which also looks at the arrays; everything unusual goes the usual way.
-
-    def again(
-        self,
-        opening: Opening,
-        flow: Flow,
-        timeout_s: float | None,
-        result: Any,
-        usual: Callable[[], Any],
-    ) -> Callable[[], Any] | None:
-        """A flow on the arrays that it is bound to; None if that is not one compiled call.
-
-        It returns `result`; if it may not pass, `usual` is called.
-        """
-        compiled = self._signed(opening, flow)
-        if compiled is None or self.gate is None:
-            return None
-        finish = self._finishing(opening, flow, compiled.goes_on, timeout_s)
-        return self.gate.again(flow, compiled.address, opening.signature, finish, result, usual)
-
-    def admit(self, opening: Opening, flow: Flow, shape: Any, dtype: Any, op: str) -> None:
-        """Let all-reduces by this flow pass the gate, if that is one compiled call."""
-        compiled = self._signed(opening, flow)
-        if compiled is not None and self.gate is not None:
-            finish = self._finishing(opening, flow, compiled.goes_on, None)
-            address, signature = compiled.address, opening.signature
-            self.gate.admit(dtype, shape, op, flow, address, signature, finish)
-
-    def _finishing(
-        self,
-        opening: Opening,
-        flow: Flow,
-        goes_on: Callable[[], bool],
-        timeout_s: float | None,
-    ) -> Finish:
-        """What is done for a call that has passed the gate and waits for other ranks."""
-        agreement, gate = self._agreement, self.gate
-        assert gate is not None
-
-        def finish(x: Any = None, out: Any = None) -> Any:
-            try:
-                gate.take_over()
-                with self.queue.lock:
-                    number = agreement.number = agreement.completed
-                    flow.at = 0
-                    agreement.remember(opening.signature)
-                    self._go_on(goes_on, timeout_s)
-                    agreement.completed = number + 1
-                    self.running.clear()
-                return out
-            except BaseException as error:
-                self.executor.held = x, out
-                raise self._broken_off(error, opening.schedule) from None
-
-        return finish
-
-    def quick(
-        self, opening: Opening, flow: Flow, shape: tuple[int, ...] | None, dtype: Any
-    ) -> Quick | None:
-        """A flow whose result has that shape and dtype; None if that is not one compiled call.
-
-        Without a shape there is no result on this rank.
-        """
-        compiled = self._signed(opening, flow)
-        if compiled is None:
-            return None
-        enter, address, goes_on = compiled
-        agreement, running, works = self._agreement, self.running, self.queue.works
-        remember, signature, empty = agreement.calls.append, opening.signature, np.empty
-        nothing = empty(0, dtype) if shape is None else None
-        like = nothing if shape is None else np.broadcast_to(empty((), dtype), shape)
-
-        def quick(x: np.ndarray, out: Any) -> Any:
-            if out is None:
-                out = empty(shape, dtype) if nothing is None else nothing
-            elif nothing is not None:
-                return USUAL
-            if running or works or agreement.warned or self.ended is not None:
-                return USUAL
-            number = agreement.completed
-            try:
-                flow.at = 0
-                running.append(flow)
-                came = enter(address, number, x, out, like)
-                if came == UNUSUAL:
-                    running.clear()
-                    return USUAL
-                agreement.number = number
-                remember(signature)
-                if came:
-                    self._go_on(goes_on, None)
-                agreement.completed = number + 1
-                running.clear()
-                return out if nothing is None else None
-            except BaseException as error:
-                self.executor.held = x, out
-                raise self._broken_off(error, opening.schedule) from None
-
-        return quick
-
-    def quick_list(
-        self,
-        opening: Opening,
-        flows: Sequence[Flow],
-        turns: Sequence[Sequence[tuple[int, ...]]],
-        dtype: Any,
-    ) -> QuickList | None:
-        """A list of arrays of these shapes and this dtype, reduced in turns, by a flow each.
-
-        None as for `quick`.
-        """
-        signed = [made for flow in flows if (made := self._signed(opening, flow)) is not None]
-        find, mixes = jit.door("find"), jit.door("mixes")
-        if len(signed) < len(flows) or find is None or mixes is None:
-            return None
-        agreement, running, works = self._agreement, self.running, self.queue.works
-        remember, signature, empty = agreement.calls.append, opening.signature, np.empty
-        table = Table(turns, dtype, self.executor.config.pulled_from)
-        shapes, places = [*chain.from_iterable(turns)], table.address
-        steps = [*zip(flows, signed, table.turns, strict=True)]
-        mixed: bool | None = None  # of the arrays that the table has; None if that is not known
-
-        def quick_list(members: Sequence[Any], out: Any) -> Any:
-            nonlocal mixed
-            fresh = out is None
-            if fresh:
-                out = [empty(shape, dtype) for shape in shapes]
-            # Whoever has the lists may put other arrays there meanwhile.
-            given = tuple(members)
-            into = given if out is members else tuple(out) if type(out) is list else out
-            if running or works or agreement.warned or self.ended is not None:
-                return USUAL
-            known, mixed = mixed, None
-            found = find(places, given, into)
-            if found < 0:
-                return USUAL
-            if found or known is None:
-                known = not fresh and mixes(places)
-            mixed = known
-            if mixed:
-                return USUAL
-            number = agreement.completed
-            try:
-                agreement.number = number
-                remember(signature)
-                for flow, (enter, address, goes_on), turn in steps:
-                    flow.at = 0
-                    running.append(flow)
-                    if enter(address, number, turn):
-                        self._go_on(goes_on, None)
-                    running.clear()
-                agreement.completed = number + 1
-                return out
-            except BaseException as error:
-                self.executor.held = given, into, table
-                raise self._broken_off(error, opening.schedule) from None
-
-        return quick_list
-
-    def _signed(self, opening: Opening, flow: Flow) -> Compiled | None:
-        """A flow as one compiled call of this signature."""
-        for own in flow.own_signatures:
-            own[:DIGEST_BYTES] = opening.signature.digest
-        return self.executor.compiled(flow)
-
-    def _go_on(self, goes_on: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait for a flow that was begun."""
-        self._agreement.deadline_s = timeout_s or self._agreement.timeout_s
-        self.executor.await_(goes_on)
+            raise self._broken_off(error, call.schedule) from None
 
     def run(
         self,
-        opening: Opening,
+        call: Call | Fused,
         body: Body,
         timeout_s: float | None,
         async_op: bool = False,
         stream: Stream | None = None,
     ) -> Any:
-        """A call that does what `body` says, in its turn: its result, or the Work.
+        """Run a call that does what `body` says, in its turn: return its result, or the Work.
 
-        What it asks of a device with a stream is in order with what the caller asks of that before
-        and after.  A Work is over when the device has done it all.
+        With a `stream` the call's work on the device is ordered behind what the caller has asked
+        of the device before, and in front of what the caller asks afterwards.  A Work is over when
+        the device has done all of it.
         """
         if stream is not None:
             stream.follow()
             body = partial(_on_stream, stream, body, async_op)
-        program = self._program(opening, body, timeout_s)
+        program = self._program(call, body, timeout_s)
         if async_op:
             return self.queue.put(program)
         try:
@@ -318,43 +153,164 @@ class Engine:
             if stream is not None:
                 stream.lead()
 
-    def _program(self, opening: Opening, body: Body, timeout_s: float | None) -> Program:
+    def _program(self, call: Call | Fused, body: Body, timeout_s: float | None) -> Program:
         self.check_usable()
         try:
-            header = self._agreement.begin(opening.signature, timeout_s)
+            header = self._agreement.begin(call.signature, timeout_s)
             result = yield from body(header)
             self._agreement.completed += 1
         except BaseException as error:
-            raise self._broken_off(error, opening.schedule) from None
+            raise self._broken_off(error, call.schedule) from None
         if isinstance(result, ValueError):
             raise result
         return result
 
+    def advance(self, call: Call, source: Any, target: Any, header: bytes) -> Iterator[bool]:
+        """Run the plan of a call within a body, poll by poll: each says whether it got further."""
+        executable = call.executable or self.executable(call)
+        self.running.append(executable)
+        executable.start(header, source, target)
+        while not executable.test():
+            yield executable.moved
+        self.running.clear()
+
+    # --- executables ---
+
+    def executable(self, call: Call) -> Executable:
+        """Return what runs the plan of a call, through shared memory or by messages."""
+        if call.executable is None:
+            call.executable = self._through_shared_memory(call) or self._by_messages(call)
+        return call.executable
+
+    def _through_shared_memory(self, call: Call) -> Executable | None:
+        """None, on all ranks alike, if messages have to run the plan."""
+        if self.shared is None or not call.shares:
+            return None
+        plan, device, op, dtype = call.plan, call.device, call.op, call.wire_dtype
+        rows = self.shared.rows(plan, 0, device, op, dtype)
+        if rows is None:
+            return None
+        return ShmExecutable(plan, device, op, dtype, rows, self.shared, self._control)
+
+    def _by_messages(self, call: Call) -> Executable:
+        device, op, dtype, size = call.device, call.op, call.wire_dtype, self.size
+        arithmetic = Arithmetic()
+        if op is not None:
+            arithmetic = Arithmetic(
+                device.fold(op, dtype),
+                device.fold_many(op, dtype) if size > 2 else None,
+                partial(device.divide, by=size) if op == "mean" else None,
+            )
+        task = Task(call.plan, device, dtype, call.shapes, arithmetic, call.in_flight)
+        return MessagesExecutable(task, self._flows, self._control)
+
+    def discard(self, call: Call) -> None:
+        """Free the executable of a call soon.  From any thread at any time."""
+        self._discarded.append(call)
+
     def free_discarded(self) -> None:
-        """Let go of what persistent calls were bound to that are no more."""
-        if not self.running and not self.queue.works:
-            self.executor.store.free_discarded()
+        """Free the executables of discarded calls, unless a call is under way or queued."""
+        if self.running or self.queue.works:
+            return
+        while self._discarded:
+            call = self._discarded.popleft()
+            if call.executable is not None:
+                call.executable.free()
+                call.executable = None
+
+    # --- what executables ask for ---
+
+    def wait_until(self, test: Callable[[], bool]) -> None:
+        """Poll `test` until it is true.  Raises an Interrupt when the call cannot go on."""
+        idle, spins = 0, self._transport.spins
+        while not test():
+            idle += 1
+            if idle > spins:
+                self._agreement.wait(idle - spins)
+
+    def wait_for(self, executable: Executable) -> None:
+        """Test an executable until its run is complete.  Raises an Interrupt as `wait_until`."""
+        idle, spins = 0, self._transport.spins
+        while not executable.test():
+            idle = 0 if executable.moved else idle + 1
+            if idle > spins:
+                self._agreement.wait(idle - spins)
+
+    def _report_mismatch(self, peer: int, header: bytes) -> None:
+        self._agreement.foreign(peer, header)
+
+    def _record(self, index: int, notes: Iterable[Note]) -> None:
+        assert self.log is not None
+        self.log += [LoggedMessage(self._agreement.number, index, *note) for note in notes]
+
+    # --- what the agreement asks for when a call breaks off ---
+
+    def where(self) -> tuple[int | None, list[int]]:
+        """The step that the running executable is at, and the peers that it waits for."""
+        return self.running[0].where() if self.running else (None, [])
+
+    def withdraw(self) -> bool:
+        """Take back the receives under way.  False: some must be asked for again."""
+        return all(executable.withdraw() for executable in self.running)
+
+    def tally(self) -> tuple[Counter[int], Counter[int]]:
+        """Messages ever sent to and received from each peer, once all receives are withdrawn."""
+        self._flows.count_all()
+        for executable in self.running:
+            executable.tally()
+        return self._flows.sent, self._flows.received
+
+    def sends_done(self) -> bool:
+        """Whether every send that was started is complete."""
+        return all(executable.sends_done() for executable in self.running)
+
+    @property
+    def exchanges(self) -> int:
+        """Rounds through shared memory that were ever begun."""
+        return 0 if self.shared is None else self.shared.count
+
+    def start_afresh(self, exchanges: int) -> None:
+        """Forget the call under way; its messages are all withdrawn, drained or complete.
+
+        `exchanges` is the most rounds that any rank has begun.
+        """
+        for executable in self.running:
+            executable.reset()
+        if self.shared is not None:
+            self.shared.go_on_from(exchanges)
+        self.running.clear()
+        self._flows.forget_counts()
+
+    def _abandon(self) -> None:
+        """Give up what is under way, for good: take receives back, as far as time allows.
+
+        What cannot be taken back may still be written or read by peers, so its memory is kept for
+        as long as the process lives.
+        """
+        end = time.monotonic() + _WITHDRAWING_S
+        with contextlib.suppress(Exception):  # whatever MPI says now, this rank is giving up
+            while not self.withdraw() and time.monotonic() < end:
+                self._transport.pause(1)
+        _ABANDONED.extend(self.running)
 
     # --- the end ---
 
-    def close(self, opening: Opening, prepared: Prepared, nothing: Any) -> None:
-        """Finish what is in line, part from the others, and let go of everything.
+    def close(self, call: Call, nothing: Any) -> None:
+        """Finish what is queued, part from the others, and free everything.
 
-        `opening` and `prepared` are the last call.  Raises the error of a Work that nobody has
-        waited for.
+        `call`, a meeting, is the last one.  Raises the error of a Work that nobody has waited for.
         """
         with self.queue.lock:
             self.queue.drain()
             unseen = self.queue.unseen_error()
             if self.ended is None:
                 self.check_usable()
-                run = partial(self.executor.run, prepared, nothing, nothing)
-                self.carry_out(opening, None, run)
+                self.run_now(call, nothing, nothing, None)
                 try:
                     self._agreement.part()
                 except BaseException as error:
-                    raise self._broken_off(error, opening.schedule) from None
-                self.executor.store.close()
+                    raise self._broken_off(error, call.schedule) from None
+                self._flows.close()
                 self._transport.close()
                 self.ended = ValueError("the communicator is closed")
             self.queue.close()
@@ -400,13 +356,13 @@ class Engine:
         """What to raise in place of `error`, which broke a call off."""
         if isinstance(error, Interrupt):
             try:
-                settled = self._agreement.settle(error, self.executor, schedule)
+                settled = self._agreement.settle(error, self, schedule)
             except BaseException as worse:
                 error = worse
             else:
                 if not isinstance(settled, MismatchError):
                     self.ended = copy.copy(settled)
-                    self.executor.abandon(_WITHDRAWING_S)
+                    self._abandon()
                 return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
@@ -421,7 +377,7 @@ class Engine:
         if self.gate is not None:
             self.gate.shut()
         self._agreement.leave(reason)
-        self.executor.abandon(_WITHDRAWING_S)
+        self._abandon()
 
 
 @cache

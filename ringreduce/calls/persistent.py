@@ -19,8 +19,8 @@ Again = Callable[[], Any]
 class PersistentCall:
     """What `Communicator.plan` makes.  Every rank calls it as it would make the call itself.
 
-    What is checked once: types, shapes, memory.  What still travels with each call: its signature.
-    The arrays are read and written in place, so keep using them and do not resize them.
+    Types, shapes and memory are checked once.  The signature still travels with each call.  The
+    arrays are read and written in place, so keep using them and do not resize them.
     """
 
     def __init__(
@@ -35,39 +35,26 @@ class PersistentCall:
         self._engine, self._queue = engine, engine.queue
         self._call, self._result = call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
+        self.is_bound = False
+        """Whether one executable runs the call on these arrays and no others."""
         if not call.converts:
+            engine.free_discarded()
             with nullcontext() if call.stream is None else call.stream.selected():
-                engine.executor.store.bind_for_good(call.prepared, source, target)
-        self._alone: Callable[[bytes], None] | None = None
-        """Runs the call, if it can be done by messages between its arrays alone."""
-        if call.prepared.bound is not None and call.stream is None:
-            self._alone = engine.executor.alone(call.prepared.bound)
+                self.is_bound = engine.executable(call).bind(source, target)
 
     def __del__(self) -> None:
-        self._engine.executor.store.discard(self._call.prepared)
+        self._engine.discard(self._call)
 
     def __call__(self) -> Any:
         """Make the call once, and return its result: the same array each time."""
-        with self._queue.lock:
-            self._carry_out()
+        call, queue = self._call, self._queue
+        with queue.lock:
+            self._engine.check_usable()
+            if call.converts or call.stream is not None or queue.works:
+                self._engine.run(call, self._body, self._timeout_s, stream=call.stream)
+            else:
+                self._engine.run_now(call, self._source, self._target, self._timeout_s)
         return self._result
 
-    def past_python(self) -> Again:
-        """The same, past Python where it is one compiled call: a function that keeps this alive."""
-        bound = self._call.prepared.bound
-        if self._alone is None or bound is None:
-            return self
-        again = self._engine.again(self._call, bound, self._timeout_s, self._result, self)
-        return again or self
-
-    def _carry_out(self) -> None:
-        engine = self._engine
-        engine.check_usable()
-        if self._alone is None or self._queue.works:
-            engine.run(self._call, self._body, self._timeout_s, stream=self._call.stream)
-        else:
-            engine.carry_out(self._call, self._timeout_s, self._alone)
-
     def _body(self, header: bytes) -> Any:
-        executor = self._engine.executor
-        yield from move(executor, self._call, self._source, self._target, header)
+        yield from move(self._engine, self._call, self._source, self._target, header)

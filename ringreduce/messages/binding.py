@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -42,8 +42,6 @@ class Arithmetic:
     fold_many: FoldManyFunction | None = None
     divide: Callable[[Any], Any] | None = None
     """Done to what has all contributions."""
-    op: str | None = None
-    """What all that is called."""
 
 
 @dataclass(slots=True)
@@ -64,29 +62,11 @@ class BoundStep:
     """(peer, where its signature comes in)"""
     acts: list[Act] = field(default_factory=list)
     """What is done with what has come: copied to its place, folded, divided."""
-    where: Callable[[], tuple[int, list[int]]] | None = None
-    """The step of the schedule, and the peers that it waits for, if no requests can be asked."""
-    reset: Callable[[], None] | None = None
-    """Makes it ready to be started again after it was broken off."""
     notes: list[tuple[int, str, int, int]] = field(default_factory=list)
     """(step, "send" or "recv", peer, bytes of data): for the message log."""
 
 
-class Compiled(NamedTuple):
-    """A flow that compiled code carries out."""
-
-    enter: Callable[..., int]
-    """``enter(address, number, ...)``: 0 when it is over.
-
-    The number of the call, whose signature it has; and the arrays, if those are not the ones that
-    it is bound to.  See `shm.entry`.
-    """
-    address: int
-    goes_on: Callable[[], bool]
-    """Go on, if it was not; whether it is over now."""
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Flow:
     """One slice on its way: its steps, the step it is at, how many of its messages have come."""
 
@@ -97,12 +77,6 @@ class Flow:
     """Where this rank's signature goes out from."""
     at: int = 0
     tested: int = 0
-    memory: Any = None
-    """What it is bound to by addresses alone, kept alive for it."""
-    compiled: Compiled | None = None
-    """All of it as one compiled call, if that is what it is."""
-    alone: Callable[[bytes], None] | None = None
-    """Runs it by itself, once that has been prepared."""
     runs: int = 0
     """How often it has run to its end, since its messages were last counted."""
 
@@ -132,7 +106,6 @@ class Flow:
         for request in self.requests():
             request.Free()
         self.steps.clear()
-        self.alone = None  # it knows this flow and all its memory
 
 
 def bind(

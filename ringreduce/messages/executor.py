@@ -1,187 +1,147 @@
-"""Runs plans: starts their messages, folds what comes, slice beside slice.
+"""Runs a plan by messages: starts them, reduces the data, and keeps several slices under way.
 
-Each slice is a flow at some step of the schedule.  Whichever flow has its messages complete reduces
-and goes on, so one slice crosses the network while the next is reduced in the node, for every
-algorithm and with no word about it in any of them.  Flows start in increasing order with at most
-`in_flight` unfinished, each in a slot of scratch that the one `in_flight` before it has left.
-
-A `FlowCache` keeps them bound to memory: the next call on the same arrays only starts them.
+Each slice is a flow at some step of the schedule.  A flow whose messages are complete reduces and
+starts its next step.  So one slice crosses the network while the next is reduced in the node, for
+every algorithm and without a word about it in any of them.  Flows start in increasing order with at
+most `Task.in_flight` unfinished.  Each uses the slot of scratch memory that the flow `in_flight`
+before it has finished with.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from ringreduce.config import Config
-from ringreduce.control.agreement import Agreement
-from ringreduce.messages.binding import BoundStep, Compiled, Flow
-from ringreduce.messages.flows import FlowCache, Prepared
-from ringreduce.messages.unrolled import straight
-from ringreduce.transports.base import Transport
+from ringreduce.control.executable import Control
+from ringreduce.messages.binding import BoundStep, Flow
+from ringreduce.messages.flows import FlowCache, Task
+from ringreduce.messages.unrolled import unrolled
+
+_MOST_UNROLLED = 128
+"""Messages of an unrolled flow: compiling it takes more than in proportion to their number."""
 
 
-class LoggedMessage(NamedTuple):
-    """A message that this rank has started: which call, slice and step, where to or from."""
+class Executable:
+    """A plan that is run by messages; see `ringreduce.control.executable.Executable`.
 
-    call: int
-    slice: int
-    step: int
-    direction: str
-    """``"send"`` or ``"recv"``."""
-    peer: int
-    nbytes: int
-    """Bytes of data, the signature not counted."""
+    A small plan has one flow, in memory of its own (`Config.staged_bytes`).  A plan that is bound
+    to its arrays has one flow in these.  The flows of all other plans are kept by the addresses of
+    the caller's arrays.
+    """
 
-
-_MOST_WRITTEN_OUT = 128
-"""Messages of a flow.  Compiling takes longer the more there are, more than in proportion."""
-_ABANDONED: list[Any] = []
-"""Memory of broken communicators with messages under way: MPI may reach it until the very end."""
-
-
-class Executor:
-    """Carries out prepared plans over one transport."""
-
-    def __init__(self, transport: Transport, config: Config, agreement: Agreement) -> None:
-        self.transport, self.config, self.agreement = transport, config, agreement
-        self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        self.store = FlowCache(transport, config, self._foreign)
-        self.held: tuple[Any, ...] = ()
-        """The caller's arrays, while messages that do not keep them alive are under way."""
-        self.running: list[Flow] = []
-        """The flows that are under way; none between calls."""
+    def __init__(self, task: Task, cache: FlowCache, control: Control) -> None:
+        self.task = task
+        self._cache, self._control = cache, control
+        self.moved = False
+        self._only: Flow | None = None
+        """The one flow of a plan that is small or bound to its arrays."""
+        self._own: tuple[Any, Any] | None = None
+        """A small plan's own memory, in the shapes of input and output."""
+        self._unrolled: Callable[[bytes], None] | None = None
+        """Runs the one flow to its end, if the flow is short enough to be unrolled."""
+        self._flows: list[Flow] = []
+        """The flows of this run that are bound so far."""
+        self._begun = self._count = 0
+        """Flows of this run that have been started, and how many there are."""
+        self._under_way: list[Flow] = []
+        self._header = b""
+        self._source: Any = None
+        """The arrays of this run, and the same arrays flat and contiguous: kept alive while peers
+        may send to them."""
+        self._target: Any = None
+        self._flat: tuple[Any, Any] = (None, None)
         self._withdrawn: dict[int, bool] = {}
+        """Receives that are taken back, by the id of their requests: whether no message came."""
 
     # --- running ---
 
-    def run(self, prepared: Prepared, source: Any, target: Any, header: bytes) -> None:
-        """Run the plan on arrays of its shapes, strided as they may be; `target` may be `source`.
-
-        Every signature that comes must equal `header`.  Raises an Interrupt when ranks disagree or
-        stop answering.
-        """
-        flow = self.store.staged(prepared)
-        if flow is not None:
-            staged_source, staged_target = prepared.staging
-            staged_source[...] = source
-            self.alone(flow)(header)
-            target[...] = staged_target
+    def run(self, header: bytes, source: Any, target: Any) -> None:
+        if (self._only is None and not self._stage()) or self._unrolled is None:
+            self.start(header, source, target)
+            self._control.wait_for(self)
+        elif self._own is None:
+            self._unrolled(header)
         else:
-            self._poll(self.advance(prepared, source, target, header))
+            own_source, own_target = self._own
+            own_source[...] = source
+            self._unrolled(header)
+            target[...] = own_target
 
-    def alone(self, flow: Flow) -> Callable[[bytes], None]:
-        """A function that runs a flow alone to its end, where tenths of a microsecond count."""
-        if flow.alone is None:
-            if flow.size <= _MOST_WRITTEN_OUT:
-                log = self._log if self.log is not None else None
-                foreign = self.agreement.foreign
-                flow.alone = straight(flow, self.running, self.await_, foreign, log)
-            else:
-                flow.alone = partial(self._drive_to_the_end, flow)
-        return flow.alone
+    def start(self, header: bytes, source: Any, target: Any) -> None:
+        self._header, self._source, self._target = header, source, target
+        if self._only is not None or self._stage():
+            assert self._only is not None
+            self._flows, self._count = [self._only], 1
+            if self._own is not None:
+                self._own[0][...] = source
+        else:
+            device = self.task.device
+            flat_target = device.flat(target)
+            flat_source = flat_target if source is target else device.flat(source)
+            self._flat = flat_source, flat_target
+            self._flows = self._cache.by_address(self.task, flat_source, flat_target)
+            self._count = self.task.plan.slices
+        self._begun = 0
+        self._begin()
 
-    def compiled(self, flow: Flow) -> Compiled | None:
-        """The flow as one compiled call, unless its messages are to be logged."""
-        return flow.compiled if self.log is None else None
+    def test(self) -> bool:
+        moved = finished = False
+        for flow in self._under_way:
+            if self._drive(flow):
+                moved = True
+                finished |= flow.finished
+        self.moved = moved
+        if finished:
+            for flow in self._under_way:
+                flow.runs += flow.finished
+            self._under_way[:] = [flow for flow in self._under_way if not flow.finished]
+            self._begin()
+        if self._under_way or self._begun < self._count:
+            return False
+        self._finish()
+        return True
 
-    def _drive_to_the_end(self, flow: Flow, header: bytes) -> None:
-        self._poll(self._run_flows(iter((flow,)), 1, 1, header))
+    def _finish(self) -> None:
+        """Copy the result to its place, and let go of the caller's arrays."""
+        target, (_, flat) = self._target, self._flat
+        if self._own is not None:
+            target[...] = self._own[1]
+        elif flat is not None and not self.task.device.overlap(flat, target):
+            target[...] = flat.reshape(target.shape)
+        self._source = self._target = None
+        self._flat = (None, None)
 
-    def _poll(self, progress: Iterator[bool]) -> None:
-        """Go on until the end; wait whenever nothing moves."""
-        idle, spins = 0, self.transport.spins
-        for moved in progress:
-            idle = 0 if moved else idle + 1
-            if idle > spins:
-                self.agreement.wait(idle - spins)
+    def _begin(self) -> None:
+        """Start flows in order until `in_flight` are under way."""
+        in_flight = self.task.in_flight
+        while self._begun < self._count:
+            if any(flow.slot == self._begun % in_flight for flow in self._under_way):
+                return
+            if self._begun == len(self._flows):
+                self._cache.bind_next(self._flows, self.task, *self._flat)
+            flow = self._flows[self._begun]
+            for own in flow.own_signatures:
+                own[:] = self._header
+            flow.at = flow.tested = 0
+            self._under_way.append(flow)
+            if flow.steps:
+                self._start_step(flow, flow.steps[0])
+            self._begun += 1
 
-    def await_(self, test: Callable[[], bool]) -> None:
-        idle, spins = 0, self.transport.spins
-        while not test():
-            idle += 1
-            if idle > spins:
-                self.agreement.wait(idle - spins)
-
-    def advance(
-        self, prepared: Prepared, source: Any, target: Any, header: bytes
-    ) -> Iterator[bool]:
-        """`run` in steps that do not wait: each says whether it got any further."""
-        device = prepared.device
-        if prepared.bound is not None:
-            yield from self._run_flows(iter((prepared.bound,)), 1, 1, header)
-            return
-        flow = self.store.staged(prepared)
-        if flow is not None:
-            staged_source, staged_target = prepared.staging
-            staged_source[...] = source
-            yield from self._run_flows(iter((flow,)), 1, 1, header)
-            target[...] = staged_target
-            return
-        flat_target = device.flat(target)
-        flat_source = flat_target if source is target else device.flat(source)
-        self.held = source, target, flat_source, flat_target
-        flows = self.store.flows(prepared, flat_source, flat_target)
-        count = prepared.plan.slices
-        yield from self._run_flows(flows, count, self.store.in_flight(prepared), header)
-        self.held = ()
-        if not device.overlap(flat_target, target):
-            target[...] = flat_target.reshape(target.shape)
-
-    def _run_flows(
-        self, flows: Iterator[Flow], count: int, in_flight: int, header: bytes
-    ) -> Iterator[bool]:
-        running = self.running
-        begun = 0
-        finished = True
-        while True:
-            if finished:
-                while begun < count and all(flow.slot != begun % in_flight for flow in running):
-                    flow = next(flows)
-                    self._begin(flow, header)
-                    if flow.steps:
-                        self._start(flow, flow.steps[0])
-                    begun += 1
-            moved = finished = False
-            for flow in running:
-                if self._drive(flow, header):
-                    moved = True
-                    finished |= flow.finished
-            if finished:
-                running[:] = [flow for flow in running if not self._retire(flow)]
-                if not running and begun == count:
-                    return
-            yield moved
-
-    def _begin(self, flow: Flow, header: bytes) -> None:
-        for own in flow.own_signatures:
-            own[:] = header
-        flow.at = flow.tested = 0
-        self.running.append(flow)
-
-    def _start(self, flow: Flow, step: BoundStep) -> None:
+    def _start_step(self, flow: Flow, step: BoundStep) -> None:
         for pack in step.packs:
             pack()
         for start in step.starts:
             start()
-        if self.log is not None:
-            self._log(flow, step)
+        if self._control.log is not None:
+            self._control.log(flow.slice, step.notes)
 
-    def _log(self, flow: Flow, step: BoundStep) -> None:
-        assert self.log is not None
-        call = self.agreement.number
-        self.log += [LoggedMessage(call, flow.slice, *note) for note in step.notes]
+    def _drive(self, flow: Flow) -> bool:
+        """Reduce what has been received for a flow, and start its next steps.
 
-    def _drive(self, flow: Flow, header: bytes) -> bool:
-        """Take a flow as far as its messages have come: fold, and start the next step.
-
-        False if nothing has come since the last time.
+        Returns False if no message has come since the last time.
         """
-        steps, tested = flow.steps, flow.tested
+        steps, tested, header = flow.steps, flow.tested, self._header
         moved = not steps
         while flow.at < len(steps):
             step = steps[flow.at]
@@ -191,109 +151,108 @@ class Executor:
                     flow.tested = tested
                     return moved
                 tested += 1
-            for peer, came in step.signatures:
-                if came != header:
-                    self.agreement.foreign(peer, bytes(came))
+            for peer, received in step.signatures:
+                if received != header:
+                    self._control.report_mismatch(peer, bytes(received))
             for act in step.acts:
                 act()
             flow.at += 1
             flow.tested = tested = 0
             moved = True
             if flow.at < len(steps):
-                self._start(flow, steps[flow.at])
+                self._start_step(flow, steps[flow.at])
         return moved
 
-    def _retire(self, flow: Flow) -> bool:
-        """Finish a flow that has run all its steps; False if it has not."""
-        if not flow.finished:
+    # --- the one flow of a small or bound plan ---
+
+    def bind(self, source: Any, target: Any) -> bool:
+        task = self.task
+        device = task.device
+        flat = [device.flat(array) for array in (source, target)]
+        pairs = zip(flat, (source, target), strict=True)
+        direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
+        if task.plan.slices != 1 or not direct:
             return False
-        flow.runs += 1
+        scratch = device.scratch(task.plan.slice(0).scratch * task.dtype.itemsize)
+        output = flat[0] if target is source else flat[1]
+        self._keep_only((flat[0], output, scratch.view(task.dtype)))
         return True
 
-    def _foreign(self, peer: int, header: bytes) -> None:
-        self.agreement.foreign(peer, header)
+    def _stage(self) -> bool:
+        """Give a small plan memory of its own, and bind its flow to that."""
+        task = self.task
+        plan, device = task.plan, task.device
+        if task.nbytes > self._cache.config.staged_bytes or plan.slices != 1:
+            return False
+        # Two arrays, so that no fold is in place: NumPy takes twice as long where one element is.
+        source, target = (
+            device.empty(n, task.dtype) for n in (plan.input_count, plan.output_count)
+        )
+        scratch = device.empty(plan.slice(0).scratch, task.dtype)
+        self._own = source.reshape(task.shapes[0]), target.reshape(task.shapes[1])
+        self._keep_only((source, target, scratch))
+        return True
+
+    def _keep_only(self, memory: tuple[Any, Any, Any]) -> None:
+        """Bind the one flow of the plan to this INPUT, OUTPUT and SCRATCH."""
+        flow = self._only = self._cache.bind(self.task, memory, index=0)
+        if flow.size <= _MOST_UNROLLED:
+            self._unrolled = unrolled(flow, self._under_way, self._control)
 
     # --- what is under way, and how to take it back ---
 
-    def where(self) -> tuple[int | None, list[int]]:
-        """The step that the earliest unfinished flow is at, and the peers that it waits for."""
-        for flow in self.running:
+    def where(self) -> tuple[int, list[int]]:
+        for flow in self._under_way:
             if not flow.finished:
-                at = flow.steps[flow.at]
-                index = at.index
-                if at.where is not None:
-                    return at.where()
+                index = flow.steps[flow.at].index
                 parts = [step for step in flow.steps[: flow.at + 1] if step.index == index]
                 messages = [m for step in parts for m in (*step.recvs, *step.sends)]
                 return index, sorted({peer for peer, request in messages if not request.Test()})
-        return None, []
+        return 0, []
 
     def withdraw(self) -> bool:
-        """Take back the receives that are under way.  False: some must be asked for again.
+        """Take back the posted receives, the latest first.
 
-        The latest first: a message that comes meanwhile still meets the one that it is for.
+        So a message that comes meanwhile still meets the receive that it is for.
         """
-        for flow in self.running:
-            if not flow.finished and not all(gate() for gate in flow.steps[flow.at].gates):
+        for flow in self._under_way:
+            if flow.finished:
+                continue
+            step = flow.steps[flow.at]
+            if not all(gate() for gate in step.gates):
                 return False
-            for peer, request in [] if flow.finished else reversed(flow.steps[flow.at].recvs):
+            for peer, request in reversed(step.recvs):
                 if id(request) not in self._withdrawn:
-                    untouched = self.transport.withdraw(request)
+                    untouched = self._cache.transport.withdraw(request)
                     if untouched is None:
                         return False
                     self._withdrawn[id(request)] = untouched
-                    self.store.received[peer] += not untouched
+                    self._cache.received[peer] += not untouched
         return True
 
-    def tally(self) -> tuple[Counter[int], Counter[int]]:
-        """Messages ever sent to and received from each peer, once all receives are withdrawn."""
-        store = self.store
-        store.count_all()
-        for flow in self.running:
-            store.count(flow, flow.at)
+    def tally(self) -> None:
+        for flow in self._under_way:
+            self._cache.count(flow, flow.at)
             if not flow.finished:
-                store.sent.update(peer for peer, _ in flow.steps[flow.at].sends)
-        return store.sent, store.received
+                self._cache.sent.update(peer for peer, _ in flow.steps[flow.at].sends)
 
     def sends_done(self) -> bool:
-        """Whether every send that was started is complete."""
         return all(
             request.Test()
-            for flow in self.running
+            for flow in self._under_way
             for step in flow.steps[: flow.at + 1]
             for _, request in step.sends
         )
 
-    def abandon(self, seconds: float) -> None:
-        """Give up what is under way, for good: take receives back, as far as they go in this time.
-
-        What cannot be taken back may still be written to or read by peers, so its memory is kept
-        for as long as the process lives.
-        """
-        end = time.monotonic() + seconds
-        with contextlib.suppress(Exception):  # whatever MPI says now, this rank is giving up
-            while not self.withdraw() and time.monotonic() < end:
-                self.transport.pause(1)
-        if self.running:
-            _ABANDONED.append((self, self.held))
-
-    @property
-    def exchanges(self) -> int:
-        """Exchanges through shared memory that were ever begun."""
-        return 0 if self.store.exchange is None else self.store.exchange.count
-
-    def start_afresh(self, exchanges: int) -> None:
-        """Forget the call under way; its messages are all withdrawn, drained or complete.
-
-        `exchanges` is the most that any rank has begun.
-        """
-        for flow in self.running:
-            for step in flow.steps:
-                if step.reset is not None:
-                    step.reset()
-        if self.store.exchange is not None:
-            self.store.exchange.go_on_from(exchanges)
-        self.running.clear()
-        self.held = ()
+    def reset(self) -> None:
+        self._under_way.clear()
         self._withdrawn.clear()
-        self.store.count_afresh()
+        self._source = self._target = None
+        self._flat = (None, None)
+        self._begun = self._count = 0
+
+    def free(self) -> None:
+        if self._only is not None:
+            self._cache.free(self._only)
+            self._only = self._own = self._unrolled = None
+        self._cache.free_task(self.task)

@@ -1,15 +1,14 @@
-"""Keeps plans bound to memory and messages, so that a call made again only starts them.
+"""The flows of one communicator, the memory that they share, and the messages that they have sent.
 
-A small plan gets memory of its own; a persistent one is bound to its arrays for good; all others
-are bound by the addresses of the caller's arrays, and those used longest ago make room.
+A flow is bound to memory once; running it again only starts its messages.  Flows that are bound to
+the caller's arrays are kept by the arrays' addresses.  `Config.kept_messages` limits their
+messages: the flows that were used longest ago are freed first.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from ringreduce.config import Config
@@ -17,285 +16,156 @@ from ringreduce.devices.base import Device
 from ringreduce.messages.binding import Arithmetic, Flow, bind
 from ringreduce.messages.device_staging import Blocks, bind_staging
 from ringreduce.planning.plan import Plan
-from ringreduce.planning.shm_instructions import Rows
-from ringreduce.shm.program import Exchange
 from ringreduce.transports.base import Transport
 
 
-@dataclass(eq=False)
-class Prepared:
-    """A plan with what it does with values, and where its messages are while it is in use."""
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A plan, the device of its arrays, and what is computed with their values."""
 
     plan: Plan
     device: Device
-    """Where its arrays live."""
     dtype: Any
+    """Of the elements that travel."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """Of input and output."""
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     in_flight: int = 4
-    """Slices under way at once."""
-    staged: Flow | None = None
-    """The only flow of a small plan, bound to `staging`."""
-    staging: tuple[Any, Any] = (None, None)
-    """The small plan's own memory, in the shapes of input and output."""
-    bound: Flow | None = None
-    """Its only flow, bound to the only arrays that it is ever run on."""
-    shares: bool = True
-    """Whether it may go through shared memory, on all ranks alike."""
-    rows: dict[int, Rows | None] = field(default_factory=dict)
-    """Of slices, for shared memory."""
-    last_run: int = 0
-    """When it was last run, counted in runs; the store keeps what ran last."""
+    """Slices that are under way at once."""
 
     @property
     def nbytes(self) -> int:
-        """The longer of its input and output."""
+        """Bytes of the input or the output, whichever is longer."""
         return max(self.plan.input_count, self.plan.output_count) * self.plan.itemsize
 
 
-Place = tuple[Prepared, int, int]
-"""A plan and the addresses of the input and output that its flows are bound to."""
+BoundTo = tuple[Task, int, int]
+"""A task, and the addresses of the input and the output that its flows are bound to."""
 
 
 class FlowCache:
     """The flows of one communicator.  One call at a time uses it."""
 
-    def __init__(
-        self, transport: Transport, config: Config, foreign: Callable[[int, bytes], None]
-    ) -> None:
-        self._transport, self._config = transport, config
-        self.exchange: Exchange | None = None
-        if config.memory is not None:
-            assert transport.memory is not None
-            self.exchange = Exchange(transport.memory, transport.rank, config, foreign)
-        self._runs = 0
-        self._staged: list[Prepared] = []
-        self._for_good: list[Prepared] = []
-        """Plans with a flow that is bound to the only arrays that they are run on."""
-        self._discarded: deque[Prepared] = deque()
-        self._bound: OrderedDict[Place, list[Flow]] = OrderedDict()
-        """Flows bound to the caller's memory, that used longest ago first."""
-        self._bound_count = 0
+    def __init__(self, transport: Transport, config: Config) -> None:
+        self.transport, self.config = transport, config
+        self._flows: set[Flow] = set()
+        """All flows that are not freed."""
+        self._by_address: OrderedDict[BoundTo, list[Flow]] = OrderedDict()
+        """Flows that are bound to the caller's arrays, the one used longest ago first."""
+        self._kept_messages = 0
+        """Messages of the flows in `_by_address`."""
         self._scratch: dict[tuple[Device, int], Any] = {}
-        """By device and slot."""
+        """Scratch memory by device and slot."""
         self._blocks: dict[tuple[Device, int], Blocks] = {}
-        """Pinned memory of devices that have a stream, by device and slot."""
+        """Pinned host memory by device and slot, for devices that have a stream."""
         self.sent: Counter[int] = Counter()
         """Messages ever sent to each peer, as far as they have been counted."""
         self.received: Counter[int] = Counter()
+        """Messages ever received from each peer, as far as they have been counted."""
 
-    # --- small plans ---
+    # --- flows ---
 
-    def staged(self, prepared: Prepared) -> Flow | None:
-        """The flow of a small plan, in memory of its own; None for one that is not small."""
-        flow = prepared.staged
-        if flow is None:
-            if prepared.nbytes > self._config.staged_bytes or prepared.plan.slices != 1:
-                return None
-            flow = self._stage(prepared)
-        self.use(prepared)
+    def bind(self, task: Task, memory: tuple[Any, Any, Any], index: int, slot: int = 0) -> Flow:
+        """Bind slice `index` to `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
+        planned, device = task.plan.slice(index), task.device
+        bound_to = (planned, memory, task.plan.itemsize, self.transport, device, task.arithmetic)
+        if device.stream is None:
+            flow = bind(*bound_to, index, slot)
+        else:
+            blocks = self._blocks.get((device, slot))
+            if blocks is None:
+                blocks = self._blocks[device, slot] = Blocks(device.stream)
+            flow = bind_staging(*bound_to, blocks, index, slot)
+        self._flows.add(flow)
         return flow
 
-    def use(self, prepared: Prepared) -> None:
-        """The flow of a small plan is about to run."""
-        self._runs = prepared.last_run = self._runs + 1
+    def by_address(self, task: Task, source: Any, target: Any) -> list[Flow]:
+        """Return the flows bound to these flat arrays so far; the caller binds the others.
 
-    def _stage(self, prepared: Prepared) -> Flow:
-        while len(self._staged) >= self._config.kept_plans:
-            self.forget(min(self._staged, key=lambda kept: kept.last_run))
-        plan, empty = prepared.plan, prepared.device.empty
-        # Apart, so that folds are not in place: NumPy takes twice as long where one element is.
-        source, target = (empty(n, prepared.dtype) for n in (plan.input_count, plan.output_count))
-        scratch = empty(self._scratch_count(prepared, 0), prepared.dtype)
-        prepared.staging = source.reshape(prepared.shapes[0]), target.reshape(prepared.shapes[1])
-        flow = prepared.staged = self._bind(prepared, (source, target, scratch), index=0)
-        self._staged.append(prepared)
-        return flow
-
-    def unbound(self, prepared: Prepared) -> Flow | None:
-        """A flow that is told at each call where its arrays lie, contiguous; None without one."""
-        rows = self._rows(prepared, 0) if prepared.plan.slices == 1 else None
-        if rows is None:
-            return None
-        device, dtype = prepared.device, prepared.dtype
-        nothing = device.empty(0, dtype)
-        scratch = self._scratch_slot(device, 0, rows.scratch, dtype)
-        return self._bind(prepared, (nothing, nothing, scratch), index=0)
-
-    # --- plans that are only run on one pair of arrays ---
-
-    def bind_for_good(self, prepared: Prepared, source: Any, target: Any) -> None:
-        """Promise that the plan will only ever be run on these arrays, which it keeps alive.
-
-        Without effect on what is not contiguous or is cut in slices.  Until `discard`.
+        The flows do not keep the arrays alive.  An address is only used while the caller's array
+        of the same size is at that address.
         """
-        self.free_discarded()
-        device = prepared.device
-        flat = [device.flat(array) for array in (source, target)]
-        pairs = zip(flat, (source, target), strict=True)
-        direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
-        if prepared.plan.slices == 1 and direct:
-            count = self._scratch_count(prepared, 0)
-            scratch = device.scratch(count * prepared.dtype.itemsize)
-            memory = (
-                flat[0],
-                flat[0] if target is source else flat[1],
-                scratch.view(prepared.dtype),
-            )
-            prepared.bound = self._bind(prepared, memory, index=0)
-            self._for_good.append(prepared)
+        bound_to = (task, task.device.address(source), task.device.address(target))
+        flows = self._by_address.setdefault(bound_to, [])
+        self._by_address.move_to_end(bound_to)
+        return flows
 
-    def discard(self, prepared: Prepared) -> None:
-        """The plan will not be run again: let go of it soon.  From any thread at any time."""
-        self._discarded.append(prepared)
+    def bind_next(self, flows: list[Flow], task: Task, source: Any, target: Any) -> Flow:
+        """Bind the next slice to these flat arrays, and append the flow to `flows`."""
+        device, index = task.device, len(flows)
+        slot = index % task.in_flight
+        unowned = device.unowned(source)
+        memory = (unowned, unowned if target is source else device.unowned(target))
+        count = task.plan.slice(index).scratch
+        flow = self.bind(task, (*memory, self.scratch(task, slot, count)), index, slot)
+        self._limit(flow.size)
+        flows.append(flow)
+        self._kept_messages += flow.size
+        return flow
 
-    def free_discarded(self) -> None:
-        """Let go of the plans that were discarded; nothing is under way."""
-        while self._discarded:
-            self.forget(self._discarded.popleft())
+    def scratch(self, task: Task, slot: int, count: int) -> Any:
+        """Return scratch memory of `count` elements for the flow in this slot.
 
-    # --- letting go ---
+        The memory is kept.  If a call needs more, the memory is replaced by one twice as long or
+        longer; flows that were bound before keep what they are bound to.
+        """
+        nbytes, place = count * task.dtype.itemsize, (task.device, slot)
+        kept = self._scratch.get(place)
+        if kept is None or kept.nbytes < nbytes:
+            larger = nbytes if kept is None else max(nbytes, 2 * kept.nbytes)
+            kept = self._scratch[place] = task.device.scratch(larger)
+        return kept[:nbytes].view(task.dtype)
 
-    def forget(self, prepared: Prepared) -> None:
-        """Let go of a prepared plan's messages and memory; it is not running, and may run again."""
-        if prepared.bound is not None:
-            self._for_good.remove(prepared)
-            self._free(prepared.bound)
-            prepared.bound = None
-        if prepared.staged is not None:
-            self._staged.remove(prepared)
-            self._free(prepared.staged)
-            prepared.staged, prepared.staging = None, (None, None)
-        for place in [place for place in self._bound if place[0] is prepared]:
-            self._unbind(place)
+    # --- freeing ---
+
+    def free(self, flow: Flow) -> None:
+        """Free a flow that is not under way; its messages stay counted."""
+        self.count(flow, len(flow.steps), flow.runs)
+        self._flows.discard(flow)
+        flow.free()
+
+    def free_task(self, task: Task) -> None:
+        """Free the flows of a task that are bound to the caller's arrays."""
+        for bound_to in [bound_to for bound_to in self._by_address if bound_to[0] is task]:
+            self._unbind(bound_to)
 
     def close(self) -> None:
-        """Let go of all messages and memory; nothing is under way."""
-        for prepared in [*self._staged, *self._for_good]:
-            self.forget(prepared)
-        for place in list(self._bound):
-            self._unbind(place)
+        """Free all flows and all memory; nothing is under way."""
+        self._by_address.clear()
+        for flow in list(self._flows):
+            self.free(flow)
         self._scratch.clear()
         for device in {device for device, _ in self._blocks}:
             if device.stream is not None:
                 device.stream.close()
         self._blocks.clear()
 
-    # --- the caller's arrays ---
+    def _limit(self, messages: int) -> None:
+        """Free the flows that were used longest ago until `messages` more may be kept."""
+        most = self.config.kept_messages - messages
+        while len(self._by_address) > 1 and self._kept_messages > most:
+            self._unbind(next(iter(self._by_address)))
 
-    def flows(self, prepared: Prepared, source: Any, target: Any) -> Iterator[Flow]:
-        """The flows of a plan on flat contiguous arrays, each bound when its first turn comes.
+    def _unbind(self, bound_to: BoundTo) -> None:
+        for flow in self._by_address.pop(bound_to):
+            self._kept_messages -= flow.size
+            self.free(flow)
 
-        They are kept by address, without keeping the arrays: an address is only ever used while
-        the caller's array of that size lies there.
-        """
-        plan, device, in_flight = prepared.plan, prepared.device, self.in_flight(prepared)
-        place = (prepared, device.address(source), device.address(target))
-        flows = self._bound.setdefault(place, [])
-        self._bound.move_to_end(place)
-        yield from flows
-        if len(flows) == plan.slices:
-            return
-        unowned = device.unowned(source)
-        memory = (unowned, unowned if target is source else device.unowned(target))
-        for index in range(len(flows), plan.slices):
-            slot, count = index % in_flight, self._scratch_count(prepared, index)
-            scratch = self._scratch_slot(device, slot, count, prepared.dtype)
-            flow = self._bind(prepared, (*memory, scratch), index, slot)
-            self._make_room(flow.size)
-            flows.append(flow)
-            self._bound_count += flow.size
-            yield flow
-
-    def in_flight(self, prepared: Prepared) -> int:
-        """How many slices are under way at once: one, where they go through shared memory."""
-        return 1 if self._rows(prepared, 0) is not None else prepared.in_flight
-
-    def _bind(
-        self, prepared: Prepared, memory: tuple[Any, Any, Any], index: int, slot: int = 0
-    ) -> Flow:
-        """A flow of slice `index` in this INPUT, OUTPUT and SCRATCH."""
-        device, arithmetic = prepared.device, prepared.arithmetic
-        rows = self._rows(prepared, index)
-        if rows is not None:
-            assert self.exchange is not None
-            plan = prepared.plan
-            sizes = plan.input_count * plan.itemsize, plan.output_count * plan.itemsize
-            op, in_place = arithmetic.op, plan.in_place
-            return self.exchange.flow(rows, memory, device, op, index, slot, sizes, in_place)
-        planned, itemsize = prepared.plan.slice(index), prepared.plan.itemsize
-        bound_to = (planned, memory, itemsize, self._transport, device, arithmetic)
-        if device.stream is None:
-            return bind(*bound_to, index, slot)
-        blocks = self._blocks.get((device, slot))
-        if blocks is None:
-            blocks = self._blocks[device, slot] = Blocks(device.stream)
-        return bind_staging(*bound_to, blocks, index, slot)
-
-    def _rows(self, prepared: Prepared, index: int) -> Rows | None:
-        """What shared memory makes of a slice; None where messages do it."""
-        if (
-            self.exchange is None
-            or not prepared.shares
-            or (index and self._rows(prepared, 0) is None)
-        ):
-            return None
-        if index not in prepared.rows:
-            prepared.rows[index] = self.exchange.rows(
-                prepared.plan, index, prepared.device, prepared.arithmetic.op, prepared.dtype
-            )
-        return prepared.rows[index]
-
-    def _scratch_count(self, prepared: Prepared, index: int) -> int:
-        """Elements of scratch that a slice needs."""
-        rows = self._rows(prepared, index)
-        return prepared.plan.slice(index).scratch if rows is None else rows.scratch
-
-    def _make_room(self, messages: int) -> None:
-        """Unbind what is unused for longest, until there is room for so many messages more."""
-        most = self._config.kept_messages - messages
-        while len(self._bound) > 1 and self._bound_count > most:
-            self._unbind(next(iter(self._bound)))
-
-    def _unbind(self, place: Place) -> None:
-        for flow in self._bound.pop(place):
-            self._bound_count -= flow.size
-            self._free(flow)
-
-    def _scratch_slot(self, device: Device, slot: int, count: int, dtype: Any) -> Any:
-        """Scratch of one flow in flight: kept, and replaced when a call needs more.
-
-        By twice as much at least, since flows bound earlier keep what they are bound to.
-        """
-        nbytes = count * dtype.itemsize
-        kept = self._scratch.get((device, slot))
-        if kept is None or kept.nbytes < nbytes:
-            larger = nbytes if kept is None else max(nbytes, 2 * kept.nbytes)
-            kept = self._scratch[device, slot] = device.scratch(larger)
-        return kept[:nbytes].view(dtype)
-
-    # --- how many messages they were ---
-
-    def _free(self, flow: Flow) -> None:
-        self.count(flow, len(flow.steps), flow.runs)
-        flow.free()
+    # --- how many messages were sent and received ---
 
     def count(self, flow: Flow, steps: int, times: int = 1) -> None:
-        """Count the messages of a flow's first `steps` steps, so many times."""
+        """Count the messages of a flow's first `steps` steps, `times` times."""
         for total, messages in zip((self.sent, self.received), flow.messages(steps), strict=True):
             for peer, count in messages.items():
                 total[peer] += count * times
 
     def count_all(self) -> None:
-        """Count the messages of all flows that have run to their end."""
-        alone = [flow for kept in self._staged if (flow := kept.staged) is not None]
-        alone += [flow for kept in self._for_good if (flow := kept.bound) is not None]
-        for flow in chain(alone, *self._bound.values()):
+        """Count the messages of all complete runs of all flows."""
+        for flow in self._flows:
             self.count(flow, len(flow.steps), flow.runs)
             flow.runs = 0
 
-    def count_afresh(self) -> None:
-        """Forget the counts."""
+    def forget_counts(self) -> None:
+        """Begin to count anew."""
         self.sent.clear()
         self.received.clear()

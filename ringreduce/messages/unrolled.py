@@ -1,4 +1,4 @@
-"""A flow written out as one function: straight code, without a loop and with nothing to look up.
+"""A flow unrolled into one function: straight code, without a loop and with nothing to look up.
 
 A short message takes MPI no longer than Python takes to find its way through lists of steps.
 """
@@ -8,40 +8,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ringreduce.messages.binding import BoundStep, Flow
+from ringreduce.control.executable import Control
+from ringreduce.messages.binding import Flow
 
 
-def straight(
-    flow: Flow,
-    running: list[Flow],
-    await_: Callable[[Callable[[], bool]], None],
-    foreign: Callable[[int, bytes], None],
-    log: Callable[[Flow, BoundStep], None] | None,
-) -> Callable[[bytes], None]:
-    """``run(header)``: runs the flow alone to its end, every message awaited in its turn.
+def unrolled(flow: Flow, under_way: list[Flow], control: Control) -> Callable[[bytes], None]:
+    """Return ``run(header)``, which runs `flow` alone to its end and awaits each message in turn.
 
-    It stands in `running` meanwhile.  `await_` waits until a test is true, `foreign` is told of a
-    signature that is not `header`, and `log` of every step that has begun.
+    The flow is in `under_way` while it runs.
     """
-    code = _Code(flow=flow, running=running, await_=await_, foreign=foreign, log=log)
+    code = _Code(
+        flow=flow,
+        under_way=under_way,
+        wait_until=control.wait_until,
+        report_mismatch=control.report_mismatch,
+        log=control.log,
+    )
     for own in flow.own_signatures:
         code.write("{}[:] = header", own)
     code.write("flow.at = 0")
-    code.write("running.append(flow)")
+    code.write("under_way.append(flow)")
     for number, step in enumerate(flow.steps, 1):
         for begin in (*step.packs, *step.starts):
             code.write("{}()", begin)
-        if log is not None:
-            code.write("log(flow, {})", step)
+        if control.log is not None:
+            code.write("log(flow.slice, {})", step.notes)
         for test in step.tests:
-            code.write("if not {0}(): await_({0})", test)
-        for peer, came in step.signatures:
-            code.write("if {0} != header: foreign({1}, bytes({0}))", came, peer)
+            code.write("if not {0}(): wait_until({0})", test)
+        for peer, received in step.signatures:
+            code.write("if {0} != header: report_mismatch({1}, bytes({0}))", received, peer)
         for act in step.acts:
             code.write("{}()", act)
         code.write(f"flow.at = {number}")
     code.write("flow.runs += 1")
-    code.write("running.clear()")
+    code.write("under_way.clear()")
     return code.compiled()
 
 
@@ -63,6 +63,6 @@ class _Code:
         body = "\n  ".join(self._lines)
         source = f"def bind({', '.join(self._names)}):\n def run(header):\n  {body}\n return run\n"
         made: dict[str, Any] = {}
-        exec(compile(source, "<a flow, written out>", "exec"), made)
+        exec(compile(source, "<an unrolled flow>", "exec"), made)
         run: Callable[[bytes], None] = made["bind"](**self._names)
         return run

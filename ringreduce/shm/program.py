@@ -14,8 +14,8 @@ import numpy as np
 from ringreduce.compiler import jit
 from ringreduce.config import Config
 from ringreduce.control.agreement import HEADER_BYTES
+from ringreduce.control.executable import Note
 from ringreduce.devices.base import Device
-from ringreduce.messages.binding import BoundStep, Compiled, Flow
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import (
@@ -50,6 +50,37 @@ _REGISTERS = {
 }
 
 
+class Program:
+    """A slice as a compiled program: run on arrays that the program is told of in each call."""
+
+    def __init__(self, exchange: Exchange, words: Any, rows: Rows, scratch: Any) -> None:
+        self._exchange, self._words, self._rows, self._scratch = exchange, words, rows, scratch
+        self.address = _address(words)
+        header = words[layout.OWN_HEADER : layout.OWN_HEADER + HEADER_BYTES // WORD]
+        self.header = memoryview(header).cast("B")
+        """The header that the program compares with the peers'; compiled code sets the number."""
+        self.notes: list[Note] = list(rows.notes)
+
+    def tell(self, source: int, target: int) -> None:
+        """Tell the program the addresses of input and output; they hold until it is told others."""
+        self._exchange.tell(self._words, source, target)
+
+    def enter(self) -> bool:
+        """Go on as far as possible; return whether the run is complete."""
+        state = self._exchange.enter(self.address, -1)
+        if state == layout.FOREIGN:
+            self._exchange.meet_foreign(self._words)
+        return bool(state == layout.FINISHED)
+
+    def where(self) -> tuple[int, list[int]]:
+        """Return the step that the program is at, and the peers that it waits for."""
+        return self._exchange.where(self._words, self._rows)
+
+    def reset(self) -> None:
+        """Let the next run begin with the first instruction."""
+        self._words[layout.ROW] = 0
+
+
 class Exchange:
     """One communicator's shared memory, and the programs that use it."""
 
@@ -65,7 +96,8 @@ class Exchange:
         assert enter is not None
         assert run is not None
         self._run = run
-        self._enter, self._memory, self._rank, self._foreign = enter, memory, rank, foreign
+        self._scratch_bytes: Any = None
+        self.enter, self._memory, self._rank, self._foreign = enter, memory, rank, foreign
         self._config = config
         size = len(memory.addresses)
         self._peers = [peer for peer in range(size) if peer != rank]
@@ -112,57 +144,46 @@ class Exchange:
 
     # --- programs ---
 
-    def flow(
-        self,
-        rows: Rows,
-        memory: tuple[Any, Any, Any],
-        device: Device,
-        op: str | None,
-        index: int,
-        slot: int,
-        sizes: tuple[int, int],
-        in_place: bool,
-    ) -> Flow:
-        """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH.
+    def program(
+        self, rows: Rows, plan: Plan, device: Device, op: str | None, dtype: Any
+    ) -> Program:
+        """Make the program of a slice; each run is told the addresses of input and output."""
+        scratch = self._scratch(device, rows.scratch, dtype)
+        words = self._program(rows, scratch, device, op)
+        sizes = plan.input_count * plan.itemsize, plan.output_count * plan.itemsize
+        words[[layout.INPUT_BYTES, layout.OUTPUT_BYTES]] = sizes
+        words[layout.IN_PLACE] = plan.in_place
+        return Program(self, words, rows, scratch)
 
-        Or in others that it is told of later; `sizes` are the bytes of INPUT and OUTPUT then,
-        and `in_place` is whether they may be the same.
+    def tell(self, words: Any, source: int, target: int) -> None:
+        """Tell a program the addresses of its input and output in this process."""
+        own, nbytes = self._memory.addresses[self._rank], self._memory.nbytes
+        for register, place, address in (
+            (layout.INPUT, layout.INPUT_PLACE, source),
+            (layout.OUTPUT, layout.OUTPUT_PLACE, target),
+        ):
+            shared = own <= address < own + nbytes
+            words[register : register + 2] = address, 0
+            words[place : place + 2] = (address - own, 1) if shared else (address, 0)
+
+    def _scratch(self, device: Device, count: int, dtype: Any) -> Any:
+        """Return scratch memory that all programs share, one of which runs at a time.
+
+        If a program needs more, the memory is replaced by one twice as long or longer; programs
+        that were made before keep theirs.
         """
-        program = self._program(rows, memory, device, op)
-        program[[layout.INPUT_BYTES, layout.OUTPUT_BYTES]] = sizes
-        program[layout.IN_PLACE] = in_place
-        flow, step = Flow(index, slot), BoundStep(0)
-        header = program[layout.OWN_HEADER : layout.OWN_HEADER + HEADER_BYTES // WORD]
-        flow.own_signatures.append(memoryview(header).cast("B"))
-        flow.steps.append(step)
-        address, enter = _address(program), self._enter
+        nbytes, kept = count * dtype.itemsize, self._scratch_bytes
+        if kept is None or kept.nbytes < nbytes:
+            larger = nbytes if kept is None else max(nbytes, 2 * kept.nbytes)
+            kept = self._scratch_bytes = device.scratch(larger)
+        return kept[:nbytes].view(dtype)
 
-        def done() -> bool:
-            came = enter(address, -1)
-            if came == layout.FOREIGN:
-                self._meet_foreign(program)
-            return bool(came == layout.FINISHED)
-
-        def where() -> tuple[int, list[int]]:
-            return self._where(program, rows)
-
-        def reset() -> None:
-            program[layout.ROW] = 0
-
-        flow.memory = memory
-        flow.compiled = Compiled(enter, address, done)
-        step.tests, step.where, step.reset = [done], where, reset
-        step.notes = list(rows.notes)
-        return flow
-
-    def _program(
-        self, rows: Rows, memory: tuple[Any, Any, Any], device: Device, op: str | None
-    ) -> Any:
+    def _program(self, rows: Rows, scratch: Any, device: Device, op: str | None) -> Any:
         lists = [row for row in rows.rows if isinstance(row, Reduce)]
         size = layout.PROGRAM_WORDS + layout.ROW_WORDS * (len(rows.rows) + 1)
         places = sum(len(row.sources) + len(row.wanted) for row in lists)
         program = np.zeros(size + 2 * places + _WANTED_WORDS * len(lists), np.int64)
-        dtype = memory[SCRATCH].dtype
+        dtype = scratch.dtype
         fold = (0 if op is None else jit.fold(op, dtype)) or 0
         program[[layout.COMMON, layout.START]] = _address(self._words), layout.PROGRAM_WORDS
         program[layout.RUN] = self._run
@@ -172,16 +193,7 @@ class Exchange:
         parts = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         program[[layout.ITEM_BYTES, layout.FOLD]] = parts, fold
         program[layout.DIVISOR] = len(self._peers) + 1 if op == "mean" else 0
-        own = self._memory.addresses[self._rank]
-        for buffer, register, place in (
-            (INPUT, layout.INPUT, layout.INPUT_PLACE),
-            (OUTPUT, layout.OUTPUT, layout.OUTPUT_PLACE),
-            (SCRATCH, layout.SCRATCH, None),
-        ):
-            address = program[register] = device.address(memory[buffer])
-            if place is not None:
-                shared = own <= address < own + self._memory.nbytes
-                program[[place, place + 1]] = (address - own, 1) if shared else (address, 0)
+        program[layout.SCRATCH] = device.address(scratch)
         table = program[layout.PROGRAM_WORDS : size].reshape(-1, layout.ROW_WORDS)
         free = size
         for words, row in zip(table, rows.rows, strict=False):
@@ -241,7 +253,7 @@ class Exchange:
 
     # --- when a call breaks off ---
 
-    def _meet_foreign(self, program: Any) -> None:
+    def meet_foreign(self, program: Any) -> None:
         peer = self._peers[program[layout.MET]]
         number = self._awaited(program)
         slot = (number & 1) * layout.SLOT_BYTES
@@ -254,7 +266,7 @@ class Exchange:
         kind, exchange = map(int, program[at : at + 2])
         return int(program[layout.BASE]) + exchange - (kind == layout.MAKE_ROOM)
 
-    def _where(self, program: Any, rows: Rows) -> tuple[int, list[int]]:
+    def where(self, program: Any, rows: Rows) -> tuple[int, list[int]]:
         """The step that a program is at, and the peers that it waits for."""
         if program[layout.ROW] == 0:
             return 0, []

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
+from ringreduce.calls.call import Call
 from ringreduce.control.agreement import Signature
+from ringreduce.control.executable import Control
 from ringreduce.messages.binding import Arithmetic, BoundStep, Flow
-from ringreduce.messages.executor import Executor
-from ringreduce.messages.flows import Prepared
-from ringreduce.messages.unrolled import straight
+from ringreduce.messages.executor import Executable
+from ringreduce.messages.flows import FlowCache, Task
+from ringreduce.messages.unrolled import unrolled
 from ringreduce.planning.plan import Plan, plan_whole
 from ringreduce.schedules.schedule import Schedule
 from tests.support.cases import CONFIG
@@ -28,17 +30,13 @@ KEPT, BOUND = 700, 5000
 
 def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
     """Run a plan as a collective would, twice: the second time all that is kept is used again."""
-    fold = comm._device.fold("sum", x.dtype)
-    arithmetic = Arithmetic(fold, comm._device.fold_many("sum", x.dtype))
-    shapes = x.shape, out.shape
-    prepared = Prepared(plan, comm._device, x.dtype, shapes, arithmetic, in_flight=3)
-    engine = comm._engine
+    signature, shapes = Signature("by hand", ()), (x.shape, out.shape)
+    kinds = out.shape, x.dtype, x.dtype
+    call = Call(signature, plan, comm._device, shapes, *kinds, op="sum", in_flight=3)
     untouched = x.copy()
     for _ in range(2):
         x[...] = untouched
-        header = engine._agreement.begin(Signature("by hand", ()), None)
-        engine.executor.run(prepared, x, out, header)
-        engine._agreement.completed += 1
+        comm._engine.run_now(call, x, out, None)
 
 
 def assert_carries_out(
@@ -108,8 +106,6 @@ def test_folds_of_one_message_that_are_joined_in_part(count):
 class Posted:
     """The receives of one peer in the order they were started; a message goes to the first."""
 
-    blocks = None
-
     def __init__(self, *lengths: int) -> None:
         self.open = list(lengths)
         self.coming = [*lengths]
@@ -126,11 +122,13 @@ class Posted:
 
 def test_a_message_that_comes_while_receives_are_taken_back_meets_its_own():
     posted = Posted(6000, 4000, 2004)
-    executor = Executor(posted, CONFIG, None)
-    executor.running.append(Flow(0, 0, [BoundStep(0, recvs=[(1, n) for n in posted.open])]))
-    assert executor.withdraw()
-    sent, received = executor.tally()
-    assert (sent[1], received[1]) == (0, 1)
+    cache = FlowCache(posted, CONFIG)
+    executable = Executable(Task(None, None, None, ()), cache, Control(None, None, None))
+    flow = Flow(0, 0, [BoundStep(0, recvs=[(1, n) for n in posted.open])])
+    executable._under_way.append(flow)
+    assert executable.withdraw()
+    executable.tally()
+    assert (cache.sent[1], cache.received[1]) == (0, 1)
 
 
 class Unspoken:
@@ -162,8 +160,8 @@ def test_nothing_of_a_flow_gets_into_its_code():
     steps = [
         BoundStep(it, packs=[it], starts=[it, it], tests=[it], signatures=[(it, it)], acts=[it])
     ]
-    flow, running = Flow(it, it, steps, own_signatures=[it]), []
-    straight(flow, running, it, it, log=it)(b"header")
+    flow, under_way = Flow(it, it, steps, own_signatures=[it]), []
+    unrolled(flow, under_way, Control(it, it, it, log=it))(b"header")
     # Its own signature; then pack, two starts, the log, a test and an act.
     assert events == ["signed", *["called"] * 6]
-    assert (flow.at, flow.runs, running) == (1, 1, [])
+    assert (flow.at, flow.runs, under_way) == (1, 1, [])

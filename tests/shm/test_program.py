@@ -119,7 +119,7 @@ def test_what_is_needed_is_there():
 
 def exchanged(comm) -> int:
     """How many flows of a communicator go through memory."""
-    exchange = comm._engine.executor.store.exchange
+    exchange = comm._engine.shared
     return 0 if exchange is None else exchange.count
 
 
@@ -266,8 +266,8 @@ def test_what_cannot_be_done_is_refused_after_good_calls_too(name):
 
 def test_another_view_of_the_same_memory_is_in_place():
     def program(comm):
-        usual, carry_out = [], comm._engine.carry_out
-        comm._engine.carry_out = lambda *given: usual.append(1) or carry_out(*given)
+        usual, carry_out = [], comm._engine.run_now
+        comm._engine.run_now = lambda *given: usual.append(1) or carry_out(*given)
         x = np.ones((4, 2), np.float32)
         for turn in range(1, 4):
             comm.all_reduce(x, out=x[:])
@@ -346,8 +346,8 @@ def test_what_peers_may_still_read_is_kept():
         if comm.rank == 0:
             with pytest.raises(rr.PeerTimeoutError):
                 comm.all_reduce(x)
-            held = comm._engine.executor.held
-            return any(each is x for each in held)
+            (executable,) = comm._engine.running
+            return any(each is x for each in executable.held)
         time.sleep(2)
         with pytest.raises(rr.RingReduceError):
             comm.all_reduce(x)

@@ -91,7 +91,7 @@ def past_the_caches(way: str, kind: str) -> list[bool]:
     """Which of the three counts of times past the caches have gone down."""
     config = rr.Config(pull_bytes=1 if way == "pulled" else 1 << 40)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
-        words = comm._engine.executor.store.exchange._words
+        words = comm._engine.shared._words
         far = [layout.FAR_STAGED, layout.FAR_GIVEN, layout.FAR_PULLED]
         words[far] = before = 1 << 40
         make = comm.empty if kind == "registered" else np.empty

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.messages.executor import LoggedMessage
+from ringreduce.control.executable import LoggedMessage
 
 LAYOUTS = [(2, 2), (3, 1, 2), (1, 4), ((0, 2), (1, 3))]
 """Equal nodes, unequal nodes, a node of one rank, ranks dealt round-robin."""

@@ -31,7 +31,7 @@ def main(count: int, seed: int) -> None:
         shm_instructions.DIRECT_BYTES, shm_instructions.BESIDE_BYTES = 1, 0
     config = rr.Config(pull_bytes=rng.choice([256, 4096, 1 << 20]), slice_bytes=1 << 14)
     with rr.init(transport="shm", timeout_s=30, config=config) as comm:
-        exchange = comm._engine.executor.store.exchange
+        exchange = comm._engine.shared
         exchange._words[layout.DELAYS] = 2 * (1000 * seed + comm.rank) + 1
         registered = comm.empty((2, 20_000), np.int64)
         wrong = sum(not right(comm, rng, registered) for _ in range(count))

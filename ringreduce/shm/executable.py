@@ -1,0 +1,147 @@
+"""Runs a plan through shared memory: a compiled program for each slice, one after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringreduce.control.executable import Control
+from ringreduce.devices.base import Device
+from ringreduce.planning.plan import Plan
+from ringreduce.planning.shm_instructions import Rows
+from ringreduce.shm.program import Exchange, Program
+
+
+class Executable:
+    """A plan that is run through shared memory; see `ringreduce.control.executable.Executable`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        op: str | None,
+        dtype: Any,
+        first: Rows,
+        exchange: Exchange,
+        control: Control,
+    ) -> None:
+        self._plan, self._device, self._op, self._dtype = plan, device, op, dtype
+        self._first, self._exchange, self._control = first, exchange, control
+        self.moved = False
+        """Whether the latest `test` has completed a slice."""
+        self._programs: list[Program] = []
+        """The programs of the first slices: each is made when its slice is first run."""
+        self._current: Program | None = None
+        """The program under way; None if the run is complete."""
+        self._slice = 0
+        """The slice that it runs."""
+        self._header = b""
+        self._addresses = 0, 0
+        """Of input and output in this run."""
+        self._bound: tuple[Any, Any] | None = None
+        """Input and output, flat, if the plan is bound to them."""
+        self.held: tuple[Any, ...] = ()
+        """The arrays of this run: kept alive while peers may read and write them."""
+
+    @property
+    def program(self) -> Program | None:
+        """The program that is the whole plan; None if the plan has several slices."""
+        return self._program(0) if self._plan.slices == 1 else None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the plan is bound to its arrays."""
+        return self._bound is not None
+
+    # --- running ---
+
+    def run(self, header: bytes, source: Any, target: Any) -> None:
+        self.start(header, source, target)
+        if not self.test():
+            self._control.wait_for(self)
+
+    def start(self, header: bytes, source: Any, target: Any) -> None:
+        device = self._device
+        if self._bound is not None:
+            flat_source, flat_target = self._bound
+        else:
+            flat_target = device.flat(target)
+            flat_source = flat_target if source is target else device.flat(source)
+        self._header, self.held = header, (source, target, flat_source, flat_target)
+        self._addresses = device.address(flat_source), device.address(flat_target)
+        self._begin(0)
+
+    def test(self) -> bool:
+        self.moved = False
+        while self._current is not None:
+            if not self._current.enter():
+                return False
+            self.moved = True
+            following = self._slice + 1
+            if following < self._plan.slices:
+                self._begin(following)
+            else:
+                self._finish()
+        return True
+
+    def _begin(self, index: int) -> None:
+        """Let the next `enter` begin with this slice."""
+        self._slice, program = index, self._program(index)
+        program.header[:] = self._header
+        program.tell(*self._addresses)
+        if self._control.log is not None:
+            self._control.log(index, program.notes)
+        self._current = program
+
+    def _finish(self) -> None:
+        """Copy the result to its place, and let go of the arrays."""
+        self._current = None
+        _, target, _, flat_target = self.held
+        if flat_target is not target and not self._device.overlap(flat_target, target):
+            target[...] = flat_target.reshape(target.shape)
+        self.held = ()
+
+    def _program(self, index: int) -> Program:
+        plan, device = self._plan, self._device
+        for following in range(len(self._programs), index + 1):
+            rows = self._first
+            if following:
+                other = self._exchange.rows(plan, following, device, self._op, self._dtype)
+                assert other is not None, "what one slice can do, all can"
+                rows = other
+            made = self._exchange.program(rows, plan, device, self._op, self._dtype)
+            self._programs.append(made)
+        return self._programs[index]
+
+    def bind(self, source: Any, target: Any) -> bool:
+        device = self._device
+        flat = device.flat(source), device.flat(target)
+        pairs = zip(flat, (source, target), strict=True)
+        direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
+        if self._plan.slices != 1 or not direct:
+            return False
+        self._bound = flat[0], flat[0] if target is source else flat[1]
+        self._program(0).tell(*map(device.address, self._bound))
+        return True
+
+    # --- what is under way, and how to take it back ---
+
+    def where(self) -> tuple[int, list[int]]:
+        return (0, []) if self._current is None else self._current.where()
+
+    def withdraw(self) -> bool:
+        return True  # nothing is received that was not read
+
+    def tally(self) -> None:
+        """Count nothing: no message is sent."""
+
+    def sends_done(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        for program in self._programs:
+            program.reset()
+        self._current, self.held = None, ()
+
+    def free(self) -> None:
+        self._programs.clear()
+        self._bound = None
