@@ -20,8 +20,11 @@ import numba
 import numpy as np
 
 from benchmarks.rows import environment, replace
-from ringreduce.compiler.intrinsics import acquire, copy, fence, nanoseconds, release
+from ringreduce.compiler import intrinsics
+from ringreduce.compiler.memory import copy, fence, nanoseconds
+from ringreduce.compiler.records import load_acquire, store_release
 from ringreduce.shm.executor import _stream
+from ringreduce.shm.layout import Slot
 
 NAME = "shared_writes"
 _SIZES = tuple(4096 << i for i in range(8))
@@ -43,8 +46,8 @@ def _write(
         else:
             copy(place, source, nbytes)
         took[turn - 1] = nanoseconds(flags + 128) - begin
-        release(flags, turn)
-        while acquire(flags + 64) < turn:
+        store_release(Slot(flags), "sequence", turn)
+        while load_acquire(Slot(flags + 64), "sequence") < turn:
             pass
 
 
@@ -53,16 +56,17 @@ def _read(
     flags: Any, source: Any, into: Any, nbytes: Any, ring: Any, turns: Any, took: Any
 ) -> None:
     for turn in range(1, turns + 1):
-        while acquire(flags) < turn:
+        while load_acquire(Slot(flags), "sequence") < turn:
             pass
         begin = nanoseconds(flags + 192)
         copy(into, source + (turn * nbytes) % ring, nbytes)
         took[turn - 1] = nanoseconds(flags + 192) - begin
-        release(flags + 64, turn)
+        store_release(Slot(flags + 64), "sequence", turn)
 
 
 def measure(nbytes: int, ring: int, past: bool) -> tuple[float, float]:
     """Median microseconds of writing and of reading."""
+    intrinsics.register()
     shared = np.frombuffer(mmap.mmap(-1, ring), np.uint8)
     flags, mine, theirs = np.zeros(64, np.int64), np.ones(2 * nbytes, "u1"), np.ones(nbytes, "u1")
     turns = _TURNS + ring // nbytes

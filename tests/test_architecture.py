@@ -75,13 +75,6 @@ MAY_IMPORT = {
 FOR_NOW = {
     ("compiler.jit", "devices"): "callers hand in what is compiled",
     ("compiler.pyobjects", "shm"): "records take the place of numbers",
-    ("calls.engine", "compiler"): "one way for every call",
-    ("messages.flows", "shm"): "one way for every call",
-    ("shm.program", "messages"): "one way for every call",
-    ("transports.mpi", "shm"): "bootstrap shares memory",
-    ("transports.mpi", "compiler"): "bootstrap shares memory",
-    ("transports.thread", "shm"): "bootstrap shares memory",
-    ("bootstrap", "compiler"): "bootstrap shares memory",
 }
 """Imports that go up, and what removes them."""
 LAZY = {("launch.cli", "train")}
@@ -176,9 +169,8 @@ def test_cupy_is_imported_by_what_runs_on_a_card_alone():
 
 
 COMPILED = {
-    *("compiler.compilable", "compiler.intrinsics", "devices.float16_elements", "devices.folds"),
-    *("devices.float16_kernels", "devices.vectors", "shm.entry", "shm.executor", "shm.fast_entry"),
-    *("shm.intervals", "shm.iovec"),
+    *("compiler.intrinsics", "devices.float16_elements", "devices.float16_kernels"),
+    *("devices.folds", "devices.vectors"),
 }
 """Modules that are imported to compile them, and at no other time."""
 

@@ -17,6 +17,7 @@ from ringreduce.calls.engine import Engine
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.shm.allocator import Arena
+from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
@@ -33,15 +34,18 @@ class Collectives:
         device: Device,
         config: Config,
         timeout_s: float,
+        segments: Segments | None = None,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self._given = config
-        if transport.memory is not None and len(topology.nodes) == 1:
-            memory = Memory(transport.memory.pulls, crowded=transport.spins == 0)
+        if len(topology.nodes) > 1:
+            segments = None
+        if segments is not None:
+            memory = Memory(segments.pulls, crowded=transport.spins == 0)
             config = replace(config, memory=memory)
         self.config = config
         self._topology, self._device = topology, device
-        self._engine = Engine(transport, config, timeout_s)
+        self._engine = Engine(transport, config, timeout_s, segments)
         self._queue = self._engine.queue
         self._calls = Calls(topology, device, config, self._engine.discard)
         self._messages = Calls(topology, device, self._given, self._engine.discard)
@@ -50,8 +54,7 @@ class Collectives:
         """Calls on arrays that live on a GPU, by its number."""
         if self._engine.gate is not None and type(self).all_reduce is Collectives.all_reduce:
             self.__dict__["all_reduce"] = self._engine.gate.all_reduce(self.all_reduce)
-        shared = None if self.config.memory is None else transport.memory
-        self._arena = None if shared is None else Arena(shared.arena)
+        self._arena = None if segments is None else Arena(segments.arena)
 
     # --- reductions ---
 

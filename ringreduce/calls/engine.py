@@ -31,6 +31,7 @@ from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.executable import Executable as ShmExecutable
 from ringreduce.shm.fast_path import Gate
 from ringreduce.shm.program import Exchange
+from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
@@ -62,7 +63,13 @@ class LeavingError(PeerLostError):
 class Engine:
     """One communicator's calls: their order, their numbers, their errors, their end."""
 
-    def __init__(self, transport: Transport, config: Config, timeout_s: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        timeout_s: float,
+        segments: Segments | None = None,
+    ) -> None:
         self._transport, self._config = transport, config
         self.size = transport.size
         self._agreement = Agreement(transport, timeout_s)
@@ -74,8 +81,8 @@ class Engine:
         self.shared: Exchange | None = None
         """The shared memory of this node's ranks, if all ranks of the communicator share it."""
         if config.memory is not None:
-            assert transport.memory is not None
-            self.shared = Exchange(transport.memory, transport.rank, config, self._report_mismatch)
+            assert segments is not None
+            self.shared = Exchange(segments, transport.rank, config, self._report_mismatch)
         self.running: list[Executable] = []
         """The executable that is running; empty between calls."""
         self._discarded: deque[Call] = deque()

@@ -1,198 +1,232 @@
-"""What compiled code does that Python has no words for: memory by its address, other processes."""
+"""What compiled code runs for functions that Numba has no words for.
+
+The functions themselves, with bodies for Python, are in `records`, `memory` and `interpreter`.
+This module tells Numba the types and the instructions of each: it is imported only to compile.
+"""
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import lower_builtin, register_jitable, type_callable
+from numba.np.numpy_support import from_dtype
+from numpy import dtype
 
-_intrinsic: Callable[[Callable[..., Any]], Any] = intrinsic
+from ringreduce.compiler import interpreter, memory, records
+from ringreduce.compiler.records import Record
+
 _WORD, _BYTE, _INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
+_VOID, _INT64 = types.void, types.int64
+
+Generate = Callable[[Any, Any, Any, Any], Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_types: Callable[..., Callable[[_Function], _Function]] = type_callable
+_emits: Callable[..., Callable[[_Function], _Function]] = lower_builtin
 
 
-@_intrinsic
-def load(_context: Any, address: Any) -> Any:
-    """The word at an address."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
-
-    return types.int64(types.int64), generate
+# --- records, and functions that are marked -------------------------------------------------------
 
 
-@_intrinsic
-def store(_context: Any, address: Any, value: Any) -> Any:
-    """Write a word to an address."""
+def register() -> None:
+    """Make records and `compilable` functions known to Numba, if they are new since the last call.
 
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@_intrinsic
-def acquire(_context: Any, address: Any) -> Any:
-    """The word at an address; what its writer wrote before it is seen by all that follows."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.load_atomic(place, "acquire", 8)
-
-    return types.int64(types.int64), generate
+    To be called before every compilation, by one thread at a time.
+    """
+    while records.DECLARED:
+        _register_record(records.DECLARED.pop())
+    while records.MARKED:
+        register_jitable(records.MARKED.pop())
 
 
-@_intrinsic
-def release(_context: Any, address: Any, value: Any) -> Any:
-    """Write a word to an address, after all that was read and written before."""
+def _register_record(record: type[Record]) -> None:
+    """Let compiled code call ``record(address)``."""
+    kind = from_dtype(dtype(record))
 
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        builder.store_atomic(arguments[1], place, "release", 8)
-        return context.get_dummy_value()
+    @_types(record)
+    def typed(_context: Any) -> Any:
+        return lambda address: kind if isinstance(address, types.Integer) else None
 
-    return types.void(types.int64, types.int64), generate
-
-
-@_intrinsic
-def copy(_context: Any, into: Any, source: Any, nbytes: Any) -> Any:
-    """Copy bytes from one address to another; they do not overlap."""
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        into, source = (builder.inttoptr(each, _BYTE.as_pointer()) for each in arguments[:2])
-        cgutils.raw_memcpy(builder, into, source, arguments[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    @_emits(record, types.Integer)
+    def lowered(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(kind))
 
 
-@_intrinsic
-def stream_line(_context: Any, into: Any, source: Any) -> Any:
-    """Copy 64 bytes past the caches; `into` is a multiple of 32."""
+@_types(records.address_of)
+def _type_of_address_of(_context: Any) -> Any:
+    return lambda record: _INT64 if isinstance(record, types.Record) else None
 
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        past = builder.module.add_metadata([ir.Constant(_INT, 1)])
-        half = ir.VectorType(_WORD, 4).as_pointer()
-        for offset in (ir.Constant(_WORD, 0), ir.Constant(_WORD, 32)):
-            into, source = (builder.add(each, offset) for each in arguments)
-            words = builder.load(builder.inttoptr(source, half), align=1)
-            stored = builder.store(words, builder.inttoptr(into, half), align=32)
-            stored.set_metadata("nontemporal", past)
-        return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
+@_emits(records.address_of, types.Record)
+def _address_of(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    return builder.ptrtoint(arguments[0], _WORD)
+
+
+@_types(records.load_acquire)
+def _type_of_load_acquire(_context: Any) -> Any:
+    return lambda record, field: _INT64 if _is_word(record, field) else None
+
+
+@_emits(records.load_acquire, types.Record, types.StringLiteral)
+def _load_acquire(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.load_atomic(_field(builder, signature, arguments), "acquire", 8)
+
+
+@_types(records.store_release)
+def _type_of_store_release(_context: Any) -> Any:
+    def typer(record: Any, field: Any, value: Any) -> Any:
+        known = _is_word(record, field) and isinstance(value, types.Integer)
+        return _VOID(record, field, _INT64) if known else None
+
+    return typer
+
+
+@_emits(records.store_release, types.Record, types.StringLiteral, types.Integer)
+def _store_release(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    place = _field(builder, signature, arguments)
+    builder.store_atomic(arguments[2], place, "release", 8)
+    return context.get_dummy_value()
+
+
+def _is_word(record: Any, field: Any) -> bool:
+    """Whether a record has a field of that literal name that is a word."""
+    if not isinstance(record, types.Record) or not isinstance(field, types.StringLiteral):
+        return False
+    name = field.literal_value
+    return name in record.fields and record.typeof(name) == _INT64
+
+
+def _field(builder: Any, signature: Any, arguments: Any) -> Any:
+    record, field, *_ = signature.args
+    offset = record.offset(field.literal_value)
+    return cgutils.get_record_member(builder, arguments[0], offset, _WORD)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def _compiles(function: Callable[..., Any], signature: Any) -> Callable[[Generate], Generate]:
+    """Tell Numba that compiled code runs, for a call of `function`, what a generator emits."""
+
+    def decorate(generate: Generate) -> Generate:
+        def typer(*_: Any) -> Any:
+            return signature
+
+        typer.pysig = inspect.signature(function)  # type: ignore[attr-defined]  # Numba reads it
+        _types(function)(lambda _context: typer)
+        _emits(function, *signature.args)(generate)
+        return generate
+
+    return decorate
+
+
+@_compiles(memory.load, _INT64(_INT64))
+def _load(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    return builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
+
+
+@_compiles(memory.store, _VOID(_INT64, _INT64))
+def _store(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    builder.store(arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()))
+    return context.get_dummy_value()
+
+
+@_compiles(memory.copy, _VOID(_INT64, _INT64, _INT64))
+def _copy(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    into, source = (builder.inttoptr(each, _BYTE.as_pointer()) for each in arguments[:2])
+    cgutils.raw_memcpy(builder, into, source, arguments[2], 1)
+    return context.get_dummy_value()
+
+
+@_compiles(memory.stream_line, _VOID(_INT64, _INT64))
+def _stream_line(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    nontemporal = builder.module.add_metadata([ir.Constant(_INT, 1)])
+    half = ir.VectorType(_WORD, 4).as_pointer()
+    for offset in (ir.Constant(_WORD, 0), ir.Constant(_WORD, 32)):
+        into, source = (builder.add(each, offset) for each in arguments)
+        words = builder.load(builder.inttoptr(source, half), align=1)
+        stored = builder.store(words, builder.inttoptr(into, half), align=32)
+        stored.set_metadata("nontemporal", nontemporal)
+    return context.get_dummy_value()
 
 
 def prefetch(builder: Any, address: Any, to_write: bool) -> None:
-    """Generate what has the line at an address ready to be read, or written to."""
+    """Emit a prefetch of the cache line at an address, for reading or for writing."""
     kind = ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), _INT, _INT, _INT))
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     write, keep, data = (ir.Constant(_INT, value) for value in (int(to_write), 3, 1))
     builder.call(function, (builder.inttoptr(address, _BYTE.as_pointer()), write, keep, data))
 
 
-@_intrinsic
-def claim(_context: Any, address: Any) -> Any:
-    """Have the line at an address ready to be written to, some time from now on."""
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        prefetch(builder, arguments[0], to_write=True)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+@_compiles(memory.claim, _VOID(_INT64))
+def _claim(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    prefetch(builder, arguments[0], to_write=True)
+    return context.get_dummy_value()
 
 
-@_intrinsic
-def fence(_context: Any) -> Any:
-    """All that was written before, past the caches too, is seen before what is written after."""
-
-    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
+@_compiles(memory.fence, _VOID())
+def _fence(context: Any, builder: Any, _: Any, __: Any) -> Any:
+    builder.fence("seq_cst")
+    return context.get_dummy_value()
 
 
-@_intrinsic
-def pointer(_context: Any, address: Any) -> Any:
-    """An address as `numba.carray` takes it."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], _BYTE.as_pointer())
-
-    return types.voidptr(types.int64), generate
+@_compiles(memory.pointer, types.voidptr(_INT64))
+def _pointer(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    return builder.inttoptr(arguments[0], _BYTE.as_pointer())
 
 
-@_intrinsic
-def yield_core(_context: Any) -> Any:
-    """Let another process have the core."""
-
-    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
-        kind = ir.FunctionType(_INT, ())
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), ())
-        return context.get_dummy_value()
-
-    return types.void(), generate
+@_compiles(memory.yield_core, _VOID())
+def _yield_core(context: Any, builder: Any, _: Any, __: Any) -> Any:
+    kind = ir.FunctionType(_INT, ())
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), ())
+    return context.get_dummy_value()
 
 
-@_intrinsic
-def nanoseconds(_context: Any, memory: Any) -> Any:
-    """What time it is, by a clock that only goes on; `memory` is two words to be used at will."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_INT, (_INT, _WORD))
-        function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
-        builder.call(function, (ir.Constant(_INT, time.CLOCK_MONOTONIC), arguments[0]))
-        seconds, rest = (
-            builder.load(builder.inttoptr(builder.add(arguments[0], offset), _WORD.as_pointer()))
-            for offset in (ir.Constant(_WORD, 0), ir.Constant(_WORD, 8))
-        )
-        return builder.add(builder.mul(seconds, ir.Constant(_WORD, 10**9)), rest)
-
-    return types.int64(types.int64), generate
+@_compiles(memory.nanoseconds, _INT64(_INT64))
+def _nanoseconds(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(_INT, (_INT, _WORD))
+    function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+    builder.call(function, (ir.Constant(_INT, time.CLOCK_MONOTONIC), arguments[0]))
+    seconds, rest = (
+        builder.load(builder.inttoptr(builder.add(arguments[0], offset), _WORD.as_pointer()))
+        for offset in (ir.Constant(_WORD, 0), ir.Constant(_WORD, 8))
+    )
+    return builder.add(builder.mul(seconds, ir.Constant(_WORD, 10**9)), rest)
 
 
-@_intrinsic
-def read_process(_context: Any, process: Any, vectors: Any) -> Any:
-    """Read another process's memory: ``process_vm_readv``; how many bytes, -1 if it failed.
-
-    At `vectors` stand two address-and-length pairs: into what, and from where.
-    """
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, (_INT, _WORD, _WORD, _WORD, _WORD, _WORD))
-        function = cgutils.get_or_insert_function(builder.module, kind, "process_vm_readv")
-        process = builder.trunc(arguments[0], _INT)
-        one, two_words = ir.Constant(_WORD, 1), ir.Constant(_WORD, 16)
-        remote = builder.add(arguments[1], two_words)
-        return builder.call(
-            function, (process, arguments[1], one, remote, one, ir.Constant(_WORD, 0))
-        )
-
-    return types.int64(types.int64, types.int64), generate
+@_compiles(memory.read_process, _INT64(_INT64, _INT64))
+def _read_process(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(_WORD, (_INT, _WORD, _WORD, _WORD, _WORD, _WORD))
+    function = cgutils.get_or_insert_function(builder.module, kind, "process_vm_readv")
+    process = builder.trunc(arguments[0], _INT)
+    one, two_words = ir.Constant(_WORD, 1), ir.Constant(_WORD, 16)
+    remote = builder.add(arguments[1], two_words)
+    return builder.call(function, (process, arguments[1], one, remote, one, ir.Constant(_WORD, 0)))
 
 
-@_intrinsic
-def call_fold(
-    _context: Any, fold: Any, into: Any, sources: Any, n: Any, count: Any, by: Any, memory: Any
-) -> Any:
-    """Call the compiled fold at an address, as `devices.folds` describes them."""
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), (_WORD,) * 6)
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 7), generate
+@_compiles(memory.call_fold, _VOID(*(_INT64,) * 7))
+def _call_fold(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(ir.VoidType(), (_WORD,) * 6)
+    builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+    return context.get_dummy_value()
 
 
-def _c_function(name: str, arguments: int, result: Any = _WORD) -> Any:
-    """What generates a call of a C function of words."""
+@_compiles(memory.call_run, _INT64(*(_INT64,) * 5))
+def _call_run(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(_WORD, (_WORD,) * 4)
+    return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+
+# --- CPython --------------------------------------------------------------------------------------
+
+
+def _c_function(name: str, arguments: int, result: Any = _WORD) -> Generate:
+    """A generator of calls of a C function of words."""
 
     def generate(context: Any, builder: Any, _: Any, given: Any) -> Any:
         kind = ir.FunctionType(result, (_WORD,) * arguments)
@@ -202,68 +236,29 @@ def _c_function(name: str, arguments: int, result: Any = _WORD) -> Any:
     return generate
 
 
-@_intrinsic
-def number_of(_context: Any, integer: Any) -> Any:
-    """The value of a Python int at an address."""
-    return types.int64(types.int64), _c_function("PyLong_AsLongLong", 1)
+_number_of = _compiles(interpreter.number_of, _INT64(_INT64))(_c_function("PyLong_AsLongLong", 1))
+_integer = _compiles(interpreter.integer, _INT64(_INT64))(_c_function("PyLong_FromLongLong", 1))
+_leave_interpreter = _compiles(interpreter.leave_interpreter, _INT64())(
+    _c_function("PyEval_SaveThread", 0)
+)
+_enter_interpreter = _compiles(interpreter.enter_interpreter, _VOID(_INT64))(
+    _c_function("PyEval_RestoreThread", 1, ir.VoidType())
+)
+_call_object = _compiles(interpreter.call_object, _INT64(*(_INT64,) * 4))(
+    _c_function("PyObject_Vectorcall", 4)
+)
+_keep_object = _compiles(interpreter.keep_object, _VOID(_INT64))(
+    _c_function("Py_IncRef", 1, ir.VoidType())
+)
+_this_thread = _compiles(interpreter.this_thread, _INT64())(
+    _c_function("PyThread_get_thread_ident", 0)
+)
 
 
-@_intrinsic
-def integer(_context: Any, value: Any) -> Any:
-    """The address of a new reference to a Python int."""
-    return types.int64(types.int64), _c_function("PyLong_FromLongLong", 1)
-
-
-@_intrinsic
-def leave_interpreter(_context: Any) -> Any:
-    """Let other threads of Python run; what is to be given to `enter_interpreter`."""
-    return types.int64(), _c_function("PyEval_SaveThread", 0)
-
-
-@_intrinsic
-def enter_interpreter(_context: Any, state: Any) -> Any:
-    """Go on as a thread of Python."""
-    return types.void(types.int64), _c_function("PyEval_RestoreThread", 1, ir.VoidType())
-
-
-@_intrinsic
-def call_run(_context: Any, run: Any, program: Any, number: Any, source: Any, target: Any) -> Any:
-    """Call `machine.run`, compiled, at an address."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, (_WORD,) * 4)
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-
-    return types.int64(*(types.int64,) * 5), generate
-
-
-@_intrinsic
-def call_object(_context: Any, function: Any, arguments: Any, count: Any, names: Any) -> Any:
-    """Call a Python function, as ``PyObject_Vectorcall``; its result, 0 if it has raised."""
-    return types.int64(*(types.int64,) * 4), _c_function("PyObject_Vectorcall", 4)
-
-
-@_intrinsic
-def keep_object(_context: Any, address: Any) -> Any:
-    """One reference more."""
-    return types.void(types.int64), _c_function("Py_IncRef", 1, ir.VoidType())
-
-
-@_intrinsic
-def let_go_of_object(_context: Any, address: Any) -> Any:
-    """One reference less."""
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        # Numba's own declaration of it takes a pointer.
-        kind = ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(),))
-        function = cgutils.get_or_insert_function(builder.module, kind, "Py_DecRef")
-        builder.call(function, (builder.inttoptr(arguments[0], _BYTE.as_pointer()),))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@_intrinsic
-def this_thread(_context: Any) -> Any:
-    """What tells one thread from another."""
-    return types.int64(), _c_function("PyThread_get_thread_ident", 0)
+@_compiles(interpreter.let_go_of_object, _VOID(_INT64))
+def _let_go_of_object(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    # Numba's own declaration of it takes a pointer.
+    kind = ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(),))
+    function = cgutils.get_or_insert_function(builder.module, kind, "Py_DecRef")
+    builder.call(function, (builder.inttoptr(arguments[0], _BYTE.as_pointer()),))
+    return context.get_dummy_value()

@@ -174,6 +174,9 @@ def _address(name: str, described: Callable[[], Any]) -> int | None:
     found = described()
     if found is None:
         return None
+    from ringreduce.compiler import intrinsics
+
+    intrinsics.register()
     function, signature = found
     _call_it(function, name)
     made = object_files.compiled(function, signature, _OPTIONS)

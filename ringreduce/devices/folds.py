@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, types
 
-from ringreduce.compiler.compilable import compilable
-from ringreduce.compiler.intrinsics import load, pointer
+from ringreduce.compiler.memory import load, pointer
+from ringreduce.compiler.records import compilable
 from ringreduce.devices import float16_elements
 from ringreduce.devices.float16 import is_short
 from ringreduce.devices.vectors import CHUNK, folding, lanes_of

@@ -9,16 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.compiler.compilable import compilable
-from ringreduce.compiler.intrinsics import (
-    call_run,
-    enter_interpreter,
-    integer,
-    leave_interpreter,
-    load,
-    number_of,
-    store,
-)
+from ringreduce.compiler.interpreter import enter_interpreter, integer, leave_interpreter, number_of
+from ringreduce.compiler.memory import call_run, load, store
 from ringreduce.compiler.pyobjects import (
     AFTER,
     AREAS,
@@ -53,6 +45,7 @@ from ringreduce.compiler.pyobjects import (
     TYPE,
     WRITABLE,
 )
+from ringreduce.compiler.records import compilable
 from ringreduce.shm.intervals import add_area, overlap
 from ringreduce.shm.layout import (
     IN_PLACE,

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.compiler.compilable import compilable
-from ringreduce.compiler.intrinsics import (
-    acquire,
+from ringreduce.compiler.memory import (
     call_fold,
     claim,
     copy,
@@ -25,11 +23,11 @@ from ringreduce.compiler.intrinsics import (
     load,
     nanoseconds,
     read_process,
-    release,
     store,
     stream_line,
     yield_core,
 )
+from ringreduce.compiler.records import compilable, load_acquire, store_release
 from ringreduce.shm.iovec import at_once, brought, deal_out, room
 from ringreduce.shm.layout import (
     ACC,
@@ -63,7 +61,6 @@ from ringreduce.shm.layout import (
     MY_BLOCK,
     MY_BYTES,
     MY_SLOT,
-    NUMBER,
     OUTPUT,
     OUTPUT_AT,
     OUTPUT_PLACE,
@@ -102,6 +99,7 @@ from ringreduce.shm.layout import (
     WORD,
     WRITABLE,
     YIELDS,
+    Slot,
 )
 
 _LONGEST_READ = 1 << 30
@@ -122,14 +120,14 @@ def _slot(block: Any, number: Any) -> Any:
 @compilable
 def _has_put(common: Any, peer: Any, number: Any) -> bool:
     """Look, for a while, whether a peer has put a number."""
-    place = _slot(load(peer + BLOCK * WORD), number) + NUMBER
+    place = _slot(load(peer + BLOCK * WORD), number)
     for _ in range(load(common + SPINS * WORD)):
-        if acquire(place) >= number:
+        if load_acquire(Slot(place), "sequence") >= number:
             store(peer + SEEN * WORD, number)
             return True
     for _ in range(load(common + YIELDS * WORD)):
         yield_core()
-        if acquire(place) >= number:
+        if load_acquire(Slot(place), "sequence") >= number:
             store(peer + SEEN * WORD, number)
             return True
     return False
@@ -201,7 +199,7 @@ def _put(program: Any, common: Any, row: Any, number: Any) -> None:
     if tells:
         for i in range(2):
             store(slot + OUTPUT_AT + i * WORD, load(program + (OUTPUT_PLACE + i) * WORD))
-    release(slot + NUMBER, number)
+    store_release(Slot(slot), "sequence", number)
 
 
 @compilable
@@ -469,7 +467,7 @@ def _delay(common: Any) -> None:
     drawn = load(common + DELAYS * WORD) * 6364136223846793005 + 1442695040888963407
     store(common + DELAYS * WORD, drawn | 1)
     for _ in range((drawn >> 40) & 0xFFF if (drawn >> 60) & 3 == 0 else 0):
-        acquire(common + DELAYS * WORD)
+        load_acquire(Slot(common + DELAYS * WORD), "sequence")
     if (drawn >> 56) & 0xF == 0:
         yield_core()
 

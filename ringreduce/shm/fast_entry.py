@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.compiler.compilable import compilable
-from ringreduce.compiler.intrinsics import (
+from ringreduce.compiler.interpreter import (
     call_object,
-    call_run,
     enter_interpreter,
     integer,
     keep_object,
     leave_interpreter,
     let_go_of_object,
-    load,
     number_of,
-    store,
     this_thread,
 )
+from ringreduce.compiler.memory import call_run, load, store
 from ringreduce.compiler.pyobjects import (
     ACCOUNTED,
     ARGUMENTS,
@@ -67,6 +64,7 @@ from ringreduce.compiler.pyobjects import (
     TYPE,
     USUAL_WAY,
 )
+from ringreduce.compiler.records import compilable
 from ringreduce.shm.entry import fits
 from ringreduce.shm.layout import FINISHED, RUN, WORD
 

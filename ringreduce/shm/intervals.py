@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.compiler.compilable import compilable
-from ringreduce.compiler.intrinsics import load, store
+from ringreduce.compiler.memory import load, store
 from ringreduce.compiler.pyobjects import AREA_BYTES
+from ringreduce.compiler.records import compilable
 from ringreduce.shm.layout import WORD
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringreduce.compiler.compilable import compilable
-from ringreduce.compiler.intrinsics import copy, load, store
+from ringreduce.compiler.memory import copy, load, store
+from ringreduce.compiler.records import compilable
 from ringreduce.shm.layout import (
     BEGIN,
     FEW_BYTES,

@@ -11,6 +11,8 @@ have in common, and those of one program, its rows at the end.
 
 from __future__ import annotations
 
+from ringreduce.compiler.records import Address, Record, Word, record
+
 WORD = 8
 
 # --- a block --------------------------------------------------------------------------------------
@@ -118,3 +120,137 @@ STAGED_FROM = 4 << 10
 FINISHED, WAITS, FOREIGN, UNUSUAL = range(4)
 """It is over; it waits for a peer; a peer is in another call; the arrays are not as expected, and
 nothing was done."""
+
+# --- a segment, by fields -------------------------------------------------------------------------
+
+
+@record
+class Header(Record):
+    """The first message of a call: the digest of its signature, and its number."""
+
+    # First 8 bytes of the digest.
+    digest_low: Word
+    # Last 8 bytes of the digest.
+    digest_high: Word
+    # Number of the call in its communicator, from 0.
+    call_number: Word
+
+
+@record
+class Location(Record):
+    """Where a rank's array is, as the rank publishes it."""
+
+    # Address in the rank's process, or offset in bytes from the beginning of its segment.
+    address: Address
+    # 1: `address` is an offset in the segment; 0: it is an address.
+    in_segment: Word
+
+
+@record
+class Slot(Record):
+    """What a rank publishes in one round.  Its owner alone writes it, `sequence` last."""
+
+    # Number of the round that the slot was last used for.
+    sequence: Word
+    # Header of the call that the round belongs to.
+    header: Header
+    # Where peers read: INPUT, or, where data are staged or exposed, their offset in the segment.
+    input: Location
+    # Where peers write directly: OUTPUT.
+    output: Location
+
+
+# --- what a communicator's programs share, by fields ----------------------------------------------
+
+
+@record
+class Buffer(Record):
+    """Memory that an instruction reads or writes."""
+
+    # Address of the first byte; if `process` is IN_PIECES, that of an `Iovec`.
+    address: Address
+    # 0: this process; IN_PIECES: this process, in pieces; else the process to read from.
+    process: Word
+
+
+@record
+class Iovec(Record):
+    """A buffer in pieces, and the piece that was used last: see `shm.iovec`."""
+
+    # Array of the addresses of the pieces.
+    addresses: Address
+    # Array of the sizes of the pieces, in bytes.
+    sizes: Address
+    # Index of the piece that was used last.
+    piece: Word
+    # Offset of that piece in the buffer, in bytes.
+    begin: Word
+
+
+@record
+class Interval(Record):
+    """Memory from `begin` up to `end`; it is not empty."""
+
+    # Address of the first byte.
+    begin: Address
+    # Address behind the last byte.
+    end: Address
+
+
+# --- a program, by fields -------------------------------------------------------------------------
+
+
+@record
+class Program(Record):
+    """One slice of a plan; its instructions follow."""
+
+    # Address of the `Team`.
+    team: Address
+    # Address of the instruction that waits; 0: the program has not begun, or is over.
+    instruction: Address
+    # Bytes that a waiting REDUCE has done.
+    done_bytes: Word
+    # Sequence number of the round before the program's first.
+    base: Word
+    # Rounds that the program takes, 1 or more.
+    rounds: Word
+    # What ranks publish besides the header: PUBLISHES_NOTHING, PUBLISHES_ARRAYS, PUBLISHES_DATA.
+    publishes: Word
+    # Bytes of an element; of one part of a complex element.
+    item_bytes: Word
+    # Address of the compiled fold; 0: nothing is reduced.
+    fold: Address
+    # Divisor of the result of "mean"; 0: another operation.
+    divisor: Word
+    # Index of the peer that is waited for, or whose header is different.
+    blamed: Word
+    # Header of the call under way.
+    header: Header
+    # This rank's INPUT.
+    input: Buffer
+    # This rank's OUTPUT.
+    output: Buffer
+    # This rank's SCRATCH.
+    scratch: Buffer
+    # INPUT as this rank publishes it.
+    input_location: Location
+    # OUTPUT as this rank publishes it.
+    output_location: Location
+    # Offset of the first instruction, in words.
+    first_instruction: Word
+    # Size of INPUT in bytes.
+    input_bytes: Word
+    # Size of OUTPUT in bytes.
+    output_bytes: Word
+    # 1: INPUT and OUTPUT may be the same memory; 0: they may not.
+    in_place: Word
+    # Address of `shm.executor.run`, compiled.
+    run: Address
+
+
+DONE, PENDING, MISMATCH, NOT_ELIGIBLE = range(4)
+"""Results of a run: the program is over; it waits for a peer; a peer is in another call; the arrays
+are not as the program expects, and nothing was done."""
+PUBLISHES_NOTHING, PUBLISHES_ARRAYS, PUBLISHES_DATA = range(3)
+"""What ranks publish besides the header: nothing; where INPUT and OUTPUT are; where the data of
+the round and OUTPUT are."""

@@ -13,7 +13,7 @@ import ringreduce as rr
 from ringreduce.calls.call import Call
 from ringreduce.control.agreement import Signature
 from ringreduce.control.executable import Control
-from ringreduce.messages.binding import Arithmetic, BoundStep, Flow
+from ringreduce.messages.binding import BoundStep, Flow
 from ringreduce.messages.executor import Executable
 from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.messages.unrolled import unrolled

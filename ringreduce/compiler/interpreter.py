@@ -1,0 +1,74 @@
+"""Functions of CPython's C API, on objects by their addresses.
+
+Compiled code calls the C functions themselves.  Python runs the bodies below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from ringreduce.compiler.records import Address
+
+
+def number_of(integer: Address) -> int:
+    """The value of the Python int at an address: ``PyLong_AsLongLong``."""
+    value: int = _object_at(integer)
+    return value
+
+
+def integer(value: int) -> Address:
+    """The address of a new reference to a Python int: ``PyLong_FromLongLong``."""
+    return _new_reference(value)
+
+
+def leave_interpreter() -> Address:
+    """Release the interpreter's lock: ``PyEval_SaveThread``; the state for `enter_interpreter`.
+
+    Uncompiled code needs the lock and keeps it.
+    """
+    return 0
+
+
+def enter_interpreter(state: Address) -> None:
+    """Acquire the interpreter's lock again: ``PyEval_RestoreThread``."""
+
+
+def call_object(function: Address, arguments: Address, count: int, names: Address) -> Address:
+    """Call a Python function: ``PyObject_Vectorcall``; a new reference, 0 if it raised.
+
+    Uncompiled, the exception is raised here.
+    """
+    given = [_object_at(each) for each in _words(arguments, count)]
+    keywords = _object_at(names) if names else ()
+    values = (_object_at(each) for each in _words(arguments + 8 * count, len(keywords)))
+    return _new_reference(_object_at(function)(*given, **dict(zip(keywords, values, strict=True))))
+
+
+def keep_object(address: Address) -> None:
+    """Add a reference to an object: ``Py_IncRef``."""
+    ctypes.pythonapi.Py_IncRef(ctypes.c_void_p(address))
+
+
+def let_go_of_object(address: Address) -> None:
+    """Drop a reference to an object: ``Py_DecRef``."""
+    ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(address))
+
+
+def this_thread() -> int:
+    """The identity of the calling thread: ``PyThread_get_thread_ident``."""
+    return threading.get_ident()
+
+
+def _words(address: Address, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address)) if count else []
+
+
+def _object_at(address: Address) -> Any:
+    return ctypes.cast(address, ctypes.py_object).value
+
+
+def _new_reference(value: Any) -> Address:
+    keep_object(id(value))
+    return id(value)
