@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.calls.arguments import check_timeout
@@ -62,9 +63,7 @@ def init(
     timeout_s = environment.timeout_s if timeout_s is None else timeout_s
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     check_timeout("init", timeout_s)
-    # Importing mpi4py.MPI initialises MPI, so it is done here and not with the package.
-    from mpi4py import MPI
-
+    MPI = _import_mpi()  # noqa: N806 - mpi4py's name
     from ringreduce.process_exit import close_at_exit, never_finalize, prepare
     from ringreduce.transports.mpi import MpiTransport
 
@@ -101,6 +100,24 @@ def init(
         raise
     close_at_exit(comm)
     return comm
+
+
+def _import_mpi() -> ModuleType:
+    """Import mpi4py.MPI, which initialises MPI: so the package itself does not import it.
+
+    Raises ImportError, with what to install, where mpi4py or its MPI cannot be loaded.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # Any other RuntimeError is MPI's own: there is an MPI, and it does not start.
+        if isinstance(error, ImportError) or "cannot load MPI library" in str(error):
+            from ringreduce.launch.mpiexec import no_mpi_text
+
+            reason = " ".join(str(error).split())
+            raise ImportError(f"init: {no_mpi_text(reason)}") from None
+        raise
+    return MPI
 
 
 def spawn(

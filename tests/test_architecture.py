@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "messages": {"control", "devices", "planning", "transports"},
     "shm": {"compiler", "control", "devices", "planning", "transports"},
     "calls": {*BELOW_CALLS, *SYMBOLIC},
-    "bootstrap": {"calls", "devices", "process_exit", "shm", "transports"},
+    "bootstrap": {"calls", "devices", "launch", "process_exit", "shm", "transports"},
     "process_exit": {"calls", "launch"},
     "launch": {*SYMBOLIC, "picture", "planning"},
     "train": {"the public names"},

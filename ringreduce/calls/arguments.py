@@ -1,7 +1,9 @@
-"""Arguments, checked at the door: what is wrong with a call is said before anything is sent."""
+"""Check the arguments of a call, before it sends anything."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from numbers import Number
 from typing import Any
 
@@ -45,6 +47,88 @@ def _shows_memory(x: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+_WANTED = {
+    "collective": "the name of a collective, then the array",
+    "op": "the name of an op, such as 'sum'",
+    "root": "a rank",
+    "algorithm": "the name of an algorithm, or 'auto'",
+    "wire": "'bfloat16', 'float16' or None",
+}
+"""What an error says to pass for each argument that selects a call."""
+
+_BEFORE_OUT = ("op", "root")
+"""Arguments in whose place MPI users pass the result: positional, right after the input."""
+
+
+def check_selectors(where: str, **selectors: Any) -> None:
+    """Check arguments that select a call, by name.
+
+    Raises TypeError for an array, and for another object without a hash: a call is looked up by
+    these arguments.
+    """
+    for name, value in selectors.items():
+        if hasattr(value, "__dlpack__"):
+            wanted = "name the result with out=" if name in _BEFORE_OUT else f"pass {_WANTED[name]}"
+            raise TypeError(f"{where}: {name} is an array; {wanted}")
+        try:
+            hash(value)
+        except TypeError:
+            kind = type(value).__name__
+            raise TypeError(f"{where}: {name} is {kind}; pass {_WANTED[name]}") from None
+
+
+def reduction(where: str, arrays: Iterable[Any], op: Any, algorithm: Any, wire: Any) -> Any:
+    """Return `op`, `algorithm` and `wire` for a reduction of `arrays`, with `op` as its name.
+
+    Raises TypeError for an array in their place, and for an mpi4py op without a counterpart.
+    """
+    if type(op) is str and type(algorithm) is str and wire is None:
+        return op, algorithm, wire
+    op = op_name(where, arrays, op)
+    check_selectors(where, op=op, algorithm=algorithm, wire=wire)
+    return op, algorithm, wire
+
+
+_OPS_OF_MPI = {
+    "SUM": "sum",
+    "PROD": "prod",
+    "MIN": "min",
+    "MAX": "max",
+    "BAND": "and",
+    "BOR": "or",
+    "BXOR": "xor",
+    "LAND": "and",
+    "LOR": "or",
+    "LXOR": "xor",
+}
+"""The op that means the same as a predefined op of mpi4py."""
+
+
+def op_name(where: str, arrays: Iterable[Any], op: Any) -> Any:
+    """Return the name of a predefined op of mpi4py, and any other `op` as it is.
+
+    A logical op, such as ``MPI.LAND``, has a name on bools alone: on integers ``"and"`` is bitwise.
+    Raises TypeError for an mpi4py op that no name stands for on these `arrays`.
+    """
+    # Whoever passes an op of mpi4py has imported mpi4py.
+    if type(op).__module__ != "mpi4py.MPI" or type(op).__name__ != "Op":
+        return op
+    mpi = sys.modules["mpi4py.MPI"]
+    found = next((name for name in _OPS_OF_MPI if getattr(mpi, name) == op), None)
+    if found is None:
+        names = ", ".join(f"MPI.{name}" for name in _OPS_OF_MPI)
+        raise TypeError(f"{where}: op is an mpi4py op without a counterpart; pass one of {names}")
+    name = _OPS_OF_MPI[found]
+    if found.startswith("L"):
+        for array in arrays:
+            if array.dtype.kind in "iu":
+                raise TypeError(
+                    f"{where}: op=MPI.{found} on {array.dtype} is logical; "
+                    f"pass bools, or op={name!r}, which is bitwise on integers"
+                )
+    return name
 
 
 def _reductions(dtype: np.dtype) -> tuple[str, ...]:

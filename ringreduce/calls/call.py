@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringreduce.algorithms import build
-from ringreduce.calls.arguments import array_text, check_movable, check_reduction, check_root
+from ringreduce.calls.arguments import (
+    array_text,
+    check_movable,
+    check_reduction,
+    check_root,
+    check_selectors,
+    op_name,
+)
 from ringreduce.config import Config
 from ringreduce.control.agreement import Signature
 from ringreduce.control.executable import Executable
@@ -355,6 +362,7 @@ class Calls:
         Raises ValueError for a collective that needs more than one plan, TypeError for arguments
         that it does not have.
         """
+        check_selectors("plan", collective=collective)
         defaults = _PLANNED.get(collective)
         if defaults is None:
             raise ValueError(
@@ -368,6 +376,9 @@ class Calls:
                 f"got {', '.join(arguments) or 'none of them'}"
             )
         given = {**defaults, **arguments}
+        if "op" in given:
+            given["op"] = op_name(collective, (array,), given["op"])
+        check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
         if "counts" in given:
             given["counts"] = tuple(map(operator.index, given["counts"]))
             array = array.reshape(1) if array.ndim == 0 else array

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_movable, check_out, check_timeout
+from ringreduce.calls.arguments import (
+    check_movable,
+    check_out,
+    check_selectors,
+    check_timeout,
+    reduction,
+)
 from ringreduce.calls.arrays import as_array, as_out, card_of, check_together, is_input, open_card
 from ringreduce.calls.call import Call, Calls
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
@@ -76,7 +82,8 @@ class Collectives:
                 dtype are then reduced as one.
             op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, or on integers and bools
                 ``"and"``, ``"or"``, ``"xor"``.  Integers wrap; min and max propagate NaN; mean is
-                for floats.
+                for floats.  An op of mpi4py that means the same, such as ``MPI.SUM``, will do;
+                logical ones, such as ``MPI.LAND``, are for bools.
             out: where to put the result: an array of x's shape and dtype, or `x` itself (in
                 place); a list of such for a list.  None makes a new array and leaves `x` as it is.
             algorithm: the name of one, or ``"auto"``: the one predicted cheapest.
@@ -97,9 +104,11 @@ class Collectives:
         array([3., 6.])
         """
         if isinstance(x, (list, tuple)):
+            members = x if type(op) is str else [as_array("all_reduce", member) for member in x]
+            op, algorithm, wire = reduction("all_reduce", members, op, algorithm, wire)
             return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
         array = x if type(x) is np.ndarray else as_array("all_reduce", x)
-        how = op, algorithm, wire
+        how = reduction("all_reduce", (array,), op, algorithm, wire)
         return self._make(Calls.all_reduce, array, how, out, timeout_s, async_op)
 
     def reduce_scatter(
@@ -120,7 +129,7 @@ class Collectives:
         Arguments and errors: `all_reduce`; `out` has the part's shape and does not overlap `x`.
         """
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
-        how = op, algorithm, wire
+        how = reduction("reduce_scatter", (array,), op, algorithm, wire)
         return self._make(Calls.reduce_scatter, array, how, out, timeout_s, async_op)
 
     def reduce(
@@ -140,7 +149,9 @@ class Collectives:
         Arguments and errors: `all_reduce`; only the root may pass `out`.
         """
         array = x if type(x) is np.ndarray else as_array("reduce", x)
-        how = root, op, algorithm, wire
+        if type(root) is not int:
+            check_selectors("reduce", root=root)
+        how = root, *reduction("reduce", (array,), op, algorithm, wire)
         return self._make(Calls.reduce, array, how, out, timeout_s, async_op)
 
     # --- moving data ---
@@ -162,6 +173,8 @@ class Collectives:
         Errors: those of `all_reduce`.
         """
         array = x if type(x) is np.ndarray else as_array("broadcast", x)
+        if type(root) is not int or type(algorithm) is not str:
+            check_selectors("broadcast", root=root, algorithm=algorithm)
         return self._make(Calls.broadcast, array, (root, algorithm), out, timeout_s, async_op)
 
     def all_gather(
@@ -187,6 +200,8 @@ class Collectives:
         Errors: those of `all_reduce`.
         """
         array = _at_least_1d(x if type(x) is np.ndarray else as_array("all_gather", x))
+        if type(algorithm) is not str:
+            check_selectors("all_gather", algorithm=algorithm)
         if counts is not None:
             how = _integers(counts), algorithm
             return self._make(Calls.all_gather, array, how, out, timeout_s, async_op)
@@ -216,6 +231,8 @@ class Collectives:
         Arguments and errors: `all_gather`; only the root may pass `out`.
         """
         array = _at_least_1d(x if type(x) is np.ndarray else as_array("gather", x))
+        if type(root) is not int or type(algorithm) is not str:
+            check_selectors("gather", root=root, algorithm=algorithm)
         if counts is not None:
             how = root, _integers(counts), algorithm
             return self._make(Calls.gather, array, how, out, timeout_s, async_op)
@@ -244,6 +261,7 @@ class Collectives:
         The others pass None.  Rank r gets ``np.array_split(x, size)[r]``.  An `out` that does not
         fit is a ValueError on its rank, after the call.  Other errors: those of `all_reduce`.
         """
+        check_selectors("scatter", root=root, algorithm=algorithm)
         with self._queue.lock:
             self._engine.check_usable()
             opening = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
@@ -282,6 +300,8 @@ class Collectives:
         every rank.  `out` does not overlap `x`.  Errors: those of `all_reduce`.
         """
         array = x if type(x) is np.ndarray else as_array("all_to_all", x)
+        if type(algorithm) is not str:
+            check_selectors("all_to_all", algorithm=algorithm)
         return self._make(Calls.all_to_all, array, (algorithm,), out, timeout_s, async_op)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:

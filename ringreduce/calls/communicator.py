@@ -20,6 +20,11 @@ from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
+_WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
+"""How data travel by a transport of this name, as `repr` shows it."""
+_MOST_LISTED = 16
+"""Ranks up to which `repr` lists the ranks of each node."""
+
 
 class Communicator(Collectives):
     """A group of ranks that compute together.  Every rank makes the same calls in the same order.
@@ -52,6 +57,19 @@ class Communicator(Collectives):
         """Told of every communicator that is split off."""
         self._splits = 0
         self._meet("init", (("nodes", repr(self.nodes)), ("config", self.config.plan_text())))
+
+    def __repr__(self) -> str:
+        nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]
+        layout = f"{len(nodes)} nodes"
+        if self.size <= _MOST_LISTED:
+            layout = f"node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
+        way = _WAYS.get(self._transport.name, f"over {self._transport.name}")
+        if self.config.memory is not None and self._transport.name == "mpi":
+            way = "over shared memory"
+        ended = str(self._engine.ended or "").partition(";")[0]
+        state = "broken" if self.broken else ended.removeprefix("the communicator is ")
+        parts = [f"rank {self.rank} of {self.size}", layout, way, *[state] * bool(state)]
+        return f"<ringreduce.Communicator: {', '.join(parts)}>"
 
     # --- other forms ---
 

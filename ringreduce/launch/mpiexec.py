@@ -28,6 +28,11 @@ _NAMES = ("mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _ASK_TIMEOUT_S = 60
 
 
+def no_mpi_text(reason: object) -> str:
+    """What to print where mpi4py cannot be loaded, for this `reason`: the fact, then what to do."""
+    return f"mpi4py finds no MPI in {sys.executable}: {reason}. Do: {INSTALL}"
+
+
 class LaunchError(RingReduceError):
     """The job cannot be started; the text says what to do."""
 
@@ -96,7 +101,7 @@ def library_version() -> str:
         ) from None
     if asked.returncode != 0:
         reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise LaunchError(f"mpi4py finds no MPI in {sys.executable}: {reason}. Do: {INSTALL}")
+        raise LaunchError(no_mpi_text(reason))
     return asked.stdout.strip().strip("\0")
 
 

@@ -1,0 +1,182 @@
+"""What stands in the wrong argument is refused by name, and the ops of mpi4py are understood."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from tests.support.cases import CONFIG
+
+X, Y = np.arange(4.0), np.zeros(4)
+CONFIGS = {"messages": CONFIG, "shared memory": replace(CONFIG, shared_memory=True)}
+
+
+@pytest.fixture(scope="module")
+def predefined():
+    """The module of mpi4py that has its predefined ops; MPI itself is not initialised."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    return MPI
+
+
+def refused(misuse, config=CONFIG) -> str:
+    """The text of the TypeError that `misuse` raises on rank 0; nothing was sent before it."""
+
+    def program(comm):
+        text = ""
+        if comm.rank == 0:
+            with pytest.raises(TypeError) as raised:
+                misuse(comm)
+            text = str(raised.value)
+        assert comm.all_reduce(comm.rank + 1) == 3
+        return text
+
+    return rr.spawn(program, 2, config=config, timeout_s=5)[0]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    ("misuse", "place"),
+    [
+        (lambda c: c.all_reduce(X, Y), "all_reduce: op"),
+        (lambda c: c.all_reduce([X, X], Y), "all_reduce: op"),
+        (lambda c: c.reduce_scatter(X, Y), "reduce_scatter: op"),
+        (lambda c: c.reduce(X, Y), "reduce: root"),
+        (lambda c: c.reduce(X, 0, Y), "reduce: op"),
+        (lambda c: c.broadcast(X, Y), "broadcast: root"),
+        (lambda c: c.gather(X, Y), "gather: root"),
+        (lambda c: c.gather(X, Y, counts=[4, 4]), "gather: root"),
+        (lambda c: c.scatter(X, Y), "scatter: root"),
+        (lambda c: c.plan("all_reduce", X, op=Y), "all_reduce: op"),
+        (lambda c: c.plan("broadcast", X, root=Y), "broadcast: root"),
+    ],
+)
+def test_an_array_in_the_place_of_out_is_sent_there(misuse, place, config):
+    assert refused(misuse, config) == f"{place} is an array; name the result with out="
+
+
+@pytest.mark.parametrize(
+    ("misuse", "text"),
+    [
+        (lambda c: c.all_reduce(X, algorithm=Y), "all_reduce: algorithm is an array"),
+        (lambda c: c.all_reduce([X], algorithm=Y), "all_reduce: algorithm is an array"),
+        (lambda c: c.all_reduce(X, wire=Y), "all_reduce: wire is an array"),
+        (lambda c: c.reduce_scatter(X, wire=Y), "reduce_scatter: wire is an array"),
+        (lambda c: c.reduce(X, algorithm=Y), "reduce: algorithm is an array"),
+        (lambda c: c.broadcast(X, algorithm=Y), "broadcast: algorithm is an array"),
+        (lambda c: c.all_gather(X, algorithm=Y), "all_gather: algorithm is an array"),
+        (
+            lambda c: c.all_gather(X, counts=[4, 4], algorithm=Y),
+            "all_gather: algorithm is an array",
+        ),
+        (lambda c: c.gather(X, algorithm=Y), "gather: algorithm is an array"),
+        (lambda c: c.scatter(X, algorithm=Y), "scatter: algorithm is an array"),
+        (lambda c: c.all_to_all(X, algorithm=Y), "all_to_all: algorithm is an array"),
+        (lambda c: c.plan(X, Y), "plan: collective is an array"),
+        (lambda c: c.plan("all_reduce", X, wire=Y), "all_reduce: wire is an array"),
+        (lambda c: c.all_reduce(X, ["sum"]), "all_reduce: op is list; pass the name of an op"),
+        (lambda c: c.broadcast(X, [0]), "broadcast: root is list; pass a rank"),
+        (lambda c: c.all_reduce(X, algorithm={}), "all_reduce: algorithm is dict"),
+    ],
+)
+def test_what_selects_a_call_is_refused_by_name(misuse, text):
+    assert refused(misuse).startswith(text)
+
+
+# --- the ops of mpi4py ----------------------------------------------------------------------------
+
+INTEGERS, BOOLS = np.array([12, 10, 7]), np.array([True, False, True])
+SAME = [
+    ("SUM", "sum", X),
+    ("PROD", "prod", X),
+    ("MIN", "min", X),
+    ("MAX", "max", X),
+    ("BAND", "and", INTEGERS),
+    ("BOR", "or", INTEGERS),
+    ("BXOR", "xor", INTEGERS),
+    ("BAND", "and", BOOLS),
+    ("LAND", "and", BOOLS),
+    ("LOR", "or", BOOLS),
+    ("LXOR", "xor", BOOLS),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(("name", "op", "x"), SAME)
+def test_an_op_of_mpi4py_is_the_op_that_means_the_same(predefined, name, op, x, config):
+    """One rank passes mpi4py's op and the other ours: they agree, so the signatures are equal."""
+
+    def program(comm):
+        mine = x * (comm.rank + 1) if x.dtype != bool else x ^ bool(comm.rank)
+        given = getattr(predefined, name) if comm.rank else op
+        results = [comm.all_reduce(mine, given), *comm.all_reduce([mine, mine], given)]
+        results.append(comm.reduce(mine, 1, given))
+        results.append(comm.reduce_scatter(mine, given))
+        results.append(comm.plan("all_reduce", mine, op=given)())
+        return mine, results
+
+    (x0, zero), (x1, one) = rr.spawn(program, 2, config=config, timeout_s=5)
+    wanted = np.frompyfunc(COMBINE[op], 2, 1)(x0, x1).astype(x.dtype)
+    parts = np.array_split(wanted, 2)
+    for rank, results in enumerate((zero, one)):
+        for result in (*results[:3], results[5]):
+            assert np.array_equal(result, wanted)
+        assert np.array_equal(results[4], parts[rank])
+    assert zero[3] is None
+    assert np.array_equal(one[3], wanted)
+
+
+COMBINE = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "min": min,
+    "max": max,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+}
+
+
+def test_an_op_of_mpi4py_appears_in_errors_by_its_name_here(predefined):
+    def program(comm):
+        with pytest.raises(rr.MismatchError) as raised:
+            comm.all_reduce(X, predefined.SUM if comm.rank else "max")
+        return str(raised.value)
+
+    text = rr.spawn(program, 2, timeout_s=5)[0]
+    assert "rank 0 passes op='max', rank 1 passes op='sum'" in text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, x, op: c.all_reduce(x, op),
+        lambda c, x, op: c.all_reduce([X, x], op),
+        lambda c, x, op: c.reduce_scatter(x, op),
+        lambda c, x, op: c.reduce(x, 0, op),
+        lambda c, x, op: c.plan("reduce", x, op=op),
+    ],
+)
+def test_a_logical_op_on_integers_is_refused(predefined, call):
+    text = refused(lambda c: call(c, INTEGERS, predefined.LXOR))
+    assert text.partition(": ")[2] == (
+        "op=MPI.LXOR on int64 is logical; pass bools, or op='xor', which is bitwise on integers"
+    )
+
+
+def test_a_logical_op_on_floats_is_refused(predefined):
+    text = refused(lambda c: c.all_reduce(X, predefined.LOR))
+    assert text == "all_reduce: op='or' on float64 has no meaning; pass integers or bools"
+
+
+@pytest.mark.parametrize("name", ["MAXLOC", "MINLOC", "REPLACE", "NO_OP", "OP_NULL"])
+def test_an_op_of_mpi4py_without_a_counterpart_is_refused(predefined, name):
+    text = refused(lambda c: c.all_reduce(X, getattr(predefined, name)))
+    assert text.startswith("all_reduce: op is an mpi4py op without a counterpart; pass one of ")
+    assert "MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX" in text

@@ -1,0 +1,87 @@
+"""What a communicator shows of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+
+import pytest
+
+import ringreduce as rr
+from tests.support.cases import CONFIG
+
+SHARED = replace(CONFIG, shared_memory=True)
+FIRST_15 = ", ".join(map(str, range(15)))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "shown"),
+    [
+        (1, None, "rank 0 of 1, node (0)"),
+        (2, None, "rank 0 of 2, node (0, 1)"),
+        (4, (2, 2), "rank 0 of 4, nodes (0, 1), (2, 3)"),
+        (3, ((0, 2), (1,)), "rank 0 of 3, nodes (0, 2), (1)"),
+        (
+            16,
+            (8, 8),
+            "rank 0 of 16, nodes (0, 1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13, 14, 15)",
+        ),
+        (18, (6, 6, 6), "rank 0 of 18, 3 nodes"),
+    ],
+)
+@pytest.mark.parametrize("config", [CONFIG, SHARED], ids=["messages", "shared memory"])
+def test_a_communicator_shows_rank_size_nodes_and_transport(ranks, nodes, shown, config):
+    texts = rr.spawn(repr, ranks, nodes=nodes, config=config)
+    assert texts[0] == f"<ringreduce.Communicator: {shown}, among threads>"
+    assert f": rank {ranks - 1} of {ranks}, " in texts[-1]
+
+
+def over_mpi(transport):
+    with rr.init(transport=transport) as comm:
+        return repr(comm)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("transport", "way"), [("shm", "shared memory"), ("mpi", "MPI messages")])
+def test_a_communicator_shows_how_data_travel_over_mpi(mpi, transport, way):
+    texts = mpi.run_ok("call", 2, "tests.calls.test_communicator:over_mpi", transport)
+    shown = "<ringreduce.Communicator: rank {} of 2, node (0, 1), over {}>"
+    assert texts == [shown.format(rank, way) for rank in (0, 1)]
+
+
+def test_a_communicator_shows_that_it_is_closed():
+    def program(comm):
+        comm.close()
+        return repr(comm)
+
+    shown = "<ringreduce.Communicator: rank 0 of 2, node (0, 1), among threads, closed>"
+    assert rr.spawn(program, 2)[0] == shown
+
+
+def test_a_communicator_shows_that_it_is_broken():
+    def program(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            comm.leave("no more")
+        with contextlib.suppress(rr.PeerLostError):
+            comm.barrier()
+        return repr(comm)
+
+    for rank, text in enumerate(rr.spawn(program, 2)):
+        shown = f"<ringreduce.Communicator: rank {rank} of 2, node (0, 1), among threads, broken>"
+        assert text == shown
+
+
+def test_a_communicator_shows_in_a_child_process_that_it_is_the_parents():
+    def program(comm):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writing, repr(comm).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        return os.read(reading, 1000).decode()
+
+    said = "this process was forked from the one that made the communicator"
+    assert rr.spawn(program, 1)[0].endswith(f"among threads, {said}>")

@@ -1,0 +1,49 @@
+"""Where there is no MPI, `init` and the launcher say what to install, in the same words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ringreduce.launch.mpiexec import INSTALL
+
+HIDDEN = "raise ModuleNotFoundError(\"No module named 'mpi4py'\", name='mpi4py')\n"
+REASONS = {
+    "no mpi4py": "No module named 'mpi4py'",
+    "no libmpi": "nowhere.so: cannot open shared object file",
+}
+PROGRAMS = {
+    "init": "import ringreduce; ringreduce.init()",
+    "launcher": "from ringreduce.launch import mpiexec; mpiexec.library_version()",
+}
+ERRORS = {
+    "init": "ImportError: init: mpi4py finds no MPI in",
+    "launcher": "ringreduce.launch.mpiexec.LaunchError: mpi4py finds no MPI in",
+}
+
+
+@pytest.mark.parametrize("missing", REASONS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_an_mpi_the_error_says_what_to_install(tmp_path, missing, program):
+    variables = {"MPI4PY_LIBMPI": "nowhere.so"}
+    if missing == "no mpi4py":
+        (tmp_path / "mpi4py.py").write_text(HIDDEN)
+        variables = {
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        }
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAMS[program]],
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith(f"{ERRORS[program]} {sys.executable}: ")
+    assert REASONS[missing] in said
+    assert said.endswith(f". Do: {INSTALL}")
