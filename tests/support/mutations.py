@@ -396,8 +396,8 @@ MUTATIONS = [
     Mutation(
         "halves-rounded-up",
         "devices/vectors.py",
-        "builder.neg(odd)",
-        "_all(_HALVES, -1)",
+        "-(upper & 1)",
+        "-1",
         "A sum of bfloat16 that lies halfway is rounded up, whatever comes before.",
     ),
     Mutation(
