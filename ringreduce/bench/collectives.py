@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,15 +56,27 @@ class Setting:
     dtype: Any
     algorithm: str
 
-    @property
-    def how(self) -> dict[str, Any]:
-        """What our calls are told besides arrays: no more than one would tell them."""
-        return {} if self.algorithm == "auto" else {"algorithm": self.algorithm}
+    def ours(self, collective: str, **told: Any) -> Callable[..., Any]:
+        """Our call, with the algorithm and `told` bound to it where they are not the defaults.
+
+        A keyword that has its default is left out, as a user would leave it out.
+        """
+        if self.algorithm != "auto":
+            told["algorithm"] = self.algorithm
+        if told.get("op") == "sum":
+            del told["op"]
+        call: Callable[..., Any] = getattr(self.comm, collective)
+        return partial(call, **told) if told else call
 
     @property
     def part(self) -> int:
         """A rank's share of the elements, where they are divided."""
         return self.count // self.comm.size
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The shares of all ranks."""
+        return (self.part,) * self.comm.size
 
     @property
     def mine(self) -> slice:
@@ -107,18 +120,16 @@ class Collective:
 
 def _all_reduce(at: Setting) -> list[Contender]:
     x, y, out = at.buffer(), at.buffer(), at.buffer()
-    how: dict[str, Any] = {"op": at.op, **at.how}
+    all_reduce = at.ours("all_reduce", op=at.op)
     contenders = [
-        Contender(
-            "ringreduce", OUT_OF_PLACE, lambda: at.comm.all_reduce(x, out=out, **how), x, out
-        ),
-        Contender("ringreduce", IN_PLACE, lambda: at.comm.all_reduce(y, out=y, **how), y, y),
+        Contender("ringreduce", OUT_OF_PLACE, lambda: all_reduce(x, out=out), x, out),
+        Contender("ringreduce", IN_PLACE, lambda: all_reduce(y, out=y), y, y),
     ]
     if (op := at.mpi_op) is not None:
-        a, b, into = at.buffer(), at.buffer(), at.buffer()
+        a, b, into, of_mpi = at.buffer(), at.buffer(), at.buffer(), at.world.Allreduce
         contenders += [
-            Contender("MPI", OUT_OF_PLACE, lambda: at.world.Allreduce(a, into, op), a, into),
-            Contender("MPI", IN_PLACE, lambda: at.world.Allreduce(MPI.IN_PLACE, b, op), b, b),
+            Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(a, into, op), a, into),
+            Contender("MPI", IN_PLACE, lambda: of_mpi(MPI.IN_PLACE, b, op), b, b),
         ]
     return contenders
 
@@ -126,64 +137,37 @@ def _all_reduce(at: Setting) -> list[Contender]:
 def _reduce(at: Setting) -> list[Contender]:
     root = at.comm.rank == 0
     x, y, out = at.buffer(), at.buffer(), at.buffer()
-    how: dict[str, Any] = {"op": at.op, **at.how}
     target, own = (out, y) if root else (None, None)
+    reduce = at.ours("reduce", op=at.op)
     contenders = [
-        Contender(
-            "ringreduce", OUT_OF_PLACE, lambda: at.comm.reduce(x, out=target, **how), x, target
-        ),
-        Contender("ringreduce", IN_PLACE, lambda: at.comm.reduce(y, out=own, **how), y, own),
+        Contender("ringreduce", OUT_OF_PLACE, lambda: reduce(x, out=target), x, target),
+        Contender("ringreduce", IN_PLACE, lambda: reduce(y, out=own), y, own),
     ]
     if (op := at.mpi_op) is not None:
-        a, b, into = at.buffer(), at.buffer(), at.buffer()
-
-        def in_place() -> None:
-            if root:
-                at.world.Reduce(MPI.IN_PLACE, b, op)
-            else:
-                at.world.Reduce(b, None, op)
-
+        a, b, of_mpi = at.buffer(), at.buffer(), at.world.Reduce
+        into = at.buffer() if root else None
+        sent, came = (MPI.IN_PLACE, b) if root else (b, None)
         contenders += [
-            Contender(
-                "MPI",
-                OUT_OF_PLACE,
-                lambda: at.world.Reduce(a, into if root else None, op),
-                a,
-                into if root else None,
-            ),
-            Contender("MPI", IN_PLACE, in_place, b, b if root else None),
+            Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(a, into, op), a, into),
+            Contender("MPI", IN_PLACE, lambda: of_mpi(sent, came, op), b, came),
         ]
     return contenders
 
 
 def _reduce_scatter(at: Setting) -> list[Contender]:
     x, out = at.buffer(), at.buffer(divided=True)
-    how: dict[str, Any] = {"op": at.op, **at.how}
+    reduce_scatter = at.ours("reduce_scatter", op=at.op)
 
     def mine(whole: np.ndarray) -> np.ndarray:
         return whole[at.mine]
 
     contenders = [
-        Contender(
-            "ringreduce",
-            OUT_OF_PLACE,
-            lambda: at.comm.reduce_scatter(x, out=out, **how),
-            x,
-            out,
-            mine,
-        )
+        Contender("ringreduce", OUT_OF_PLACE, lambda: reduce_scatter(x, out=out), x, out, mine)
     ]
     if (op := at.mpi_op) is not None:
-        a, into = at.buffer(), at.buffer(divided=True)
+        a, into, of_mpi = at.buffer(), at.buffer(divided=True), at.world.Reduce_scatter_block
         contenders.append(
-            Contender(
-                "MPI",
-                OUT_OF_PLACE,
-                lambda: at.world.Reduce_scatter_block(a, into, op),
-                a,
-                into,
-                mine,
-            )
+            Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(a, into, op), a, into, mine)
         )
     return contenders
 
@@ -191,48 +175,50 @@ def _reduce_scatter(at: Setting) -> list[Contender]:
 def _all_gather(at: Setting) -> list[Contender]:
     x, a = at.buffer(divided=True), at.buffer(divided=True)
     out, into = at.buffer(), at.buffer()
-    counts = [at.part] * at.comm.size
-    sent, came = [a.view(np.uint8), MPI.BYTE], [into.view(np.uint8), MPI.BYTE]
+    all_gather, of_mpi = at.ours("all_gather"), at.world.Allgather
+    counts, sent, came = at.counts, _as_bytes(a), _as_bytes(into)
     return [
         Contender(
-            "ringreduce",
-            OUT_OF_PLACE,
-            lambda: at.comm.all_gather(x, out=out, counts=counts, **at.how),
-            x,
-            out,
+            "ringreduce", OUT_OF_PLACE, lambda: all_gather(x, out=out, counts=counts), x, out
         ),
-        Contender("MPI", OUT_OF_PLACE, lambda: at.world.Allgather(sent, came), a, into),
+        Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into),
+    ]
+
+
+def _gather(at: Setting) -> list[Contender]:
+    root = at.comm.rank == 0
+    x, a = at.buffer(divided=True), at.buffer(divided=True)
+    out, into = (at.buffer(), at.buffer()) if root else (None, None)
+    gather, of_mpi = at.ours("gather"), at.world.Gather
+    counts, sent, came = at.counts, _as_bytes(a), None if into is None else _as_bytes(into)
+    return [
+        Contender("ringreduce", OUT_OF_PLACE, lambda: gather(x, out=out, counts=counts), x, out),
+        Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into),
     ]
 
 
 def _broadcast(at: Setting) -> list[Contender]:
     x, a = at.buffer(), at.buffer()
-    both = [a.view(np.uint8), MPI.BYTE]
+    broadcast, of_mpi, both = at.ours("broadcast"), at.world.Bcast, _as_bytes(a)
     return [
-        Contender(
-            "ringreduce",
-            IN_PLACE,
-            lambda: at.comm.broadcast(x, out=x, **at.how),
-            x,
-            x,
-        ),
-        Contender("MPI", IN_PLACE, lambda: at.world.Bcast(both), a, a),
+        Contender("ringreduce", IN_PLACE, lambda: broadcast(x, out=x), x, x),
+        Contender("MPI", IN_PLACE, lambda: of_mpi(both), a, a),
     ]
 
 
 def _all_to_all(at: Setting) -> list[Contender]:
     x, a, out, into = (at.buffer() for _ in range(4))
-    sent, came = [a.view(np.uint8), MPI.BYTE], [into.view(np.uint8), MPI.BYTE]
+    all_to_all, of_mpi = at.ours("all_to_all"), at.world.Alltoall
+    sent, came = _as_bytes(a), _as_bytes(into)
     return [
-        Contender(
-            "ringreduce",
-            OUT_OF_PLACE,
-            lambda: at.comm.all_to_all(x, out=out, **at.how),
-            x,
-            out,
-        ),
-        Contender("MPI", OUT_OF_PLACE, lambda: at.world.Alltoall(sent, came), a, into),
+        Contender("ringreduce", OUT_OF_PLACE, lambda: all_to_all(x, out=out), x, out),
+        Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into),
     ]
+
+
+def _as_bytes(array: np.ndarray) -> list[Any]:
+    """The array as MPI takes any dtype, and as mpi4py reads it in the least time."""
+    return [array.view(np.uint8), MPI.BYTE]
 
 
 def _barrier(at: Setting) -> list[Contender]:
@@ -247,6 +233,7 @@ COLLECTIVES = {
     "all_reduce": Collective(_all_reduce, lambda n: 2 * (n - 1) / n),
     "reduce_scatter": Collective(_reduce_scatter, lambda n: (n - 1) / n, divided=True),
     "all_gather": Collective(_all_gather, lambda n: (n - 1) / n, divided=True, reduces=False),
+    "gather": Collective(_gather, lambda n: (n - 1) / n, divided=True, reduces=False),
     "broadcast": Collective(_broadcast, lambda n: 1.0, reduces=False),
     "reduce": Collective(_reduce, lambda n: 1.0),
     "all_to_all": Collective(_all_to_all, lambda n: (n - 1) / n, divided=True, reduces=False),
@@ -265,7 +252,8 @@ def wanted(collective: str, inputs: Inputs, at: Setting, iteration: int) -> np.n
         return whole
     parts = []
     for source in range(at.comm.size):
-        given = np.empty(at.part if collective == "all_gather" else at.count, at.dtype)
+        gathers = collective in ("all_gather", "gather")
+        given = np.empty(at.part if gathers else at.count, at.dtype)
         inputs.fill(given, source, iteration)
-        parts.append(given if collective == "all_gather" else given[at.mine])
+        parts.append(given if gathers else given[at.mine])
     return np.concatenate(parts)

@@ -219,6 +219,7 @@ QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "-n", "3", "-w", "1", "-c", "3
         ("reduce", {"out of place", "in place"}),
         ("reduce_scatter", {"out of place"}),
         ("all_gather", {"out of place"}),
+        ("gather", {"out of place"}),
         ("broadcast", {"in place"}),
         ("all_to_all", {"out of place"}),
         ("barrier", {"out of place"}),
@@ -304,7 +305,7 @@ def test_calls_are_told_an_algorithm_only_if_it_is(tmp_path, flags):
     )
     assert ended.returncode == 0, ended.stderr
     told = ["algorithm"] if flags else []
-    assert ended.stdout.splitlines()[-1].split() == [*told, "op", "out"]
+    assert ended.stdout.splitlines()[-1].split() == [*told, "out"]
 
 
 @pytest.mark.mpi
