@@ -176,9 +176,9 @@ def _chunk_bytes(request: Request, schedule: Schedule, config: Config) -> list[i
         plan = plan_parts(schedule, 0, shard_counts(count, chunks), request.itemsize, slices)
     else:
         plan = plan_whole(schedule, 0, count, request.itemsize, slices)
-    pieces = [plan.placed(index) for index in range(plan.slices)]
+    offsets = [plan.chunk_offsets(index) for index in range(plan.slices)]
     return [
-        sum(placed[chunk].count for placed in pieces) * request.itemsize for chunk in range(chunks)
+        sum(each[chunk].count for each in offsets) * request.itemsize for chunk in range(chunks)
     ]
 
 

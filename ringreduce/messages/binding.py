@@ -128,14 +128,14 @@ def fill(binder: Binder, planned: PlannedSlice) -> Flow:
     flow, memory = binder.flow, binder.memory
     flow.steps = [step for planned_step in planned.steps for step in binder.steps(planned_step)]
     in_place = memory[INPUT] is memory[OUTPUT]
-    settles = [
+    final_copies = [
         binder.copy(copy)
-        for copy in planned.settles
+        for copy in planned.final_copies
         if not (in_place and copy.source.buffer == INPUT and copy.source[1:] == copy.into[1:])
     ]
-    if settles:
+    if final_copies:
         flow.steps = flow.steps or [BoundStep(0)]
-        flow.steps[-1].acts += settles
+        flow.steps[-1].acts += final_copies
     return flow
 
 
@@ -201,7 +201,7 @@ class Binder:
             part.starts = [request.Start for request in requests]
             part.tests = [request.Test for _, request in part.recvs]
         self.unawaited += [request.Test for _, request in bound[0].sends]
-        if not planned.goes_on:
+        if not planned.more_parts:
             bound[-1].tests += self.unawaited
             self.unawaited = []
 

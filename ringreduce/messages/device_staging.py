@@ -193,12 +193,12 @@ class StagingBinder(Binder):
         self._outboxes.append(outbox)
         for part in bound:
             inbox = Inbox(self._stream, [recv for step, recv in self._recvs if step is part])
-            awaits = part is bound[-1] and not planned.goes_on
+            awaits = part is bound[-1] and not planned.more_parts
             exchange = StagedStep(inbox, tuple(self._outboxes), awaits)
             part.starts = [inbox.start, outbox.start] if part is bound[0] else [inbox.start]
             part.tests, part.gates = [exchange.test], [exchange.started]
         self._sends, self._recvs = [], []
-        if not planned.goes_on:
+        if not planned.more_parts:
             self._outboxes, self._taken = [], 0
 
     def send(self, message: Message, step: BoundStep) -> None:

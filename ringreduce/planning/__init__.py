@@ -1,1 +1,1 @@
-"""From a schedule to byte ranges: choose an algorithm, cut the array, lay out scratch memory."""
+"""From a schedule to offsets in memory: choose an algorithm, divide the array, lay out scratch."""

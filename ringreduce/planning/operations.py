@@ -1,6 +1,7 @@
-"""What a plan is made of: spans of memory, the messages between them, folds and copies.
+"""The operations of a plan: messages between spans of memory, folds and copies.
 
-It speaks of elements in three buffers: the caller's INPUT, the OUTPUT, and SCRATCH.
+A plan counts in elements, not bytes.  It names three buffers: the caller's INPUT and OUTPUT, and
+SCRATCH.
 """
 
 from __future__ import annotations
@@ -12,39 +13,43 @@ INPUT, OUTPUT, SCRATCH = range(3)
 
 
 class Span(NamedTuple):
-    """Elements ``start`` to ``stop`` of one of the three buffers."""
+    """Elements `start` to ``stop - 1`` of one of the three buffers."""
 
     buffer: int
+    """INPUT, OUTPUT or SCRATCH."""
     start: int
+    """In elements."""
     stop: int
+    """In elements, exclusive."""
 
 
 INSIDE, BESIDE = "inside", "beside"
 INSIDE_BYTES = 4096
-"""Up to this size a message carries the call's signature inside; above, in a message before it.
+"""The longest message, in bytes, that contains the call's signature.
 
-So the first message that a peer sends in a flow is never longer than this and the signature.
+The signature of a longer message is sent before it, as a message of its own.  So the first message
+that a peer sends in a slice is at most this long, plus the signature.
 """
 
 
 class Message(NamedTuple):
-    """One message.  The first of its ordered pair in a slice carries the call's signature."""
+    """One message.  The first message of an ordered pair in a slice carries the signature."""
 
     peer: int
+    """The rank at the other end."""
     span: Span
+    """The memory that is sent, or received into."""
     signature: str | None
-    """INSIDE, BESIDE or None."""
+    """INSIDE the message, BESIDE it in a message of its own, or None."""
 
 
 class Fold(NamedTuple):
-    """``into`` = the sources, two or more, folded from left to right.
-
-    `finishes` says that all contributions are in afterwards.
-    """
+    """``into = sources[0] op sources[1] op ...``, from left to right; at least two sources."""
 
     sources: tuple[Span, ...]
     into: Span
     finishes: bool
+    """Whether `into` now has every contribution; a mean is divided here."""
 
 
 class Copy(NamedTuple):
@@ -56,34 +61,41 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step of the schedule, or a part of one, with its memory: pack, exchange, fold.
+    """One step of the schedule, or one part of a step: pack, send and receive, fold.
 
-    Long messages that are folded come in parts, each folded while it is in the cache: the first
-    part starts all sends, and the last one awaits them.
+    A step that folds long messages may be divided into parts, one for each segment: then a segment
+    is folded while it is in the cache.  The first part starts all sends of the step, and the last
+    part waits for them.
     """
 
     index: int
+    """The number of the step in the schedule."""
     packs: tuple[Copy, ...]
+    """Copies to scratch, made before the sends, of chunks that are sent but are not contiguous."""
     recvs: tuple[Message, ...]
     sends: tuple[Message, ...]
     folds: tuple[Fold, ...]
-    goes_on: bool = False
+    more_parts: bool = False
     """Whether another part of the same step follows."""
 
 
 class PlannedSlice(NamedTuple):
-    """One slice's way through the schedule, and the copies that settle its result at the end."""
+    """The steps of one slice, and the copies that complete its result."""
 
     steps: tuple[PlannedStep, ...]
-    settles: tuple[Copy, ...]
+    final_copies: tuple[Copy, ...]
+    """Copies to OUTPUT after the last step, of results that are elsewhere."""
     scratch: int
-    """Elements of scratch that it needs."""
+    """Elements of scratch that the slice needs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """Where one chunk of one slice lies in INPUT and OUTPUT, and how many elements it has."""
+class ChunkOffsets:
+    """The position of one chunk of one slice, in elements."""
 
-    before: int
-    after: int
+    input: int
+    """Offset in INPUT; meaningless if the rank does not hold the chunk before."""
+    output: int
+    """Offset in OUTPUT; meaningless if the rank does not hold the chunk after."""
     count: int
+    """Elements of the chunk in this slice."""

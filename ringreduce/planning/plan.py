@@ -1,8 +1,8 @@
-"""Schedule x counts x rank -> offsets and scratch: what this rank moves, where from and where to.
+"""Turn schedule, counts and rank into the offsets of every message, and the size of scratch.
 
-A plan cuts the data into slices.  Every slice goes through the same schedule on its own, so a plan
-is a list of step lists, one a slice; it moves nothing itself.  It is a pure function of its
-arguments, so all ranks draw the borders of messages alike.
+A plan divides the data into slices.  Every slice goes through the schedule on its own, so a plan is
+one list of steps for each slice.  A plan is a pure function of its arguments: all ranks compute the
+same borders between messages.  It moves no data.
 """
 
 from __future__ import annotations
@@ -11,41 +11,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from ringreduce.planning.operations import Placed, PlannedSlice
+from ringreduce.planning.operations import ChunkOffsets, PlannedSlice
 from ringreduce.planning.slices import SEGMENT_BYTES, plan_slice
 from ringreduce.schedules.schedule import Chunks, Schedule, Step
 
 _UNCUT = 1 << 62
-"""Bytes of a segment."""
+"""Bytes of a segment that no message exceeds."""
 
 
 @dataclass
 class Plan:
-    """The plan of one rank for one call.  Slices are planned when first asked for, and kept."""
+    """The plan of one rank for one call.  A slice is planned when first asked for, and kept."""
 
     schedule: Schedule
     rank: int
     itemsize: int
-    """Bytes an element."""
+    """Bytes of an element."""
     count: int
     """Elements of all chunks."""
     slices: int
-    placed: Callable[[int], Sequence[Placed]]
-    """Slice -> where each chunk of it lies: worked out when asked for, as there may be many."""
+    """How many slices the data are divided into."""
+    chunk_offsets: Callable[[int], Sequence[ChunkOffsets]]
+    """Slice -> the offsets of its chunks.  Computed on demand: there may be many slices."""
     input_count: int
-    """Elements of INPUT, on this rank."""
+    """Elements of this rank's INPUT."""
     output_count: int
-    """Elements of OUTPUT, on this rank."""
+    """Elements of this rank's OUTPUT."""
     segment_bytes: int
+    """Longer messages are sent in segments of about this size."""
     of: Callable[[int], Plan]
-    """The plan of another rank, or this one's again, with messages that are not cut."""
+    """Rank -> that rank's plan (any rank's, this one's too), with messages not cut in segments."""
     in_place: bool
-    """Whether OUTPUT may be INPUT."""
+    """Whether OUTPUT may be the same memory as INPUT."""
     _slices: dict[int, PlannedSlice] = field(default_factory=dict)
     _steps: tuple[Step, ...] | None = None
 
     def slice(self, index: int) -> PlannedSlice:
-        """The steps of slice `index`."""
+        """Return the planned steps of slice `index`."""
         if index not in self._slices:
             if self._steps is None:
                 self._steps = tuple(self.schedule.steps(self.rank))
@@ -53,7 +55,7 @@ class Plan:
                 self.schedule,
                 self.rank,
                 self._steps,
-                self.placed(index),
+                self.chunk_offsets(index),
                 self.itemsize,
                 self.segment_bytes,
             )
@@ -68,19 +70,20 @@ def plan_whole(
     slices: int,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> Plan:
-    """A plan for a collective whose INPUT is the whole array of `count` elements, and OUTPUT too.
+    """Plan a collective whose INPUT, and OUTPUT, is the whole array of `count` elements.
 
-    A rank that holds nothing after has no OUTPUT.
+    The OUTPUT of a rank that holds no chunk after the collective is empty.
 
-    Slices are contiguous; inside a slice the chunks lie in order, by weight.
+    A slice is a contiguous part of the array.  It is divided into the chunks, in order, in
+    proportion to the schedule's weights.
     """
     total = sum(schedule.weights)
     shares = [0, *accumulate(schedule.weights)]
 
-    def placed(index: int) -> list[Placed]:
+    def chunk_offsets(index: int) -> list[ChunkOffsets]:
         low, high = _cut(count, slices, index)
         borders = [low + (high - low) * share // total for share in shares] if total else []
-        return [Placed(a, a, b - a) for a, b in pairwise(borders)]
+        return [ChunkOffsets(a, a, b - a) for a, b in pairwise(borders)]
 
     output_count = count if schedule.holds_after(rank) or not schedule.weights else 0
 
@@ -93,7 +96,7 @@ def plan_whole(
         itemsize,
         count,
         slices,
-        placed,
+        chunk_offsets,
         count,
         output_count,
         segment_bytes,
@@ -110,18 +113,18 @@ def plan_parts(
     slices: int,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> Plan:
-    """A plan for a collective in which chunk i has ``counts[i]`` elements and a rank may hold some.
+    """Plan a collective in which chunk i has ``counts[i]`` elements and a rank may hold only some.
 
-    INPUT and OUTPUT are the chunks that the rank holds before and after, one behind the other.  A
-    slice is a piece of every chunk.
+    INPUT is the concatenation of the chunks that the rank holds before the collective, OUTPUT of
+    those that it holds after.  A slice is a part of every chunk.
     """
     before = _offsets(schedule.holds_before(rank), counts)
     after = _offsets(schedule.holds_after(rank), counts)
 
-    def placed(index: int) -> list[Placed]:
+    def chunk_offsets(index: int) -> list[ChunkOffsets]:
         cuts = [_cut(count, slices, index) for count in counts]
         return [
-            Placed(before.get(chunk, 0) + low, after.get(chunk, 0) + low, high - low)
+            ChunkOffsets(before.get(chunk, 0) + low, after.get(chunk, 0) + low, high - low)
             for chunk, (low, high) in enumerate(cuts)
         ]
 
@@ -134,7 +137,7 @@ def plan_parts(
         itemsize,
         sum(counts),
         slices,
-        placed,
+        chunk_offsets,
         sum(counts[chunk] for chunk in before),
         sum(counts[chunk] for chunk in after),
         segment_bytes,
@@ -144,11 +147,16 @@ def plan_parts(
 
 
 def shard_counts(count: int, parts: int) -> list[int]:
-    """The lengths that ``np.array_split`` gives: the first ``count % parts`` are one longer."""
+    """Return the lengths that ``np.array_split`` makes: the first ``count % parts`` are one longer.
+
+    >>> shard_counts(count=7, parts=3)
+    [3, 2, 2]
+    """
     return [stop - start for start, stop in (_cut(count, parts, part) for part in range(parts))]
 
 
 def _cut(count: int, parts: int, part: int) -> tuple[int, int]:
+    """Return the start and the stop of a part, in elements."""
     return _border(count, parts, part), _border(count, parts, part + 1)
 
 
@@ -158,5 +166,6 @@ def _border(count: int, parts: int, part: int) -> int:
 
 
 def _offsets(chunks: Chunks, counts: Sequence[int]) -> dict[int, int]:
+    """Return chunk -> its offset in a buffer that holds these chunks one after another."""
     starts = accumulate((counts[chunk] for chunk in chunks), initial=0)
     return dict(zip(chunks, starts, strict=False))

@@ -1,4 +1,4 @@
-"""Which algorithm is the cheapest: the cost model's answer, and its reasons."""
+"""Choose the algorithm of a call by the cost model, and give the reasons."""
 
 from __future__ import annotations
 
@@ -11,21 +11,31 @@ from ringreduce.schedules.cost import price
 from ringreduce.topology import Nodes
 
 STAGED_BYTES = 4 << 20
-"""The longest slice that is staged in shared memory."""
+"""The longest slice that is copied in and out of shared memory, in bytes."""
 _PRICED_SLICES = 8
-"""Slices that are priced at most: beyond, a pipeline is filled and time grows with bytes alone."""
-_AS_GOOD_AS_EQUAL = 0.02
-_DIRECT, _MOST_DIRECT = ("one_shot", "two_shot", "direct", "star", "pairwise"), 32
+"""The most slices of a pipelined call that are simulated.
+
+With more slices the pipeline is full, and time grows with bytes alone.
+"""
+_TIE = 0.02
+"""Candidates within this fraction of the lowest prediction count as equally fast."""
+_DIRECT = ("one_shot", "two_shot", "direct", "star", "pairwise")
+"""Algorithms in which a rank exchanges messages with all others."""
+_MOST_DIRECT = 32
+"""The most ranks for which the direct algorithms are priced."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What ``algorithm="auto"`` chose, and the predicted seconds of every candidate."""
+    """The algorithm that ``algorithm="auto"`` chose, and the prediction for every candidate."""
 
     collective: str
     nbytes: int
+    """Bytes of the array."""
     algorithm: str
+    """The chosen one."""
     predicted_s: Mapping[str, float]
+    """Algorithm -> predicted seconds."""
 
     def __str__(self) -> str:
         ranked = sorted(self.predicted_s.items(), key=lambda item: item[1])
@@ -34,7 +44,7 @@ class Choice:
 
 
 def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
-    """How many slices an array of `nbytes` is cut into."""
+    """Return how many slices an array of `nbytes` is divided into."""
     large = 64 << 20 if len(nodes) == 1 else 1 << 20
     if config.memory is not None and not config.pulls(nbytes):
         large = STAGED_BYTES
@@ -43,16 +53,17 @@ def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
 
 
 def slices_in_flight(nodes: Nodes, config: Config) -> int:
-    """How many slices are under way at once."""
+    """Return how many slices are in flight at once."""
     return config.in_flight or (1 if len(nodes) == 1 else 4)
 
 
 def candidates(collective: str, nodes: Nodes, in_memory: bool = False) -> list[str]:
-    """The algorithms that are worth a price among these ranks.
+    """Return the algorithms to price for these nodes; the first of equally fast ones is chosen.
 
-    With very many ranks those in which everybody talks to everybody are not, and take longest to
-    price.  Between nodes the first to be tried is the one that knows of them, in shared memory
-    those of the fewest steps.
+    Direct algorithms are left out among many ranks, if the collective has more than two algorithms:
+    they are slow there, and take longest to price.  On several nodes the hierarchical algorithm
+    comes first; on one node it is left out.  If the ranks of one node share memory (`in_memory`),
+    direct algorithms come first: they take the fewest steps.
     """
     names = list(ALGORITHMS[collective])
     if sum(map(len, nodes)) > _MOST_DIRECT and len(names) > 2:
@@ -65,22 +76,22 @@ def candidates(collective: str, nodes: Nodes, in_memory: bool = False) -> list[s
 
 
 def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice:
-    """Price every algorithm of `collective` and take the cheapest.
+    """Price every candidate for `collective`, and choose the one with the lowest prediction.
 
-    Of those that are as good as equal, the first candidate.  A pure function of its arguments, so
-    all ranks choose alike.  Sizes are priced as the next power of two, so that similar calls are
-    carried out alike.
+    If several candidates are equally fast, the first in the list is chosen.  `nbytes` is rounded up
+    to a power of two, so that calls of similar size use the same algorithm.  The choice is a pure
+    function of the arguments, so all ranks choose the same algorithm.
     """
     names = candidates(collective, nodes, config.memory is not None)
     rounded = 1 << max(nbytes - 1, 0).bit_length()
     predicted = {name: predict(collective, name, nodes, rounded, config) for name in names}
-    enough = min(predicted.values()) * (1 + _AS_GOOD_AS_EQUAL)
+    enough = min(predicted.values()) * (1 + _TIE)
     chosen = next(name for name in names if predicted[name] <= enough)
     return Choice(collective, nbytes, chosen, predicted)
 
 
 def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:
-    """The seconds that a call should take.  Raises ValueError for an unknown algorithm."""
+    """Predict the seconds that a call takes.  Raises ValueError for an unknown algorithm."""
     schedule, profile = build(collective, algorithm, nodes), config.profile
     if config.memory is not None:
         profile = profile.of_memory(config.memory.crowded)
@@ -92,9 +103,9 @@ def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
 
 
 def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> str:
-    """The name of the algorithm to run: `algorithm` itself, unless it is ``"auto"``.
+    """Return the name of the algorithm to run: `algorithm` itself, unless it is ``"auto"``.
 
-    Raises ValueError when there is none of that name.
+    Raises ValueError if no algorithm of the collective has that name.
     """
     if algorithm != "auto":
         parse(collective, algorithm)

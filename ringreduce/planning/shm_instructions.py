@@ -341,8 +341,8 @@ class _Writer:
         if self._pulls:
             yield MakeRoom(exchanges + 1)
             yield Put(exchanges + 1)
-        for settle in table.plans[rank].settles:
-            yield from self._copy(settle.into, table.place(rank, settle.source))
+        for copy in table.plans[rank].final_copies:
+            yield from self._copy(copy.into, table.place(rank, copy.source))
         yield from self._until_read(lambda _: True)
 
     def _pushes(self, index: int) -> bool:
@@ -435,7 +435,7 @@ class _Writer:
         read = [m.span for s in later for m in s.sends]
         read += [source for s in later for fold in s.folds for source in fold.sources]
         read += [copy.source for s in later for copy in s.packs]
-        read += [copy.source for copy in self._table.plans[self._rank].settles]
+        read += [copy.source for copy in self._table.plans[self._rank].final_copies]
         return not any(_meet(each, span) for each in read)
 
     def _overlap(self, a: Span, b: Span) -> bool:

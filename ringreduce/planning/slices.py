@@ -1,4 +1,8 @@
-"""One slice's way through a schedule, with its memory: which elements go out and come in, where."""
+"""Plan one slice of one rank: the memory of every message, fold and copy of the schedule's steps.
+
+A *run* is a list of chunks that travel as one message: they follow each other in the array, with
+only empty chunks between them.  Long runs are sent in several *segments*.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,10 @@ from ringreduce.planning.operations import (
     INSIDE_BYTES,
     OUTPUT,
     SCRATCH,
+    ChunkOffsets,
     Copy,
     Fold,
     Message,
-    Placed,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -23,75 +27,87 @@ from ringreduce.planning.operations import (
 from ringreduce.schedules.schedule import Chunks, Schedule, Step, chunk_of, source_of
 
 SEGMENT_BYTES = 1 << 20
-"""Longer runs of chunks travel as several messages of about this size."""
+"""Longer runs are sent as several messages of about this size, in bytes."""
 _MOST_SEGMENTS = 256
+"""The most segments of one run; the segments of longer runs are longer."""
 
 
 def plan_slice(
     schedule: Schedule,
     rank: int,
     steps: Sequence[Step],
-    placed: Sequence[Placed],
+    offsets: Sequence[ChunkOffsets],
     itemsize: int,
     segment_bytes: int,
 ) -> PlannedSlice:
-    """Plan the slice whose chunks are `placed`; `steps` are the rank's own of the schedule."""
-    return _SlicePlanner(schedule, rank, steps, placed, itemsize, segment_bytes).plan()
+    """Plan the slice whose chunks are at `offsets`; `steps` are the schedule's steps of `rank`."""
+    return _SlicePlanner(schedule, rank, steps, offsets, itemsize, segment_bytes).plan()
 
 
 class _Scratch:
-    """Lends ranges of scratch, first fit, and remembers how much was ever out at once."""
+    """A first-fit allocator of scratch, in elements."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._lent: dict[int, int] = {}
+        """The end of the highest range ever allocated."""
+        self._allocated: dict[int, int] = {}
+        """Start -> length of each allocated range."""
 
-    def lend(self, count: int) -> int:
+    def allocate(self, count: int) -> int:
+        """Return the start of `count` free elements; an empty range is not recorded."""
         start = 0
-        for taken, length in sorted(self._lent.items()):
+        for taken, length in sorted(self._allocated.items()):
             if taken - start >= count:
                 break
             start = taken + length
         if count:
-            self._lent[start] = count
+            self._allocated[start] = count
             self.size = max(self.size, start + count)
         return start
 
-    def give_back(self, start: int) -> None:
-        self._lent.pop(start, None)
+    def free(self, start: int) -> None:
+        self._allocated.pop(start, None)
 
 
 class _SlicePlanner:
-    """Walks one rank's steps once, tracking where the current value of each chunk lives."""
+    """Plans one rank's steps in order, tracking where the current value of each chunk is."""
 
     def __init__(
         self,
         schedule: Schedule,
         rank: int,
         steps: Sequence[Step],
-        placed: Sequence[Placed],
+        offsets: Sequence[ChunkOffsets],
         itemsize: int,
         segment_bytes: int,
     ) -> None:
-        self.rank, self.steps, self.placed, self.itemsize = rank, steps, placed, itemsize
+        self.rank, self.steps, self.offsets, self.itemsize = rank, steps, offsets, itemsize
         self.segment = max(1, segment_bytes // itemsize)
+        """Elements of a segment."""
         self.result = frozenset(schedule.holds_after(rank))
+        """The chunks that belong in OUTPUT."""
         self.completes = schedule.completes and schedule.completes(rank)
-        self.home: dict[int, Span] = {
-            chunk: Span(INPUT, placed[chunk].before, placed[chunk].before + placed[chunk].count)
+        self.location: dict[int, Span] = {
+            chunk: Span(INPUT, offsets[chunk].input, offsets[chunk].input + offsets[chunk].count)
             for chunk in schedule.holds_before(rank)
         }
+        """Chunk, or name of a copy -> the memory of its current value."""
         self.scratch = _Scratch()
-        self.loans: list[tuple[int, Chunks]] = []
+        self.allocations: list[tuple[int, Chunks]] = []
+        """Ranges of scratch that may outlive their step: the start, and the chunks inside."""
         self.signed_to: set[int] = set()
+        """Peers to which a message with the signature is already planned."""
         self.signed_from: set[int] = set()
+        """Peers from which a message with the signature is already planned."""
         self.last_use: dict[int, int] = {}
+        """Chunk or copy -> the last step that sends, receives or folds it."""
         self.last_write: dict[int, int] = {}
+        """Chunk or copy -> the last step that changes it."""
         self.copies: dict[int, dict[int, int]] = {}
-        """Chunk -> the copies of it that have come, each with its rank."""
+        """Chunk -> its received copies that are not folded yet: name -> rank."""
         for index, step in enumerate(steps):
             for send in step.sends:
-                self.last_use.update(dict.fromkeys(map(self._mine, send.chunks), index))
+                self.last_use.update(dict.fromkeys(map(self._canonical, send.chunks), index))
             for recv in step.recvs:
                 self.last_use.update(dict.fromkeys(recv.chunks, index))
                 self.last_write.update(dict.fromkeys(recv.chunks, index))
@@ -102,12 +118,12 @@ class _SlicePlanner:
     def plan(self) -> PlannedSlice:
         parts = [part for index in range(len(self.steps)) for part in self._step(index)]
         steps = tuple(part for part in parts if part.recvs or part.sends or part.folds)
-        settles = tuple(
-            Copy(self.home[chunk], self._output(chunk))
+        final_copies = tuple(
+            Copy(self.location[chunk], self._output(chunk))
             for chunk in sorted(self.result)
-            if self._count(chunk) and self.home[chunk] != self._output(chunk)
+            if self._count(chunk) and self.location[chunk] != self._output(chunk)
         )
-        return PlannedSlice(steps, settles, self.scratch.size)
+        return PlannedSlice(steps, final_copies, self.scratch.size)
 
     def _step(self, index: int) -> Iterator[PlannedStep]:
         step = self.steps[index]
@@ -116,26 +132,26 @@ class _SlicePlanner:
         sends: list[Message] = []
         for send in step.sends:
             for run in self._runs(send.chunks, send.peer, self.signed_to):
-                span = self._gather(run, packs, temporary)
+                span = self._send_span(run, packs, temporary)
                 sends += self._messages(send.peer, span, self.signed_to)
         segments = self._segments_to_fold(step)
         if segments:
-            yield from self._in_parts(index, step, segments, packs, sends)
+            yield from self._step_in_parts(index, step, segments, packs, sends)
         else:
-            yield self._at_once(index, step, packs, sends)
+            yield self._whole_step(index, step, packs, sends)
         self._release(index, temporary)
 
-    def _at_once(
+    def _whole_step(
         self, index: int, step: Step, packs: list[Copy], sends: list[Message]
     ) -> PlannedStep:
-        """A step that folds when everything has come and everything has left."""
+        """Plan a step in one part: it folds after all its messages are complete."""
         recvs: list[Message] = []
         arrived: dict[int, list[tuple[int, Span]]] = {}
         overwritten: dict[int, Span] = {}
         for recv in step.recvs:
             overwritten.update((c, _NOTHING) for c in recv.chunks if not self._count(c))
             for run in self._runs(recv.chunks, recv.peer, self.signed_from):
-                span = self._landing(run, recv.reduce)
+                span = self._receive_span(run, recv.reduce)
                 recvs += self._messages(recv.peer, span, self.signed_from)
                 for chunk, piece in zip(run, self._pieces(run, span), strict=True):
                     if recv.reduce:
@@ -145,35 +161,36 @@ class _SlicePlanner:
         folds: list[Fold] = []
         for chunk, spans in arrived.items():
             into = self._output(chunk) if chunk in self.result else min(spans)[1]
-            folds.append(self._fold(index, chunk, [*spans, (self.rank, self.home[chunk])], into))
-            self.home[chunk] = into
-        self.home.update(overwritten)
+            values = [*spans, (self.rank, self.location[chunk])]
+            folds.append(self._fold(index, chunk, values, into))
+            self.location[chunk] = into
+        self.location.update(overwritten)
         for copy in overwritten:
             if (source := source_of(copy)) is not None:
                 self.copies.setdefault(chunk_of(copy), {})[copy] = source
         folds += [self._fold_copies(index, chunk) for chunk in step.folds if self._count(chunk)]
-        return PlannedStep(index, tuple(packs), tuple(recvs), tuple(sends), _joined(folds))
+        return PlannedStep(index, tuple(packs), tuple(recvs), tuple(sends), _merged(folds))
 
     # --- steps in parts ---
 
     def _segments_to_fold(self, step: Step) -> list[tuple[int, int]]:
-        """The (start, stop) of the parts in which the step's folded chunks are to come, if any.
+        """Return the (start, stop) of the segments in which to fold a step; none for one part.
 
-        They come in parts if every message of the step brings the same long run of chunks that end
-        up in the result, and none of it is sent in this step: until a send is complete its value
-        must stay.
+        A step is planned in parts if all its messages bring the same chunks, to be reduced: one run
+        of several segments, all of it part of the result.  None of these chunks may be sent in the
+        same step, since a value that is being sent must not change before the send is complete.
         """
         brought = {(recv.chunks, recv.reduce) for recv in step.recvs}
         if len(brought) != 1 or not step.recvs[0].reduce or step.folds:
             return []
         runs = list(self._runs(step.recvs[0].chunks, peer=-1, signed={-1}))
-        sent = {self._mine(chunk) for send in step.sends for chunk in send.chunks}
+        sent = {self._canonical(chunk) for send in step.sends for chunk in send.chunks}
         if len(runs) != 1 or not sent.isdisjoint(runs[0]) or not self.result.issuperset(runs[0]):
             return []
         segments = self._segments(self._length(runs[0]))
         return segments if len(segments) > 1 else []
 
-    def _in_parts(
+    def _step_in_parts(
         self,
         index: int,
         step: Step,
@@ -181,45 +198,45 @@ class _SlicePlanner:
         packs: list[Copy],
         sends: list[Message],
     ) -> Iterator[PlannedStep]:
-        """A step that folds each segment when it has come, in scratch that all segments share."""
+        """Plan a step in parts, one for each segment; all segments share the same scratch."""
         (run,) = self._runs(step.recvs[0].chunks, peer=-1, signed={-1})
         longest = max(stop - start for start, stop in segments)
-        landings = {recv.peer: self.scratch.lend(longest) for recv in step.recvs}
+        bases = {recv.peer: self.scratch.allocate(longest) for recv in step.recvs}
         for number, (start, stop) in enumerate(segments):
             recvs = []
             folds: list[Fold] = []
-            for peer, landing in landings.items():
-                span = Span(SCRATCH, landing, landing + stop - start)
+            for peer, base in bases.items():
+                span = Span(SCRATCH, base, base + stop - start)
                 recvs.append(self._message(peer, span, self.signed_from))
             offset = -start
             for chunk in run:
                 count = self._count(chunk)
                 low, high = max(0, -offset), min(count, stop - start - offset)
                 if low < high:
-                    values = [(self.rank, _part(self.home[chunk], low, high))]
-                    for peer, landing in landings.items():
-                        at = landing + offset
+                    values = [(self.rank, _part(self.location[chunk], low, high))]
+                    for peer, base in bases.items():
+                        at = base + offset
                         values.append((peer, Span(SCRATCH, at + low, at + high)))
                     into = _part(self._output(chunk), low, high)
                     folds.append(self._fold(index, chunk, values, into))
                 offset += count
             more = number < len(segments) - 1
             yield PlannedStep(
-                index, tuple(packs), tuple(recvs), tuple(sends), _joined(folds), goes_on=more
+                index, tuple(packs), tuple(recvs), tuple(sends), _merged(folds), more_parts=more
             )
             packs, sends = [], []
-        for landing in landings.values():
-            self.scratch.give_back(landing)
-        self.home.update({chunk: self._output(chunk) for chunk in run})
+        for base in bases.values():
+            self.scratch.free(base)
+        self.location.update({chunk: self._output(chunk) for chunk in run})
 
     # --- messages ---
 
     def _runs(self, chunks: Chunks, peer: int, signed: set[int]) -> Iterator[Chunks]:
-        """The messages of one Send or Recv: runs of chunks that follow each other in the array.
+        """Divide the chunks of one Send or Recv into runs, without the empty chunks.
 
-        Copies lie nowhere in it, and so go together.
-        Sender and receiver see the same chunks, so they cut alike.  Empty runs are left out, but
-        for the one that must carry a signature.
+        Copies have no place in the array, so all adjacent copies form one run.  Sender and receiver
+        divide the same chunks, so they form the same runs.  If nothing is left, there is one empty
+        run for a peer not in `signed`: its message carries the signature.
         """
         runs: list[list[int]] = []
         for chunk in chunks:
@@ -234,7 +251,7 @@ class _SlicePlanner:
         return map(tuple, runs)
 
     def _follows(self, chunk: int, following: int) -> bool:
-        """Whether only empty chunks lie between these two, or both are copies."""
+        """Tell whether only empty chunks are between two chunks, or both are copies."""
         copies = [source_of(name) is not None for name in (chunk, following)]
         if any(copies):
             return all(copies)
@@ -242,7 +259,7 @@ class _SlicePlanner:
         return chunk < following and not any(self._count(c) for c in between)
 
     def _messages(self, peer: int, span: Span, signed: set[int]) -> Iterator[Message]:
-        """The messages of one run, segment by segment: sender and receiver cut alike."""
+        """Yield the messages of one run, one a segment; sender and receiver cut alike."""
         for start, stop in self._segments(span.stop - span.start):
             yield self._message(peer, _part(span, start, stop), signed)
 
@@ -257,44 +274,49 @@ class _SlicePlanner:
         inside = (span.stop - span.start) * self.itemsize <= INSIDE_BYTES
         return Message(peer, span, INSIDE if inside else BESIDE)
 
-    # --- where values live ---
+    # --- memory of values ---
 
     def _output(self, chunk: int) -> Span:
-        placed = self.placed[chunk]
-        return Span(OUTPUT, placed.after, placed.after + placed.count)
+        at = self.offsets[chunk]
+        return Span(OUTPUT, at.output, at.output + at.count)
 
     def _length(self, run: Chunks) -> int:
         return sum(map(self._count, run))
 
     def _count(self, name: int) -> int:
-        return self.placed[chunk_of(name)].count
+        return self.offsets[chunk_of(name)].count
 
-    def _mine(self, name: int) -> int:
-        """This rank's own copy of a chunk is the chunk."""
+    def _canonical(self, name: int) -> int:
+        """Return the chunk for this rank's own copy of it, and any other name unchanged."""
         return chunk_of(name) if source_of(name) == self.rank else name
 
     def _pieces(self, run: Chunks, span: Span) -> Iterator[Span]:
+        """Divide the span of a run into the spans of its chunks."""
         start = span.start
         for chunk in run:
             yield Span(span.buffer, start, start + self._count(chunk))
             start += self._count(chunk)
 
-    def _borrow(self, run: Chunks) -> Span:
-        start = self.scratch.lend(self._length(run))
+    def _allocate(self, run: Chunks) -> Span:
+        start = self.scratch.allocate(self._length(run))
         return Span(SCRATCH, start, start + self._length(run))
 
-    def _gather(self, run: Chunks, packs: list[Copy], temporary: list[int]) -> Span:
-        """The run's values as one span: where they are, or packed together if they are apart."""
-        homes = [self.home[self._mine(chunk)] for chunk in run]
-        if all(a.buffer == b.buffer and a.stop == b.start for a, b in pairwise(homes)):
-            return Span(homes[0].buffer, homes[0].start, homes[-1].stop) if run else _NOTHING
-        span = self._borrow(run)
+    def _send_span(self, run: Chunks, packs: list[Copy], temporary: list[int]) -> Span:
+        """Return the span to send a run from: scratch that it is packed into, if not contiguous."""
+        spans = [self.location[self._canonical(chunk)] for chunk in run]
+        if all(a.buffer == b.buffer and a.stop == b.start for a, b in pairwise(spans)):
+            return Span(spans[0].buffer, spans[0].start, spans[-1].stop) if run else _NOTHING
+        span = self._allocate(run)
         temporary.append(span.start)
-        packs.extend(map(Copy, homes, self._pieces(run, span)))
+        packs.extend(map(Copy, spans, self._pieces(run, span)))
         return span
 
-    def _landing(self, run: Chunks, reduce: bool) -> Span:
-        """Where a received run lands: in its place in OUTPUT, or in scratch to be folded."""
+    def _receive_span(self, run: Chunks, reduce: bool) -> Span:
+        """Return the span to receive a run into: in OUTPUT if the run belongs there as it is.
+
+        Otherwise in scratch: for a run that is to be reduced, is not contiguous in OUTPUT, or is
+        only passed on.
+        """
         spans = [self._output(chunk) for chunk in run if chunk in self.result]
         if not run:
             return _NOTHING
@@ -304,12 +326,12 @@ class _SlicePlanner:
             and all(a.stop == b.start for a, b in pairwise(spans))
         ):
             return Span(OUTPUT, spans[0].start, spans[-1].stop)
-        span = self._borrow(run)
-        self.loans.append((span.start, run))
+        span = self._allocate(run)
+        self.allocations.append((span.start, run))
         return span
 
     def _fold(self, index: int, chunk: int, values: list[tuple[int, Span]], into: Span) -> Fold:
-        """Fold the (rank, value) of a chunk, the local one among them, in ascending rank order."""
+        """Plan to fold the (rank, span) `values` of a chunk in ascending rank order."""
         if self.completes is None:
             finishes = chunk in self.result and self.last_write[chunk] == index
         else:
@@ -317,27 +339,28 @@ class _SlicePlanner:
         return Fold(tuple(span for _, span in sorted(values)), into, finishes)
 
     def _fold_copies(self, index: int, chunk: int) -> Fold:
+        """Plan to fold all received copies of a chunk, and this rank's own value."""
         copies = self.copies.pop(chunk)
-        values = [(self.rank, self.home[chunk])]
-        values += [(rank, self.home[copy]) for copy, rank in copies.items()]
+        values = [(self.rank, self.location[chunk])]
+        values += [(rank, self.location[copy]) for copy, rank in copies.items()]
         if chunk in self.result:
             into = self._output(chunk)
         else:
-            into = self._borrow((chunk,))
-            self.loans.append((into.start, (chunk,)))
-        self.home[chunk] = into
+            into = self._allocate((chunk,))
+            self.allocations.append((into.start, (chunk,)))
+        self.location[chunk] = into
         return self._fold(index, chunk, values, into)
 
     def _release(self, index: int, temporary: list[int]) -> None:
-        """Give back the scratch that no later step reads."""
+        """Free the scratch whose values no later step, and no final copy, reads."""
         for start in temporary:
-            self.scratch.give_back(start)
+            self.scratch.free(start)
         kept = []
-        for start, run in self.loans:
+        for start, run in self.allocations:
             stop = start + self._length(run)
             live = any(
-                self.home[chunk].buffer == SCRATCH
-                and start <= self.home[chunk].start < stop
+                self.location[chunk].buffer == SCRATCH
+                and start <= self.location[chunk].start < stop
                 and (self.last_use[chunk] > index or chunk in self.result)
                 for chunk in run
                 if self._count(chunk)
@@ -345,29 +368,31 @@ class _SlicePlanner:
             if live:
                 kept.append((start, run))
             else:
-                self.scratch.give_back(start)
-        self.loans = kept
+                self.scratch.free(start)
+        self.allocations = kept
 
 
 _NOTHING = Span(SCRATCH, 0, 0)
+"""The span of an empty message."""
 
 
 def _part(span: Span, start: int, stop: int) -> Span:
+    """Return elements `start` to ``stop - 1`` of a span."""
     return Span(span.buffer, span.start + start, span.start + stop)
 
 
-def _joined(folds: Sequence[Fold]) -> tuple[Fold, ...]:
-    """Folds of neighbouring chunks as one, where all of their spans follow each other."""
-    joined: list[Fold] = []
+def _merged(folds: Sequence[Fold]) -> tuple[Fold, ...]:
+    """Merge each fold with the one before it where all their spans are adjacent."""
+    merged: list[Fold] = []
     for fold in folds:
-        if joined and _adjacent(joined[-1], fold):
-            head = joined.pop()
+        if merged and _adjacent(merged[-1], fold):
+            head = merged.pop()
             pairs = zip(_spans(head), _spans(fold), strict=True)
             *sources, into = (Span(a.buffer, a.start, b.stop) for a, b in pairs)
-            joined.append(Fold(tuple(sources), into, fold.finishes))
+            merged.append(Fold(tuple(sources), into, fold.finishes))
         else:
-            joined.append(fold)
-    return tuple(joined)
+            merged.append(fold)
+    return tuple(merged)
 
 
 def _adjacent(head: Fold, tail: Fold) -> bool:

@@ -56,9 +56,10 @@ def assert_carries_out(
         x = inputs[comm.rank].copy()
         out = x if in_place and plan.output_count else np.full(plan.output_count, np.nan)
         carry_out(comm, plan, x, out)
-        for placed in map(plan.placed, range(plan.slices)):
+        for offsets in map(plan.chunk_offsets, range(plan.slices)):
             for chunk in schedule.holds_after(comm.rank):
-                span = slice(placed[chunk].after, placed[chunk].after + placed[chunk].count)
+                start = offsets[chunk].output
+                span = slice(start, start + offsets[chunk].count)
                 wanted = evaluate(trees[comm.rank][chunk], span)
                 assert np.array_equal(out[span], wanted)
 

@@ -1,7 +1,9 @@
-"""Plans, without any transport: carried out on symbols they do what their schedules say."""
+"""Plans, without any transport: executed on symbols, they give the schedule's results."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
@@ -12,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
-from ringreduce.planning.operations import BESIDE, INSIDE, INSIDE_BYTES, OUTPUT, SCRATCH, Placed
+from ringreduce.planning.operations import (
+    BESIDE,
+    INSIDE,
+    INSIDE_BYTES,
+    OUTPUT,
+    SCRATCH,
+    ChunkOffsets,
+)
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.schedules.schedule import Schedule
 from tests.support.lockstep import DIVIDED, Memory, chunk_trees, run_plans
@@ -21,7 +30,7 @@ from tests.support.strategies import EVERY_ALGORITHM, block_layout, layouts, wri
 
 REDUCING = ("all_reduce", "reduce_scatter")
 ITEMSIZES = st.sampled_from([1, 8, 700, 5000])
-"""Some so large that few elements are too many for a message with its signature inside."""
+"""With the largest, a few elements do not fit into a message with the signature inside."""
 SEGMENTS = st.sampled_from([1, 16, 5000, 1 << 20])
 CUT = (8, 1, 1 << 20)
 
@@ -41,7 +50,7 @@ def parts(schedule: Schedule, counts, *cut: int) -> list[Plan]:
 
 @st.composite
 def calls(draw):
-    """The plans of all ranks for any call: (schedule, plans, counts of the chunks if by parts)."""
+    """Draw any call: its schedule, the plans of all ranks, and the chunks' counts or None."""
     collective, algorithm = draw(st.sampled_from(EVERY_ALGORITHM))
     nodes = draw(layouts(max_nodes=4, max_ranks=7))
     size = sum(map(len, nodes))
@@ -59,11 +68,11 @@ def calls(draw):
     return schedule, whole(schedule, count, *cut), None
 
 
-# --- plans do what schedules say ------------------------------------------------------------------
+# --- a plan gives the results of its schedule -----------------------------------------------------
 
 
 def assert_follows(schedule: Schedule, plans: list[Plan], counts, in_place: bool) -> None:
-    """Carry the plans out and compare every element of every result with the schedule's tree."""
+    """Execute the plans, and compare every element of every result with the schedule's tree."""
     memories = []
     for rank, plan in enumerate(plans):
         held = elements_of(schedule.holds_before(rank), plan.input_count, counts)
@@ -75,15 +84,16 @@ def assert_follows(schedule: Schedule, plans: list[Plan], counts, in_place: bool
     for rank, (plan, memory) in enumerate(zip(plans, memories, strict=True)):
         assert in_place or memory.source == inputs[rank]
         elements = elements_of(schedule.holds_after(rank), plan.output_count, counts)
-        for placed in map(plan.placed, range(plan.slices)):
+        for offsets in map(plan.chunk_offsets, range(plan.slices)):
             for chunk in schedule.holds_after(rank):
-                low, high = placed[chunk].after, placed[chunk].after + placed[chunk].count
+                low = offsets[chunk].output
+                high = low + offsets[chunk].count
                 tree = (DIVIDED, trees[rank][chunk]) if divides else trees[rank][chunk]
                 assert memory.buffers[OUTPUT][low:high] == [(i, tree) for i in elements[low:high]]
 
 
 def elements_of(chunks, total: int, counts) -> list[int]:
-    """Which elements of the whole lie, in order, in a buffer that has these chunks."""
+    """Return the elements of a buffer that holds these chunks, as indices into the whole array."""
     if counts is None:
         return list(range(total))
     starts = [0, *accumulate(counts)]
@@ -106,7 +116,7 @@ def test_many_contributions_in_one_step_are_folded_in_rank_order(schedule_of, si
     assert chunk_trees(schedule)[0][0] == tuple(range(size))
 
 
-# A step may send chunks whose values lie apart; then they are packed.
+# A step may send chunks whose values are not contiguous; the planner packs them.
 PACKED = """
 rank 0
   >1:0 <1:1+
@@ -125,7 +135,7 @@ rank 1
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("text", [PACKED, SWAPPED])
-def test_messages_of_chunks_that_lie_apart(text, in_place):
+def test_messages_of_chunks_that_are_not_contiguous(text, in_place):
     schedule = written(text, chunks=4, collective="moves")
     assert_follows(schedule, whole(schedule, 22, 8, 2), None, in_place)
 
@@ -155,9 +165,7 @@ def test_chunks_that_follow_each_other_travel_as_one_message():
     in_place=st.booleans(),
 )
 @settings(max_examples=300)
-def test_any_schedule_at_all_is_carried_out_as_it_says(
-    schedule, count, itemsize, slices, segment, in_place
-):
+def test_any_schedule_is_planned_correctly(schedule, count, itemsize, slices, segment, in_place):
     assert_follows(schedule, whole(schedule, count, itemsize, slices, segment), None, in_place)
 
 
@@ -200,7 +208,7 @@ def test_what_fits_beside_the_signature_is_measured_in_bytes():
             assert plan.slice(0).steps[0].sends[0].signature == wanted
 
 
-# --- what lies where ------------------------------------------------------------------------------
+# --- offsets --------------------------------------------------------------------------------------
 
 
 @given(call=calls())
@@ -208,18 +216,24 @@ def test_what_fits_beside_the_signature_is_measured_in_bytes():
 def test_slices_and_chunks_cover_every_element_once(call):
     schedule, plans, _ = call
     for rank, plan in enumerate(plans):
-        for held, total, place in (
-            (schedule.holds_before(rank), plan.input_count, attrgetter("before")),
-            (schedule.holds_after(rank), plan.output_count, attrgetter("after")),
+        for held, total, start in (
+            (schedule.holds_before(rank), plan.input_count, attrgetter("input")),
+            (schedule.holds_after(rank), plan.output_count, attrgetter("output")),
         ):
             covered = [
                 i
-                for placed in map(plan.placed, range(plan.slices))
+                for offsets in map(plan.chunk_offsets, range(plan.slices))
                 for chunk in held
-                for i in range(place(placed[chunk]), place(placed[chunk]) + placed[chunk].count)
+                for i in range(start(offsets[chunk]), start(offsets[chunk]) + offsets[chunk].count)
             ]
             wanted = list(range(total)) if held and schedule.weights else []
             assert sorted(covered) == wanted
+
+
+def test_the_example_in_the_docstring_is_true():
+    tested = doctest.testmod(importlib.import_module("ringreduce.planning.plan"))
+    assert tested.attempted > 0
+    assert tested.failed == 0
 
 
 @given(count=st.integers(0, 10_000), pieces=st.integers(1, 50))
@@ -242,10 +256,11 @@ def test_equal_arguments_give_equal_plans(call, again):
 
 
 def test_a_slice_is_planned_without_the_others(monkeypatch):
-    """Else the first call with so many slices would take seconds for what nobody needs yet."""
+    """Otherwise the first call with so many slices would spend seconds on planning."""
     made = []
     monkeypatch.setattr(
-        "ringreduce.planning.plan.Placed", lambda *lies: made.append(lies) or Placed(*lies)
+        "ringreduce.planning.plan.ChunkOffsets",
+        lambda *offsets: made.append(offsets) or ChunkOffsets(*offsets),
     )
     size, slices = 4, 1000
     cut = 10**6, 8, slices
@@ -290,13 +305,13 @@ def test_pieces_that_differ_in_length_need_three_at_most(size):
 
 @given(nodes=layouts(max_nodes=4, max_ranks=9), count=st.integers(0, 200))
 @QUICK
-def test_hierarchical_needs_scratch_for_what_one_step_brings(nodes, count):
+def test_hierarchical_needs_scratch_for_the_messages_of_one_step(nodes, count):
     for plan in whole(build("all_reduce", "hierarchical", nodes), count):
-        brought = [
+        received = [
             sum(m.span.stop - m.span.start for m in step.recvs if m.span.buffer == SCRATCH)
             for step in plan.slice(0).steps
         ]
-        assert plan.slice(0).scratch == max(brought, default=0)
+        assert plan.slice(0).scratch == max(received, default=0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -307,13 +322,13 @@ def test_long_messages_are_folded_in_parts_that_share_scratch(size):
         assert planned.scratch == segment
         parts = [step for step in planned.steps if step.folds]
         assert len(parts) == (size - 1) * 11
-        assert sum(not part.goes_on for part in parts) == size - 1
+        assert sum(not part.more_parts for part in parts) == size - 1
         messages = [m for step in planned.steps for m in (*step.recvs, *step.sends)]
         assert max(m.span.stop - m.span.start for m in messages) == segment
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "broadcast"])
-def test_what_only_moves_needs_no_scratch(collective):
+def test_a_collective_without_reduction_needs_no_scratch(collective):
     schedule = build(collective, "ring", block_layout(5))
     plans = parts(schedule, [3, 0, 2, 5, 1]) if collective == "all_gather" else whole(schedule, 11)
     assert [plan.slice(0).scratch for plan in plans] == [0] * 5

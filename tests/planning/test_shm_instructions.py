@@ -191,9 +191,9 @@ def test_any_schedule_at_all_gives_the_same_on_every_way(schedule, count, seed):
 
 
 def held_after(plan, output):
-    """Of a rank's output what the schedule says that it holds."""
-    placed = [plan.placed(0)[chunk] for chunk in plan.schedule.holds_after(plan.rank)]
-    return [output[p.after : p.after + p.count].tolist() for p in placed] if output.size else []
+    """Return the chunks of a rank's output that it holds by the schedule."""
+    chunks = [plan.chunk_offsets(0)[chunk] for chunk in plan.schedule.holds_after(plan.rank)]
+    return [output[c.output : c.output + c.count].tolist() for c in chunks] if output.size else []
 
 
 def results(rows, made, seed):

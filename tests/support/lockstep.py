@@ -145,19 +145,19 @@ def _run_slice(plan: Plan, index: int, memory: Memory, divides: bool) -> Program
     for step in planned.steps:
         leaving += [send.span for send in step.sends]
         assert_no_race(step, memory, leaving)
-        if not step.goes_on:
+        if not step.more_parts:
             leaving = []
         for copy in step.packs:
             memory.write(copy.into, memory.read(copy.source))
         outgoing = [(m.peer, (m.signature, memory.read(m.span))) for m in step.sends]
-        came = yield outgoing, [message.peer for message in step.recvs], step.goes_on
+        came = yield outgoing, [message.peer for message in step.recvs], step.more_parts
         for message, (signature, values) in zip(step.recvs, came, strict=True):
             assert signature == message.signature
             memory.write(message.span, values)
         for fold in step.folds:
             terms = zip(*map(memory.read, fold.sources), strict=True)
             memory.write(fold.into, [_folded(some, divides and fold.finishes) for some in terms])
-    for copy in planned.settles:
+    for copy in planned.final_copies:
         if not memory.in_place or copy.source != copy.into._replace(buffer=INPUT):
             memory.write(copy.into, memory.read(copy.source))
 
@@ -175,7 +175,7 @@ def assert_no_race(step: PlannedStep, memory: Memory, leaving: Sequence[Span]) -
         assert not memory.share(a, b), "two messages come into the same memory"
     for span in leaving:
         assert not any(memory.share(span, other) for other in receives), "received into a send"
-        if step.goes_on:
+        if step.more_parts:
             folded = any(memory.share(span, fold.into) for fold in step.folds)
             assert not folded, "folded into what is being sent"
     for copy in step.packs:

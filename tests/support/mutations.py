@@ -77,14 +77,14 @@ MUTATIONS = [
         "planning/slices.py",
         "self.last_use[chunk] > index or",
         "self.last_use[chunk] > index + 1 or",
-        "Scratch is lent again while the next step still sends from it.",
+        "Scratch is allocated again while the next step still sends from it.",
     ),
     Mutation(
-        "loans-overlap",
+        "allocations-overlap",
         "planning/slices.py",
         "if taken - start >= count:",
         "if taken >= start:",
-        "Two values live in the same scratch.",
+        "Two values are kept in the same scratch.",
     ),
     Mutation(
         "first-message-too-long",
@@ -105,14 +105,14 @@ MUTATIONS = [
         "planning/slices.py",
         "            not reduce\n            and len(spans)",
         "            True\n            and len(spans)",
-        "What is to be added comes in over the value that it is to be added to.",
+        "A value to be reduced is received over the value that it is reduced into.",
     ),
     Mutation(
         "received-value-not-passed-on",
         "planning/slices.py",
-        "self.home.update(overwritten)",
+        "self.location.update(overwritten)",
         "overwritten.clear()",
-        "A rank passes its own value on in place of the one that it was sent.",
+        "A rank passes its own value on instead of the value that it received.",
     ),
     # --- the executor and what it binds ---
     Mutation(
@@ -127,14 +127,14 @@ MUTATIONS = [
         "planning/slices.py",
         "copies = self.copies.pop(chunk)",
         "copies = self.copies[chunk]",
-        "Copies that were added in once are added in again with those that come later.",
+        "Copies that were folded once are folded again with copies received later.",
     ),
     Mutation(
         "stale-copy",
         "planning/slices.py",
         "self.last_use.update(dict.fromkeys((*step.folds, *copies), index))",
         "self.last_use.update(dict.fromkeys(step.folds, index))",
-        "The memory of a copy that is yet to be folded is lent to another message.",
+        "The memory of a copy that is still to be folded is allocated to another message.",
     ),
     Mutation(
         "left-in-the-message",
