@@ -151,10 +151,10 @@ class Engine:
             body = partial(_on_stream, stream, body, async_op)
         program = self._program(call, body, timeout_s)
         if async_op:
-            return self.queue.put(program)
+            return self.queue.submit(program)
         try:
             if self.queue.works:
-                return self.queue.put(program).wait()
+                return self.queue.submit(program).wait()
             return self.queue.run(program)
         finally:
             if stream is not None:

@@ -1,9 +1,9 @@
-"""Calls in order: those that are waited for at once, and those that go on while others compute.
+"""The order of calls: synchronous calls run at once, asynchronous calls run behind each other.
 
-Every call is a program: a generator that says at each poll whether it got any further, and returns
-its result.  A communicator carries its programs out one after another, in the order of the calls.
-While asynchronous ones are in line a thread does so, if the transport may be used from one; or else
-they advance whenever somebody waits or asks.
+Every call is a program: a generator that yields at each poll whether it got any further, and
+returns the call's result.  A communicator runs its programs one after another, in the order of the
+calls.  While asynchronous calls are queued, a progress thread runs them, if the transport may be
+used from a thread.  Otherwise they advance whenever the user waits for a call or asks about one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 Program = Generator[bool, None, Any]
 
 _AHEAD = 1900
-"""Idle polls that the thread is ahead of others: it sleeps early, for they want the interpreter."""
+"""Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
+the interpreter."""
 
 
 class Work:
-    """A call under way.  Made by a collective with ``async_op=True``.
+    """An asynchronous call.  A collective returns it with ``async_op=True``.
 
-    It keeps its arrays alive, and completes whether or not anybody waits for it.
+    The Work keeps the call's arrays alive.  The call completes whether or not anybody waits for it.
     """
 
     def __init__(self, queue: CallQueue, program: Program) -> None:
@@ -34,12 +35,12 @@ class Work:
         self._error: BaseException | None = None
         self._seen = False
         self.began_s: float | None = None
-        """When its turn came, on the clock of `time.perf_counter`."""
+        """When the call began to run, on the clock of `time.perf_counter`."""
         self.seconds: float | None = None
-        """How long it took from when its turn came; None while it is not over."""
+        """How long the call ran; None while it is not over."""
 
     def done(self) -> bool:
-        """Whether the call is over, well or not.  Does not wait."""
+        """Return whether the call is over, with a result or an error.  Does not wait."""
         if not self.completed.is_set():
             self._queue.advance()
         return self.completed.is_set()
@@ -47,10 +48,10 @@ class Work:
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait for the call and return its result.
 
-        Raises what the call raised: MismatchError, PeerTimeoutError, PeerLostError.  Raises
-        TimeoutError when the call is not over within `timeout_s` seconds; it then still goes on.
+        Raises the call's error: MismatchError, PeerTimeoutError, PeerLostError.  Raises
+        TimeoutError if the call is not over within `timeout_s` seconds; the call then goes on.
         """
-        if not self._queue.await_(self.completed, timeout_s):
+        if not self._queue.wait_for(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
         if self._error is not None:
@@ -59,16 +60,16 @@ class Work:
 
     @property
     def unseen_error(self) -> BaseException | None:
-        """What the call raised, if nobody has waited for it."""
+        """The call's error, if nobody has waited for the call."""
         return None if self._seen else self._error
 
     def forked(self, error: Exception) -> None:
-        """In a child process: whoever held the lock of the event is no more."""
+        """End with `error` in a child process, where no thread can release the event's lock."""
         self.completed = threading.Event()
         self.finish(error=error)
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Called once by the line: the call is over."""
+        """Record the end of the call.  The queue calls this once."""
         self._result, self._error = result, error
         if self.began_s is not None:
             self.seconds = time.perf_counter() - self.began_s
@@ -76,14 +77,14 @@ class Work:
 
 
 class CallQueue:
-    """The calls of one communicator that wait for their turn."""
+    """The calls of one communicator: the running one, and those behind it."""
 
     def __init__(self, wait: Callable[[int, int], None], spins: int, threads: bool) -> None:
         self.lock: Any = threading.RLock()
-        """Held while a call finds its place in the order."""
+        """Held while a call takes its place in the order."""
         self._wait, self._spins, self._threads = wait, spins, threads
         self.works: deque[Work] = deque()
-        """Those that are not over yet, in order."""
+        """The asynchronous calls that are not over, in order."""
         self._arrived = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failed: list[Work] = []
@@ -91,15 +92,15 @@ class CallQueue:
         self._ended = False
         self._idle = 0
 
-    def put(self, program: Program) -> Work:
-        """Let a program have its turn when all before it are over.  Call it with the lock held."""
+    def submit(self, program: Program) -> Work:
+        """Queue a program behind all others, and return its Work.  The caller holds the lock."""
         work = Work(self, program)
         self.works.append(work)
         if self._threads:
             with self._arrived:
                 if self._thread is None:
                     self._thread = threading.Thread(
-                        target=self._carry_out,
+                        target=self._run_works,
                         name="ringreduce progress",
                         daemon=True,
                     )
@@ -110,7 +111,7 @@ class CallQueue:
         return work
 
     def run(self, program: Program) -> Any:
-        """Carry a program out at once and return its result; nothing is in line."""
+        """Run a program at once and return its result; no call is queued."""
         idle = 0
         try:
             while True:
@@ -120,8 +121,8 @@ class CallQueue:
         except StopIteration as end:
             return end.value
 
-    def await_(self, completed: threading.Event, timeout_s: float | None) -> bool:
-        """Wait until a work is over; False if it is not within the time."""
+    def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
+        """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
         if self._threads:
             return completed.wait(timeout_s)
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -132,7 +133,7 @@ class CallQueue:
         return True
 
     def advance(self) -> None:
-        """Without a thread: go on with the first work in line, up to where it has to wait."""
+        """Without a thread: run the first work up to where it has to wait for another rank."""
         if self._threads:
             return
         with self.lock:
@@ -140,7 +141,7 @@ class CallQueue:
                 self._poll(self.works[0], self._spins, ahead=0)
 
     def interrupt(self, error: BaseException, seconds: float) -> None:
-        """Raise `error` in the program that has its turn, and wait a while for the line to end."""
+        """Raise `error` in the running program, and wait up to `seconds` for all works to end."""
         self._interrupt = error
         end = time.monotonic() + seconds
         while self.works and time.monotonic() < end:
@@ -149,20 +150,20 @@ class CallQueue:
         self._interrupt = None
 
     def drain(self) -> None:
-        """Wait until every work in line is over.  Call it with the lock held."""
+        """Wait until every work is over.  The caller holds the lock."""
         for work in list(self.works):
-            self.await_(work.completed, None)
+            self.wait_for(work.completed, None)
 
     def close(self) -> None:
-        """Let the thread end; nothing is in line, and nothing will be."""
+        """Let the thread end; no work is queued, and none will be."""
         self._ended = True
         with self._arrived:
             self._arrived.notify()
 
     def forked(self, error: Exception) -> None:
-        """In a child process, where no thread is left that could hold a lock or carry a work out.
+        """Reset the queue in a child process, which has none of the parent's threads.
 
-        The works are the parent's: here they end with `error`.
+        The works are the parent's.  In the child they end with `error`.
         """
         self.lock, self._arrived = threading.RLock(), threading.Condition()
         works, self._thread, self._failed = list(self.works), None, []
@@ -171,14 +172,14 @@ class CallQueue:
             work.forked(error)
 
     def unseen_error(self) -> BaseException | None:
-        """The first error of a work that nobody has waited for; asked for once."""
+        """Return the first error that nobody has waited for, and forget all such errors."""
         failed, self._failed = self._failed, []
         return next((work.unseen_error for work in reversed(failed) if work.unseen_error), None)
 
-    # --- carrying out ---
+    # --- running ---
 
-    def _carry_out(self) -> None:
-        """The thread: one work after another."""
+    def _run_works(self) -> None:
+        """Run one work after another, in the progress thread."""
         while True:
             with self._arrived:
                 while not self.works:
@@ -190,7 +191,7 @@ class CallQueue:
                 pass
 
     def _poll(self, work: Work, spins: int, ahead: int) -> bool:
-        """Let a work take one step; True when it is over and out of the line."""
+        """Poll a work once; return True if it is over and no longer queued."""
         if work.began_s is None:
             work.began_s = time.perf_counter()
         try:
@@ -209,7 +210,7 @@ class CallQueue:
         return True
 
     def _pause(self, program: Program, idle: int, ahead: int) -> None:
-        """Let others have the core; what comes up meanwhile is raised in the program."""
+        """Leave the core to others; raise in the program whatever is raised meanwhile."""
         try:
             if self._interrupt is not None:
                 raise self._interrupt

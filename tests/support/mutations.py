@@ -153,8 +153,8 @@ MUTATIONS = [
     Mutation(
         "slices-share-scratch",
         "messages/flows.py",
-        "slot, count = index % in_flight, self",
-        "slot, count = 0, self",
+        "slot = index % task.in_flight",
+        "slot = 0",
         "All slices under way fold in the same scratch.",
     ),
     Mutation(
@@ -167,8 +167,8 @@ MUTATIONS = [
     Mutation(
         "out-not-written-back",
         "messages/executor.py",
-        "if not device.overlap(flat_target, target)",
-        "if device.overlap(flat_target, target)",
+        "not self.task.device.overlap(flat, target)",
+        "self.task.device.overlap(flat, target)",
         "An `out` that is not contiguous keeps its old values.",
     ),
     Mutation(
@@ -181,15 +181,15 @@ MUTATIONS = [
     Mutation(
         "signature-not-compared",
         "messages/executor.py",
-        "if came != header:",
-        "if not came:",
+        "if received != header:",
+        "if not received:",
         "Ranks that make different calls are not told so.",
     ),
     Mutation(
         "completed-calls-not-counted",
         "messages/executor.py",
-        "flow.runs += 1",
-        "flow.runs = 1",
+        "flow.runs += flow.finished",
+        "flow.runs = flow.finished",
         "After a disagreement ranks wait for messages that came long before.",
     ),
     # --- the kernels ---
@@ -338,7 +338,7 @@ MUTATIONS = [
     ),
     Mutation(
         "given-up-but-still-coming",
-        "messages/executor.py",
+        "calls/engine.py",
         "while not self.withdraw() and time.monotonic() < end:",
         "while False:",
         "Messages come into arrays that the caller uses for something else by now.",
@@ -346,15 +346,15 @@ MUTATIONS = [
     Mutation(
         "taken-back-in-order",
         "messages/executor.py",
-        "reversed(flow.steps[flow.at].recvs)",
-        "flow.steps[flow.at].recvs",
+        "reversed(step.recvs)",
+        "step.recvs",
         "A long message that comes meanwhile meets the buffer of the short one behind it.",
     ),
     Mutation(
         "persistent-call-on-a-copy",
-        "messages/flows.py",
-        "            memory = (\n                flat[0],\n",
-        "            memory = (\n                flat[0].copy(),\n",
+        "messages/executor.py",
+        "self._keep_only((flat[0], ",
+        "self._keep_only((flat[0].copy(), ",
         "A planned call reads what its input was when it was planned.",
     ),
     # --- memory that ranks share ---
