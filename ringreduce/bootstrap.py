@@ -150,6 +150,7 @@ def spawn(
         try:
             with _communicator(transport, nodes, timeout_s, config) as comm:
                 results[rank] = fn(comm, *args)
+                comm.close_at_end_of("its function")
         except BaseException as error:
             failures.append(error)
             failed.set()

@@ -337,13 +337,15 @@ class Engine:
 
     # --- the end ---
 
-    def close(self, opening: Opening, prepared: Prepared, nothing: Any) -> None:
+    def close(self, opening: Opening, prepared: Prepared, nothing: Any, end_of: str = "") -> None:
         """Finish what is in line, part from the others, and let go of everything.
 
-        `opening` and `prepared` are the last call.  Raises the error of a Work that nobody has
+        `opening` and `prepared` are the last call.  `end_of` is where the end is that the rank has
+        reached, for errors; empty if the user closes.  Raises the error of a Work that nobody has
         waited for.
         """
         with self.queue.lock:
+            self._agreement.end_of = end_of
             self.queue.drain()
             unseen = self.queue.unseen_error()
             if self.ended is None:
