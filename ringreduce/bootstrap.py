@@ -154,6 +154,7 @@ def spawn(
             segments = share_segments(transport) if given.shared_memory else None
             with _communicator(transport, nodes, timeout_s, given, segments) as comm:
                 results[rank] = fn(comm, *args)
+                comm.close_at_end_of("its function")
         except BaseException as error:
             failures.append(error)
             failed.set()

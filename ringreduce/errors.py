@@ -13,7 +13,15 @@ class RingReduceError(Exception):
 
 
 class MismatchError(RingReduceError, ValueError):
-    """Ranks made different calls.  All dropped the call; the communicator stays usable."""
+    """Ranks made different calls.  All dropped the call; the communicator stays usable.
+
+    `speaks` is True on the lowest of the ranks that made the same call: where the error ends the
+    program, that rank prints the error for all of them.
+    """
+
+    def __init__(self, text: str, speaks: bool = True) -> None:
+        super().__init__(text)
+        self.speaks = speaks
 
 
 class PeerTimeoutError(RingReduceError, TimeoutError):

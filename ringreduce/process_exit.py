@@ -1,7 +1,7 @@
-"""What `init` arranges for this process over MPI: how it ends, whatever happens.
+"""How a process ends that has called `init`.
 
-Uncaught exceptions end the job, a killed launcher takes its ranks along, and a process whose
-communicator broke neither hangs in MPI_Finalize nor leaves anything behind.
+An uncaught exception ends the whole job.  A killed launcher takes its ranks along.  A process whose
+communicator is broken does not hang in MPI_Finalize, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from typing import Any
 
 from ringreduce.calls.communicator import Communicator
 from ringreduce.config import Environment
-from ringreduce.errors import PeerLostError
+from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch import job
 
 _FAREWELL_S = 5.0
-"""How long a rank whose communicator broke waits, before it ends, for the others to get as far."""
-_CULPRITS_S = 1.0
-"""How long a rank that failed because another did leaves that one to end the job."""
+"""How long a rank whose communicator is broken waits for the other ranks to end, too."""
+_OTHERS_FIRST_S = 1.0
+"""How long a rank leaves it to another rank to print the error and to end the job."""
 _AFTER_INIT_S = 1.0
-"""The same where no communicator came to be, by which ranks could tell each other."""
+"""The same for a failed `init`, after which there is no communicator to wait with."""
+_ENDS = "its process ends"
+"""What other ranks are told as the reason why this rank leaves."""
 
 
 def prepare(environment: Environment, world_size: int) -> None:
-    """Arrange how this process ends.  Raises ValueError when the job's size is not what was asked.
+    """Arrange how this process ends.
 
-    A mismatch means that mpiexec and mpi4py belong to different MPIs, or that this is not the
-    communicator of the whole job.
+    Raises ValueError when MPI has not started the expected number of ranks: then mpiexec and mpi4py
+    belong to different MPIs, or the communicator is not that of the whole job.
     """
-    if not isinstance(sys.excepthook, _CulpritsFirst):
+    if not isinstance(sys.excepthook, _OthersFirst):
         job.install()
-        sys.excepthook = _CulpritsFirst(sys.excepthook)
+        sys.excepthook = _OthersFirst(sys.excepthook)
     if environment.launched:
         job.die_with_parent()
     expected = environment.expected_size
@@ -49,8 +51,12 @@ def prepare(environment: Environment, world_size: int) -> None:
         )
 
 
-class _CulpritsFirst:
-    """An excepthook: a rank that lost another lets that one print its traceback and end the job."""
+class _OthersFirst:
+    """An excepthook that lets another rank print its traceback and end the job first.
+
+    A rank that lost another one waits for that rank.  Of the ranks that made the same call in a
+    disagreement, all wait for the lowest: their tracebacks are identical.
+    """
 
     def __init__(self, following: Any) -> None:
         self._following = following
@@ -58,39 +64,62 @@ class _CulpritsFirst:
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, PeerLostError):
-            time.sleep(_CULPRITS_S)
+        lost = isinstance(error, PeerLostError)
+        if lost or (isinstance(error, MismatchError) and not error.speaks):
+            time.sleep(_OTHERS_FIRST_S)
         self._following(kind, error, trace)
 
 
 def close_at_exit(comm: Communicator) -> None:
-    """Close the communicator when the interpreter exits, if nobody has by then."""
+    """Close `comm` when the interpreter exits, unless it is closed by then."""
     atexit.register(_close, comm, os.getpid())
 
 
 def never_finalize() -> None:
-    """Let the interpreter's exit not wait for lost ranks, when no communicator came to be."""
+    """Skip MPI_Finalize when the interpreter exits: `init` failed, and ranks may be lost."""
     atexit.register(_leave_without_finalizing, partial(time.sleep, _AFTER_INIT_S), os.getpid())
 
 
 def _close(comm: Communicator, pid: int) -> None:
     if os.getpid() != pid:
         return
+    failed = False
     try:
-        comm.close()
+        comm.close_at_end_of("the program")
+    except (MismatchError, PeerLostError) as error:
+        failed = True
+        comm.leave(_ENDS)
+        _print_once(error)
     except BaseException:
+        failed = True
         traceback.print_exc()
-        comm.leave("its process ends")
-        if not comm.broken:  # closed well, but a call that nobody had waited for has failed
-            _leave_without_finalizing(lambda: None, pid)
+        comm.leave(_ENDS)
     if comm.broken:
         _leave_without_finalizing(lambda: comm.farewell(_FAREWELL_S), pid)
+    elif failed:  # the communicator is closed, but a Work failed and nobody has waited for it
+        _leave_without_finalizing(lambda: None, pid)
+
+
+def _print_once(error: MismatchError | PeerLostError) -> None:
+    """Print the error that ranks get at the end of the program, on one of these ranks.
+
+    It has no traceback: no line of the program is to blame.  A rank that is in a call meanwhile
+    has such a line.  If that rank does not catch the error, it prints it and ends the job.
+    """
+    time.sleep(_OTHERS_FIRST_S)
+    # A rank that left because its own process ends prints why.
+    speaks = error.speaks if isinstance(error, MismatchError) else _ENDS not in str(error)
+    if speaks:
+        traceback.print_exception(error.with_traceback(None))
+    else:
+        time.sleep(_OTHERS_FIRST_S)  # the first rank to end takes the others along
 
 
 def _leave_without_finalizing(last_words: Callable[[], None], pid: int) -> None:
-    """End with status 1 after all other exit handlers: MPI_Finalize would wait for lost ranks.
+    """Run all other exit handlers, then `last_words`, then end with status 1.
 
-    The first rank to end takes the others along, so all that is to be done is done before.
+    MPI_Finalize would wait for lost ranks.  The first rank to end without it takes the others
+    along, so `last_words` gives them time.
     """
     if os.getpid() != pid:
         return

@@ -170,9 +170,19 @@ class Communicator(Collectives):
         Asynchronous calls are waited for; the error of one that nobody has waited for is raised.
         A broken communicator closes at once and waits for nobody; so does one already closed.
         """
+        self._close()
+
+    def close_at_end_of(self, place: str) -> None:
+        """Do what `close` does, because this rank has reached the end of `place`.
+
+        A MismatchError then says so, and names no `close()` that the user never wrote.
+        """
+        self._close(place)
+
+    def _close(self, end_of: str = "") -> None:
         with self._queue.lock:
             call = self._calls.meeting("close", ())
-            self._engine.close(call, NOTHING)
+            self._engine.close(call, NOTHING, end_of)
         self._forget()
 
     def leave(self, reason: str) -> None:
@@ -198,6 +208,6 @@ class Communicator(Collectives):
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self.close()
+            self.close_at_end_of("its with block")
         else:
             self.leave(f"{type(error).__name__}: {error}")

@@ -302,12 +302,15 @@ class Engine:
 
     # --- the end ---
 
-    def close(self, call: Call, nothing: Any) -> None:
+    def close(self, call: Call, nothing: Any, end_of: str = "") -> None:
         """Finish what is queued, part from the others, and free everything.
 
-        `call`, a meeting, is the last one.  Raises the error of a Work that nobody has waited for.
+        `call`, a meeting, is the last one.  `end_of` names the place whose end this rank has
+        reached, for error texts; it is empty if the user closes.  Raises the error of a Work that
+        nobody has waited for.
         """
         with self.queue.lock:
+            self._agreement.end_of = end_of
             self.queue.drain()
             unseen = self.queue.unseen_error()
             if self.ended is None:

@@ -105,6 +105,8 @@ class Agreement:
         self.calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
         """The latest calls of this epoch, up to the one with `number`."""
         self.remember = self.calls.append
+        self.end_of = ""
+        """Where the end is that this rank has reached, if it closes for that, as "the program"."""
         self._epoch = 0
         """How often ranks have disagreed and gone on."""
         self._abort_at: int | None = None
@@ -332,14 +334,23 @@ class Agreement:
         self._poll_until(self._told_all)
         recovery.start_afresh(max(report["exchanges"] for report in reports.values()))
         self._forget_calls(max(report["next"] for report in reports.values()))
-        return MismatchError(describe_mismatch(reports))
+        text, alike = describe_mismatch(reports)
+        return MismatchError(text, not any(self.transport.rank in ranks[1:] for ranks in alike))
 
     def _history(self) -> dict[str, Any]:
-        """The remembered calls: the number of the first, and which of some signatures each has."""
+        """The remembered calls: the number of the first, and which of some signatures each has.
+
+        And of what the end was reached, if that is why the last of them is a close.
+        """
         places: dict[Signature, int] = {}
         calls = [places.setdefault(signature, len(places)) for signature in self.calls]
         signatures = [[s.collective, list(map(list, s.arguments))] for s in places]
-        return {"first": self._first_remembered, "calls": calls, "signatures": signatures}
+        return {
+            "first": self._first_remembered,
+            "calls": calls,
+            "signatures": signatures,
+            "end_of": self.end_of,
+        }
 
     def _drain(self, owed: dict[int, int]) -> bool:
         for peer in owed:

@@ -16,30 +16,35 @@ _MOST_STEPS = 20_000
 """Steps of all ranks together that are worth following to tell who is to blame."""
 
 
-def describe_mismatch(reports: Mapping[int, Mapping[str, Any]]) -> str:
-    """What differs in the earliest call that ranks did not make alike.
+def describe_mismatch(reports: Mapping[int, Mapping[str, Any]]) -> tuple[str, list[list[int]]]:
+    """Describe the earliest call that ranks did not make alike, and list the ranks of each kind.
 
-    A rank's report has the number of the `first` call it remembers, and for that and all that
-    follow which of its `signatures` the `calls` have.
+    A report has the number of the `first` call that the rank remembers, and for this call and all
+    later ones, as `calls`, which of the `signatures` they have.  `end_of` is where the end is that
+    the rank has reached, if its latest call closes the communicator for that reason.
     """
     latest = {rank: r["first"] + len(r["calls"]) - 1 for rank, r in reports.items()}
     first = min(report["first"] for report in reports.values())
     for number in range(first, max(latest.values()) + 1):
         made = {rank: call for rank, r in reports.items() if (call := _call_of(r, number))}
         if made and any(call != made[min(made)] for call in made.values()):
-            return _describe_difference(number, made)
+            ends = {rank: _end(reports[rank], call) for rank, call in made.items()}
+            kinds = {rank: f"{call} {ends[rank]}" for rank, call in made.items()}
+            return _describe_difference(number, made, ends), _groups(kinds)
     behind = min(latest, key=lambda rank: latest[rank])
     ahead = [rank for rank in sorted(reports) if reports[rank]["first"] > latest[behind]]
     if ahead:
-        return (
+        text = (
             f"{ranks_text(ahead)} had gone on to call {latest[ahead[0]]} while rank {behind} is at "
             f"call {latest[behind]}, and can no longer tell which call was not the same; "
             "every rank must make the same calls in the same order"
         )
-    return (
+        return text, [ahead]
+    text = (
         "messages did not fit together although all ranks made the same calls: "
         "this is an error in ringreduce; please report it with the output of 'ringreduce doctor'"
     )
+    return text, [sorted(reports)]
 
 
 def _call_of(report: Mapping[str, Any], number: int) -> CallText | None:
@@ -50,28 +55,39 @@ def _call_of(report: Mapping[str, Any], number: int) -> CallText | None:
     return signature
 
 
-def _describe_difference(number: int, made: Mapping[int, CallText]) -> str:
-    collectives = {call[0] for call in made.values()}
-    if len(collectives) == 1:
-        name = collectives.pop()
-        arguments = {rank: dict(map(tuple, call[1])) for rank, call in made.items()}
-        names = [key for key, _ in made[min(made)][1]]
-        differing = [n for n in names if len({args.get(n) for args in arguments.values()}) > 1]
-        passed = _by_rank(
-            {
-                rank: ", ".join(_say(n, args.get(n, "")) for n in differing)
-                for rank, args in arguments.items()
-            },
-            "passes",
-            "pass",
-        )
-        wanted = " and ".join(_WANTED.get(n, n) for n in differing)
-        return f"{name}: {passed}; every rank must pass the same {wanted} (call {number})"
-    made_calls = _by_rank({rank: _call(call) for rank, call in made.items()}, "calls", "call")
-    return (
-        f"call {number} is not the same on all ranks: {made_calls}; "
-        "every rank must make the same calls in the same order"
+def _end(report: Mapping[str, Any], call: CallText) -> str:
+    """Where the end is that the rank has reached with this call; "" for a call of the user's."""
+    return str(report.get("end_of", "")) if call[0] == "close" else ""
+
+
+def _describe_difference(number: int, made: Mapping[int, CallText], ends: Mapping[int, str]) -> str:
+    if len({call[0] for call in made.values()}) == 1:
+        return _describe_arguments(number, made)
+    ended = {rank: f"the end of {place}" for rank, place in ends.items() if place}
+    calls = {rank: _call(call) for rank, call in made.items() if rank not in ended}
+    wanted = "every rank must make the same calls in the same order"
+    if ended:
+        reached = _by_rank(ended, "reached", "reached")
+        return f"{reached} while {_by_rank(calls, 'is in', 'are in')}; {wanted} (call {number})"
+    said = _by_rank(calls, "calls", "call")
+    return f"call {number} is not the same on all ranks: {said}; {wanted}"
+
+
+def _describe_arguments(number: int, made: Mapping[int, CallText]) -> str:
+    name = made[min(made)][0]
+    arguments = {rank: dict(map(tuple, call[1])) for rank, call in made.items()}
+    names = [key for key, _ in made[min(made)][1]]
+    differing = [n for n in names if len({args.get(n) for args in arguments.values()}) > 1]
+    passed = _by_rank(
+        {
+            rank: ", ".join(_say(n, args.get(n, "")) for n in differing)
+            for rank, args in arguments.items()
+        },
+        "passes",
+        "pass",
     )
+    wanted = " and ".join(_WANTED.get(n, n) for n in differing)
+    return f"{name}: {passed}; every rank must pass the same {wanted} (call {number})"
 
 
 _WANTED = {"array": "dtype and shape"}
@@ -86,14 +102,19 @@ def _call(call: CallText) -> str:
 
 
 def _by_rank(said: Mapping[int, str], one: str, many: str) -> str:
-    """``rank 2 passes a, ranks 0, 1 and 3 pass b``: the odd ones out first."""
+    """``rank 2 passes a, ranks 0, 1 and 3 pass b``: the smallest group of ranks first."""
+    return ", ".join(
+        f"{ranks_text(ranks)} {one if len(ranks) == 1 else many} {said[ranks[0]]}"
+        for ranks in _groups(said)
+    )
+
+
+def _groups(said: Mapping[int, str]) -> list[list[int]]:
+    """The ranks of each text, in ascending order; the smallest group first."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(said.items()):
         groups.setdefault(text, []).append(rank)
-    ordered = sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
-    return ", ".join(
-        f"{ranks_text(ranks)} {one if len(ranks) == 1 else many} {text}" for text, ranks in ordered
-    )
+    return sorted(groups.values(), key=lambda ranks: (len(ranks), ranks))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

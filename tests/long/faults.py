@@ -101,7 +101,8 @@ def names_the_victim(result: dict[str, Any], how: str, victim: int) -> bool:
         return error == "PeerTimeoutError" and result["ranks"] == [victim]
     if error == "PeerLostError":
         return text.startswith(f"rank {victim} has left") or how == "kill"
-    return how == "exit" and error == "MismatchError" and f"rank {victim} calls close()" in text
+    ended = f"rank {victim} reached the end of the program"
+    return how == "exit" and error == "MismatchError" and ended in text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
