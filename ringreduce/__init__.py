@@ -1,6 +1,6 @@
 """All-reduce for Python over MPI: algorithms that are proven, priced, drawn, and run.
 
-Names are imported when first used, so that the command line and each rank start at once.
+A name is imported when it is first used, so that the command line and each rank start quickly.
 """
 
 from importlib import import_module

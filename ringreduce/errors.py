@@ -1,22 +1,22 @@
-"""The errors that a collective can end in.
+"""The errors that a collective can raise.
 
-Misuse that one rank can see alone raises plain ``TypeError`` or ``ValueError`` before anything is
-sent.  The errors below need more than one rank to find; all ranks raise the same one with the same
-text.
+Misuse that one rank can detect alone raises a plain ``TypeError`` or ``ValueError`` before anything
+is sent.  The errors below take more than one rank to detect.  All ranks raise the same error with
+the same text.
 """
 
 from __future__ import annotations
 
 
 class RingReduceError(Exception):
-    """Base of every error that is ringreduce's own."""
+    """Base class of the errors that ringreduce defines."""
 
 
 class MismatchError(RingReduceError, ValueError):
-    """Ranks made different calls.  All dropped the call; the communicator stays usable.
+    """Ranks made different calls.  All ranks dropped the call.  The communicator stays usable.
 
-    `speaks` is True on the lowest of the ranks that made the same call: where the error ends the
-    program, that rank prints the error for all of them.
+    `speaks` is True on the lowest of the ranks that made the same call.  Where the error ends the
+    program, this rank prints it for all of them.
     """
 
     def __init__(self, text: str, speaks: bool = True) -> None:
@@ -25,7 +25,7 @@ class MismatchError(RingReduceError, ValueError):
 
 
 class PeerTimeoutError(RingReduceError, TimeoutError):
-    """A rank stopped answering.  The communicator is broken: later calls raise this again.
+    """A rank stopped answering.  The communicator is broken: later calls raise this error again.
 
     `ranks` are the ranks that did not answer.
     """
@@ -36,8 +36,8 @@ class PeerTimeoutError(RingReduceError, TimeoutError):
 
 
 class PeerLostError(RingReduceError, ConnectionError):
-    """A rank is gone: it died, raised, or left.  The communicator is broken."""
+    """A rank died, raised an exception, or left.  The communicator is broken."""
 
 
 class ScheduleError(RingReduceError):
-    """A schedule is wrong, or its text does not parse."""
+    """A schedule is wrong, or its text cannot be parsed."""

@@ -19,26 +19,26 @@ _REDUCTIONS: dict[np.dtype, tuple[str, ...]] = {
     **dict.fromkeys(map(np.dtype, "efdg"), _ON_FLOATS),
     **dict.fromkeys(map(np.dtype, "FDG"), ("sum", "mean", "prod")),
 }
-"""What can be done to bools, integers, floats and complex numbers; to bfloat16 as to floats."""
+"""The ops for bools, integers, floats and complex numbers.  bfloat16 has those of floats."""
 
 
 def as_array(where: str, x: Any) -> np.ndarray:
-    """`x` as NumPy sees it without a copy; a number becomes 0-d.
+    """View `x` as a NumPy array without a copy.  A number becomes a 0-d array.
 
-    Raises TypeError for what is no array and no number.
+    Raises TypeError unless `x` is an array or a number.
     """
     if isinstance(x, (list, tuple)):
         raise TypeError(f"{where}: got a {type(x).__name__}; pass an array, or numpy.asarray(...)")
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{where}: got a masked array; fill it first, x.filled(...)")
     if not isinstance(x, np.ndarray):
-        if not isinstance(x, Number) and not _shows_memory(x):
+        if not isinstance(x, Number) and not _exposes_memory(x):
             raise TypeError(f"{where}: got {type(x).__name__}; pass an array or a number")
         return np.asarray(x)
     return x
 
 
-def _shows_memory(x: Any) -> bool:
+def _exposes_memory(x: Any) -> bool:
     names = ("__array_interface__", "__array__", "__dlpack__")
     if any(hasattr(x, name) for name in names):
         return True
@@ -56,17 +56,16 @@ _WANTED = {
     "algorithm": "the name of an algorithm, or 'auto'",
     "wire": "'bfloat16', 'float16' or None",
 }
-"""What an error says to pass for each argument that selects a call."""
+"""What to pass, by the name of an argument that selects a call."""
 
 _BEFORE_OUT = ("op", "root")
-"""Arguments in whose place MPI users pass the result: positional, right after the input."""
+"""Arguments that take a positional array for the result: they follow the input directly."""
 
 
 def check_selectors(where: str, **selectors: Any) -> None:
-    """Check arguments that select a call, by name.
+    """Check that no argument is an array or another object without a hash.
 
-    Raises TypeError for an array, and for another object without a hash: a call is looked up by
-    these arguments.
+    A call is looked up by these arguments.  Raises TypeError, which names the argument.
     """
     for name, value in selectors.items():
         if hasattr(value, "__dlpack__"):
@@ -112,7 +111,7 @@ def op_name(where: str, arrays: Iterable[Any], op: Any) -> Any:
     A logical op, such as ``MPI.LAND``, has a name on bools alone: on integers ``"and"`` is bitwise.
     Raises TypeError for an mpi4py op that no name stands for on these `arrays`.
     """
-    # Whoever passes an op of mpi4py has imported mpi4py.
+    # An op of mpi4py exists only once mpi4py is imported: no import is needed here.
     if type(op).__module__ != "mpi4py.MPI" or type(op).__name__ != "Op":
         return op
     mpi = sys.modules["mpi4py.MPI"]
@@ -132,12 +131,15 @@ def op_name(where: str, arrays: Iterable[Any], op: Any) -> Any:
 
 
 def _reductions(dtype: np.dtype) -> tuple[str, ...]:
-    """The ops that `dtype` can be reduced by; none if it cannot even be sent."""
+    """Return the ops that can reduce `dtype`; an empty tuple if it cannot even be sent."""
     return _REDUCTIONS.get(dtype, _ON_FLOATS if is_short(dtype) else ())
 
 
 def check_movable(where: str, dtype: np.dtype) -> None:
-    """Raises TypeError unless `dtype` is plain numbers or bools in this machine's byte order."""
+    """Check that `dtype` can be sent: numbers or bools in this machine's byte order.
+
+    Raises TypeError.
+    """
     if not _reductions(dtype):
         raise TypeError(
             f"{where}: dtype {dtype} cannot be sent; "
@@ -146,7 +148,10 @@ def check_movable(where: str, dtype: np.dtype) -> None:
 
 
 def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
-    """Raises ValueError for an unknown op, TypeError for a dtype that cannot be reduced by it."""
+    """Check that `op` is one of `ops` and can reduce `dtype`.
+
+    Raises ValueError for an unknown op, TypeError for a dtype that the op cannot reduce.
+    """
     check_movable(where, dtype)
     if op not in ops:
         raise ValueError(f"{where}: unknown op {op!r}; choose one of {', '.join(map(repr, ops))}")
@@ -165,7 +170,10 @@ def _refusal(op: str, dtype: np.dtype) -> str:
 
 
 def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raises TypeError or ValueError unless `out` is a writeable array of this shape and dtype."""
+    """Check that `out` is a writeable array of this shape and dtype.
+
+    Raises TypeError or ValueError.
+    """
     if out.dtype != dtype:
         raise TypeError(f"{where}: out has dtype {out.dtype}, the result has {dtype}")
     if out.shape != shape:
@@ -175,7 +183,7 @@ def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> 
 
 
 def same_memory(x: np.ndarray, out: np.ndarray) -> bool:
-    """Whether both are the same elements in the same order."""
+    """Whether `x` and `out` are the same elements in memory, in the same order."""
     return x is out or (
         x.shape == out.shape
         and x.strides == out.strides
@@ -184,13 +192,13 @@ def same_memory(x: np.ndarray, out: np.ndarray) -> bool:
 
 
 def check_overlap(where: str, x: np.ndarray, out: np.ndarray) -> None:
-    """Raises ValueError when `x` and `out` share some memory."""
+    """Check that `x` and `out` share no memory.  Raises ValueError."""
     if _share_memory(x, out):
         raise overlap_error(where)
 
 
 def overlap_error(where: str) -> ValueError:
-    """What to raise when `out` shares some memory with the input."""
+    """Return the error for an `out` that shares memory with the input."""
     return ValueError(
         f"{where}: out overlaps the input; pass the input itself as out (in place), "
         "or an array of its own"
@@ -206,7 +214,7 @@ def _share_memory(x: np.ndarray, out: np.ndarray) -> bool:
 
 
 def check_root(where: str, root: Any, size: int) -> None:
-    """Raises TypeError or ValueError unless `root` is a rank."""
+    """Check that `root` is a rank.  Raises TypeError or ValueError."""
     if not isinstance(root, (int, np.integer)) or isinstance(root, bool):
         raise TypeError(f"{where}: root is {root!r}; pass a rank")
     if not 0 <= root < size:
@@ -214,13 +222,13 @@ def check_root(where: str, root: Any, size: int) -> None:
 
 
 def check_timeout(where: str, timeout_s: Any) -> None:
-    """Raises ValueError unless `timeout_s` is a number of seconds above 0."""
+    """Check that `timeout_s` is a number of seconds above 0.  Raises ValueError."""
     if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise ValueError(f"{where}: timeout_s is {timeout_s!r}; pass seconds, above 0")
 
 
 def array_text(array: np.ndarray, first: bool = True) -> str:
-    """``float32[3, 4]``; without the first dimension ``float32[:, 4]``."""
+    """Describe dtype and shape: ``float32[3, 4]``, or ``float32[:, 4]`` if not `first`."""
     sizes = list(map(str, array.shape))
     if not first and sizes:
         sizes[0] = ":"
@@ -228,7 +236,7 @@ def array_text(array: np.ndarray, first: bool = True) -> str:
 
 
 def as_out(where: str, out: Any) -> np.ndarray:
-    """`out` as NumPy sees it without a copy.  Raises TypeError for what shows no memory."""
+    """View `out` as a NumPy array without a copy.  Raises TypeError if it exposes no memory."""
     if isinstance(out, np.ndarray):
         return out
     if hasattr(out, "__dlpack__"):

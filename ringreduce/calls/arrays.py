@@ -1,4 +1,4 @@
-"""Where arrays live: in host memory, or on a card, which is found out without importing CuPy."""
+"""Find out where an array is, in host memory or on a GPU, without importing CuPy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ringreduce.calls.arguments import check_overlap, overlap_error, same_memory
 from ringreduce.devices.base import Device
 
 _CARD_MEMORY = (2, 13)
-"""What DLPack calls memory of a CUDA card, and managed memory."""
+"""DLPack's device types of CUDA memory: of a GPU, and managed."""
 
 
 def card_of(x: Any) -> int | None:
-    """The number of the card whose memory holds `x`; None for anything else."""
+    """Return the number of the GPU whose memory holds `x`; None if `x` is not on a GPU."""
     if not hasattr(x, "__dlpack_device__"):
         return None
     kind, number = x.__dlpack_device__()
@@ -23,7 +23,10 @@ def card_of(x: Any) -> int | None:
 
 
 def card_of_name(where: str, device: str) -> int:
-    """The number of the card that is called ``"cuda"`` or ``"cuda:1"``."""
+    """Return the number of the GPU that `device` names: ``"cuda"`` is 0, ``"cuda:1"`` is 1.
+
+    Raises ValueError for any other name.
+    """
     name, _, number = device.partition(":")
     if name != "cuda" or not (number or "0").isdecimal():
         raise ValueError(f"{where}: unknown device {device!r}; choose 'cpu', 'cuda' or 'cuda:1'")
@@ -31,23 +34,24 @@ def card_of_name(where: str, device: str) -> int:
 
 
 def open_card(number: int) -> Device:
-    """A device for arrays on this card, with a stream of its own."""
+    """Make a device for arrays on the GPU `number`, with a stream of its own."""
     device: Device = _cuda("a call").CudaDevice(number)
     return device
 
 
 def as_array(where: str, x: Any) -> Any:
-    """`x` where it lives, without a copy: a NumPy array, or CuPy's for what lives on a card.
+    """View `x` as an array without a copy: of CuPy if `x` is on a GPU, else of NumPy.
 
-    Raises TypeError for what is no array and no number, ImportError where CuPy is missing.
+    Raises TypeError unless `x` is an array or a number, ImportError if it is on a GPU and CuPy is
+    missing.
     """
     return as_host_array(where, x) if card_of(x) is None else _cuda(where).as_card_array(x)
 
 
 def as_out(where: str, out: Any, x: Any) -> Any:
-    """`out` as an array where `x` lives.
+    """View `out` as an array without a copy.
 
-    Raises TypeError for what shows no memory, or lives elsewhere.
+    Raises TypeError if `out` exposes no memory, or is not in the same place as `x`.
     """
     place, card = card_of(x), card_of(out)
     view = as_host_out(where, out) if card is None else _cuda(where).as_card_array(out)
@@ -57,7 +61,7 @@ def as_out(where: str, out: Any, x: Any) -> Any:
 
 
 def check_together(where: str, arrays: list[Any]) -> None:
-    """Raises TypeError unless all members of a list live in the same place."""
+    """Check that all `arrays` of a list are in the same place.  Raises TypeError."""
     places: dict[int | None, int] = {}
     for index, array in enumerate(arrays):
         places.setdefault(card_of(array), index)
@@ -67,9 +71,9 @@ def check_together(where: str, arrays: list[Any]) -> None:
 
 
 def is_input(where: str, device: Device, x: Any, out: Any, allowed: bool) -> bool:
-    """Whether `out` is the input itself, if that is allowed.
+    """Whether `out` is the input `x` itself, where `allowed` says that it may be.
 
-    Raises ValueError when they share some memory otherwise.
+    Raises ValueError if `x` and `out` share memory in any other way.
     """
     if device.stream is None:
         if allowed and same_memory(x, out):

@@ -106,7 +106,7 @@ class Agreement:
         """The latest calls of this epoch, up to the one with `number`."""
         self.remember = self.calls.append
         self.end_of = ""
-        """Where the end is that this rank has reached, if it closes for that, as "the program"."""
+        """Where the end is for which this rank closes, such as "the program"; else ""."""
         self._epoch = 0
         """How often ranks have disagreed and gone on."""
         self._abort_at: int | None = None
@@ -338,10 +338,7 @@ class Agreement:
         return MismatchError(text, not any(self.transport.rank in ranks[1:] for ranks in alike))
 
     def _history(self) -> dict[str, Any]:
-        """The remembered calls: the number of the first, and which of some signatures each has.
-
-        And of what the end was reached, if that is why the last of them is a close.
-        """
+        """The remembered calls: the number of the first, and the index of each one's signature."""
         places: dict[Signature, int] = {}
         calls = [places.setdefault(signature, len(places)) for signature in self.calls]
         signatures = [[s.collective, list(map(list, s.arguments))] for s in places]

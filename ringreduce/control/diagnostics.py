@@ -1,4 +1,4 @@
-"""The texts of errors that concern several ranks: what each did, and what all must do."""
+"""Write the texts of errors that concern several ranks: what each did, what all must do."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ CallText = Sequence[Any]
 """[collective, [[argument, value], ...]]"""
 
 _MOST_STEPS = 20_000
-"""Steps of all ranks together that are worth following to tell who is to blame."""
+"""Steps of all ranks together, up to which a schedule is followed to find the ranks to blame."""
 
 
 def describe_mismatch(reports: Mapping[int, Mapping[str, Any]]) -> tuple[str, list[list[int]]]:
-    """Describe the earliest call that ranks did not make alike, and list the ranks of each kind.
+    """Describe the earliest call that differs between ranks.
 
-    A report has the number of the `first` call that the rank remembers, and for this call and all
-    later ones, as `calls`, which of the `signatures` they have.  `end_of` is where the end is that
-    the rank has reached, if its latest call closes the communicator for that reason.
+    Also returns the ranks in groups that made the same call.  A report has the number of the
+    `first` call that its rank remembers.  Its `calls` are, for this call and each later one, the
+    index of the signature in `signatures`.  Its `end_of` says where the end is that the rank has
+    reached, such as "the program", if it closes the communicator for that reason; else "".
     """
     latest = {rank: r["first"] + len(r["calls"]) - 1 for rank, r in reports.items()}
     first = min(report["first"] for report in reports.values())
@@ -56,7 +57,7 @@ def _call_of(report: Mapping[str, Any], number: int) -> CallText | None:
 
 
 def _end(report: Mapping[str, Any], call: CallText) -> str:
-    """Where the end is that the rank has reached with this call; "" for a call of the user's."""
+    """Return where the end is for which the rank closes, if `call` is that close; else ""."""
     return str(report.get("end_of", "")) if call[0] == "close" else ""
 
 
@@ -118,7 +119,7 @@ def _groups(said: Mapping[int, str]) -> list[list[int]]:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 2``, ``ranks 0 and 3``, ``ranks 0, 1 and 3``."""
+    """List ranks: ``rank 2``, ``ranks 0 and 3``, ``ranks 0, 1 and 3``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
@@ -127,10 +128,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def describe_timeout(
     schedule: Schedule, statuses: Mapping[int, Mapping[str, Any]], waited_s: float
 ) -> tuple[str, list[int]]:
-    """Who is to blame, who waits for whom, and the drawing of the call; and the first of these.
+    """Describe a timeout, and return the ranks that are to blame as well.
 
-    `statuses` are the answers to a roll call: rank -> call number, step, and the peers that it
-    waits for.  `schedule` is that of the lowest of these ranks.
+    The text names these ranks, then the peers that each rank waits for, and ends with a drawing of
+    the schedule.  `statuses` are the answers to a roll call: rank -> number of the call, step, and
+    peers that the rank waits for.  `schedule` is that of the lowest rank that answered.
     """
     silent = [rank for rank in range(schedule.size) if rank not in statuses]
     culprits = _culprits(schedule, silent, statuses)
@@ -160,9 +162,9 @@ def describe_timeout(
 def _culprits(
     schedule: Schedule, silent: Sequence[int], statuses: Mapping[int, Mapping[str, Any]]
 ) -> list[int]:
-    """The silent ranks that somebody waits for, or that cannot have finished the call.
+    """Return the silent ranks that another rank waits for, or that cannot have finished the call.
 
-    The others may be far from any call, busy, and none the wiser.
+    Any other silent rank may have done its part, and be busy outside of the library.
     """
     awaited = {peer for status in statuses.values() for peer in status["waits_for"]}
     if not awaited.issuperset(silent):
@@ -178,9 +180,10 @@ def _culprits(
 
 
 def _may_have_finished(schedule: Schedule, stuck: Mapping[int, int]) -> set[int]:
-    """The ranks that can do all their steps though those `stuck` in a step never end it.
+    """Return the ranks that can finish all their steps although others are stuck.
 
-    -1 is the step before the first.  Sends are taken not to wait for their receives.
+    `stuck` has the step that a rank never ends; -1 if it never begins the first.  Sends are taken
+    not to wait for their receives.  Empty if the schedule is too long to follow.
     """
     ranks = range(schedule.size)
     if sum(schedule.claim(rank).steps for rank in ranks) > _MOST_STEPS:
