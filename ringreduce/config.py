@@ -1,4 +1,4 @@
-"""All settings in one frozen object; the only reader of environment variables."""
+"""All settings in one frozen object, and the variables that the launcher sets for its ranks."""
 
 from __future__ import annotations
 
@@ -12,57 +12,60 @@ from ringreduce.schedules.cost import Profile
 
 @dataclass(frozen=True)
 class Memory:
-    """What the memory is good for that ranks of one host share."""
+    """Facts about the ranks of one host that share memory."""
 
     pulls: bool
-    """Whether they can read each other's arrays where they lie."""
+    """Whether every rank can read the other ranks' private arrays directly (single-copy)."""
     crowded: bool
-    """Whether they outnumber the cores."""
+    """Whether there are more ranks than cores."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How calls are carried out.
+    """How calls are executed: pass it to `init` or `spawn`.
 
-    Ranks that work together agree on what decides what is sent; `init` sees to it.
+    All ranks must pass the same slice_bytes, segment_bytes, most_slices, in_flight, profile and
+    pull_bytes, since these decide which messages are sent, and agree on shared_memory.  Otherwise
+    `init` raises MismatchError.  The other settings may differ between ranks.
     """
 
     slice_bytes: int | None = None
-    """Bytes of the array that go through the schedule together.
+    """Length of a slice, in bytes; every slice goes through the schedule on its own.
 
-    None: across nodes 1 MiB, so that the network is busy while nodes reduce; on one node 64 MiB,
-    since there it would hide nothing; 4 MiB of what is staged in shared memory.
+    None: 1 MiB across nodes, so that one slice crosses the network while nodes reduce others;
+    64 MiB on one node, where there is nothing to overlap; 4 MiB if copied through shared memory.
     """
     segment_bytes: int = 1 << 20
-    """Longer messages are cut in such segments, so that folds find in the cache what has come."""
+    """Longer messages are sent in segments of this size, in bytes, to be reduced in the cache."""
     most_slices: int = 1024
-    """At most this many slices a call; larger arrays have larger slices."""
+    """The most slices of a call.  Larger arrays have longer slices."""
     in_flight: int | None = None
-    """Slices under way at once.  None: 1 on one node, 4 across nodes."""
+    """Slices in flight at once.  None: 1 on one node, 4 across nodes."""
     staged_bytes: int = 16 << 10
-    """Arrays up to this size are copied to memory whose messages are set up once and kept."""
+    """Arrays up to this size, in bytes, are copied to memory whose messages are set up once."""
     kept_messages: int = 16384
     """Messages of larger arrays that stay set up for the next call on the same arrays."""
     kept_plans: int = 64
-    """Plans that are kept for calls to come; the one unused for longest goes first."""
+    """Plans that are cached; the least recently used plan is dropped first."""
     profile: Profile = field(default_factory=Profile)
-    """What links cost: decides the algorithm."""
+    """Speed of links and cores: decides the algorithm."""
     synchronous_sends: bool = False
-    """Let every send over MPI wait for its receive: finds schedules that rely on buffering."""
+    """Complete every send over MPI only when it is received: finds schedules that need buffers."""
     shared_memory: bool | None = None
-    """Whether ranks of one host exchange data through memory that they share, where they can.
+    """Whether ranks of one host exchange data through shared memory, if the host allows it.
 
-    None: those of `init` do, and those of `spawn` do not.
+    None: yes with `init`, no with `spawn`.
     """
     pull_bytes: int | None = None
-    """Through shared memory, arrays from this size on are read from where they lie, if allowed.
+    """Arrays from this size on, in bytes, are read directly from the other ranks' private memory.
 
-    None: 4 MiB; 8 MiB where ranks share cores.
+    Smaller arrays are copied in and out of shared memory.  Applies to ranks that share memory, if
+    the system lets them read each other's memory.  None: 4 MiB; 8 MiB with more ranks than cores.
     """
     memory: Memory | None = None
-    """What was found out about that: not to be given."""
+    """Set by the communicator if its ranks share memory; leave it out."""
     log_messages: bool = False
-    """Keep a record of every message in ``Communicator.message_log``."""
+    """Record every message in ``Communicator.message_log``."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -73,22 +76,22 @@ class Config:
                 raise ValueError(f"Config: {name} is {value!r}; pass an int of at least 1")
 
     def pulls(self, nbytes: int) -> bool:
-        """Whether, in shared memory, an array of `nbytes` is read from where it lies."""
+        """Whether peers read an array of `nbytes` directly from its private memory."""
         return self.pulled_from is not None and nbytes >= self.pulled_from
 
     @property
     def pulled_from(self) -> int | None:
-        """From how many bytes on arrays are read from where they lie; None where none is."""
+        """The least bytes of an array that peers read directly; None if they read none."""
         if self.memory is None or not self.memory.pulls:
             return None
         usual = _PULLED_IF_CROWDED if self.memory.crowded else _PULLED
         return self.pull_bytes or usual
 
     def plan_text(self) -> str:
-        """The settings that decide what is sent; ranks that differ in them cannot work together.
+        """Return the settings that decide which messages are sent, to compare between ranks.
 
-        How much is kept is up to each rank: it changes what is set up, not what is sent.  What
-        memory is good for all ranks have found out together.
+        The sizes of caches may differ between ranks.  `memory` needs no comparison: all ranks
+        derive it together.
         """
         return repr(
             (
@@ -99,7 +102,7 @@ class Config:
 
 
 _PULLED, _PULLED_IF_CROWDED = 4 << 20, 8 << 20
-"""Bytes from which on pulling was found to be quicker than staging."""
+"""Bytes from which on a direct read was measured to be faster than a copy in and out."""
 _MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes")
 _COUNTS = (
     *_MAY_BE_NONE,
@@ -113,18 +116,22 @@ _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 @dataclass(frozen=True)
 class Environment:
-    """What the launcher tells its ranks.  None where it says nothing."""
+    """The variables that the launcher sets for its ranks; None for one that is not set."""
 
     expected_size: int | None = None
+    """Ranks that were asked for."""
     timeout_s: float | None = None
+    """Seconds without progress."""
     transport: str | None = None
+    """As for `init`."""
     nodes: tuple[int, ...] | None = None
+    """Ranks of each node."""
     launched: bool = False
     """Whether a process manager of an MPI started this process."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
-        """Raises ValueError naming the variable that cannot be read."""
+        """Read the variables.  Raises ValueError naming the variable that cannot be parsed."""
         parsers: dict[str, Callable[[str], Any]] = {
             "expected_size": int,
             "timeout_s": float,

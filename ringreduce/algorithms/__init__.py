@@ -1,7 +1,7 @@
-"""The algorithms, and the table that finds them: which collectives each one knows.
+"""The algorithms, and the table that finds them by collective and name.
 
-An algorithm file holds generators alone, `claims` says what they promise, and `builders` makes
-schedules of them.  Here they get their names.
+The files of algorithms have generators alone.  `claims` has their claims, and `builders` makes
+schedules of generators and claims.  This file gives them their names.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from ringreduce.schedules.schedule import Schedule
 
 
 def _star(servers: int) -> Algorithm:
-    """The star with so many servers, or with all ranks as servers where there are fewer."""
+    """Return the star with `servers` servers, or with all ranks as servers if there are fewer."""
     return Algorithm(star_all_reduce, claims.star_all_reduce, parts=lambda n: min(servers, n))
 
 
@@ -142,7 +142,7 @@ _SCATTER: Mapping[str, RootedAlgorithm] = {
 }
 
 _IN_NODE = {"ring": "ring", "halving_doubling": "halving_doubling", "two_shot": "direct"}
-"""All-reduces that are a reduce-scatter and an all-gather, and what these two are called."""
+"""All-reduce -> the name of the reduce-scatter and of the all-gather that it consists of."""
 
 
 def _hierarchical(name: str, in_node: str, along_rails: Algorithm) -> Builder:
@@ -174,23 +174,23 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
 }
 """Collective -> algorithm name -> builder of its schedule.
 
-All-reduce knows two more by their parameters, which `parse` reads.
+Two all-reduces with parameters, star(k) and hierarchical(a, b), are not listed: see `parse`.
 """
 
 
 def build(collective: str, algorithm: str, nodes: Nodes, root: int = 0) -> Schedule:
-    """The schedule of `collective` by `algorithm` for ranks placed on `nodes`.
+    """Return the schedule of `collective` by `algorithm` for ranks placed on `nodes`.
 
-    Raises ValueError when there is no such algorithm.
+    Raises ValueError if there is no such algorithm.
     """
     return parse(collective, algorithm)(nodes, root)
 
 
 def parse(collective: str, algorithm: str) -> Builder:
-    """The builder that a name stands for, with its parameters if it has any.
+    """Return the builder for the name of an algorithm, with its parameters if it has any.
 
-    Two all-reduces have: ``"star(k)"`` has k servers, ``"hierarchical(a, b)"`` uses a in the node
-    and b along the rails.  Raises ValueError when the name or a parameter is unknown.
+    Two all-reduces have parameters: ``"star(k)"`` has k servers, ``"hierarchical(a, b)"`` uses a in
+    the node and b along the rails.  Raises ValueError if the name or a parameter is unknown.
 
     >>> parse("all_reduce", "hierarchical(two_shot, doubling)")([[0, 1], [2, 3]], 0).claim(0)
     Claim(steps=3, sent=3, received=3)
@@ -210,7 +210,7 @@ def parse(collective: str, algorithm: str) -> Builder:
 
 
 def _by_name(name: str) -> Algorithm | None:
-    """The all-reduce that knows no nodes, the star with its servers among them."""
+    """Return the flat all-reduce of this name, ``star(k)`` included."""
     star = re.fullmatch(r"star\(([1-9][0-9]*)\)", name)
     return _star(int(star[1])) if star else _ALL_REDUCE.get(name)
 

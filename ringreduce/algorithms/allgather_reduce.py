@@ -1,7 +1,7 @@
-"""All-gather everything that is to be added, then add it all at once.
+"""All-gather the values of all ranks, then reduce them all at once.
 
-For few ranks and little data: as few steps as there are doublings, for any number of ranks, where
-recursive doubling takes two more unless it is a power of two; and one rounding instead of many.
+For few ranks and little data.  It takes ceil(log2 n) steps for any number of ranks, where recursive
+doubling takes two more steps unless n is a power of two.  It rounds once, instead of at every step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ringreduce.schedules.schedule import Chunks, Steps, copy_of
 
 
 def allgather_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
-    """Bruck's all-gather of every rank's copy of `chunks`, and a fold of all of them at its end.
+    """Run Bruck's all-gather of every rank's copy of `chunks`, and fold all copies at its end.
 
     ceil(log2 n) steps; each rank sends the data n-1 times and folds n values at once.
     """

@@ -1,4 +1,4 @@
-"""Bruck: as few steps as there are doublings, for any number of ranks.
+"""Bruck: ceil(log2 n) steps, for any number of ranks.
 
 Source: Bruck, Ho, Kipnis, Upfal & Weathersby, "Efficient algorithms for all-to-all communications
 in multiport message-passing systems", IEEE TPDS 8(11), 1997.
@@ -12,7 +12,7 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joine
 
 
 def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """In step k tell the rank 2^k places to the left all that one has, as far as it is new there.
+    """In step k send to the rank 2^k places to the left all parts that are new to it.
 
     ceil(log2 n) steps; each rank sends and receives (n-1)/n of the data.
     """
@@ -28,15 +28,18 @@ def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) ->
 
 
 def bruck_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """``chunks[i * n + j]`` goes from place i to place j: in step k 2^k places on, if that is due.
+    """Move ``chunks[i * n + j]`` from place i to place j by hops: in step k, of 2^k places.
 
-    A chunk whose way is w places long takes one hop for each bit of w.  ceil(log2 n) steps; each
-    rank sends one chunk for each bit of each number below n, about (n/2) log2 n.
+    A chunk that has w places to go makes one hop for each bit that is set in w.  ceil(log2 n)
+    steps; each rank sends one chunk for each bit set in each number below n, about (n/2) log2 n.
     """
     n, distance = len(group), 1
 
     def due(place: int) -> Chunks:
-        """What is at this place and has this step's hop before it: it comes from way % distance."""
+        """Return the chunks at this place that make this step's hop.
+
+        A chunk with `way` places to go has made ``way % distance`` of them.
+        """
         ways = [way for way in range(n) if way & distance]
         starts = [(place - way % distance) % n for way in ways]
         return joined(chunks[i * n + (i + way) % n] for i, way in zip(starts, ways, strict=True))

@@ -1,8 +1,6 @@
-"""From a generator to a Schedule: what the rest of the library needs to know of an algorithm.
+"""Make a Schedule of a generator: add the number of chunks, their holders, and the claims.
 
-That is into how many chunks the data are cut, who holds which of them before and after, and what
-the algorithm claims.  Ranks take their places in the order of the nodes, so that neighbours share a
-node wherever they can.
+Ranks take their places in the order of the nodes, so that neighbours share a node where possible.
 """
 
 from __future__ import annotations
@@ -22,29 +20,29 @@ from ringreduce.algorithms.hierarchical import (
 from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, joined
 
 Builder = Callable[[Nodes, int], Schedule]
-"""(nodes, root) -> schedule.  The nodes list every rank once; only rooted collectives read root."""
+"""(nodes, root) -> schedule.  The nodes list every rank once; only rooted collectives use root."""
 
 RootedSteps = Callable[[Sequence[int], int, int, Sequence[Chunks]], Steps]
-"""(group, me, root, chunks) -> the steps of ``group[me]``; `root` is a place in the group too."""
+"""(group, me, root, chunks) -> the steps of ``group[me]``; `root` is a place in the group."""
 
 Parts = Callable[[int], int]
-"""How many parts the data of so many ranks are cut into."""
+"""Number of ranks -> number of parts that the data are divided into."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What the ranks of any group can do together."""
+    """An algorithm for the ranks of any group."""
 
     steps: GroupSteps
     claim: claims.GroupClaim
     parts: Parts
     shape: Callable[[int], str] = lambda n: ""
-    """What the schedule's name says besides the algorithm's, for so many ranks."""
+    """Number of ranks -> text that is added to the algorithm's name."""
 
 
 @dataclass(frozen=True)
 class RootedAlgorithm:
-    """What the ranks of any group can do for one of them."""
+    """An algorithm for the ranks of any group, with a root among them."""
 
     steps: RootedSteps
     claim: claims.RootedClaim
@@ -52,42 +50,42 @@ class RootedAlgorithm:
 
 
 def one(n: int) -> int:
-    """The data travel whole."""
+    """Return one part: the data travel whole."""
     return 1
 
 
 def two(n: int) -> int:
-    """Halves."""
+    """Return two parts."""
     return 2
 
 
 def each(n: int) -> int:
-    """A part for each rank."""
+    """Return one part for each rank."""
     return n
 
 
 def each_other(n: int) -> int:
-    """A part for each rank but the root, at least one."""
+    """Return one part for each rank but the root, at least one."""
     return max(1, n - 1)
 
 
 def each_power(n: int) -> int:
-    """A part for each rank of the largest power of two."""
+    """Return one part for each rank of the largest power of two that is at most n."""
     return 1 << claims.floor_log2(n)
 
 
 def each_pair(n: int) -> int:
-    """A part from each rank to each."""
+    """Return one part for each ordered pair of ranks, a rank with itself included."""
     return n * n
 
 
 def whole(steps: Callable[[Sequence[int], int, Chunks], Steps]) -> GroupSteps:
-    """An algorithm that moves all chunks together, as one that is given parts."""
+    """Adapt an algorithm that moves all chunks together to take a list of parts."""
     return lambda group, me, chunks: steps(group, me, joined(chunks))
 
 
 def whole_rooted(steps: Callable[[Sequence[int], int, int, Chunks], Steps]) -> RootedSteps:
-    """The same for a rooted one."""
+    """Adapt a rooted algorithm that moves all chunks together to take a list of parts."""
     return lambda group, me, root, chunks: steps(group, me, root, joined(chunks))
 
 
@@ -95,7 +93,7 @@ def whole_rooted(steps: Callable[[Sequence[int], int, int, Chunks], Steps]) -> R
 
 
 def among_all(collective: str, name: str, algorithm: Algorithm) -> Builder:
-    """The builder of `collective` by an algorithm of all ranks."""
+    """Return the builder of `collective` by an algorithm for all ranks."""
 
     def build_among_all(nodes: Nodes, root: int) -> Schedule:
         group = [rank for node in nodes for rank in node]
@@ -117,7 +115,7 @@ def among_all(collective: str, name: str, algorithm: Algorithm) -> Builder:
 
 
 def from_root(collective: str, name: str, algorithm: RootedAlgorithm) -> Builder:
-    """The builder of `collective`, which is rooted, by an algorithm of all ranks."""
+    """Return the builder of the rooted `collective` by an algorithm for all ranks."""
 
     def build_from_root(nodes: Nodes, root: int) -> Schedule:
         place = [rank for node in nodes for rank in node].index(root)
@@ -134,9 +132,9 @@ def from_root(collective: str, name: str, algorithm: RootedAlgorithm) -> Builder
 def hierarchical_builder(
     name: str, reduce_scatter: Algorithm, rail_all_reduce: Algorithm, all_gather: Algorithm
 ) -> Builder:
-    """The builder of an all-reduce from a pair of algorithms in the node and one along the rails.
+    """Return the builder of an all-reduce: two algorithms in the node, one along the rails.
 
-    Every shard is cut into the parts that the rails' algorithm wants.
+    Every shard is divided into the number of parts that `rail_all_reduce` requires.
     """
 
     def build_hierarchical(nodes: Nodes, root: int) -> Schedule:
@@ -164,7 +162,7 @@ def hierarchical_builder(
 
 
 def build_barrier(nodes: Nodes, root: int) -> Schedule:
-    """The barrier: no chunks, and messages that say no more than that they came."""
+    """Build the barrier: no chunks, and empty messages."""
     group = [rank for node in nodes for rank in node]
     return Schedule(
         collective="barrier",
@@ -178,16 +176,16 @@ def build_barrier(nodes: Nodes, root: int) -> Schedule:
     )
 
 
-# --- whose chunks ---------------------------------------------------------------------------------
+# --- holders of chunks ----------------------------------------------------------------------------
 
 
 def default_parts(collective: str, n: int) -> int:
-    """A chunk for each rank, or in an all-to-all for each pair."""
+    """Return one chunk for each rank; in an all-to-all, for each ordered pair of ranks."""
     return each_pair(n) if collective == "all_to_all" else each(n)
 
 
 def _chunks(collective: str, group: Sequence[int], parts: int) -> list[Chunks]:
-    """One chunk a part.  Where a part belongs to a place its chunk has the number of the rank."""
+    """Return one chunk for each part; a part that belongs to a place has its rank's chunk."""
     if collective in ("all_reduce", "broadcast", "reduce"):
         return [(i,) for i in range(parts)]
     if collective == "all_to_all":
@@ -198,7 +196,7 @@ def _chunks(collective: str, group: Sequence[int], parts: int) -> list[Chunks]:
 def holders(
     collective: str, n: int, root: int, parts: int
 ) -> tuple[Callable[[int], Chunks], Callable[[int], Chunks]]:
-    """Which chunks each rank holds before and after."""
+    """Return the functions rank -> chunks that it holds before, and after, the collective."""
     every = tuple(range(parts))
 
     def all_of_them(rank: int) -> Chunks:

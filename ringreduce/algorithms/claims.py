@@ -1,7 +1,7 @@
-"""What each algorithm promises of one rank: its steps, and chunks sent and received, as formulas.
+"""The claims of each algorithm: steps, chunks sent and chunks received of one rank, as formulas.
 
 These are the figures of the algorithms' docstrings, for any number of ranks.
-`ringreduce.schedules.check` counts what the generators really do, and holds them to this.
+`ringreduce.schedules.check` counts the steps that the generators yield, and compares.
 
 `group` lists the ranks, `me` is this rank's place in it, and ``sizes[i]`` is the number of chunks
 of part i.  In rooted algorithms, of n ranks, every part is one chunk.
@@ -24,12 +24,12 @@ RootedClaim = Callable[[int, int, int], Claim]
 
 
 def floor_log2(n: int) -> int:
-    """Doublings that fit into n ranks, at least one."""
+    """Return log2 of the largest power of two that is at most n; n is at least 1."""
     return n.bit_length() - 1
 
 
 def ceil_log2(n: int) -> int:
-    """Doublings that it takes to reach n ranks, at least one."""
+    """Return log2 of the smallest power of two that is at least n; n is at least 1."""
     return (n - 1).bit_length()
 
 
@@ -73,7 +73,7 @@ def halving_reduce_scatter(group: Sequence[int], me: int, sizes: Sizes) -> Claim
 
 
 def doubling_all_gather(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    """Before each step a team has one aligned block of the teams' parts, a longer one each time."""
+    """Before step k a team holds one aligned block of the parts of 2^k teams, and sends it."""
     everybody, total = teams(range(len(group))), sum(sizes)
     team = next(i for i, places in enumerate(everybody) if me in places)
     first, last = everybody[team][0], everybody[team][-1]
@@ -103,7 +103,7 @@ def doubling_all_reduce(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
 
 
 def _in_pairs(n: int, me: int, total: int, core: Claim) -> Claim:
-    """One of a pair lends all and gets all back; the other does what the core does besides."""
+    """One rank of a pair sends all its data and receives the result; the other runs the core."""
     steps, paired = core.steps + _extra_steps(n), me < 2 * (n - (1 << floor_log2(n)))
     if paired and me % 2 == 0:
         return Claim(steps, total, total)
@@ -186,7 +186,7 @@ def tree_gather(n: int, me: int, root: int) -> Claim:
 
 
 def _tree_part(n: int, me: int, root: int) -> int:
-    """How many places this one is responsible for: its lowest bit, as far as there are any."""
+    """Return for how many places this place is responsible: its lowest bit, at most to the end."""
     place = (me - root) % n
     return min(place & -place, n - place) if place else n
 
@@ -211,12 +211,12 @@ def double_tree_reduce(n: int, me: int, root: int) -> Claim:
 
 
 def _numbers(n: int, place: int) -> tuple[int, int]:
-    """A place's numbers in the two trees of n ranks, from 1."""
+    """Return a place's numbers in the two trees of n ranks; numbers begin with 1."""
     return place + 1, place or n
 
 
 def _children(n: int, number: int) -> int:
-    """Odd numbers are leaves; even ones have two children, the last number only one."""
+    """Odd numbers are leaves; even numbers have two children, but n itself only one."""
     return 0 if number % 2 else 1 + (number < n)
 
 
@@ -239,7 +239,7 @@ def star_all_reduce(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
     return Claim(2 * (n > 1), moved, moved)
 
 
-# --- made of two ----------------------------------------------------------------------------------
+# --- composed of other algorithms -----------------------------------------------------------------
 
 
 def scatter_all_gather_broadcast(n: int, me: int, root: int) -> Claim:
@@ -258,7 +258,7 @@ def hierarchical_all_reduce(
     rail_all_reduce: GroupClaim,
     all_gather: GroupClaim,
 ) -> Claim:
-    """In the node every shard is `parts` chunks; a rank's rails take their steps together."""
+    """In the node every shard is `parts` chunks; all rails of a rank step together."""
     here, node = next((i, node) for i, node in enumerate(nodes) if rank in node)
     me, cuts = list(node).index(rank), cut_points(nodes)
     sizes = [len(owned_shards(cuts, len(node), local)) * parts for local in range(len(node))]
@@ -274,5 +274,5 @@ def hierarchical_all_reduce(
 
 
 def _backwards(claim: Claim) -> Claim:
-    """The claim of an algorithm that is this one backwards in time: sent is what was received."""
+    """Return the claim of the algorithm run backwards in time: it sends what was received."""
     return Claim(claim.steps, claim.received, claim.sent)

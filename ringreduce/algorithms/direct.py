@@ -1,4 +1,4 @@
-"""Direct: everybody reads from everybody, in one step or two.
+"""Direct: every rank sends to every other rank itself, and no rank passes data on.
 
 Sources: one-shot and two-shot are the names of NVIDIA's custom all-reduce kernels in TensorRT-LLM;
 the all-to-alls are in Thakur, Rabenseifner & Gropp, "Optimization of collective communication
@@ -16,7 +16,7 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
 
 
 def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
-    """Send everything to everybody, and fold what comes in rank order.
+    """Send all data to every rank, and fold the received values in rank order.
 
     One step; each rank sends the data n-1 times and folds n values at once.
     """
@@ -42,7 +42,7 @@ def direct_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks
 
 
 def direct_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """Send one's own part to everybody.  One step; each rank receives (n-1)/n of the data."""
+    """Send the own part to every rank.  One step; each rank receives (n-1)/n of the data."""
     others = _others(group, me)
     if others:
         yield Step(
@@ -61,7 +61,7 @@ def two_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks])
 
 
 def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """``chunks[i * n + j]`` goes from place i to place j: all of them at once.
+    """Move ``chunks[i * n + j]`` from place i to place j, all at once.
 
     One step of n-1 messages each way.
     """
@@ -75,9 +75,9 @@ def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -
 
 
 def pairwise_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """`direct_all_to_all`, one message each way at a time.
+    """Move ``chunks[i * n + j]`` from place i to place j, one message each way at a time.
 
-    n-1 steps; in step k to the place k+1 to the right, and from the one k+1 to the left.
+    n-1 steps; step k sends to the place k+1 to the right, and receives from k+1 to the left.
     """
     n = len(group)
     for distance in range(1, n):
@@ -89,5 +89,5 @@ def pairwise_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks])
 
 
 def _others(group: Sequence[int], me: int) -> list[int]:
-    """All places but this one."""
+    """Return all places but `me`, from the next one on."""
     return [(me + i) % len(group) for i in range(1, len(group))]

@@ -1,4 +1,4 @@
-"""Dissemination: a barrier in as few steps as there are doublings.
+"""Dissemination: a barrier in ceil(log2 n) steps.
 
 Source: Hensgen, Finkel & Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988.
 """
@@ -11,7 +11,9 @@ from ringreduce.schedules.schedule import Recv, Send, Step, Steps
 
 
 def dissemination_barrier(group: Sequence[int], me: int) -> Steps:
-    """In step k tell the rank 2^k places on that you, and all you have heard from, are here.
+    """In step k send an empty message to the rank 2^k places on.
+
+    The message tells that its sender, and all ranks that it has heard from, are in the barrier.
 
     ceil(log2 n) steps of one empty message each way.
     """

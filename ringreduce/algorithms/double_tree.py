@@ -1,12 +1,13 @@
-"""Double binary tree: two trees for half of the data each; a leaf of one is inside in the other.
+"""Double binary tree: a tree for each half of the data; leaves of one are inner in the other.
 
 Source: Sanders, Speck & Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
 scan", Parallel Computing 35(12), 2009.
 
-The trees are in order: counting the ranks from 1, odd ones are leaves, and the root is the largest
-power of two.  The second tree is the first one over ranks shifted by a place, so that odd and even
-change roles.  All ranks take the same number of steps, empty ones while others are at work.  Run in
-slices it is a pipeline, in which each rank sends about as much as it receives: the data once.
+The trees are in order: if places are counted from 1, the odd places are leaves, and the root is the
+largest power of two.  The second tree is the first with all ranks shifted by one place, so that odd
+and even places change roles.  All ranks take the same number of steps; some steps of a rank are
+empty.  Executed in slices the algorithm is a pipeline, in which each rank sends and receives about
+the data once.
 
 `group` lists the ranks, `me` is this rank's place in it, and ``chunks`` are the two halves.
 """
@@ -21,10 +22,10 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, in_pa
 
 
 def double_tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """Up each tree, adding, to its own root; down again with the sum.
+    """Reduce each half up its tree to the root, then broadcast the sum down the same tree.
 
-    2 floor(log2 n) steps.  A rank sends, and receives, half of the data for each edge that it has:
-    four in all, fewer at the roots and at the end of the line.
+    2 floor(log2 n) steps.  A rank sends and receives half of the data over each of its edges, which
+    are four in both trees together, and fewer at the roots and at the last place.
     """
     halves = zip(_two_trees(group), chunks, strict=True)
     yield from in_parallel(
@@ -35,18 +36,20 @@ def double_tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunk
 def double_tree_broadcast(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
-    """The root feeds both trees, which span all the others.
+    """Broadcast each half down its tree; both trees span all ranks but the root, their parent.
 
-    1 + floor(log2(n-1)) steps.  The root sends the data once, a rank half of it to each child.
+    1 + floor(log2(n-1)) steps.  The root sends the data once; a rank sends half of the data to each
+    of its children.
     """
     halves = zip(_two_trees(group, root), chunks, strict=True)
     yield from in_parallel(*(_down(tree, group[me], half) for tree, half in halves))
 
 
 def double_tree_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
-    """`double_tree_broadcast` backwards: three are added at once, two children and their parent.
+    """Run `double_tree_broadcast` backwards: a rank adds its own value and its two children's.
 
-    1 + floor(log2(n-1)) steps.  The root receives the data once, a rank half of it from each child.
+    1 + floor(log2(n-1)) steps.  The root receives the data once; a rank receives half of the data
+    from each of its children.
     """
     halves = zip(_two_trees(group, root), chunks, strict=True)
     yield from in_parallel(*(_up(tree, group[me], half) for tree, half in halves))
@@ -54,18 +57,19 @@ def double_tree_reduce(group: Sequence[int], me: int, root: int, chunks: Sequenc
 
 @dataclass(frozen=True)
 class _Tree:
-    """A binary tree of these ranks, in order; `above`, if any, is the parent of its root."""
+    """A binary tree of `ranks`, in order."""
 
     ranks: Sequence[int]
     above: tuple[int, ...] = ()
+    """The parent of the tree's root, if it has one."""
 
     @property
     def levels(self) -> int:
-        """Edges on the way from the top to the lowest leaf."""
+        """Edges from the top to the deepest leaf."""
         return len(self.ranks).bit_length() - 1 + len(self.above) if self.ranks else 0
 
     def find(self, rank: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """How many edges below the top this rank is, its parent and its children."""
+        """Return the rank's depth in edges below the top, its parent, and its children."""
         low, high = 0, len(self.ranks)
         if rank in self.above:
             return 0, (), self._roots((low, high))
@@ -80,19 +84,19 @@ class _Tree:
 
 
 def _root(low: int, high: int) -> int:
-    """The place in ``low`` to ``high - 1`` that, counted from `low` and 1, is a power of two."""
+    """Return the root of places `low` to ``high - 1``: `low` + the largest power of two - 1."""
     return low + (1 << (high - low).bit_length() - 1) - 1
 
 
 def _two_trees(group: Sequence[int], root: int | None = None) -> tuple[_Tree, _Tree]:
-    """Two trees over all ranks, or over all but the root and hanging from it."""
+    """Return two trees over all ranks; with a `root`, over all others, with the root above."""
     above = () if root is None else (group[root],)
     ranks = group if root is None else [*group[root + 1 :], *group[:root]]
     return _Tree(ranks, above), _Tree([*ranks[1:], *ranks[:1]], above)
 
 
 def _up(tree: _Tree, rank: int, chunks: Chunks) -> Steps:
-    """All ranks at one depth send to their parents, the lowest first."""
+    """Yield steps in which all ranks of one depth send to their parents, the deepest first."""
     depth, parent, children = tree.find(rank)
     for level in range(tree.levels, 0, -1):
         yield Step(
@@ -102,7 +106,7 @@ def _up(tree: _Tree, rank: int, chunks: Chunks) -> Steps:
 
 
 def _down(tree: _Tree, rank: int, chunks: Chunks) -> Steps:
-    """All ranks at one depth send to their children, the top first."""
+    """Yield steps in which all ranks of one depth send to their children, the top first."""
     depth, parent, children = tree.find(rank)
     for level in range(1, tree.levels + 1):
         yield Step(

@@ -1,4 +1,4 @@
-"""Recursive doubling: exchange everything, with ranks ever farther away.
+"""Recursive doubling: exchange all data with a partner, at twice the distance in each step.
 
 Source: Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in
 MPICH", IJHPCA 19(1), 2005.
@@ -15,9 +15,10 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
 def doubling_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
     """In step k exchange sums with the rank whose place differs in bit k alone, and add.
 
-    log2 p steps, p the largest power of two among n, and two more where n is none (see `pairs`).
-    Each step moves all of the data each way.  The ranks take their places in ascending order:
-    then all ranks of one half are below all of the other, and every pair adds in the same order.
+    log2 p steps, where p is the largest power of two that is at most n, and two more if p is not n
+    (see `non_power_of_two`).  Each step moves all of the data each way.  The ranks take their
+    places in ascending order: then the ranks of one partner's sum are all below those of the
+    other's, and both partners add in the same order.
     """
     ascending = sorted(group)
 

@@ -1,10 +1,10 @@
-"""Halving-doubling: exchange halves of halves, then double what is finished.
+"""Halving-doubling: reduce half of the remaining data in each step, then gather by doubling.
 
 Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004, LNCS 3036.
 
 `group` lists the ranks, `me` is this rank's place in it, and ``chunks[i]`` are the chunks that
-place ``i`` is responsible for.  Where n is no power of two, p is the largest below, and
-`pairs` says how the rest takes part.
+place ``i`` is responsible for.  p is the largest power of two that is at most n; how the other n-p
+ranks take part is in `non_power_of_two`.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joine
 
 
 def halving_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """Recursive halving: give away half of what is left, summing; end owning ``chunks[me]``.
+    """Recursive halving: send half of the remaining parts, summing; end owning ``chunks[me]``.
 
-    log2 p steps, and two more where n is no power of two: then n-p ranks lend their neighbour all
-    but their own part, and add what comes of that to it.  Else each rank sends (n-1)/n of the data.
+    log2 p steps.  If n is a power of two, each rank sends (n-1)/n of the data.  Otherwise there are
+    two more steps: n-p ranks send their neighbour all parts but their own, and in the end add the
+    sum of the others to their own part.
     """
     parts = [joined(team) for team in teams(chunks)]
     yield from in_pairs(
         group,
         me,
         core=lambda ranks, place: _halve(ranks, place, parts),
-        lends=lambda i: _all_but(chunks, i),
+        hands_over=lambda i: _all_but(chunks, i),
         gets_back=lambda i: chunks[i],
         reduce=(True, True),
     )
 
 
 def doubling_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """Recursive doubling: swap all one has with ranks ever farther away; every rank ends with all.
+    """Recursive doubling: exchange all parts held with a partner, in each step twice as many.
 
-    log2 p steps, and two more where n is no power of two: then n-p ranks lend their neighbour their
-    own part, and get all others from it.  Else each rank receives (n-1)/n of the data.
+    log2 p steps.  If n is a power of two, each rank receives (n-1)/n of the data.  Otherwise there
+    are two more steps: n-p ranks send their neighbour their own part, and in the end receive all
+    other parts from it.
     """
     parts = [joined(team) for team in teams(chunks)]
     yield from in_pairs(
         group,
         me,
         core=lambda ranks, place: _double(ranks, place, parts),
-        lends=lambda i: chunks[i],
+        hands_over=lambda i: chunks[i],
         gets_back=lambda i: _all_but(chunks, i),
         reduce=(False, False),
     )
 
 
 def halving_doubling_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """Halve down to one of p parts, ``chunks``, each; double up to the whole again.
+    """Halve down to one of the p parts ``chunks`` for each rank, then double to the whole again.
 
-    2 log2 p steps; each rank sends 2(p-1)/p of the data.  Two more steps where n is no power of
-    two, in which n-p ranks hand their data to a neighbour and get the sum from it.
+    2 log2 p steps; each rank sends 2(p-1)/p of the data.  If n is not a power of two, there are two
+    more steps: n-p ranks send their data to a neighbour, and in the end receive the sum from it.
     """
 
     def core(ranks: Sequence[int], place: int) -> Steps:
@@ -89,7 +91,7 @@ def _double(ranks: Sequence[int], me: int, parts: Sequence[Chunks]) -> Steps:
 
 
 def _halves(ranks: Sequence[int], me: int) -> tuple[int, slice, slice]:
-    """The rank at my place in the other half, the places of my half, and those of the other."""
+    """Return the rank at my place in the other half, the places of my half, and of the other."""
     half = len(ranks) // 2
     low, high = slice(half), slice(half, None)
     return (ranks[me + half], low, high) if me < half else (ranks[me - half], high, low)
@@ -100,9 +102,9 @@ def _all_but(chunks: Sequence[Chunks], i: int) -> Chunks:
 
 
 def _nearest_first(members: Sequence[Member]) -> list[Member]:
-    """An order in which place i and the one half the list away were neighbours, and so on.
+    """Reorder the members: two that end up half a list apart were neighbours, and so on down.
 
-    So the longest messages go to the nearest ranks, and each message is a run of chunks.
+    So the longest messages go to the nearest ranks, and the chunks of each message are contiguous.
     """
     if len(members) == 1:
         return list(members)

@@ -1,8 +1,8 @@
 """Hierarchical: reduce inside each node, all-reduce between nodes, gather inside each node.
 
-Only the middle phase crosses the network, and each node's data crosses it once, however many ranks
-share the node.  Nodes may differ in size and hold any ranks.  Which algorithms the phases use is
-left to who calls: a reduce-scatter and an all-gather for the node, an all-reduce for the rails.
+Only the middle phase crosses the network, and each node's data cross it once, for any number of
+ranks on the node.  Nodes may differ in size and have any ranks.  The caller chooses the algorithms:
+a reduce-scatter and an all-gather for the node, an all-reduce for the rails.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Nodes = Sequence[Sequence[int]]
 """The ranks of each node, in order."""
 
 GroupSteps = Callable[[Sequence[int], int, Sequence[Chunks]], Steps]
-"""(group, me, chunks) -> the steps of ``group[me]``; ``chunks[i]`` are those of part i."""
+"""(group, me, chunks) -> the steps of ``group[me]``; ``chunks[i]`` are the chunks of part i."""
 
 
 def cut_points(nodes: Nodes) -> list[int]:
-    """Where shards begin and end: at j/s of the data for all node sizes s, ends included.
+    """Return the borders of the shards: j/s of the data for all node sizes s and j = 0 to s.
 
-    Between two neighbouring cut points lies a shard that exactly one rank of each node owns.  The
-    unit is such that all of them are whole numbers.
+    The data between two neighbouring cut points are a shard, and exactly one rank of each node owns
+    it.  The unit is chosen so that all cut points are integers.
     """
     whole = lcm(*map(len, nodes))
     return sorted({j * whole // s for s in map(len, nodes) for j in range(s + 1)})
 
 
 def owned_shards(cuts: Sequence[int], node_size: int, local_rank: int) -> list[int]:
-    """The contiguous shards that lie in this local rank's 1/node_size of the data."""
+    """Return the contiguous shards within this local rank's 1/node_size of the data."""
     part = cuts[-1] // node_size
     low, high = (bisect_left(cuts, (local_rank + end) * part) for end in (0, 1))
     return list(range(low, high))
@@ -46,11 +46,12 @@ def hierarchical_all_reduce(
     all_reduce: GroupSteps,
     all_gather: GroupSteps,
 ) -> Steps:
-    """`reduce_scatter` in the node, `all_reduce` along each rail, `all_gather` in the node.
+    """Run `reduce_scatter` in the node, `all_reduce` along each rail, `all_gather` in the node.
 
-    A rail is the owners of one shard, one a node; ``shards[i]`` are the parts into which their
-    algorithm cuts shard i.  A rank on several rails serves them in one step.  It takes the steps of
-    the three phases; with rings 2(s-1) + 2(H-1), on a node of s ranks, one of H.
+    A rail is the owners of one shard, one rank of each node; ``shards[i]`` are the parts into which
+    the rail's algorithm divides shard i.  A rank on several rails takes their steps together.  The
+    steps are those of the three phases: with rings 2(s-1) + 2(H-1), on a node of s ranks, one of H
+    nodes.
     """
     cuts = cut_points(nodes)
     here, node = next((i, node) for i, node in enumerate(nodes) if rank in node)
@@ -70,7 +71,7 @@ def hierarchical_all_reduce(
 
 
 def rails(nodes: Nodes) -> list[tuple[int, list[int]]]:
-    """Each shard with its owners, one a node, in node order."""
+    """Return each shard with its rail: its owners, one rank of each node, in node order."""
     cuts = cut_points(nodes)
     owners: list[list[int]] = [[] for _ in pairwise(cuts)]
     for node in nodes:

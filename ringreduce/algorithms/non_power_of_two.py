@@ -1,4 +1,4 @@
-"""Ranks that are no power of two: neighbours pair up, and one of each pair acts for both.
+"""Numbers of ranks that are not powers of two: some ranks form pairs, and one acts for both.
 
 Source: Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in
 MPICH", IJHPCA 19(1), 2005.
@@ -15,7 +15,7 @@ Member = TypeVar("Member")
 
 
 def teams(members: Sequence[Member]) -> list[Sequence[Member]]:
-    """The members as 2^k teams, in order: as few pairs as it takes first, then single ones.
+    """Divide the members into 2^k teams, in order: as few pairs as possible, then single members.
 
     >>> teams([0, 1, 2, 3, 4, 5, 6])
     [[0, 1], [2, 3], [4, 5], [6]]
@@ -31,33 +31,34 @@ def in_pairs(
     group: Sequence[int],
     me: int,
     core: Callable[[Sequence[int], int], Steps],
-    lends: Callable[[int], Chunks],
+    hands_over: Callable[[int], Chunks],
     gets_back: Callable[[int], Chunks],
     reduce: tuple[bool, bool],
 ) -> Steps:
-    """Run ``core(ranks, place)`` on the last rank of each team, for the team's first rank too.
+    """Run ``core(ranks, place)`` on the last rank of each team, on behalf of the whole team.
 
-    The first of a pair, at place i, hands the chunks ``lends(i)`` to its partner, waits, and gets
-    ``gets_back(i)`` in the end; `reduce` says whether these two messages are added to what is
-    there.  Two steps more than the core takes, none where the ranks are a power of two.
+    The first rank of a pair, at place i, sends the chunks ``hands_over(i)`` to its partner, and
+    receives ``gets_back(i)`` after the core.  `reduce` tells, for each of these two messages,
+    whether the receiver reduces it into its values.  Two steps more than the core takes, but no
+    more if the number of ranks is a power of two.
     """
     everybody = teams(range(len(group)))
     team = next(i for i, places in enumerate(everybody) if me in places)
     first, last = everybody[team][0], everybody[team][-1]
     acting = core([group[places[-1]] for places in everybody], team)
     if len(everybody) < len(group):
-        yield _handed_over(group, me, first, last, lends(first), reduce[0])
+        yield _transfer(group, me, first, last, hands_over(first), reduce[0])
     yield from acting if me == last else (Step() for _ in acting)
     if len(everybody) < len(group):
-        yield _handed_over(group, me, last, first, gets_back(first), reduce[1])
+        yield _transfer(group, me, last, first, gets_back(first), reduce[1])
 
 
-def _handed_over(
-    group: Sequence[int], me: int, giver: int, taker: int, chunks: Chunks, reduce: bool
+def _transfer(
+    group: Sequence[int], me: int, sender: int, receiver: int, chunks: Chunks, reduce: bool
 ) -> Step:
-    """The step in which one of a pair gives the other something; no messages if it is alone."""
-    if giver == taker:
+    """Return the step in which one of a pair sends to the other; an empty step for a single."""
+    if sender == receiver:
         return Step()
-    if me == giver:
-        return Step(sends=(Send(group[taker], chunks),))
-    return Step(recvs=(Recv(group[giver], chunks, reduce),))
+    if me == sender:
+        return Step(sends=(Send(group[receiver], chunks),))
+    return Step(recvs=(Recv(group[sender], chunks, reduce),))

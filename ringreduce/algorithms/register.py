@@ -1,4 +1,4 @@
-"""The door for algorithms that people write in scripts of their own."""
+"""Register algorithms that users write in their own scripts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def register_algorithm(
     collective: str = "all_reduce",
     chunks: Callable[[int], int] | None = None,
 ) -> None:
-    """Let ``algorithm=name`` stand for your own schedule.  Register the same on every rank.
+    """Make your own schedule available as ``algorithm=name``.  Register the same on every rank.
 
     Args:
-        name: a word that no algorithm of this collective has.
-        steps: called as ``steps(size, rank)`` yields the steps of `rank`; for broadcast, reduce,
-            gather and scatter as ``steps(size, rank, root)``.
-        collective: what the schedule does.
-        chunks: ``chunks(size)`` is into how many equal chunks all_reduce, broadcast or reduce cuts
-            the array: one a rank unless it says otherwise.  In the other collectives chunk i
+        name: an identifier that no algorithm of this collective has.
+        steps: ``steps(size, rank)`` yields the steps of `rank`; for broadcast, reduce, gather and
+            scatter the call is ``steps(size, rank, root)``.
+        collective: the collective that the schedule carries out.
+        chunks: ``chunks(size)`` is the number of equal chunks that all_reduce, broadcast or reduce
+            divides the array into; by default one for each rank.  In the other collectives chunk i
             belongs to rank i, and in all_to_all chunk ``i * size + j`` goes from rank i to rank j.
 
-    Raises ValueError for a name that is taken or is no word.  The schedule is checked when it is
-    first built for a number of ranks: a wrong one is a ScheduleError on each, and nothing is sent.
-    A later registration under the same name replaces the former.
+    Raises ValueError for a name that is taken or is no identifier.  The schedule is proven when it
+    is first built for a number of ranks: a wrong schedule raises ScheduleError on every rank, and
+    nothing is sent.  A later registration under the same name replaces the earlier one.
     """
     if collective not in ALGORITHMS or collective == "barrier":
         raise ValueError(f"register_algorithm: unknown collective {collective!r}")

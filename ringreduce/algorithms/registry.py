@@ -1,4 +1,4 @@
-"""Algorithms that people write in scripts of their own: proven before they run, found by name."""
+"""Algorithms that users write in their own scripts: found by name, proven before they run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ OwnSteps = Callable[..., Iterable[Step]]
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _REMEMBERED = 16
-"""Proven schedules that are kept, by nodes and root."""
+"""Proven schedules that are cached for each algorithm, by nodes and root."""
 
 _registered: dict[tuple[str, str], Builder] = {}
 """(collective, name) -> builder.  A name means the same to every communicator of the process."""
 
 
 def registered(collective: str, name: str) -> Builder | None:
-    """The builder of an algorithm that was registered under this name."""
+    """Return the builder of the algorithm registered under this name, if any."""
     return _registered.get((collective, name))
 
 
 def remember(
     collective: str, name: str, steps: OwnSteps, chunks: Callable[[int], int] | None
 ) -> None:
-    """Let a name stand for a schedule; `algorithms.register` checks the name."""
+    """Store the builder of a name that `algorithms.register` has checked."""
     _registered[collective, name] = _builder(collective, name, steps, chunks)
 
 
@@ -70,7 +70,7 @@ def _builder(
 
 
 def _counted(steps: Iterable[Step]) -> Claim:
-    """What the steps come to: nobody else has promised anything."""
+    """Return the counts of the steps as their claim: users state none."""
     steps = tuple(steps)
     return Claim(
         steps=len(steps),

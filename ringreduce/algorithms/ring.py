@@ -1,4 +1,4 @@
-"""Ring: every rank talks to its two neighbours only.
+"""Ring: every rank exchanges messages with its two neighbours only.
 
 Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 JPDC 69(2), 2009.
@@ -54,10 +54,10 @@ def ring_all_reduce(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> S
 
 
 def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
-    """Hand all chunks from neighbour to neighbour, starting at place `root`.
+    """Pass all chunks from neighbour to neighbour, starting at place `root`.
 
-    n-1 steps, of which a rank takes part in at most two; the last rank only receives.  Sliced, it
-    is a pipeline: the root sends its data once, whatever the number of ranks.
+    n-1 steps, of which a rank takes part in at most two; the last rank only receives.  Executed in
+    slices it is a pipeline: the root sends its data once, for any number of ranks.
     """
     n = len(ring)
     place = (me - root) % n
@@ -69,10 +69,10 @@ def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> S
 
 
 def ring_reduce(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
-    """`ring_broadcast` backwards: each adds its own to what comes and hands it on, towards `root`.
+    """Run `ring_broadcast` backwards: each rank adds its value and passes the sum on to `root`.
 
-    n-1 steps, of which a rank takes part in at most two; the farthest only sends.  Sliced, it is a
-    pipeline as well.
+    n-1 steps, of which a rank takes part in at most two; the farthest only sends.  Executed in
+    slices it is a pipeline as well.
     """
     n = len(ring)
     hops = (me - root) % n

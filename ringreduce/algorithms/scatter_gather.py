@@ -1,12 +1,13 @@
-"""Rooted collectives of long arrays: the root deals its data out in parts, or collects parts.
+"""Rooted collectives of long arrays: the root sends a part to each rank, or receives the parts.
 
 Sources: Barnett, Gupta, Payne, Shuler, van de Geijn & Watts, "Interprocessor collective
 communication library (InterCom)", SHPCC 1994, for the broadcast; Rabenseifner, "Optimization of
-collective reduction operations", ICCS 2004, LNCS 3036, for the reduction.  There the root has a
-part of its own, so part of the data goes to it and comes from it again; here it has none.
+collective reduction operations", ICCS 2004, LNCS 3036, for the reduction.  In these papers the root
+has a part of its own, so part of the data travels to the root and from it again.  Here the root has
+no part.
 
-`group` lists the ranks, `me` is this rank's place in it, `root` the root's.  ``chunks`` are a part
-for each of the others, counted from the root on.
+`group` lists the ranks, `me` is this rank's place in it, `root` the root's.  ``chunks`` are one
+part for each other rank, from the place after the root on.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from ringreduce.schedules.schedule import Chunks, Step, Steps
 def scatter_all_gather_broadcast(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
-    """The root sends each of the others a part; they pass the parts round a ring of their own.
+    """Scatter the parts from the root to the others, which all-gather them round a ring.
 
-    n-1 steps; the root sends the data once, and the others receive it once.
+    n-1 steps; the root sends the data once, and the others receive the data once.
     """
     ranks, place = [*group[root:], *group[:root]], (me - root) % len(group)
     yield from star_scatter(ranks, place, 0, [(), *chunks])
@@ -36,9 +37,9 @@ def scatter_all_gather_broadcast(
 def reduce_scatter_gather_reduce(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
-    """The others sum the parts round a ring of their own; the root adds its own to what they send.
+    """Reduce-scatter among all ranks but the root, round a ring; then gather and add at the root.
 
-    n-1 steps; the root receives the data once, and the others send it once.
+    n-1 steps; the root receives the data once, and the others send the data once.
     """
     ranks, place = [*group[root:], *group[:root]], (me - root) % len(group)
     if place:

@@ -1,8 +1,8 @@
 """Star: all data go through a server, the pattern of the parameter server.
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
-Here the servers are ranks like the others.  It is the baseline that rings and trees are held
-against: the server's link carries every rank's data.
+Here the servers are ranks like the others.  Rings and trees are compared with the star: its
+server's link carries every rank's data.
 
 `group` lists the ranks, `me` is this rank's place in it, `root` the server's.
 """
@@ -16,7 +16,7 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, in_pa
 
 
 def star_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
-    """The root sends ``chunks[i]`` to each place i.
+    """Send ``chunks[i]`` from the root to each place i.
 
     One step; the root sends (n-1)/n of the data.
     """
@@ -30,7 +30,7 @@ def star_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chun
 def star_gather(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks], reduce: bool = False
 ) -> Steps:
-    """Each place i sends ``chunks[i]`` to the root, which adds what comes if `reduce`.
+    """Send ``chunks[i]`` from each place i to the root, which reduces them if `reduce`.
 
     One step; the root receives (n-1)/n of the data.
     """
@@ -42,12 +42,12 @@ def star_gather(
 
 
 def star_broadcast(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
-    """The root sends everything to everybody.  One step; the root sends the data n-1 times."""
+    """Send all chunks from the root to every rank.  One step; it sends the data n-1 times."""
     yield from star_scatter(group, me, root, [chunks] * len(group))
 
 
 def star_reduce(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
-    """Everybody sends everything to the root, which folds n values at once.
+    """Send all chunks from every rank to the root, which folds n values at once.
 
     One step; the root receives the data n-1 times.
     """
@@ -55,10 +55,11 @@ def star_reduce(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Ste
 
 
 def star_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """One server for each of ``chunks``: everybody sends them to the servers, and gets the sums.
+    """Reduce each of ``chunks`` on a server of its own, and broadcast the sums from there.
 
-    Two steps.  With k servers a rank that is none sends and receives the data once, and a server
-    (n-1)/k times and what it sends to and gets from the other servers: 2(n-1)/k + 2(k-1)/k.
+    Two steps, with k servers.  A rank that is no server sends the data once and receives the data
+    once.  A server sends and receives, counted together, 2(n-1)/k + 2(k-1)/k of the data: its own
+    part to and from every rank, and the other parts to and from the other servers.
     The servers are spread evenly over the group, so over the nodes as well.
     """
     n = len(group)

@@ -14,7 +14,7 @@ from ringreduce.schedules.schedule import Chunks, Steps, joined
 
 
 def torus_shape(n: int) -> tuple[int, int]:
-    """Rows and columns of the torus of n ranks: as square as it goes, and rows no shorter.
+    """Return the rows and columns of n ranks: as square as possible, with rows <= columns.
 
     A prime number of ranks is a single row.
     """
@@ -23,7 +23,7 @@ def torus_shape(n: int) -> tuple[int, int]:
 
 
 def torus_name(n: int) -> str:
-    """What a drawing or an error adds to the algorithm's name."""
+    """Return the text that drawings and errors add to the algorithm's name."""
     rows, columns = torus_shape(n)
     return f" of {rows} x {columns}" + (", which is the ring" if rows == 1 else "")
 
@@ -31,9 +31,9 @@ def torus_name(n: int) -> str:
 def torus_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Ring reduce-scatter in the row, all-reduce in the column, all-gather in the row.
 
-    With r rows and c columns 2(c-1) + 2(r-1) steps; each rank sends 2(n-1)/n of the data.  With a
-    prime number of ranks it is the ring.  ``chunks`` are n parts, r one after the other for each
-    column.
+    2(c-1) + 2(r-1) steps, with r rows and c columns; each rank sends 2(n-1)/n of the data.  With a
+    prime number of ranks it is the ring.  ``chunks`` are n parts: r for the first column, then r
+    for the second, and so on.
     """
     rows, columns = torus_shape(len(group))
     row, column = divmod(me, columns)

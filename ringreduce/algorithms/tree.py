@@ -1,11 +1,11 @@
-"""Binomial tree: whoever has the data passes it on, half as far each time.
+"""Binomial tree: every rank that has the data passes it on, half as far in each step.
 
 Source: Johnsson & Ho, "Optimum broadcasting and personalized communication in hypercubes", IEEE
 Transactions on Computers 38(9), 1989.
 
 `group` lists the ranks, `me` is this rank's place in it, `root` the root's.  Counted from the root,
-place v is responsible for itself and the d-1 places that follow, as far as there are any, where d
-is the lowest bit of v.  All ranks take ceil(log2 n) steps, empty ones while others are at work.
+place v is responsible for itself and the d-1 places that follow, at most to the last, where d is
+the lowest bit that is set in v.  All ranks take ceil(log2 n) steps; some steps of a rank are empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joine
 
 
 def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
-    """The root sends everything to the rank half the group away, then both do so in their half.
+    """Send all chunks to the rank half the group away; then repeat in both halves.
 
     ceil(log2 n) steps.  A rank sends the data once for each child, the root ceil(log2 n) times.
     """
@@ -29,7 +29,7 @@ def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Chunks) -> 
 
 
 def tree_reduce(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
-    """`tree_broadcast` backwards: a rank adds what each child sends, then sends the sum on.
+    """Run `tree_broadcast` backwards: add the values of the children, send the sum to the parent.
 
     ceil(log2 n) steps.  A rank receives the data once for each child, the root ceil(log2 n) times.
     """
@@ -50,9 +50,9 @@ def tree_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
 
 
 def tree_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
-    """The root's ``chunks[i]`` go to place i: each child gets those that it is responsible for.
+    """Move the root's ``chunks[i]`` to place i: a child receives those of all its places.
 
-    ceil(log2 n) steps; the root sends (n-1)/n of the data, and nobody receives more than half.
+    ceil(log2 n) steps; the root sends (n-1)/n of the data, and no rank receives more than half.
     """
     for edge in reversed(_edges(group, me, root)):
         theirs = joined(chunks[i] for i in edge.below)
@@ -63,9 +63,9 @@ def tree_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chun
 
 
 def tree_gather(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
-    """`tree_scatter` backwards: ``chunks[i]`` of place i go to the root, more in each message.
+    """Run `tree_scatter` backwards: ``chunks[i]`` of place i go to the root.
 
-    ceil(log2 n) steps; the root receives (n-1)/n of the data, and nobody sends more than half.
+    ceil(log2 n) steps; the root receives (n-1)/n of the data, and no rank sends more than half.
     """
     for edge in _edges(group, me, root):
         theirs = joined(chunks[i] for i in edge.below)
@@ -76,16 +76,18 @@ def tree_gather(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunk
 
 
 class _Edge(NamedTuple):
-    """Of one step: the rank above or the rank below, at most one of the two."""
+    """The edge of one step, to a parent or to a child; some steps have none."""
 
     parent: tuple[int, ...]
+    """At most one rank."""
     child: tuple[int, ...]
+    """At most one rank; none if there is a parent."""
     below: list[int]
-    """The places that the lower end of the edge is responsible for."""
+    """The places for which the lower end of the edge is responsible."""
 
 
 def _edges(group: Sequence[int], me: int, root: int) -> list[_Edge]:
-    """This rank's edges, the shortest first."""
+    """Return this rank's edges, the shortest first, one for each step."""
     n, edges = len(group), []
     ranks = [*group[root:], *group[:root]]
     place = (me - root) % n

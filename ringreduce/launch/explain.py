@@ -26,7 +26,7 @@ from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import choose, predict, resolve, slice_count, slices_in_flight
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw
-from ringreduce.schedules.ranges import runs
+from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Schedule, chunk_of
 from ringreduce.topology import Nodes, parse_nodes
 
@@ -196,7 +196,7 @@ def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> lis
     rows = [("ranks", "steps", "sends bytes", "", "receives bytes", "")]
     for (count, sent, received), ranks in list(alike.items())[:_MOST_ROWS]:
         amounts = [(f"{n:,}", f"({n / nbytes:.2f}x)" if nbytes else "") for n in (sent, received)]
-        rows.append((",".join(runs(ranks)), str(count), *amounts[0], *amounts[1]))
+        rows.append((",".join(range_texts(ranks)), str(count), *amounts[0], *amounts[1]))
     more = len(alike) - _MOST_ROWS
     return [*_table(rows), *[f"… {more} more that differ"] * (more > 0)]
 

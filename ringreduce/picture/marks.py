@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringreduce.picture.svg import element, text, text_width
-from ringreduce.schedules.ranges import runs
+from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Chunks
 
 INK, FAINT, PAPER, EDGE = "#1f2328", "#656d76", "#ffffff", "#d0d7de"
@@ -73,6 +73,6 @@ def label_width(words: str) -> float:
 
 def label_of(chunks: Chunks) -> str:
     """Such as 3, 0-5 or 3,6; what is too long for a label ends in an ellipsis."""
-    words = runs(chunks)
+    words = range_texts(chunks)
     whole = ",".join(words)
     return whole if len(whole) <= _LONGEST_LABEL or len(words) == 1 else f"{words[0]},…"

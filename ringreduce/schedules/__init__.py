@@ -1,1 +1,1 @@
-"""Schedules as data: their vocabulary, their proof, their price and their drawing as text."""
+"""Schedules as data: their definition, proof, predicted time, and drawing as text."""

@@ -1,16 +1,18 @@
-"""Prove a schedule: put the steps of all ranks together and execute them on symbols.
+"""Prove a schedule: combine the steps of all ranks and execute them on symbols.
 
-What `check` proves, for exactly the meaning of a step that `ringreduce.schedules.schedule` gives:
+`check` proves, for exactly the meaning of a step in `ringreduce.schedules.schedule`:
 
-- every result holds every contribution exactly once.  A fold of two values that share a
-  contribution is refused there and then, so one bit a rank counts exactly;
-- every send meets one receive of the same chunks, first in, first out, and no message is left over;
-- it cannot deadlock, even when a send completes only once its receive is posted;
+- every result has every contribution exactly once.  A fold of two values that share a contribution
+  is an error at once, so one bit a rank is enough to count exactly;
+- every send matches one receive of the same chunks, first in, first out, and no message is left;
+- it cannot deadlock, even if a send completes only once its receive is posted;
 - no step races with itself;
-- all ranks form the same expression for a chunk, hence the same bits.  A fold of three in one step
-  is not two folds of two: 16-bit floats round once in the one, twice in the other;
-- steps and chunks are what the schedule claims, and who holds what is what its collective promises;
-- nobody leaves a barrier before having heard, through other ranks or not, from everybody.
+- all ranks form the same expression for a chunk, hence the same bits.  A fold of three values in
+  one step differs from two folds of two: 16-bit floats round once in the first, twice in the
+  second;
+- the steps and chunks equal the schedule's claims, and the holders of each chunk are those that the
+  collective promises;
+- no rank leaves a barrier before it has heard, directly or through other ranks, from every rank.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from ringreduce.schedules.schedule import (
 )
 
 Expression: TypeAlias = "int | tuple[Expression, ...]"
-"""A sum in its order: an int is that rank's contribution, a tuple is one fold, left to right."""
+"""An ordered sum: an int is that rank's contribution, a tuple is one fold, left to right."""
 
 _HOLDERS = {
     "all_reduce": ("every rank", "every rank"),
@@ -46,26 +48,29 @@ _HOLDERS = {
     "scatter": ("one rank", "one rank"),
     "all_to_all": ("one rank", "one rank"),
 }
-"""Collective -> who holds a chunk before, and after; without it, holding nothing proves all."""
+"""Collective -> holders of each chunk before, and after.
+
+Without this table, a schedule in which no rank holds anything would pass.
+"""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What the check has counted, and the sums that it has found."""
+    """The counts of a proven schedule, and the sums that it forms."""
 
     steps: int
-    """Of the rank that takes the most."""
+    """Steps of the rank that takes the most."""
     messages: int
     chunks: int
     """Chunks moved, over all messages."""
     results: Mapping[int, Expression]
-    """Chunk -> the expression that every rank forms of it."""
+    """Chunk -> the expression that every rank forms for it."""
     completed: frozenset[tuple[int, int, int]]
-    """The (rank, step, chunk) of every fold after which all contributions are in."""
+    """The (rank, step, chunk) of every fold whose result has all contributions."""
 
 
 def check(schedule: Schedule) -> Proof:
-    """Prove all of the above, or raise ScheduleError naming the step, the ranks and the chunk.
+    """Prove a schedule, or raise ScheduleError naming the step, the ranks and the chunk.
 
     >>> from ringreduce.algorithms import build
     >>> check(build("reduce_scatter", "ring", nodes=[[0, 1, 2]])).results
@@ -106,11 +111,11 @@ def _prove(schedule: Schedule) -> Proof:
     )
 
 
-# --- what can be seen without executing -----------------------------------------------------------
+# --- checks without execution ---------------------------------------------------------------------
 
 
 def _check_collective(schedule: Schedule) -> None:
-    """Chunks exist, and are held before and after by as many ranks as the collective promises."""
+    """Check that chunks exist, and have the holders that the collective promises."""
     size, chunks = schedule.size, range(len(schedule.weights))
     before, after = _HOLDERS.get(schedule.collective, ("", ""))
     for when, holds, who in (
@@ -130,7 +135,7 @@ def _check_collective(schedule: Schedule) -> None:
 
 
 def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
-    """Peers and chunks exist, and the step does not race with itself."""
+    """Check that peers and chunks exist, and that the step does not race with itself."""
     rank, number = place
     messages: tuple[Send | Recv, ...] = (*step.sends, *step.recvs)
     for message in messages:
@@ -164,7 +169,7 @@ def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
 
 
 def _check_copies(schedule: Schedule, place: Place, step: Step) -> None:
-    """Copies of others are kept as they come, and folded into chunks that nothing else changes."""
+    """Check copies: received without reducing, folded into chunks that nothing else changes."""
     rank, number = place
     here = f"step {number}: rank {rank}"
     for recv in step.recvs:
@@ -199,7 +204,7 @@ def _rank_of(copy: int) -> int:
 
 
 def _known_as(name: int, rank: int) -> int:
-    """A rank's own copy of a chunk is the chunk."""
+    """Return the chunk for the rank's own copy of it, and any other name unchanged."""
     return chunk_of(name) if source_of(name) == rank else name
 
 
@@ -221,24 +226,30 @@ def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
 
 
 class _Execution:
-    """What every rank holds, as it goes through its steps.
+    """The values that every rank holds, while ranks go through their steps.
 
     A value is an int that names an expression: the ints below `size` are the ranks' contributions,
-    each further one is a fold.  Equal expressions have equal names, so that comparing is cheap.
+    each further int is a fold.  Equal expressions have equal names, so comparing them is cheap.
     """
 
     def __init__(self, schedule: Schedule, ranks: Sequence[Sequence[Step]], posted: Posted) -> None:
         size = schedule.size
         self.held = [dict.fromkeys(schedule.holds_before(rank), rank) for rank in range(size)]
+        """Rank -> its chunks and copies -> their values."""
         self._ranks = ranks
         self.heard = [1 << rank for rank in range(size)]
+        """Rank -> a bit for each rank that it has heard from, directly or not."""
         self.expressions: list[Expression] = list(range(size))
+        """Value -> its expression."""
         self.contributors = [1 << rank for rank in range(size)]
+        """Value -> a bit for each rank that contributes to it."""
         self._folds: dict[tuple[int, ...], int] = {}
+        """Operands of a fold -> its value."""
         self._under_way: dict[Message, tuple[list[int], int]] = {}
+        """Message -> the values sent, and the ranks that its sender had heard from."""
         self._posted = posted
         self.everybody = [0] * len(schedule.weights)
-        """Chunk -> the ranks that contribute to it."""
+        """Chunk -> a bit for each rank that contributes to it."""
         for rank in range(size):
             for chunk in schedule.holds_before(rank):
                 self.everybody[chunk] |= 1 << rank
@@ -262,6 +273,7 @@ class _Execution:
             self._under_way[message] = values, self.heard[place.rank]
 
     def _land(self, place: Place) -> None:
+        """Receive all messages of a step, then fold."""
         rank = place.rank
         terms: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for message in self._posted.get(place, ()):
@@ -288,7 +300,7 @@ class _Execution:
                 self.held[rank][chunk] = self._fold(place, chunk, self._copies(place, chunk))
 
     def _copies(self, place: Place, chunk: int) -> list[tuple[int, int]]:
-        """The (rank, value) of a chunk and its copies here, in order; the copies go."""
+        """Return the (rank, value) of a chunk and of its copies, by rank, and drop the copies."""
         held = self.held[place.rank]
         names = [name for name in held if name != chunk and chunk_of(name) == chunk]
         if not names or chunk not in held:
@@ -301,7 +313,7 @@ class _Execution:
         return sorted([*terms, (place.rank, held[chunk])])
 
     def _fold(self, place: Place, chunk: int, terms: Sequence[tuple[int, int]]) -> int:
-        """The name of the fold of (rank, value) terms, in this order."""
+        """Return the value of the fold of (rank, value) terms, in this order."""
         together = 0
         for _, value in terms:
             if twice := together & self.contributors[value]:
@@ -321,7 +333,7 @@ class _Execution:
         return name
 
     def results(self, schedule: Schedule) -> dict[int, Expression]:
-        """Each chunk's sum: complete, and the same expression wherever it is held at the end."""
+        """Return each chunk's expression: complete, and the same on all ranks that hold it."""
         found: dict[int, tuple[int, int]] = {}
         for rank in range(schedule.size):
             for chunk in schedule.holds_after(rank):
@@ -350,7 +362,7 @@ class _Execution:
                 )
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 def _ranks(ranks: Iterable[int]) -> str:
@@ -363,7 +375,7 @@ def _members(mask: int) -> list[int]:
 
 
 def _text(expression: Expression, depth: int = 6) -> str:
-    """Such as ((0+1)+2); what lies deeper than `depth` folds becomes an ellipsis."""
+    """Return text such as ((0+1)+2); folds nested deeper than `depth` become an ellipsis."""
     if isinstance(expression, int):
         return str(expression)
     if not depth:

@@ -1,18 +1,19 @@
-"""Price a schedule: the seconds that it takes, predicted from what links and cores can do.
+"""Price a schedule: predict its seconds from the speed of links and cores.
 
-The model is alpha-beta-gamma, simulated event by event with the steps' own meaning:
+The model is alpha-beta-gamma, simulated event by event with the exact meaning of a step:
 
-- A message starts when its sender and its receiver are both in their steps.  It occupies a port of
-  each for a while of its own and for beta a byte; then the sender is done with it, and alpha later
-  it is delivered.
+- A message starts when both its sender and its receiver have entered their steps.  It occupies one
+  port of each for `message_s`, and for beta a byte.  Then the message is complete for the sender;
+  alpha later it is delivered.
 - Inside a node each rank has one port out and one port in.  Between nodes all ranks of a node share
-  the node's one port out and one port in.  Messages from one rank to one other follow each other;
-  those of several pairs of ranks share a port equally, as TCP connections do.
-- Once all messages of a step are complete, the rank folds what came to be reduced, at gamma a byte.
-- A sliced array is several flows through the same schedule.  Each rank starts them in order, with
-  at most `in_flight` unfinished; they share its ports and its one fold engine.
+  the node's one port out and one port in.  Messages of one ordered pair of ranks are sent one after
+  another; messages of several pairs share a port equally, as TCP connections do.
+- When all messages of a step are complete, the rank reduces the received data, at gamma a byte.
+- A sliced array is several flows through the same schedule.  Each rank starts its flows in order,
+  with at most `in_flight` unfinished.  The flows of a rank share its ports, and it reduces for one
+  of them at a time.
 
-For one slice this gives the published formulas exactly.
+For one slice, and a `message_s` of 0, this gives the published formulas exactly.
 """
 
 from __future__ import annotations
@@ -30,42 +31,48 @@ from ringreduce.schedules.schedule import Schedule, Step, chunk_of, source_of
 
 @dataclass(frozen=True)
 class Link:
-    """What one message costs: `alpha_s` until it is there, `beta_s_per_byte` for each of its bytes.
-
-    For `message_s` it keeps its two ranks busy, so that many at once cost more than one: the
-    overhead of the LogP model, which the published formulas leave out.
-    """
+    """The cost of one message."""
 
     alpha_s: float
+    """Latency, in seconds."""
     beta_s_per_byte: float
+    """Seconds for each byte."""
     message_s: float = 0.0
+    """Seconds for which a message occupies its two ranks, besides its bytes.
+
+    With it, many messages at once cost more than one.  It is the overhead of the LogP model; the
+    published formulas leave it out.
+    """
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What links and cores can do.
+    """The speed of links and cores.
 
-    The defaults are no measurements: they are the round numbers of messages in a node (1 µs,
-    8 GB/s), of 10 Gbit/s Ethernet (20 µs), of 1 or 2 µs to make a message, and of a core that folds
-    8 GB/s; of an exchange through shared memory (0.5 µs, 20 GB/s, folds in the cache at 50 GB/s)
-    and of a turn of all ranks where they outnumber the cores (5 µs).  `ringreduce tune` measures.
+    The defaults are round numbers, not measurements.  `ringreduce tune` measures.
     """
 
     in_node: Link = Link(1e-6, 1 / 8e9, message_s=1e-6)
+    """Messages inside a node: 1 µs, 8 GB/s, and 1 µs for each message."""
     between_nodes: Link = Link(20e-6, 8 / 10e9, message_s=2e-6)
+    """Messages between nodes: 20 µs, Ethernet of 10 Gbit/s, and 2 µs for each message."""
     gamma_s_per_byte: float = 1 / 8e9
+    """Seconds for each byte that a core reduces."""
     in_memory: Link = Link(0.5e-6, 1 / 20e9)
+    """Rounds through shared memory: 0.5 µs, 20 GB/s."""
     gamma_in_memory_s_per_byte: float = 1 / 50e9
+    """Seconds for each byte reduced through shared memory: it is in the cache."""
     crowded_s: float = 5e-6
+    """Seconds added to the latency of shared memory where ranks outnumber the cores."""
 
     def of_memory(self, crowded: bool) -> Profile:
-        """Of ranks of one node that share memory; `crowded` if they are more than its cores."""
+        """Return the profile of ranks that share memory; `crowded`: more ranks than cores."""
         alpha_s = self.in_memory.alpha_s + (self.crowded_s if crowded else 0.0)
         link = replace(self.in_memory, alpha_s=alpha_s)
         return replace(self, in_node=link, gamma_s_per_byte=self.gamma_in_memory_s_per_byte)
 
     def also_in_memory(self) -> Profile:
-        """With the links and folds of a node for shared memory as well."""
+        """Return this profile with the link and gamma of a node for shared memory as well."""
         return replace(
             self,
             in_memory=self.in_node,
@@ -83,10 +90,11 @@ def price(
     slices: int = 1,
     in_flight: int = 4,
 ) -> float:
-    """The seconds until the last rank is done with `nbytes`, all of the array's bytes.
+    """Predict the seconds until the last rank has finished an array of `nbytes`.
 
-    `nodes` lists the ranks of each node, every rank once.  Raises ScheduleError when the schedule
-    cannot finish, and ValueError when the nodes do not list its ranks.
+    `nodes` lists the ranks of each node, every rank once.  The array is divided into `slices`, of
+    which `in_flight` are under way at once.  Raises ScheduleError if the schedule cannot finish,
+    and ValueError if the nodes do not list its ranks.
 
     >>> from ringreduce.algorithms import build
     >>> link = Link(alpha_s=1.0, beta_s_per_byte=0.5)
@@ -104,17 +112,22 @@ def price(
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """What a message costs by itself, and the two ports that it occupies."""
+    """The cost of one message of the schedule on its own, and the two ports that it occupies."""
 
     sender: int
+    """Rank."""
     receiver: int
+    """Rank."""
     transfer_s: float
+    """Seconds on ports that it shares with no other message."""
     alpha_s: float
+    """Seconds from the end of the transfer to delivery."""
     ports: tuple[int, int]
+    """Out of the sender or its node, into the receiver or its node."""
 
 
 class _Wiring:
-    """A schedule laid out on nodes, for one slice: all that does not change as time goes by."""
+    """A schedule on nodes, for one slice: the part of the simulation that does not change."""
 
     def __init__(
         self, schedule: Schedule, nodes: Sequence[Sequence[int]], nbytes: float, profile: Profile
@@ -127,11 +140,12 @@ class _Wiring:
         ranks = [list(schedule.steps(rank)) for rank in range(self.size)]
         self.wires: list[_Wire] = []
         self.posted: list[list[list[int]]] = [[[] for _ in steps] for steps in ranks]
-        """Of each rank's steps the wires, as indices."""
+        """Rank, step -> indices of its wires."""
         self.fold_s = [
             [folds * profile.gamma_s_per_byte for folds in _folded_copies(steps, chunk_bytes)]
             for steps in ranks
         ]
+        """Rank, step -> seconds that it reduces."""
         for number, message in enumerate(match(ranks)):
             message_bytes = sum(chunk_bytes[chunk_of(chunk)] for chunk in message.chunks)
             self.wires.append(self._wire(message, message_bytes))
@@ -142,7 +156,11 @@ class _Wiring:
                 self.fold_s[rank][step] += message_bytes * profile.gamma_s_per_byte
 
     def _wire(self, message: Message, message_bytes: float) -> _Wire:
-        """Ports 0 and up are the ranks', then come the nodes'; even ones go out, odd ones in."""
+        """Make the wire of a message.
+
+        Ports are numbered: two for each rank, then two for each node.  Even ports lead out, odd
+        ports lead in.
+        """
         sender, receiver = message.sender.rank, message.receiver.rank
         source, target = self._node_of[sender], self._node_of[receiver]
         if source == target:
@@ -155,7 +173,7 @@ class _Wiring:
 
 
 def _folded_copies(steps: Sequence[Step], chunk_bytes: Sequence[float]) -> Iterator[float]:
-    """The bytes of copies that each of a rank's steps folds."""
+    """Yield, for each step of a rank, the bytes of the copies that it folds."""
     kept: Counter[int] = Counter()
     for step in steps:
         names = (name for recv in step.recvs for name in recv.chunks)
@@ -165,29 +183,33 @@ def _folded_copies(steps: Sequence[Step], chunk_bytes: Sequence[float]) -> Itera
 
 @dataclass(eq=False, slots=True)
 class _Strand:
-    """One rank's way through one flow."""
+    """The progress of one rank in one flow."""
 
     flow: int
     rank: int
     step: int = -1
     incomplete: int = 0
-    """Messages of this step that are under way."""
+    """Messages of this step that are not complete."""
 
 
 @dataclass(eq=False, slots=True)
 class _Transfer:
-    """A message whose ranks are ready.  `left_s` is what it still takes with ports of its own."""
+    """A message that both its ranks have posted."""
 
     wire: _Wire
     flow: int
     left_s: float
+    """Seconds of transfer left at time `since_s`, if it had its ports alone."""
     since_s: float = 0.0
+    """When its share of the ports last changed."""
     sharers: int = 0
+    """Transfers on the fuller of its two ports; 0 before it starts."""
     ends_s: float = inf
+    """When it ends with this share."""
 
 
 class _Simulation:
-    """Slices going through a schedule: a queue of events, and who occupies which port."""
+    """Simulates the slices on their way through a schedule, by a queue of events."""
 
     def __init__(self, wiring: _Wiring, slices: int, in_flight: int) -> None:
         size = wiring.size
@@ -206,7 +228,7 @@ class _Simulation:
         self._changed: dict[int, None] = {}
 
     def run(self) -> float:
-        """Go from event to event; what happens at one moment is seen by all of it together."""
+        """Return the seconds until the last event; ports are shared anew after all of one time."""
         for rank in range(self._wiring.size):
             for _ in range(min(self._in_flight, self._slices)):
                 self._start_next_flow(rank)
@@ -260,7 +282,7 @@ class _Simulation:
             self._changed[port] = None
 
     def _share_ports(self) -> None:
-        """Give each transfer its share of the fuller of its two ports, where that has changed."""
+        """Update each transfer whose share has changed: its share of the fuller of its ports."""
         for port in self._changed:
             for transfer in self._ports[port]:
                 out, into = transfer.wire.ports
@@ -277,7 +299,7 @@ class _Simulation:
 
     def _finish(self, transfer: _Transfer) -> None:
         if transfer.ends_s != self._now_s:
-            return  # its share has changed since this event was written down
+            return  # its share has changed since this event was queued
         transfer.ends_s = inf
         wire = transfer.wire
         for port in wire.ports:
@@ -292,7 +314,7 @@ class _Simulation:
         self._complete(strands[wire.sender])
 
     def _complete(self, strand: _Strand) -> None:
-        """One message less; after the last one fold, when the rank's fold engine is free."""
+        """Count one message as complete; after the last, reduce as soon as the rank is free."""
         strand.incomplete -= 1
         if strand.incomplete:
             return

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import chain, islice, pairwise
 
-from ringreduce.schedules.ranges import runs
+from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Chunks, Recv, Schedule, Send, Step, source_of
 
 _MESSAGES_A_CELL = 4
-_RUNS_A_MESSAGE = 3
+_RANGES_A_MESSAGE = 3
 _LEGEND = (
     ">1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace"
 )
@@ -33,11 +33,11 @@ def draw(
     max_ranks: int = 8,
     max_steps: int = 16,
 ) -> str:
-    """The schedule, or the steps of all its ranks, as a grid with a legend below.
+    """Return a grid of the schedule, or of the steps of all its ranks, with a legend below.
 
-    `failed` is rank -> the step that it did not finish; the cell is marked with ``!``.  Of a large
-    schedule the `max_ranks` ranks and `max_steps` steps nearest to a failed one are drawn, or the
-    first ones; only those ranks are asked for their steps, and only as far as they are drawn.
+    `failed` is rank -> the step that it did not finish; that cell is marked with ``!``.  Of a large
+    schedule at most `max_ranks` ranks and `max_steps` steps are drawn: those nearest to the failed
+    ones, or else the first.  Only the drawn ranks generate steps, up to the last drawn step.
     """
     failed = dict(sorted((failed or {}).items()))
     size = schedule.size if isinstance(schedule, Schedule) else len(schedule)
@@ -69,7 +69,10 @@ def draw(
 def _steps(
     schedule: Schedule | Sequence[Iterable[Step]], ranks: Sequence[int]
 ) -> tuple[dict[int, Iterable[Step]], list[int]]:
-    """The steps of these ranks, and how many they are: a schedule need not be run to know."""
+    """Return the steps of these ranks, and how many steps each has.
+
+    The number of steps of a Schedule is read from its claim, without generating the steps.
+    """
     if isinstance(schedule, Schedule):
         claims = [schedule.claim(rank) for rank in ranks]
         return {rank: schedule.steps(rank) for rank in ranks}, [claim.steps for claim in claims]
@@ -78,9 +81,9 @@ def _steps(
 
 
 def _window(count: int, centres: Sequence[int], limit: int) -> list[int]:
-    """The `limit` numbers below `count` that are nearest to one of the centres, in order.
+    """Return the `limit` numbers below `count` that are nearest to any of the centres, ascending.
 
-    Of two that are equally near, the one before a centre is preferred to the one after it.
+    Of two equally near numbers, the one before a centre is preferred.
     """
     centres = centres[:limit] or [0]
     return sorted(
@@ -96,7 +99,7 @@ def _cell(steps: Sequence[Step], row: int, failed: int | None) -> str:
     words = [_message(message) for message in messages[:_MESSAGES_A_CELL]]
     if len(messages) > _MESSAGES_A_CELL:
         words.append(f"…{len(messages) - _MESSAGES_A_CELL} more")
-    words += [f"={_runs(steps[row].folds)}"] * bool(steps[row].folds)
+    words += [f"={_ranges(steps[row].folds)}"] * bool(steps[row].folds)
     return mark + (" ".join(words) or "-")
 
 
@@ -108,14 +111,14 @@ def _has_copies(step: Step) -> bool:
 
 def _message(message: Send | Recv) -> str:
     if isinstance(message, Send):
-        return f">{message.peer}:{_runs(message.chunks)}"
-    return f"<{message.peer}:{_runs(message.chunks)}{'+' * message.reduce}"
+        return f">{message.peer}:{_ranges(message.chunks)}"
+    return f"<{message.peer}:{_ranges(message.chunks)}{'+' * message.reduce}"
 
 
-def _runs(chunks: Chunks) -> str:
-    """Such as 1,2,4-9: runs of three and more are shortened, and what is too much for a cell."""
-    words = runs(chunks, shortest=3)
-    return ",".join(words[:_RUNS_A_MESSAGE] + ["…"] * (len(words) > _RUNS_A_MESSAGE))
+def _ranges(chunks: Chunks) -> str:
+    """Return text such as 1,2,4-9: ranges of three and more are shortened, and long lists cut."""
+    words = range_texts(chunks, shortest=3)
+    return ",".join(words[:_RANGES_A_MESSAGE] + ["…"] * (len(words) > _RANGES_A_MESSAGE))
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

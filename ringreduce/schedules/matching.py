@@ -1,6 +1,6 @@
-"""Who meets whom: each send with its receive, and the order in which ranks can go on.
+"""Match each send with its receive, and find the order in which ranks can enter their steps.
 
-The checker and the cost model both put the steps of all ranks together this way.
+The checker and the cost model both combine the steps of all ranks this way.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Message:
-    """A send and the receive that it meets."""
+    """A send and the receive that matches it."""
 
     sender: Place
+    """The step that sends."""
     receiver: Place
+    """The step that receives."""
     chunks: Chunks
     reduce: bool
+    """Whether the receiver reduces the chunks into its own values."""
 
 
 Posted = dict[Place, list[Message]]
-"""The messages of each step that has any."""
+"""Step -> its messages, sent and received, if it has any."""
 
 
 def match(ranks: Sequence[Sequence[Step]]) -> list[Message]:
-    """Every send with its receive: first in, first out for each ordered pair of ranks.
+    """Match every send with its receive: first in, first out for each ordered pair of ranks.
 
-    Raises ScheduleError when one is left over, or the two name different chunks.
+    Raises ScheduleError if a send or a receive is left over, or a pair names different chunks.
     """
     sends: dict[tuple[int, int], list[tuple[Place, Send]]] = defaultdict(list)
     recvs: dict[tuple[int, int], list[tuple[Place, Recv]]] = defaultdict(list)
@@ -68,10 +71,11 @@ def match(ranks: Sequence[Sequence[Step]]) -> list[Message]:
 
 
 def progress(ranks: Sequence[Sequence[Step]], posted: Posted) -> Iterator[Place]:
-    """Yield each rank's steps as it enters them, and the place after its last step at its end.
+    """Yield each step when its rank enters it; at a rank's end, the place after its last step.
 
-    A message completes once both its ranks are in their steps; a step ends when all of its messages
-    are complete.  Raises ScheduleError naming who waits for whom when nobody can go on.
+    A message is complete once both its ranks have entered the steps that send and receive it.  A
+    step ends when all its messages are complete.  Raises ScheduleError on deadlock, naming the
+    ranks that wait for each other.
     """
     unfinished = {place: len(here) for place, here in posted.items()}
     entered = [-1] * len(ranks)
@@ -95,7 +99,7 @@ def progress(ranks: Sequence[Sequence[Step]], posted: Posted) -> Iterator[Place]
 
 
 def _deadlock(entered: Sequence[int], posted: Posted) -> str:
-    """Follow who waits for whom, from any rank that is stuck, until the circle closes."""
+    """Follow the waiting ranks, from any that cannot go on, until a rank repeats."""
     waits: dict[int, tuple[int, str]] = {}
     for rank, step in enumerate(entered):
         for message in posted.get(Place(rank, step), ()):
@@ -117,6 +121,7 @@ def _deadlock(entered: Sequence[int], posted: Posted) -> str:
 
 
 def other_end(message: Message, rank: int) -> Place:
+    """Return the step at the end of a message that is not `rank`'s."""
     return message.receiver if message.sender.rank == rank else message.sender
 
 

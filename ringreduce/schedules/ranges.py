@@ -1,6 +1,6 @@
-"""Numbers in order, written as runs.
+"""Write ascending numbers of ranks or chunks as ranges.
 
->>> runs([0, 1, 2, 5, 8, 9])
+>>> range_texts([0, 1, 2, 5, 8, 9])
 ['0-2', '5', '8-9']
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from ringreduce.schedules.schedule import chunk_of, chunk_text, source_of
 
 
-def runs(numbers: Sequence[int], shortest: int = 2) -> list[str]:
-    """The runs of ranks, or of chunks, that follow each other, first to last.
+def range_texts(numbers: Sequence[int], shortest: int = 2) -> list[str]:
+    """Return one text for each range of consecutive numbers, in order.
 
-    Those of fewer than `shortest` numbers are spelt out.
+    A range of fewer than `shortest` numbers is written as a list of them.
     """
     found: list[list[int]] = []
     for number in numbers:
@@ -22,14 +22,14 @@ def runs(numbers: Sequence[int], shortest: int = 2) -> list[str]:
             found[-1].append(number)
         else:
             found.append([number])
-    return [_words(run) if len(run) >= shortest else _spelt(run) for run in found]
+    return [_first_and_last(each) if len(each) >= shortest else _every(each) for each in found]
 
 
-def _words(run: Sequence[int]) -> str:
-    source = source_of(run[0])
-    words = f"{chunk_of(run[0])}-{chunk_of(run[-1])}"
-    return words if source is None else f"{words}@{source}"
+def _first_and_last(numbers: Sequence[int]) -> str:
+    source = source_of(numbers[0])
+    text = f"{chunk_of(numbers[0])}-{chunk_of(numbers[-1])}"
+    return text if source is None else f"{text}@{source}"
 
 
-def _spelt(run: Sequence[int]) -> str:
-    return ",".join(map(chunk_text, run))
+def _every(numbers: Sequence[int]) -> str:
+    return ",".join(map(chunk_text, numbers))

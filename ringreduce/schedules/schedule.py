@@ -1,8 +1,8 @@
 """An algorithm is a schedule, and a schedule is data.
 
 A schedule says, for one rank, step by step, which chunks go to which peer and which chunks come
-from which peer.  It knows nothing of bytes, dtypes, MPI or GPUs; everything else in the library is
-a reader of it.
+from which peer.  It knows nothing of bytes, dtypes, MPI or GPUs.  Everything else in the library
+reads schedules: the checker, the cost model, the planner, the drawing.
 
 What a step means, exactly:
 
@@ -13,10 +13,10 @@ What a step means, exactly:
 - All contributions to a chunk in one step, the local value among them, are folded left to right in
   ascending rank order.
 - Messages of an ordered pair of ranks match first in, first out.
-- A value can also travel apart from the sum, under a name that says whose it is: a rank sends its
-  own value of a chunk as ``copy_of(chunk, rank)``, others keep it under that name and pass it on.
-  A chunk in a step's `folds` becomes, when all its messages are complete, the fold of the rank's
-  own value and of all copies of it that have come, in ascending rank order; they are gone then.
+- A value can also travel apart from the sum, as a *copy*.  A rank sends its own value of a chunk
+  under the name ``copy_of(chunk, rank)``; other ranks keep the copy under that name and pass it on.
+- The chunks in a step's `folds` are folded when all messages of the step are complete: the rank's
+  own value and all copies that it has received, in ascending rank order.  The copies are dropped.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from itertools import chain, zip_longest
 from ringreduce.errors import ScheduleError
 
 Chunks = tuple[int, ...]
-"""Chunks, by number, and copies of them, by the name that `copy_of` gives."""
+"""Numbers of chunks, and names of copies as `copy_of` returns them."""
 
 _COPIES = 1 << 32
 
 
 def copy_of(chunk: int, rank: int) -> int:
-    """The name under which `rank`'s value of a chunk travels apart from the sum.
+    """Return the name under which the value of `rank` for a chunk travels apart from the sum.
 
     Raises ValueError for numbers below 0, and for chunks of 2**32 and more.
     """
@@ -44,12 +44,12 @@ def copy_of(chunk: int, rank: int) -> int:
 
 
 def chunk_of(name: int) -> int:
-    """The chunk that a name stands for, itself or a copy of it."""
+    """Return the chunk of a name: of a copy, or of the chunk itself."""
     return name % _COPIES
 
 
 def source_of(name: int) -> int | None:
-    """Whose copy a name stands for; None for the chunk itself.
+    """Return the rank whose copy a name stands for; None for the chunk itself.
 
     >>> source_of(copy_of(chunk=3, rank=1)), source_of(3)
     (1, None)
@@ -67,7 +67,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """Receive these chunks from `peer`: added in (`reduce`), or overwriting what is here."""
+    """Receive these chunks from `peer`: reduce them into the local values, or overwrite those."""
 
     peer: int
     chunks: Chunks
@@ -76,12 +76,12 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Messages that are under way together.  The step ends when all of them are complete."""
+    """Messages that are sent and received together; the step ends when all are complete."""
 
     sends: tuple[Send, ...] = ()
     recvs: tuple[Recv, ...] = ()
     folds: Chunks = ()
-    """Chunks whose copies are added in at the end of the step."""
+    """Chunks into which their copies are folded at the end of the step."""
 
 
 Steps = Iterator[Step]
@@ -90,55 +90,60 @@ Steps = Iterator[Step]
 
 @dataclass(frozen=True)
 class Claim:
-    """What an algorithm promises of one rank; the checker holds it to this exactly."""
+    """The counts that an algorithm claims for one rank; the checker requires exactly these."""
 
     steps: int
+    """Empty ones included."""
     sent: int
     """Chunks sent."""
     received: int
     """Chunks received."""
 
     def __add__(self, then: Claim) -> Claim:
-        """One after the other."""
+        """Return the claim of two schedules, one after the other."""
         return Claim(self.steps + then.steps, self.sent + then.sent, self.received + then.received)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One collective among `size` ranks by one algorithm: each rank's steps, and what they claim.
-
-    `weights` are the relative lengths of the chunks, in order: all equal for a ring, unequal where
-    nodes of different sizes meet.  `holds_before(rank)` and `holds_after(rank)` are the chunks that
-    carry that rank's contribution at the start, and its result at the end.
-    """
+    """One collective among `size` ranks by one algorithm: the steps and the claim of each rank."""
 
     collective: str
     algorithm: str
     size: int
+    """Ranks."""
     weights: tuple[int, ...]
-    steps: Callable[[int], Steps]
-    holds_before: Callable[[int], Chunks]
-    holds_after: Callable[[int], Chunks]
-    claim: Callable[[int], Claim]
-    digest: str = ""
-    """Tells schedules of one name apart, where ranks could mean different ones by it."""
-    completes: Callable[[int], frozenset[tuple[int, int]]] | None = None
-    """The (step, chunk) of a rank's folds after which all contributions are in.
+    """Relative lengths of the chunks, in order.
 
-    None: those that are the last change of a chunk that the rank keeps.
+    Equal for a ring; unequal for nodes of different sizes.
+    """
+    steps: Callable[[int], Steps]
+    """Rank -> its steps."""
+    holds_before: Callable[[int], Chunks]
+    """Rank -> the chunks that have its contribution at the start."""
+    holds_after: Callable[[int], Chunks]
+    """Rank -> the chunks that have its result at the end."""
+    claim: Callable[[int], Claim]
+    """Rank -> its claim."""
+    digest: str = ""
+    """Distinguishes user-written schedules of the same name, so that ranks can compare theirs."""
+    completes: Callable[[int], frozenset[tuple[int, int]]] | None = None
+    """Rank -> the (step, chunk) of its folds whose result has every contribution.
+
+    None: the folds that are the last change of a chunk in `holds_after`.
     """
 
 
 def joined(parts: Iterable[Chunks]) -> Chunks:
-    """The chunks of several parts, to travel as one message."""
+    """Return the chunks of several parts as one list, to send as one message."""
     return tuple(chain.from_iterable(parts))
 
 
 def in_parallel(*schedules: Iterable[Step]) -> Steps:
-    """Run schedules side by side, step by step; messages to one peer travel as one.
+    """Merge the steps of several schedules; messages to one peer become one message.
 
-    The schedules must touch different chunks, and in one step must all reduce, or all overwrite by,
-    what comes from one peer.  A schedule that is shorter ends early.
+    The schedules must use different chunks.  In one step all messages from one peer must reduce, or
+    all overwrite.  A shorter schedule ends early.
     """
     for steps in zip_longest(*schedules, fillvalue=Step()):
         sends: dict[int, Chunks] = {}
@@ -166,7 +171,7 @@ def in_parallel(*schedules: Iterable[Step]) -> Steps:
 
 
 def step_to_text(step: Step) -> str:
-    """One step as text: ``>peer:chunks`` sends, ``<peer:chunks`` receives, ``+`` reduces.
+    """Write one step: ``>peer:chunks`` sends, ``<peer:chunks`` receives, ``+`` reduces.
 
     ``=chunks`` folds copies, and ``3@1`` is rank 1's copy of chunk 3.
     """
@@ -177,7 +182,7 @@ def step_to_text(step: Step) -> str:
 
 
 def step_from_text(text: str) -> Step:
-    """The step that `step_to_text` wrote.  Raises ScheduleError, quoting the word that is wrong."""
+    """Read a step that `step_to_text` wrote.  Raises ScheduleError quoting the wrong word."""
     sends: list[Send] = []
     recvs: list[Recv] = []
     folds: Chunks = ()
@@ -205,7 +210,7 @@ def step_from_text(text: str) -> Step:
 
 
 def to_text(ranks: Sequence[Iterable[Step]]) -> str:
-    """The steps of all ranks as text that `from_text` reads back."""
+    """Write the steps of all ranks as text for `from_text`."""
     lines = []
     for rank, steps in enumerate(ranks):
         lines.append(f"rank {rank}")
@@ -214,7 +219,7 @@ def to_text(ranks: Sequence[Iterable[Step]]) -> str:
 
 
 def from_text(text: str) -> list[list[Step]]:
-    """The steps of all ranks, as `to_text` wrote them.  Raises ScheduleError with the line."""
+    """Read the steps of all ranks that `to_text` wrote.  Raises ScheduleError with the line."""
     ranks: list[list[Step]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -234,7 +239,7 @@ def from_text(text: str) -> list[list[Step]]:
 
 
 def chunk_text(name: int) -> str:
-    """Such as 3, or of rank 1's copy 3@1."""
+    """Return text such as 3, or 3@1 for rank 1's copy of chunk 3."""
     source = source_of(name)
     return str(name) if source is None else f"{chunk_of(name)}@{source}"
 
