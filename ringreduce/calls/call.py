@@ -14,7 +14,7 @@ import numpy as np
 from ringreduce.algorithms import build
 from ringreduce.calls.arguments import array_text, check_movable, check_reduction, check_root
 from ringreduce.config import Config
-from ringreduce.control.agreement import Signature
+from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device, Stream
 from ringreduce.devices.cpu import OPS
 from ringreduce.messages.binding import Arithmetic

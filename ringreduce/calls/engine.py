@@ -19,7 +19,8 @@ from ringreduce.calls.queue import CallQueue, Program
 from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
-from ringreduce.control.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
+from ringreduce.control.agreement import Agreement, Interrupt
+from ringreduce.control.signature import DIGEST_BYTES, Signature
 from ringreduce.devices.base import Stream
 from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.messages.binding import Compiled, Flow

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringreduce.compiler import jit
 from ringreduce.config import Config
-from ringreduce.control.agreement import HEADER_BYTES
+from ringreduce.control.signature import HEADER_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.messages.binding import BoundStep, Compiled, Flow
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH

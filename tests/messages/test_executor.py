@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.control.agreement import Signature
+from ringreduce.control.signature import Signature
 from ringreduce.messages.binding import Arithmetic, BoundStep, Flow
 from ringreduce.messages.executor import Executor
 from ringreduce.messages.flows import Prepared
