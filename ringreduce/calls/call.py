@@ -20,8 +20,8 @@ from ringreduce.calls.arguments import (
     op_name,
 )
 from ringreduce.config import Config
-from ringreduce.control.agreement import Signature
 from ringreduce.control.executable import Executable
+from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device, Stream
 from ringreduce.devices.cpu import OPS
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts

@@ -1,12 +1,17 @@
-"""Do all ranks mean the same call, and are they all alive?
+"""The control protocol: all ranks make the same call, or all raise the same error.
 
-Every call has a number and a signature; both travel with the first message that each pair of ranks
-exchanges in it.  Whoever sees a foreign signature, or finds out while waiting that a peer is in
-another call, aborts that call on the control channel, which every wait polls.  All ranks then
-exchange their recent calls, build the same text, drop what is under way, and go on.
+Every call has a number and a signature.  The first message of each pair of ranks in a call carries
+both, in its header.  Every wait polls the control channel.
 
-Nobody waits for ever: a wait without progress for `timeout_s` raises the alarm, on which every
-living rank tells where it stands; whoever stays silent is named.
+A rank aborts a call if it receives another signature, or if it finds out while it waits that a peer
+is in another call: it sends an abort with the call's number to all ranks.  The ranks then exchange
+their recent calls, build the same text from them, withdraw and discard the messages of the call,
+raise MismatchError, and are ready for the next call.
+
+A rank that has waited for `timeout_s` without progress sends an alarm to all ranks.  Every living
+rank answers with a status: the call, the step, the peers it waits for.  The lowest rank that
+answers sends its verdict: the text of the error, and the ranks to blame, which are among those that
+did not answer.  All ranks raise PeerTimeoutError with that text.
 """
 
 from __future__ import annotations
@@ -15,172 +20,182 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Protocol
 
 from ringreduce.control.diagnostics import describe_mismatch, describe_timeout
+from ringreduce.control.signature import Signature, number_of
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.transports.base import Transport
 
-DIGEST_BYTES, HEADER_BYTES = 16, 24
-"""A header is the signature's digest and 8 bytes of call number, the least significant first."""
-
 _REMEMBERED_CALLS = 4096
-"""A root whose sends are buffered may be that far ahead, and still tell what its calls were."""
-_LISTEN_EVERY = 16
-"""Idle polls between two looks at the control channel."""
+"""Calls whose signatures are kept.  A root whose sends are buffered may be ahead of its peers by
+this many calls, and the error of a mismatch can still name the call that differed."""
+_POLL_EVERY = 16
+"""Idle polls between two polls of the control channel."""
 _PATIENT_POLLS = 2000
-"""After so many idle polls they are rare enough to look at each."""
+"""Idle polls after which pauses are long, so that every poll includes the control channel."""
 _STALL_S = 0.1
-"""After so long without progress a rank asks the others whether they are in the same call."""
+"""Seconds without progress after which a rank sends the signature of its call to all ranks."""
 _ABSENT_S = 1.0
-"""A rank that has not looked for longer was itself stopped: that was no waiting."""
+"""Seconds between two polls after which the rank itself was stopped: it did not wait meanwhile."""
 _GAP_COUNTS_S = 0.1
-"""What such a time counts all the same, so that a rank which is always late gives up some day."""
+"""Seconds that such a gap counts as waiting, so that a rank that is often stopped times out too."""
 _ROLL_CALL_S = 0.25
-"""How long a rank has to answer an alarm before it counts as silent."""
+"""Seconds in which a rank has to answer an alarm before it counts as silent."""
 _VERDICT_S = 0.1
-"""How long to wait for the lowest rank's verdict before building one alone."""
+"""Seconds to wait for the lowest rank's verdict before building one of one's own."""
 _CROSSING_S = 0.05
-"""How long a verdict may be on its way: of two that cross, all take the lower rank's."""
+"""Seconds that a verdict may take to arrive: if two cross, all ranks use the lower rank's."""
 _LONGEST_REASON = 1000
-"""Characters of a reason for leaving: a short message needs nobody's help to arrive."""
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a rank means by a call: the collective, and every argument that all must agree on."""
-
-    collective: str
-    arguments: tuple[tuple[str, str], ...]
-    digest: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        text = json.dumps([self.collective, self.arguments])
-        object.__setattr__(
-            self, "digest", blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-        )
+"""Characters of a reason for leaving.  MPI delivers a short message without further calls by its
+sender, which may be about to end."""
 
 
 class Interrupt(Exception):  # noqa: N818 - no error: it never leaves the library
-    """Raised out of a wait, caught by the communicator: the call cannot go on."""
+    """The call cannot complete.  Raised out of a wait, and settled by the engine."""
 
 
 class Aborted(Interrupt):
-    """Some call up to this one was not the same on all ranks."""
+    """The ranks differ in this call or in an earlier one."""
 
 
 class Alarmed(Interrupt):
-    """Some rank has waited too long."""
+    """A rank has waited for the timeout without progress."""
 
 
 class PeerLeft(Interrupt):
-    """A rank has left, so that this call can never complete."""
+    """A rank has left before this call, so that the call can never complete."""
 
 
 class Recovery(Protocol):
     """What the agreement needs of the executor when a call breaks off."""
 
-    def where(self) -> tuple[int | None, list[int]]: ...
-    def withdraw(self) -> bool: ...
-    def tally(self) -> tuple[Any, Any]: ...
-    def sends_done(self) -> bool: ...
+    def where(self) -> tuple[int | None, list[int]]:
+        """Return the step that this rank is in, if known, and the peers it waits for."""
+
+    def withdraw(self) -> bool:
+        """Take back every receive under way; return whether none is left."""
+
+    def tally(self) -> tuple[Any, Any]:
+        """Return how many messages were ever sent to, and received from, each peer."""
+
+    def sends_done(self) -> bool:
+        """Return whether no send is under way."""
+
     @property
-    def exchanges(self) -> int: ...
-    def start_afresh(self, exchanges: int) -> None: ...
+    def exchanges(self) -> int:
+        """How many exchanges through shared memory were ever begun."""
+
+    def start_afresh(self, exchanges: int) -> None:
+        """Forget the call, and count exchanges from `exchanges` on."""
 
 
 class Agreement:
-    """One communicator's account of its calls, and its ear on the control channel."""
+    """One communicator's numbers and signatures of calls, and its end of the control channel."""
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self.transport = transport
         self.timeout_s = timeout_s
+        """Seconds without progress until a call times out, unless the call has its own."""
         self.number = -1
         """The number of the latest call begun."""
         self.completed = 0
-        """Calls whose part this rank has done, as the engine counts: the next one's number."""
+        """Calls that this rank has completed, as the engine counts them: the next call's number."""
         self.calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
-        """The latest calls of this epoch, up to the one with `number`."""
+        """The signatures of the latest calls of this epoch, up to the call with `number`."""
         self.remember = self.calls.append
         self.end_of = ""
         """Where the end is for which this rank closes, such as "the program"; else ""."""
         self._epoch = 0
-        """How often ranks have disagreed and gone on."""
+        """How often a mismatch was settled: messages of an earlier epoch are obsolete."""
         self._abort_at: int | None = None
+        """The lowest call number that some rank has aborted in this epoch."""
         self.warned = False
-        """Whether other ranks have said something about calls that were yet to begin."""
+        """Whether peers have sent an abort, or the signature of a call that is yet to begin."""
         self._expected: dict[int, str] = {}
+        """By number of a call that is yet to begin: the digest that a stalled peer has sent."""
         self._reports: dict[int, dict[str, Any]] = {}
+        """By rank: its recent calls and counts, after an abort."""
         self._statuses: dict[int, dict[str, Any]] = {}
+        """By rank: its answer to an alarm."""
         self._left: dict[int, dict[str, Any]] = {}
+        """By rank that has left: how many calls it completed, and why it left."""
         self._alarm: dict[str, Any] | None = None
+        """The first message that said that a rank has waited too long."""
         self._verdicts: dict[int, dict[str, Any]] = {}
+        """By rank: the text of the error after an alarm, and the ranks to blame."""
         self._partings: set[int] = set()
+        """Ranks that have completed the last call of the communicator."""
         self._farewells: set[int] = set()
+        """Ranks of a broken communicator whose processes are about to end."""
         self._early: list[tuple[int, dict[str, Any]]] = []
+        """Messages of a later epoch, with their senders."""
         self._waiting_since = 0.0
-        self._looked_at = 0.0
+        """When the present wait began, less the gaps in which this rank was stopped."""
+        self._polled_at = 0.0
+        """When this rank last polled the control channel."""
         self._asked = False
+        """Whether this rank has sent the signature of its call in the present wait."""
         self.deadline_s = timeout_s
-        """Of the call under way."""
+        """Seconds without progress until the call under way times out."""
 
     # --- one call ---
 
     def begin(self, signature: Signature, timeout_s: float | None = None) -> bytes:
-        """Give the call its number and return the header that its first messages carry."""
+        """Number the call; return the header that its first messages carry.
+
+        Raises Aborted if the call is already known to differ between ranks.
+        """
         number = self.number = self.completed
         self.calls.append(signature)
         self.deadline_s = timeout_s or self.timeout_s
         if self.warned:
-            self.heed_warnings(signature)
-        return signature.digest + number.to_bytes(8, "little")
+            self.check_warnings(signature)
+        return signature.header(number)
 
-    def heed_warnings(self, signature: Signature) -> None:
-        """Raise an Interrupt if it is known by now that the call just begun cannot go on."""
+    def check_warnings(self, signature: Signature) -> None:
+        """Raise Aborted if peers have sent a reason why the call just begun cannot complete."""
         self._compare_expected(self.number, signature)
         if self._abort_at is not None and self._abort_at <= self.number:
             raise Aborted
         self.warned = bool(self._expected) or self._abort_at is not None
 
     def foreign(self, peer: int, header: bytes) -> None:
-        """A message of another call has come: abort the earlier of the two numbers."""
-        theirs = int.from_bytes(header[DIGEST_BYTES:HEADER_BYTES], "little")
-        self._abort(min(theirs, self.number))
+        """Abort after `peer` sent the header of another call: the lower number of the two."""
+        self._abort(min(number_of(header), self.number))
 
     def wait(self, idle: int, ahead: int = 0) -> None:
-        """Called at each poll that moved nothing, with their count since the last progress.
+        """Pause after the poll number `idle` since the last progress that moved nothing.
 
-        With `ahead` it grows patient that many polls earlier.  Listens to the control channel,
-        leaves the core to others, and raises an Interrupt when the call cannot go on or has made
-        no progress for the timeout.
+        Polls the control channel, and lets other threads and processes use the core.  `ahead` polls
+        are added to `idle` to decide how long to pause.  Raises an Interrupt if the call cannot
+        complete or has made no progress for the timeout.
         """
         if idle == 1:
-            self._waiting_since = self._looked_at = time.monotonic()
+            self._waiting_since = self._polled_at = time.monotonic()
             self._asked = False
-        if idle % _LISTEN_EVERY == 0 or idle + ahead > _PATIENT_POLLS:
-            self.listen()
+        if idle % _POLL_EVERY == 0 or idle + ahead > _PATIENT_POLLS:
+            self.poll()
             self._raise_interrupts()
             waited = self._waited()
             if waited > min(_STALL_S, self.deadline_s / 2) and not self._asked:
                 self._asked = True
-                self._tell_all("stall", number=self.number, digest=self._digest_of(self.number))
+                self._send_all("stall", number=self.number, digest=self._digest_of(self.number))
             if waited > self.deadline_s:
                 self._raise_alarm(waited)
         self.transport.pause(idle + ahead)
 
     def _waited(self) -> float:
         now = time.monotonic()
-        if now - self._looked_at > _ABSENT_S:
-            self._waiting_since += now - self._looked_at - _GAP_COUNTS_S
-        self._looked_at = now
+        if now - self._polled_at > _ABSENT_S:
+            self._waiting_since += now - self._polled_at - _GAP_COUNTS_S
+        self._polled_at = now
         return now - self._waiting_since
 
     def _raise_alarm(self, waited_s: float) -> None:
         self._alarm = {"waited_s": waited_s}
-        self._tell_all("alarm", **self._alarm)
+        self._send_all("alarm", **self._alarm)
         raise Alarmed
 
     def _raise_interrupts(self) -> None:
@@ -192,7 +207,7 @@ class Agreement:
             raise PeerLeft
 
     def _abort(self, number: int) -> None:
-        self._tell_all("abort", number=number)
+        self._send_all("abort", number=number)
         self._note_abort(number)
         raise Aborted
 
@@ -202,65 +217,65 @@ class Agreement:
 
     # --- the control channel ---
 
-    def _tell_all(self, kind: str, **content: Any) -> None:
+    def _send_all(self, kind: str, **content: Any) -> None:
         for peer in self._others():
-            self._tell(peer, kind, **content)
+            self._send(peer, kind, **content)
 
-    def _tell(self, peer: int, kind: str, **content: Any) -> None:
+    def _send(self, peer: int, kind: str, **content: Any) -> None:
         message = {"kind": kind, "epoch": self._epoch, **content}
-        self.transport.tell(peer, json.dumps(message).encode())
+        self.transport.send_control(peer, json.dumps(message).encode())
 
-    def listen(self) -> None:
-        """Take in what the other ranks have said; what belongs to the next epoch waits for it."""
+    def poll(self) -> None:
+        """Handle the control messages that have arrived; keep those of a later epoch for it."""
         early, self._early = self._early, []
-        heard = [(peer, json.loads(message)) for peer, message in self.transport.hear()]
-        for peer, message in (*early, *heard):
+        arrived = [(peer, json.loads(message)) for peer, message in self.transport.poll_control()]
+        for peer, message in (*early, *arrived):
             kind = message["kind"]
             if message["epoch"] > self._epoch and kind not in _AT_ANY_TIME:
                 self._early.append((peer, message))
             elif message["epoch"] == self._epoch or kind not in _IN_ITS_EPOCH:
-                getattr(self, f"_hear_{kind}")(peer, message)
+                getattr(self, f"_on_{kind}")(peer, message)
 
-    def _hear_abort(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_abort(self, peer: int, message: dict[str, Any]) -> None:
         self._note_abort(message["number"])
 
-    def _hear_report(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_report(self, peer: int, message: dict[str, Any]) -> None:
         self._reports[peer] = message
 
-    def _hear_parting(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_parting(self, peer: int, message: dict[str, Any]) -> None:
         self._partings.add(peer)
 
-    def _hear_stall(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_stall(self, peer: int, message: dict[str, Any]) -> None:
         number = message["number"]
         if number > self.number:
             self._expected[number] = message["digest"]
             self.warned = True
         elif self._digest_of(number) not in ("", message["digest"]):
-            self._tell_all("abort", number=number)
+            self._send_all("abort", number=number)
             self._note_abort(number)
 
-    def _hear_alarm(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_alarm(self, peer: int, message: dict[str, Any]) -> None:
         self._alarm = self._alarm or message
 
-    def _hear_status(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_status(self, peer: int, message: dict[str, Any]) -> None:
         self._alarm = self._alarm or message
         self._statuses[peer] = message
 
-    def _hear_verdict(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_verdict(self, peer: int, message: dict[str, Any]) -> None:
         self._alarm = self._alarm or message
         self._verdicts[peer] = message
 
-    def _hear_left(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_left(self, peer: int, message: dict[str, Any]) -> None:
         self._left[peer] = message
 
-    def _hear_farewell(self, peer: int, message: dict[str, Any]) -> None:
+    def _on_farewell(self, peer: int, message: dict[str, Any]) -> None:
         self._farewells.add(peer)
 
     def _compare_expected(self, number: int, signature: Signature) -> None:
         for expected in [n for n in self._expected if n <= number]:
             digest = self._expected.pop(expected)
             if expected == number and digest != signature.digest.hex():
-                self._tell_all("abort", number=number)
+                self._send_all("abort", number=number)
                 self._note_abort(number)
 
     def _digest_of(self, number: int) -> str:
@@ -274,15 +289,16 @@ class Agreement:
     # --- when a call breaks off, or the communicator ends ---
 
     def part(self) -> None:
-        """Wait until nothing that was said to any rank is left to hear: the channel can go.
+        """Wait until all ranks have completed the last call and received all control messages.
 
-        For the last call, when it is complete.  So it also ends alike on all ranks.
+        Then the control channel can be freed, and the last call ends alike on all ranks.  Raises an
+        Interrupt if a rank aborts the call instead.
         """
-        self._tell_all("parting")
+        self._send_all("parting")
         self._poll_until(
             lambda: (
                 self._abort_at is not None
-                or (len(self._partings) == self.transport.size - 1 and self._told_all())
+                or (len(self._partings) == self.transport.size - 1 and self._all_sent())
             )
         )
         self._raise_interrupts()
@@ -290,10 +306,10 @@ class Agreement:
     def settle(
         self, interrupt: Interrupt, recovery: Recovery, schedule: Schedule
     ) -> RingReduceError:
-        """Bring all ranks to the same end of the call, and return the error to raise.
+        """Settle the interrupted call with all ranks; return the error to raise.
 
         After a MismatchError the communicator is as if the call had never been made; after any
-        other error it is broken.  `schedule` is the call's.
+        other error it is broken.  `schedule` is the schedule of the call.
         """
         try:
             if isinstance(interrupt, Aborted):
@@ -305,15 +321,18 @@ class Agreement:
         return self._settle_timeout(recovery, schedule)
 
     def leave(self, reason: str) -> None:
-        """Tell all ranks that this one takes part in nothing any more."""
-        self._tell_all("left", completed=self.completed, reason=reason[:_LONGEST_REASON])
+        """Send all ranks that this rank makes no further call, because of `reason`."""
+        self._send_all("left", completed=self.completed, reason=reason[:_LONGEST_REASON])
 
     def farewell(self, seconds: float) -> None:
-        """Say that this rank's process ends, and wait until all that live have said so too."""
-        self._tell_all("farewell")
+        """Send all ranks that this process ends; wait for the same from all living ranks.
+
+        Waits for `seconds` at most.
+        """
+        self._send_all("farewell")
         lost = {rank for verdict in self._verdicts.values() for rank in verdict["ranks"]}
         living = set(self._others()) - lost - set(self._left)
-        self._listen_for(seconds, lambda: living <= self._farewells)
+        self._poll_for(seconds, lambda: living <= self._farewells)
 
     def _settle_mismatch(self, recovery: Recovery) -> RingReduceError:
         self._poll_until(recovery.withdraw)
@@ -324,21 +343,21 @@ class Agreement:
             **self._history(),
         }
         for peer in self._others():
-            self._tell(peer, "report", sent=sent[peer], **mine)
+            self._send(peer, "report", sent=sent[peer], **mine)
         self._poll_until(lambda: len(self._reports) == self.transport.size - 1)
         reports = {**self._reports, self.transport.rank: mine}
 
         owed = {peer: self._reports[peer]["sent"] - received[peer] for peer in self._reports}
         self._poll_until(lambda: self._drain(owed))
         self._poll_until(recovery.sends_done)
-        self._poll_until(self._told_all)
+        self._poll_until(self._all_sent)
         recovery.start_afresh(max(report["exchanges"] for report in reports.values()))
         self._forget_calls(max(report["next"] for report in reports.values()))
         text, alike = describe_mismatch(reports)
         return MismatchError(text, not any(self.transport.rank in ranks[1:] for ranks in alike))
 
     def _history(self) -> dict[str, Any]:
-        """The remembered calls: the number of the first, and the index of each one's signature."""
+        """Return the remembered calls: the first number, the signatures, and each call's index."""
         places: dict[Signature, int] = {}
         calls = [places.setdefault(signature, len(places)) for signature in self.calls]
         signatures = [[s.collective, list(map(list, s.arguments))] for s in places]
@@ -373,26 +392,26 @@ class Agreement:
         )
 
     def _settle_timeout(self, recovery: Recovery, schedule: Schedule) -> RingReduceError:
-        """Hold a roll call, and raise what the lowest rank that answers makes of it."""
+        """Exchange statuses; return the error that the lowest rank that answers describes."""
         rank, others = self.transport.rank, self.transport.size - 1
         status = self._status(recovery)
-        self._tell_all("status", **status)
-        self._listen_for(_ROLL_CALL_S, lambda: self._verdicts or len(self._statuses) == others)
+        self._send_all("status", **status)
+        self._poll_for(_ROLL_CALL_S, lambda: self._verdicts or len(self._statuses) == others)
         statuses = {**self._statuses, rank: status}
         if min(statuses) != rank:
-            self._listen_for(_VERDICT_S, lambda: self._verdicts)
+            self._poll_for(_VERDICT_S, lambda: self._verdicts)
         if not self._verdicts:
             waited_s = (self._alarm or {}).get("waited_s", self.deadline_s)
             text, culprits = describe_timeout(schedule, statuses, waited_s)
             self._verdicts[rank] = {"text": text, "ranks": culprits}
-            self._tell_all("verdict", **self._verdicts[rank])
-        self._listen_for(_CROSSING_S, lambda: 0 in self._verdicts)
-        self._listen_for(_VERDICT_S, lambda: self.transport.told(statuses))
+            self._send_all("verdict", **self._verdicts[rank])
+        self._poll_for(_CROSSING_S, lambda: 0 in self._verdicts)
+        self._poll_for(_VERDICT_S, lambda: self.transport.control_sent(statuses))
         verdict = self._verdicts[min(self._verdicts)]
         return PeerTimeoutError(verdict["text"], ranks=tuple(verdict["ranks"]))
 
     def _status(self, recovery: Recovery) -> dict[str, Any]:
-        """Where this rank stands: the call, the step, and whom it waits for."""
+        """Return the number of this rank's call, the step, and the peers it waits for."""
         step, peers = recovery.where()
         if self._abort_at is not None and self._abort_at <= self.number:
             step, peers = None, [peer for peer in self._others() if peer not in self._reports]
@@ -403,22 +422,22 @@ class Agreement:
     def _others(self) -> Iterable[int]:
         return (peer for peer in range(self.transport.size) if peer != self.transport.rank)
 
-    def _told_all(self) -> bool:
-        return self.transport.told(self._others())
+    def _all_sent(self) -> bool:
+        return self.transport.control_sent(self._others())
 
-    def _listen_for(self, seconds: float, enough: Callable[[], Any]) -> None:
+    def _poll_for(self, seconds: float, enough: Callable[[], Any]) -> None:
         end, idle = time.monotonic() + seconds, 0
         while not enough() and time.monotonic() < end:
-            self.listen()
+            self.poll()
             idle += 1
             self.transport.pause(idle)
 
     def _poll_until(self, finished: Callable[[], bool]) -> None:
-        """Poll with a deadline, listening for alarms and for ranks that leave."""
-        self._waiting_since = self._looked_at = time.monotonic()
+        """Poll until `finished`; raise an Interrupt after an alarm, a leave or the timeout."""
+        self._waiting_since = self._polled_at = time.monotonic()
         idle = 0
         while not finished():
-            self.listen()
+            self.poll()
             if self._alarm is not None:
                 raise Alarmed
             if self._left:
@@ -431,6 +450,6 @@ class Agreement:
 
 
 _IN_ITS_EPOCH = frozenset(("abort", "report", "stall", "parting"))
-"""Means nothing to a rank that has gone on since."""
+"""Kinds of messages that are dropped once the receiver is in a later epoch."""
 _AT_ANY_TIME = frozenset(("alarm", "status", "verdict", "farewell"))
-"""Concerns a rank that has yet to get there just as much."""
+"""Kinds of messages that are handled even if the receiver is in an earlier epoch."""

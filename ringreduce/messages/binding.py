@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.control.agreement import HEADER_BYTES
+from ringreduce.control.signature import HEADER_BYTES
 from ringreduce.devices.base import Device, FoldFunction, FoldManyFunction
 from ringreduce.planning.operations import (
     BESIDE,

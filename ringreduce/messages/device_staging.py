@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringreduce.control.agreement import HEADER_BYTES
+from ringreduce.control.signature import HEADER_BYTES
 from ringreduce.devices.base import Device, Mark, Stream
 from ringreduce.messages.binding import Arithmetic, Binder, BoundStep, Flow, fill
 from ringreduce.planning.operations import (

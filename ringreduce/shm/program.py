@@ -13,8 +13,8 @@ import numpy as np
 
 from ringreduce.compiler import jit
 from ringreduce.config import Config
-from ringreduce.control.agreement import HEADER_BYTES
 from ringreduce.control.executable import Note
+from ringreduce.control.signature import HEADER_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan

@@ -61,13 +61,13 @@ class Transport(Protocol):
     def discard(self, peer: int) -> bool:
         """Receive and drop the earliest message from `peer` that nobody took; False if none."""
 
-    def tell(self, peer: int, message: bytes) -> None:
+    def send_control(self, peer: int, message: bytes) -> None:
         """Send a control message.  It is delivered once, in order, whenever the peer listens."""
 
-    def told(self, peers: Iterable[int]) -> bool:
+    def control_sent(self, peers: Iterable[int]) -> bool:
         """Whether all that was told to `peers` reaches them with no further call of this rank."""
 
-    def hear(self) -> list[tuple[int, bytes]]:
+    def poll_control(self) -> list[tuple[int, bytes]]:
         """The control messages that have come since, each with the rank that sent it."""
 
     def pause(self, idle: int) -> None:

@@ -72,8 +72,8 @@ class MpiTransport:
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._withdrawing: set[int] = set()
         self._discarding: dict[int, MPI.Request] = {}
-        self._telling: dict[int, list[MPI.Request]] = {}
-        self._hearing: tuple[MPI.Request, int, bytearray] | None = None
+        self._control_sends: dict[int, list[MPI.Request]] = {}
+        self._control_receive: tuple[MPI.Request, int, bytearray] | None = None
 
     # --- data ---
 
@@ -113,23 +113,25 @@ class MpiTransport:
 
     # --- control ---
 
-    def tell(self, peer: int, message: bytes) -> None:
+    def send_control(self, peer: int, message: bytes) -> None:
         request = self._control.Isend([message, MPI.BYTE], peer, _CONTROL_TAG)
-        under_way = [earlier for earlier in self._telling.get(peer, ()) if not earlier.Test()]
-        self._telling[peer] = [*under_way, request]
+        under_way = [earlier for earlier in self._control_sends.get(peer, ()) if not earlier.Test()]
+        self._control_sends[peer] = [*under_way, request]
 
-    def told(self, peers: Iterable[int]) -> bool:
-        return all(request.Test() for peer in peers for request in self._telling.get(peer, ()))
+    def control_sent(self, peers: Iterable[int]) -> bool:
+        return all(
+            request.Test() for peer in peers for request in self._control_sends.get(peer, ())
+        )
 
-    def hear(self) -> list[tuple[int, bytes]]:
+    def poll_control(self) -> list[tuple[int, bytes]]:
         heard = []
-        while self._hearing is not None or self._next_control():
-            assert self._hearing is not None
-            request, peer, buffer = self._hearing
+        while self._control_receive is not None or self._next_control():
+            assert self._control_receive is not None
+            request, peer, buffer = self._control_receive
             if not request.Test():
                 break
             heard.append((peer, bytes(buffer)))
-            self._hearing = None
+            self._control_receive = None
         return heard
 
     def _next_control(self) -> bool:
@@ -138,7 +140,7 @@ class MpiTransport:
         if message is None:
             return False
         buffer = bytearray(status.Get_count(MPI.BYTE))
-        self._hearing = (message.Irecv([buffer, MPI.BYTE]), status.Get_source(), buffer)
+        self._control_receive = (message.Irecv([buffer, MPI.BYTE]), status.Get_source(), buffer)
         return True
 
     # --- waiting, topology, end ---

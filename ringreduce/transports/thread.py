@@ -157,16 +157,16 @@ class ThreadTransport:
         self._boxes[peer].wake()
         return True
 
-    def tell(self, peer: int, message: bytes) -> None:
+    def send_control(self, peer: int, message: bytes) -> None:
         box = self._boxes[peer]
         with box.changed:
             box.control.append((self.rank, message))
             box.changed.notify_all()
 
-    def told(self, peers: Iterable[int]) -> bool:
+    def control_sent(self, peers: Iterable[int]) -> bool:
         return True
 
-    def hear(self) -> list[tuple[int, bytes]]:
+    def poll_control(self) -> list[tuple[int, bytes]]:
         control = self._boxes[self.rank].control
         return [control.popleft() for _ in range(len(control))]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.calls.call import Call
-from ringreduce.control.agreement import Signature
 from ringreduce.control.executable import Control
+from ringreduce.control.signature import Signature
 from ringreduce.messages.binding import BoundStep, Flow
 from ringreduce.messages.executor import Executable
 from ringreduce.messages.flows import FlowCache, Task

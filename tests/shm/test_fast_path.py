@@ -458,10 +458,10 @@ def test_a_thread_that_wants_the_lock_gets_it():
 def test_who_leaves_says_how_far_it_got():
     def program(comm):
         agreement, told = comm._engine._agreement, []
-        before, tell = agreement.completed, agreement._tell_all
+        before, tell = agreement.completed, agreement._send_all
         for _ in range(57):
             comm.all_reduce(np.ones(5))
-        agreement._tell_all = lambda kind, **said: (
+        agreement._send_all = lambda kind, **said: (
             told.append((kind, said["completed"] - before)) or tell(kind, **said)
         )
         comm.leave("enough")

@@ -34,7 +34,7 @@ class Ear:
 
     def next_from(self, peer: int) -> bytes:
         def listen() -> bool:
-            for source, message in self.transport.hear():
+            for source, message in self.transport.poll_control():
                 self.heard[source].append(message)
             return bool(self.heard[peer])
 
@@ -44,7 +44,7 @@ class Ear:
     def meet(self) -> None:
         """Wait until every rank is here."""
         for peer in peers_of(self.transport):
-            self.transport.tell(peer, b"here")
+            self.transport.send_control(peer, b"here")
         for peer in peers_of(self.transport):
             assert self.next_from(peer) == b"here"
 

@@ -46,8 +46,8 @@ def nodes_hold_every_rank_once_in_the_order_of_their_lowest(transport: Transport
     assert [node[0] for node in nodes] == sorted(node[0] for node in nodes)
 
 
-def nothing_is_heard_before_anything_was_told(transport: Transport) -> None:
-    assert transport.hear() == []
+def no_control_message_arrives_before_one_was_sent(transport: Transport) -> None:
+    assert transport.poll_control() == []
 
 
 def pausing_ends_soon(transport: Transport) -> None:
@@ -308,12 +308,12 @@ def control_messages_arrive_once_and_in_order_from_every_peer(transport: Transpo
     ear = Ear(transport)
     for number in range(200):
         for peer in peers_of(transport):
-            transport.tell(peer, text(transport.rank, number))
+            transport.send_control(peer, text(transport.rank, number))
     for peer in peers_of(transport):
         for number in range(200):
             assert ear.next_from(peer) == text(peer, number)
     ear.meet()
-    assert transport.hear() == []
+    assert transport.poll_control() == []
 
 
 def long_control_messages_arrive_whole_and_in_order(transport: Transport) -> None:
@@ -321,21 +321,21 @@ def long_control_messages_arrive_whole_and_in_order(transport: Transport) -> Non
     lengths = (3, 100_000, 0, 70_000, 1)
     for length in lengths:
         for peer in peers_of(transport):
-            transport.tell(peer, bytes([transport.rank]) * length)
+            transport.send_control(peer, bytes([transport.rank]) * length)
     for peer in peers_of(transport):
         for length in lengths:
             assert ear.next_from(peer) == bytes([peer]) * length
 
 
-def what_was_told_is_told_once_it_was_heard(transport: Transport) -> None:
+def control_messages_are_sent_once_they_have_arrived(transport: Transport) -> None:
     peers = peers_of(transport)
-    assert transport.told(peers)
+    assert transport.control_sent(peers)
     ear = Ear(transport)
     for peer in peers:
-        transport.tell(peer, bytes(100_000))
+        transport.send_control(peer, bytes(100_000))
     for peer in peers:
         assert ear.next_from(peer) == bytes(100_000)
-    until(transport, lambda: transport.told(peers))
+    until(transport, lambda: transport.control_sent(peers))
 
 
 def control_messages_pass_data_that_waits(transport: Transport) -> None:
@@ -350,7 +350,7 @@ def control_messages_pass_data_that_waits(transport: Transport) -> None:
 ALONE = [
     ranks_and_size_are_those_of_the_group,
     nodes_hold_every_rank_once_in_the_order_of_their_lowest,
-    nothing_is_heard_before_anything_was_told,
+    no_control_message_arrives_before_one_was_sent,
     pausing_ends_soon,
     errors_of_others_stay_what_they_are,
     collect_returns_the_bytes_of_all_ranks_in_rank_order,
@@ -377,7 +377,7 @@ TOGETHER = [
     large_messages_can_be_discarded,
     control_messages_arrive_once_and_in_order_from_every_peer,
     long_control_messages_arrive_whole_and_in_order,
-    what_was_told_is_told_once_it_was_heard,
+    control_messages_are_sent_once_they_have_arrived,
     control_messages_pass_data_that_waits,
 ]
 STRICT = [a_send_that_waits_completes_only_with_its_receive]

@@ -1,0 +1,38 @@
+"""The signature of a call, and the header that its first messages carry."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+"""Bytes of a signature's digest."""
+HEADER_BYTES = 24
+"""Bytes of a header: the digest, then the call number in 8 bytes, least significant first."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The collective of a call, and every argument that all ranks must pass alike."""
+
+    collective: str
+    arguments: tuple[tuple[str, str], ...]
+    """Names and values, as texts for errors."""
+    digest: bytes = field(init=False)
+    """A hash of the collective and the arguments: DIGEST_BYTES bytes."""
+
+    def __post_init__(self) -> None:
+        text = json.dumps([self.collective, self.arguments])
+        object.__setattr__(
+            self, "digest", blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+        )
+
+    def header(self, number: int) -> bytes:
+        """Return the header of call `number`, if that call has this signature."""
+        return self.digest + number.to_bytes(HEADER_BYTES - DIGEST_BYTES, "little")
+
+
+def number_of(header: bytes) -> int:
+    """Return the call number that a header carries."""
+    return int.from_bytes(header[DIGEST_BYTES:HEADER_BYTES], "little")
