@@ -1,6 +1,7 @@
-"""What MPI jobs that ended badly leave behind: shared-memory files that nobody has open.
+"""Remove the files that an MPI job leaves behind when it ends badly.
 
-MPICH leaves 2 MiB, Open MPI 16 MiB a rank.  A container's /dev/shm has 64 MiB.
+These are files in shared memory that no process has open: 2 MiB with MPICH, 16 MiB a rank with
+Open MPI.  The /dev/shm of a container has 64 MiB.
 """
 
 from __future__ import annotations
@@ -18,36 +19,39 @@ SHARED_MEMORY = Path("/dev/shm")
 
 _PREFIXES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 _DYING_S = 1.0
+"""How long to wait for ranks that end a moment after their mpiexec."""
 
 
-def abandoned(*, since: float = 0.0, directory: Path = SHARED_MEMORY) -> list[Path]:
-    """This user's MPI files, written after `since` (Unix time), that no process has open."""
+def abandoned_files(*, since: float = 0.0, directory: Path = SHARED_MEMORY) -> list[Path]:
+    """List this user's MPI files that no process has open, written after `since` (Unix time)."""
     mine = {path for path in _mpi_files(directory) if _written(path, since)}
     return sorted(mine - _in_use(mine)) if mine else []
 
 
-def remove_leftovers(pid: int, *, since: float, directory: Path = SHARED_MEMORY) -> None:
-    """Remove what the job of the mpiexec with id `pid` has left, once its ranks are gone.
+def clean_up_job(pid: int, *, since: float, directory: Path = SHARED_MEMORY) -> None:
+    """Remove the files of the job whose mpiexec had the process id `pid`, once its ranks are gone.
 
-    `pid` has ended; `since` is when the job started.  What other processes use is left alone.
+    The mpiexec has ended.  `since` is the Unix time at which the job started.  A file that another
+    process has open stays.
     """
     deadline = time.monotonic() + _DYING_S
     while True:
-        for path in abandoned(since=since, directory=directory):
+        for path in abandoned_files(since=since, directory=directory):
             path.unlink(missing_ok=True)
         written = (path for path in _mpi_files(directory) if _written(path, since))
-        # Ranks whose mpiexec was killed die a moment after it; their files are still in use.
+        # Ranks whose mpiexec was killed end a moment after it.  Until then their files are open.
         if not any(written) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
     shutil.rmtree(_session_directory(pid), ignore_errors=True)
 
 
-def remove_own_session_directory() -> None:
-    """Before this process becomes mpiexec: remove what another has left that had its id.
+def remove_stale_session_directory() -> None:
+    """Remove the session directory of an earlier mpiexec that had the process id of this process.
 
-    Open MPI's names its session directory by its id, leaves it if it is killed, and does not start
-    where there is one of this host.
+    For a process that is about to become mpiexec.  Open MPI's mpiexec names its session directory
+    by its process id, leaves it behind if it is killed, and does not start if it finds one of this
+    host.
     """
     with contextlib.suppress(OSError):
         left = _session_directory(os.getpid())
@@ -72,7 +76,7 @@ def _written(path: Path, since: float) -> bool:
 
 
 def _in_use(paths: set[Path]) -> set[Path]:
-    """Those of `paths` that a process has open or mapped, as far as we may look."""
+    """Return those of `paths` that a process has open or mapped, as far as this user may look."""
     used: set[Path] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -12,13 +12,13 @@ from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError
 
 _PASS_ON = ("train", "bench")
-"""Commands that start a module of that name, which has options of its own."""
+"""Commands that start the module of the same name.  This module reads the rest of the options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv` (default: the process's own).  Returns the exit code.
+    """Run the command in `argv` (default: the process's arguments).  Returns the exit code.
 
-    Raises SystemExit with code 2, after printing why, where the command line is wrong.
+    If the command line is wrong, prints the reason and raises SystemExit with code 2.
     """
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
@@ -67,7 +67,8 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     if options.command in _PASS_ON:
         if options.command == "train":
-            # What is wrong is said once, and not on every rank.  (The bench's options need MPI.)
+            # Here a wrong option is reported once, and not by every rank.  (To read the options of
+            # the bench takes MPI.)
             from ringreduce.train.configuration import read
 
             read(rest, "ringreduce train")
@@ -135,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _TrainersHelp(argparse.Action):
-    """The launcher's options, and the trainer's, which are looked up only here."""
+    """Prints the options of the launcher and of the trainer, whose module is imported only here."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)

@@ -1,6 +1,6 @@
-"""`ringreduce doctor`: what a bug report needs, one line a fact, each with ok or what to do.
+"""`ringreduce doctor`: print what a bug report needs, one fact a line, with ok or what to repair.
 
-Works without an MPI.  Whatever might crash or hang is tried in a process of its own.
+Works without an MPI.  A check that might crash or hang runs in a separate process.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned
+from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files
 from ringreduce.launch.launcher import Job, command_line, cores, job_environment, rank_environment
 from ringreduce.launch.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
 
 _PROBE_TIMEOUT_S = 60
 _MOST_NAMED = 8
-"""Files to remove; of more it says how many."""
+"""The number of files to remove that are named; further ones are counted."""
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact.  `advice` is what to do about it, empty if it is well."""
+    """One fact, and what to do about it: `advice` is empty if nothing is wrong."""
 
     name: str
     value: str
     advice: str = ""
     essential: bool = False
-    """Nothing runs until the advice is followed."""
+    """Whether no job runs until the advice is followed."""
 
     def __str__(self) -> str:
         if self.advice:
@@ -49,7 +49,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def main() -> int:
-    """Print all findings.  Returns 1 if something essential is broken, else 0."""
+    """Print all findings.  Returns 1 if an essential finding has advice, else 0."""
     healthy = True
     for check in CHECKS:
         for finding in check():
@@ -85,7 +85,7 @@ def machine() -> Iterable[Finding]:
 
 
 def _cpu_quota() -> float:
-    """The cores' worth of time that the control group allows; 0 if it does not limit it."""
+    """Return how many cores' time the control group allows; 0 if it sets no limit."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(quota) / int(period)
@@ -93,7 +93,7 @@ def _cpu_quota() -> float:
 
 
 def mpi() -> Iterable[Finding]:
-    """The MPI, its mpiexec, and whether two ranks that it starts find each other."""
+    """The MPI, its mpiexec, and whether a job of two ranks has the size 2."""
     wheels = installed_wheels()
     if len(wheels) > 1:
         value = " and ".join(wheels)
@@ -113,7 +113,7 @@ def mpi() -> Iterable[Finding]:
 
 
 def job_findings(answer: Answer) -> Iterable[Finding]:
-    """What the ranks of a job of two say about their MPI."""
+    """What the two ranks of a job print about their MPI."""
     if not answer.lines:
         advice = f"python -c 'from mpi4py import MPI' must work; {INSTALL}"
         yield Finding("MPI", f"two ranks do not start: {answer.complaint}", advice, essential=True)
@@ -131,7 +131,7 @@ def job_findings(answer: Answer) -> Iterable[Finding]:
 
 
 def shared_memory() -> Iterable[Finding]:
-    """The ways in which ranks of one host can reach each other's memory."""
+    """The ways in which ranks of one host can access each other's memory."""
     error = _read_sibling()
     yield Finding("single copy", error or "process_vm_readv works", _single_copy_advice(error))
     yield from _shm_directory()
@@ -139,7 +139,7 @@ def shared_memory() -> Iterable[Finding]:
 
 
 def _read_sibling() -> str:
-    """Try process_vm_readv between two processes of ours.  Returns what is wrong, or nothing."""
+    """Try process_vm_readv between two probes.  Returns what is wrong; empty if it works."""
     holder = subprocess.Popen(
         _probe("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -174,10 +174,10 @@ def _shm_directory() -> Iterable[Finding]:
         advice = "MPIs need more; in a container: docker run --shm-size=1g"
     value = f"{free / _MIB:.0f} MiB free of {size / _MIB:.0f} MiB"
     yield Finding(str(SHARED_MEMORY), value, advice)
-    dead = abandoned()
+    dead = abandoned_files()
     if dead:
         value = f"{len(dead)} files of MPI jobs that are gone"
-        yield Finding("leftovers", value, _removal(dead))
+        yield Finding("stale files", value, _removal(dead))
 
 
 def _removal(dead: Sequence[Path]) -> str:
@@ -199,7 +199,7 @@ def _memfd() -> Iterable[Finding]:
 
 
 def packages() -> Iterable[Finding]:
-    """NumPy and what is optional; each imported in a process of its own."""
+    """NumPy and the optional packages, each imported in a separate process."""
     yield _package("NumPy", "numpy", "pip install numpy", essential=True)
     yield _package("Numba", "numba", "pip install numba for compiled kernels")
     yield _package("ml_dtypes", "ml_dtypes", "pip install ml_dtypes for bfloat16")
@@ -216,7 +216,7 @@ def _package(name: str, module: str, advice: str, *, essential: bool = False) ->
 
 
 def _short_floats() -> Finding:
-    """Whether 16-bit floats are added quickly."""
+    """Whether compiled loops add 16-bit floats."""
     answer = _answers(_probe("kernels"))
     if not answer.lines:
         return Finding("16-bit floats", answer.complaint, "report it, with this page")
@@ -228,37 +228,37 @@ def _short_floats() -> Finding:
 
 
 def gpu() -> Iterable[Finding]:
-    """CuPy and its cards.  Without either, all is well."""
-    answer = _answers(_probe("cards"))
+    """CuPy and the GPUs that it sees.  Neither is required."""
+    answer = _answers(_probe("gpus"))
     driver = Path("/proc/driver/nvidia/version").exists()
     if answer.lines:
         found = answer.lines[0]
         yield Finding("CuPy", f"{found['version']}, CUDA {found['cuda']}")
-        for index, card in enumerate(found["cards"]):
-            memory = f"{card['memory_bytes'] / _GIB:.0f} GiB"
-            yield Finding(f"card {index}", f"{card['name']}, {memory}, compute {card['compute']}")
+        for index, gpu in enumerate(found["gpus"]):
+            memory = f"{gpu['memory_bytes'] / _GIB:.0f} GiB"
+            yield Finding(f"GPU {index}", f"{gpu['name']}, {memory}, compute {gpu['compute']}")
     elif "No module named 'cupy'" in answer.complaint:
         advice = "pip install 'ringreduce[gpu]'" if driver else ""
-        yield Finding("CuPy", f"not installed, {'a card' if driver else 'no card'} here", advice)
+        yield Finding("CuPy", f"not installed, {'a GPU' if driver else 'no GPU'} here", advice)
     else:
         advice = "" if not driver else "CuPy must fit the driver: docs.cupy.dev, Installation"
-        yield Finding("CuPy", f"sees no card: {answer.complaint}", advice)
+        yield Finding("CuPy", f"sees no GPU: {answer.complaint}", advice)
 
 
 CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages, gpu)
-"""In the order in which they are printed."""
+"""In the order of their output."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The JSON lines that a probe printed, and the last line of what it complained about."""
+    """The JSON lines that a probe printed, and, if it failed, the last line of its stderr."""
 
     lines: Sequence[dict[str, Any]]
     complaint: str = ""
 
 
 def _answers(argv: Sequence[str], environment: dict[str, str] | None = None) -> Answer:
-    """Run a probe to its end.  Its lines are there only if it ended well."""
+    """Run a probe to its end.  The answer has lines only if the exit code is 0."""
     try:
         ended = subprocess.run(
             argv,

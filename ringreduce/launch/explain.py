@@ -1,7 +1,7 @@
-"""`ringreduce explain`: a collective in words, numbers and a picture, without running it.
+"""`ringreduce explain`: show a collective in words, numbers and a picture, without running it.
 
-It prints who sends what when, what each rank takes, sends and receives, and the predicted time of
-every candidate; on demand it proves the schedule there and then.
+It prints the messages of each step, the number of steps and bytes of each rank, and the predicted
+time of every candidate.  With `--check` it also proves the schedule.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from ringreduce.schedules.schedule import Schedule, chunk_of
 from ringreduce.topology import Nodes, parse_nodes
 
 _IN_PARTS = frozenset(["reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"])
-"""Collectives whose chunks are the pieces of ``array_split``."""
+"""Collectives that cut the array into chunks as ``array_split`` does."""
 _MOST_RANKS = 8
-"""Drawn side by side."""
+"""The number of ranks that are drawn side by side."""
 _MOST_ROWS = 16
-"""Of ranks that differ."""
+"""The number of rows in the table of traffic."""
 _LONGEST_EXPRESSION = 60
 _PLACE = re.compile(r"step (\d+): rank (\d+)|rank (\d+) in step (\d+)")
-"""Where a ScheduleError has found what is wrong; it says so in words alone."""
+"""How the text of a ScheduleError names a step and its rank; the error has no fields for them."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call to explain, and what to do with it.  Raises ValueError where it makes no sense."""
+    """A call to explain, and the output that is wanted.  Raises ValueError for a wrong field."""
 
     ranks: int
     nodes: Sequence[int] = ()
-    """The ranks of each node; empty: all ranks on one."""
+    """The number of ranks of each node.  Empty: all ranks are on one node."""
     collective: str = "all_reduce"
     algorithm: str = "auto"
     root: int = 0
@@ -78,12 +78,12 @@ class Request:
 
     @property
     def layout(self) -> Nodes:
-        """The ranks of each node."""
+        """The ranks of each node, by number."""
         return parse_nodes(self.nodes or (self.ranks,), self.ranks)
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element."""
+        """Bytes of an element."""
         try:
             dtype = np.dtype(self.dtype)
         except TypeError:
@@ -94,7 +94,10 @@ class Request:
 
 
 def main(request: Request) -> int:
-    """Print the explanation, write the pictures.  Returns the exit code, having said why not 0."""
+    """Print the explanation and write the pictures.  Returns the exit code.
+
+    Before a code other than 0 it prints the reason.
+    """
     try:
         return _explain(request, Config())
     except (ScheduleError, ImportError, OSError) as error:
@@ -145,7 +148,7 @@ def _headline(request: Request, schedule: Schedule) -> str:
 
 
 def _drawing(schedule: Schedule) -> list[str]:
-    """The first steps of as many ranks as fit side by side into the terminal."""
+    """Draw the first steps of as many ranks as fit side by side into the terminal."""
     lines: list[str] = []
     for ranks in range(min(schedule.size, _MOST_RANKS), 0, -1):
         lines = draw(schedule, max_ranks=ranks).splitlines()
@@ -157,7 +160,7 @@ def _drawing(schedule: Schedule) -> list[str]:
 
 
 def _marked_drawing(schedule: Schedule, error: ScheduleError) -> str:
-    """The schedule with those steps marked that the error names, if any."""
+    """Draw the schedule, with the steps marked that the text of `error` names."""
     failed = {
         int(rank_after or rank_before): int(step_before or step_after)
         for step_before, rank_after, rank_before, step_after in _PLACE.findall(str(error))
@@ -165,11 +168,11 @@ def _marked_drawing(schedule: Schedule, error: ScheduleError) -> str:
     return draw([schedule.steps(rank) for rank in range(schedule.size)], failed=failed)
 
 
-# --- what each rank takes, sends and receives -----------------------------------------------------
+# --- steps and bytes of each rank -----------------------------------------------------------------
 
 
 def _chunk_bytes(request: Request, schedule: Schedule, config: Config) -> list[int]:
-    """The length of every chunk, all slices together: exactly as the planner cuts it."""
+    """Return the bytes of every chunk in all slices together, cut exactly as the planner does."""
     count, chunks = request.nbytes // request.itemsize, len(schedule.weights)
     slices = slice_count(request.nbytes, request.layout, config)
     if schedule.collective in _IN_PARTS:
@@ -183,7 +186,10 @@ def _chunk_bytes(request: Request, schedule: Schedule, config: Config) -> list[i
 
 
 def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> list[str]:
-    """A row for all ranks that do alike, with multiples of the array."""
+    """Tabulate steps and bytes: ranks with the same numbers share a row.
+
+    In parentheses: bytes as a multiple of the array's.
+    """
     alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank in range(schedule.size):
         steps = list(schedule.steps(rank))
@@ -205,7 +211,7 @@ def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> lis
 
 
 def _prices(request: Request, config: Config, name: str) -> list[str]:
-    """The predicted time of every candidate, the cheapest first."""
+    """Tabulate the predicted time of every candidate, the cheapest first."""
     nodes, nbytes = request.layout, request.nbytes
     auto = resolve(request.collective, "auto", nodes, nbytes, config)
     predicted_s = dict(choose(request.collective, nodes, nbytes, config).predicted_s)
@@ -224,7 +230,7 @@ def _prices(request: Request, config: Config, name: str) -> list[str]:
 
 
 def _proven(schedule: Schedule, proof: Proof) -> list[str]:
-    """What the check has proven, a line a property."""
+    """List the properties that the check has proven, one a line."""
     lines = []
     if proof.results:
         chunk, expression = next(iter(proof.results.items()))
@@ -249,7 +255,7 @@ def _proven(schedule: Schedule, proof: Proof) -> list[str]:
 
 
 def _bytes_text(nbytes: int) -> str:
-    """In the largest unit that divides it, such as 64 MiB."""
+    """Write a number of bytes in the largest unit that divides it, such as 64 MiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes and nbytes % size == 0:
             return f"{nbytes // size} {unit}"
@@ -257,7 +263,7 @@ def _bytes_text(nbytes: int) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns, the first one aligned to the left and the others to the right."""
+    """Format rows as columns: the first is aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,7 +1,8 @@
-"""How a rank ends: with its whole job when it fails, and with its parent when that is killed.
+"""How a rank ends: a rank that fails ends the whole job, and a killed parent ends its ranks.
 
-A rank that raises leaves the others waiting for it for ever; so an uncaught exception ends the job.
-A killed mpiexec may leave its ranks behind; so each rank asks the kernel to go with its parent.
+The other ranks would wait for ever for a rank that has raised, so an uncaught exception ends the
+job.  A killed mpiexec may leave its ranks behind, so each rank asks the kernel for a signal when
+its parent dies.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ ABORT_DEADLINE_S = 1.0
 """How long MPI_Abort may take before the process ends itself."""
 
 _CONNECTING_S = 0.5
+"""How long Open MPI's other ranks get to connect to mpiexec before this rank exits."""
 _DRAIN_S = 0.3
+"""How long to wait until the process manager has read the output of this rank."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,11 +36,11 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = N
     """Ask the kernel to send this process the signal `how` when its parent dies.
 
     Only for a process whose parent is a launcher: under a shell, `nohup` or a notebook server it
-    would end work that is meant to go on.  The setting survives exec and is not inherited by
-    children.  Linux counts the death of the parent's *thread* that started this process.
+    would end work that should go on.  The setting survives exec.  Children do not inherit it.
+    Linux counts the death of the *thread* of the parent that started this process.
 
-    `parent` is the process id that is still expected (default: the present one); if it is gone by
-    the time the kernel knows, this process sends itself `how`.
+    `parent` is the expected process id of the parent (default: the present one).  If this parent
+    has died before the kernel knew of the request, this process sends itself `how`.
     """
     expected = os.getppid() if parent is None else parent
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(int(how)), 0, 0, 0)
@@ -46,21 +49,21 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = N
 
 
 def install() -> None:
-    """Let an uncaught exception of the main thread end the whole job within 2 s.
+    """Install an excepthook: an uncaught exception of the main thread ends the job within 2 s.
 
-    Its traceback is printed first, by the hook that was there before.  Other threads keep their
-    own hook.  A second call does nothing.
+    The previous hook prints the traceback first.  Other threads keep their own hook.  A second call
+    does nothing.
     """
     if not isinstance(sys.excepthook, _AbortHook):
         sys.excepthook = _AbortHook(sys.excepthook)
 
 
 _AFTER_YOU_S = 0.5
-"""How long a rank that was let down by another waits, so that the other's traceback is printed."""
+"""How long a rank that lost another rank waits, so that the other one can print its traceback."""
 
 
 class _AbortHook:
-    """An excepthook: prints as the one before it did, then ends the job."""
+    """An excepthook that calls the previous one, which prints, and then ends the job."""
 
     def __init__(self, previous: Any) -> None:
         self._previous = previous
@@ -79,7 +82,7 @@ class _AbortHook:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a process that `error` ends, as the interpreter would choose it."""
+    """Return the exit code that the interpreter would choose for a process that `error` ends."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
@@ -88,31 +91,31 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def end_job(code: int) -> None:
-    """End all ranks of this process's MPI job with exit code `code` (1 to 255), output flushed.
+    """Flush the output, then end all ranks of this process's MPI job with exit code 1 to 255.
 
-    Returns if there is nothing to end: the job has one rank, or has finalised MPI, or is no MPI
-    job.  It is then the caller's to exit.
+    Returns if there is nothing to end: the job has one rank, or this rank has finalised MPI, or is
+    of no MPI job.  The caller then has to exit.
     """
     _flush()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
         _abort_before_init(code)
     elif not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
-        # mpi4py holds the GIL inside Abort, so only a thread in C can watch over it.
+        # mpi4py holds the GIL inside Abort, so only a thread written in C can end the process.
         with open(os.devnull, "w") as silence:
             faulthandler.dump_traceback_later(ABORT_DEADLINE_S, exit=True, file=silence)
             mpi.COMM_WORLD.Abort(code)
-            # MPICH's may return before the process manager has ended this rank; going on would let
-            # the exit handlers run, which close communicators as if all were well.
+            # MPICH's Abort may return before the process manager has ended this rank.  The exit
+            # handlers must not run meanwhile: they close communicators as if all were well.
             faulthandler.cancel_dump_traceback_later()
             time.sleep(ABORT_DEADLINE_S)
             os._exit(code)
 
 
 def _flush() -> None:
-    """Send on what was printed, and wait until the process manager has read it.
+    """Flush stdout and stderr, and wait until the process manager has read them.
 
-    MPICH's ends the ranks on an abort without reading what is left in their pipes.
+    On an abort MPICH's process manager ends the ranks without reading the rest of their pipes.
     """
     deadline = time.monotonic() + _DRAIN_S
     for stream in (sys.stdout, sys.stderr):
@@ -123,7 +126,7 @@ def _flush() -> None:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """What lies in a pipe, seen from its writing end; 0 for anything else."""
+    """Count the unread bytes of a pipe, given its writing end.  0 for anything else."""
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         return 0
     count = ctypes.c_int()
@@ -132,11 +135,11 @@ def _unread_bytes(descriptor: int) -> int:
 
 
 def _abort_before_init(code: int) -> None:
-    """Let the job end although this rank cannot call MPI_Abort.
+    """End the job although this rank cannot call MPI_Abort, because MPI is not initialised.
 
-    MPICH lets the other ranks wait in MPI_Init for ever, unless its process manager is told, in the
-    words of the PMI-1 protocol.  Open MPI ends the job when this rank exits, but its mpiexec may
-    crash or hang if the other ranks are just connecting to it; so they are given time to.
+    MPICH's other ranks would wait in MPI_Init for ever, so its process manager gets the abort
+    message of the PMI-1 protocol.  Open MPI ends the job when this rank exits.  Its mpiexec may
+    crash or hang if the other ranks are connecting to it at that moment, so this rank waits first.
     """
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         time.sleep(_CONNECTING_S)

@@ -1,7 +1,7 @@
-"""Starting a job: mpiexec's command line, the ranks' environment, signals and the exit code.
+"""Start a job: mpiexec's command line, the ranks' environment, signals and the exit code.
 
-The launcher loads no MPI itself.  Each rank runs `ringreduce.launch.rank_main`,
-which runs the user's program.
+The launcher itself loads no MPI.  Each rank runs `ringreduce.launch.rank_main`, which runs the
+user's program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ringreduce.launch.cleanup import remove_leftovers, remove_own_session_directory
+from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 
@@ -27,8 +27,9 @@ _THREAD_COUNTS = (
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-_NUMBA_THREADS = "NUMBA_NUM_THREADS"  # alone in not following OMP_NUM_THREADS
-# What a user sets for the ranks; Open MPI carries its own settings to other hosts by itself.
+_NUMBA_THREADS = "NUMBA_NUM_THREADS"  # the one variable that does not follow OMP_NUM_THREADS
+# Prefixes of the variables that a user sets for the ranks.  Open MPI itself sends its own settings
+# to other hosts.
 _USERS = ("RINGREDUCE_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "NUMBA_")
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -45,20 +46,22 @@ Hosts = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Job:
-    """What to start: `ranks` copies of a program.
+    """The job to start: `ranks` copies of a program.
 
-    `program` is ``("script.py", *args)`` or ``("-m", "module", *args)``; `hosts` are host names
-    and their ranks, filled in this order (empty: this host); `nodes` are the ranks of each node as
-    `ringreduce.init` is to see them; `timeout_s` is the communicator's.  Raises ValueError where
-    these contradict each other.
+    Raises ValueError where the fields contradict each other.
     """
 
     ranks: int
     program: tuple[str, ...]
+    """``("script.py", *args)`` or ``("-m", "module", *args)``."""
     hosts: Hosts = ()
+    """Host names and the most ranks of each, filled in this order.  Empty: this host alone."""
     nodes: tuple[int, ...] = ()
+    """The number of ranks of each node, for `ringreduce.init`.  Empty: `init` finds them out."""
     timeout_s: float | None = None
+    """The timeout of the communicators in seconds, above 0.  None: their default."""
     tag_output: bool = False
+    """Whether each line of output begins with its rank."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -73,7 +76,7 @@ class Job:
 
     @property
     def ranks_per_host(self) -> int:
-        """The ranks of the fullest host."""
+        """The number of ranks of the host that gets the most."""
         if not self.hosts:
             return self.ranks
         left, most = self.ranks, 0
@@ -84,25 +87,29 @@ class Job:
 
 
 def job_environment() -> dict[str, str]:
-    """The launcher's own environment: what the user has set, and mpiexec is started with."""
+    """Return the launcher's own environment: the user's variables, with which mpiexec starts."""
     return dict(os.environ)
 
 
 def cores() -> int:
-    """The cores this process may run on; other hosts are taken to have as many."""
+    """Return the number of cores of this process; other hosts are assumed to have as many."""
     return len(os.sched_getaffinity(0))
 
 
 def rank_environment(
     job: Job, mpiexec: Mpiexec, given: Mapping[str, str], cores: int, *, root: bool
 ) -> dict[str, str]:
-    """The variables to add to `given` for mpiexec and the ranks.  What is given stays as it is."""
+    """Return the variables to add to `given` for mpiexec and the ranks.
+
+    A variable that the user has given keeps its value, unless an option of the command line says
+    otherwise.
+    """
     wanted = _thread_counts(given, max(1, cores // job.ranks_per_host))
     crowded = job.ranks_per_host > cores
     if mpiexec.flavour is Flavour.OPEN_MPI:
         wanted |= _open_mpi_settings(mpiexec.version, crowded=crowded, root=root)
         if not job.hosts:
-            wanted["OMPI_MCA_btl"] = "^ofi"  # it sleeps for a second while it looks for networks
+            wanted["OMPI_MCA_btl"] = "^ofi"  # ofi sleeps for a second while it looks for networks
     elif mpiexec.flavour is Flavour.MPICH and crowded:
         wanted["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
     added = {name: value for name, value in wanted.items() if name not in given}
@@ -119,7 +126,7 @@ def _ringreduce_settings(job: Job) -> dict[str, str]:
 
 
 def _thread_counts(given: Mapping[str, str], threads: int) -> dict[str, str]:
-    """One thread a core and no more; a user's OMP_NUM_THREADS speaks for those that follow it."""
+    """Give each rank `threads` threads.  A user's OMP_NUM_THREADS sets those that follow it."""
     names = () if "OMP_NUM_THREADS" in given else _THREAD_COUNTS
     return dict.fromkeys((*names, _NUMBA_THREADS), str(threads))
 
@@ -127,7 +134,7 @@ def _thread_counts(given: Mapping[str, str], threads: int) -> dict[str, str]:
 def _open_mpi_settings(version: str, *, crowded: bool, root: bool) -> dict[str, str]:
     settings = {
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMPI_MCA_osc": "^ucx",  # it warns, harmlessly, whenever a window is made
+        "OMPI_MCA_osc": "^ucx",  # ucx prints a harmless warning for each window
     }
     if version.startswith("4."):
         settings["OMPI_MCA_rmaps_base_oversubscribe"] = "true"
@@ -142,9 +149,10 @@ def _open_mpi_settings(version: str, *, crowded: bool, root: bool) -> dict[str, 
 def command_line(
     job: Job, mpiexec: Mpiexec, given: Mapping[str, str], added: Iterable[str]
 ) -> list[str]:
-    """mpiexec's command line.  `given` is the user's environment, `added` the names we add to it.
+    """Return mpiexec's command line.
 
-    MPICH and Intel MPI carry the whole environment to other hosts, Open MPI only what it is told.
+    `given` is the user's environment, `added` the names that the launcher adds.  MPICH and Intel
+    MPI send the whole environment to other hosts, Open MPI only the variables on its command line.
     """
     if mpiexec.flavour is Flavour.OPEN_MPI:
         options = _open_mpi_options(job, given, added)
@@ -155,7 +163,7 @@ def command_line(
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
-    # Bound to one core, a rank's threads, the progress thread among them, would share it.
+    # A binding to one core would make all threads of a rank share it, the progress thread too.
     options = ["--bind-to", "none"]
     if job.hosts:
         options += ["--host", _host_list(job.hosts)]
@@ -183,9 +191,9 @@ def _host_list(hosts: Hosts) -> str:
 
 
 def run(job: Job) -> int:
-    """Run the job to its end.  Returns its exit code; 128 + n if it ended by signal n.
+    """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it.
 
-    Call it from the main thread: signals that come meanwhile are passed on to mpiexec.  Raises
+    For the main thread: the signals that arrive meanwhile are sent on to mpiexec.  Raises
     LaunchError if no mpiexec belongs to this environment's MPI.
     """
     given = job_environment()
@@ -194,21 +202,21 @@ def run(job: Job) -> int:
     started = time.time()
     pid, code = _run_relaying(command_line(job, mpiexec, given, added), {**given, **added})
     if code != 0 and not job.hosts:
-        remove_leftovers(pid, since=started)
+        clean_up_job(pid, since=started)
     return code
 
 
 def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, int]:
-    """Run mpiexec, passing on the signals that come.  Returns its process id and the exit code."""
-    # Ignored, as some parents leave it, SIGCHLD would take the exit code with it.
+    """Run mpiexec and send signals on to it.  Returns its process id and the exit code."""
+    # Some parents leave SIGCHLD ignored.  The exit code of mpiexec would then be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # What is ignored stays ignored: so `nohup` works.
+    # An ignored signal stays ignored, so that `nohup` works.
     heeded = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     waited = heeded | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     ended_by, patience_s = 0, _FOR_EVER_S
     try:
-        # Safe here: no other thread runs Python, and those of NumPy sleep.
+        # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
         tie = partial(_tie_to_launcher, os.getpid(), mask)
         process = subprocess.Popen(argv, env=environment, preexec_fn=tie)
         while process.poll() is None:
@@ -220,28 +228,32 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
             came = signal.Signals(info.si_signo)
             if came in _ENDING:
                 ended_by, patience_s = came, _GRACE_S
-            # What the terminal sends, it sends to mpiexec too.
+            # The terminal sends its signals to mpiexec as well.
             if came in heeded and info.si_code != _SI_KERNEL:
                 process.send_signal(_PASSED_AS.get(came, came))
         while signal.sigtimedwait(waited, 0):
-            pass  # came too late for the job
+            pass  # a signal that came too late for the job
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return process.pid, _exit_code(process.returncode, ended_by)
 
 
 def _tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
-    """In the child, before it becomes mpiexec: it ends, and its ranks with it, if we are killed.
+    """Make mpiexec end, with its ranks, when the launcher is killed.
 
-    By SIGTERM: SIGKILL would leave it no time to end ranks on other hosts, or to clean up.
+    Runs in the child before it becomes mpiexec.  The signal is SIGTERM: after SIGKILL mpiexec could
+    not end ranks on other hosts, nor clean up.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     die_with_parent(signal.SIGTERM, launcher)
-    remove_own_session_directory()
+    remove_stale_session_directory()
 
 
 def _exit_code(returncode: int, ended_by: int) -> int:
-    """mpiexecs differ in what they return after a signal; shells do not: 128 + n."""
+    """Return 128 + n after signal n, as shells do, else mpiexec's code.
+
+    After a signal each MPI's mpiexec returns another code.
+    """
     if returncode != 0 and ended_by:
         return 128 + ended_by
     return 128 - returncode if returncode < 0 else returncode

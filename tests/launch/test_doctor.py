@@ -175,7 +175,7 @@ def test_slow_16_bit_floats_are_named(monkeypatch, lines, complaint, words):
     assert bool(found.advice) == (words != "added by compiled loops")
 
 
-def test_many_leftovers_are_not_all_named():
+def test_many_stale_files_are_not_all_named():
     files = [Path(f"/dev/shm/mpich_{i}") for i in range(20)]
     assert doctor._removal(files[:2]) == "rm /dev/shm/mpich_0 /dev/shm/mpich_1"
     assert doctor._removal(files).endswith("/dev/shm/mpich_7; 12 more")

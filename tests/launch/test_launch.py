@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringreduce.launch import cli
-from ringreduce.launch.cleanup import abandoned, remove_leftovers
+from ringreduce.launch.cleanup import abandoned_files, clean_up_job
 from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.launcher import Job, command_line, rank_environment
 from ringreduce.launch.mpiexec import (
@@ -478,7 +478,7 @@ def test_an_abort_that_hangs_is_given_up():
     assert "ValueError: the rank's own error" in ended.stderr
 
 
-# --- leftovers ------------------------------------------------------------------------------------
+# --- cleanup --------------------------------------------------------------------------------------
 
 
 def test_only_mpi_files_that_nobody_has_open_are_abandoned(tmp_path):
@@ -486,7 +486,7 @@ def test_only_mpi_files_that_nobody_has_open_are_abandoned(tmp_path):
     for name in names:
         (tmp_path / name).write_bytes(b"x")
     with (tmp_path / names[2]).open():
-        assert abandoned(directory=tmp_path) == [tmp_path / names[0], tmp_path / names[1]]
+        assert abandoned_files(directory=tmp_path) == [tmp_path / names[0], tmp_path / names[1]]
 
 
 def test_what_was_there_before_the_job_stays(tmp_path):
@@ -494,5 +494,5 @@ def test_what_was_there_before_the_job_stays(tmp_path):
     for path in (old, new):
         path.touch()
     os.utime(old, (1.0, 1.0))
-    remove_leftovers(0, since=2.0, directory=tmp_path)
+    clean_up_job(0, since=2.0, directory=tmp_path)
     assert list(tmp_path.iterdir()) == [old]
