@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import ROOT, environment, mpiexec
+from tests.test_architecture import MAY_IMPORT
 from tests.train.test_train_data import mnist
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -123,6 +124,14 @@ def test_the_picture_is_drawn_from_the_schedule():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_map_of_packages_is_the_one_that_imports_are_held_to():
+    page = (ROOT / "docs/developing.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \|([^|]*)\|$", page, re.M))
+    shown = {package: {*re.split(r",\s*", names.strip())} - {""} for package, names in rows.items()}
+    to_come = {"pipeline", "elastic", "torch"}
+    assert shown == {name: below for name, below in MAY_IMPORT.items() if name not in to_come}
 
 
 def test_figures_in_the_readme_name_their_file():
