@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.calls.arguments import check_timeout
 from ringreduce.calls.communicator import Communicator
-from ringreduce.compiler.jit import can_exchange
 from ringreduce.config import Config, Environment
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
+from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology, parse_nodes
 from ringreduce.transports.base import Transport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
@@ -76,12 +77,14 @@ def init(
     shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
     over_mpi = None
     try:
-        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends, shares)
-        if len(over_mpi.wishes) > 1:
+        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
+        if len(set(over_mpi.collect(bytes((shares,))))) > 1:
             raise MismatchError("init: ranks differ in whether to share memory: transport, config")
-        if transport == "shm" and over_mpi.memory is None:
+        config = replace(config, shared_memory=shares)
+        segments = share_segments(over_mpi) if shares else None
+        if transport == "shm" and segments is None:
             raise UnavailableError
-        comm = _communicator(over_mpi, nodes, timeout_s, config, adopt=close_at_exit)
+        comm = _communicator(over_mpi, nodes, timeout_s, config, segments, close_at_exit)
     except MismatchError:
         assert over_mpi is not None
         over_mpi.close()
@@ -122,16 +125,17 @@ def spawn(
     check_timeout("spawn", timeout_s)
     if nodes is not None:
         parse_nodes(nodes, ranks)
-    shares = bool(config and config.shared_memory) and can_exchange()
-    switchboard = Switchboard(ranks, shares)
+    given = config or Config()
+    switchboard = Switchboard(ranks)
     results: list[Any] = [None] * ranks
     failures: list[BaseException] = []
     failed = threading.Event()
 
     def run(rank: int) -> None:
-        transport = ThreadTransport(switchboard, rank)
+        transport = ThreadTransport(switchboard, rank, timeout_s)
         try:
-            with _communicator(transport, nodes, timeout_s, config) as comm:
+            segments = share_segments(transport) if given.shared_memory else None
+            with _communicator(transport, nodes, timeout_s, given, segments) as comm:
                 results[rank] = fn(comm, *args)
         except BaseException as error:
             failures.append(error)
@@ -156,9 +160,10 @@ def _communicator(
     transport: Transport,
     nodes: NodesArgument,
     timeout_s: float,
-    config: Config | None,
+    config: Config,
+    segments: Segments | None,
     adopt: Callable[[Communicator], None] | None = None,
 ) -> Communicator:
     found = transport.nodes() if nodes is None else parse_nodes(nodes, transport.size)
     topology = Topology(found, transport.rank)
-    return Communicator(transport, topology, CpuDevice(), config or Config(), timeout_s, adopt)
+    return Communicator(transport, topology, CpuDevice(), config, timeout_s, segments, adopt)

@@ -78,10 +78,7 @@ FOR_NOW = {
     ("calls.engine", "compiler"): "one way for every call",
     ("messages.flows", "shm"): "one way for every call",
     ("shm.program", "messages"): "one way for every call",
-    ("transports.mpi", "shm"): "bootstrap shares memory",
-    ("transports.mpi", "compiler"): "bootstrap shares memory",
-    ("transports.thread", "shm"): "bootstrap shares memory",
-    ("bootstrap", "compiler"): "bootstrap shares memory",
+    ("messages.executor", "shm"): "one way for every call",
 }
 """Imports that go up, and what removes them."""
 LAZY = {("launch.cli", "train")}

@@ -19,6 +19,7 @@ from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.shm.allocator import Arena
 from ringreduce.shm.fast_path import COLLECTIVES
+from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
@@ -35,11 +36,14 @@ class Collectives:
         device: Device,
         config: Config,
         timeout_s: float,
+        segments: Segments | None = None,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self._given = config
-        if transport.memory is not None and len(topology.nodes) == 1:
-            memory = Memory(transport.memory.pulls, crowded=transport.spins == 0)
+        if len(topology.nodes) > 1:
+            segments = None
+        if segments is not None:
+            memory = Memory(segments.pulls, crowded=transport.spins == 0)
             config = replace(config, memory=memory)
         self.config = config
         self._topology, self._device = topology, device
@@ -48,14 +52,13 @@ class Collectives:
         """Calls on host arrays that go by messages, whatever is shared."""
         self._on_cards: dict[int, Calls] = {}
         """Calls on arrays that live on a card, by its number."""
-        self._engine = Engine(transport, config, timeout_s)
+        self._engine = Engine(transport, config, timeout_s, segments)
         self._queue = self._engine.queue
         path = self._engine.fast_path
         for name in COLLECTIVES:
             if path is not None and getattr(type(self), name) is getattr(Collectives, name):
                 self.__dict__[name] = path.entry(name, getattr(self, name))
-        shared = None if self.config.memory is None else transport.memory
-        self._arena = None if shared is None else Arena(shared.arena)
+        self._arena = None if segments is None else Arena(segments.arena)
 
     # --- reductions ---
 

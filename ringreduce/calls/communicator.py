@@ -16,6 +16,7 @@ from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.messages.executor import LoggedMessage
 from ringreduce.planning.select import Choice, choose
+from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
@@ -39,9 +40,10 @@ class Communicator(Collectives):
         device: Device,
         config: Config,
         timeout_s: float,
+        segments: Segments | None = None,
         adopt: Callable[[Communicator], None] | None = None,
     ) -> None:
-        super().__init__(transport, topology, device, config, timeout_s)
+        super().__init__(transport, topology, device, config, timeout_s, segments)
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
         self.cross_rank, self.cross_size = topology.cross_rank, topology.cross_size
         self.nodes = topology.nodes
@@ -122,7 +124,9 @@ class Communicator(Collectives):
         topology = Topology(nodes, transport.rank)
         # A device of its own: both communicators may be adding at the same time.
         device = type(self._device)()
-        part = Communicator(transport, topology, device, self._given, self._timeout_s, self._adopt)
+        segments = share_segments(transport) if self._given.shared_memory else None
+        how = self._given, self._timeout_s, segments, self._adopt
+        part = Communicator(transport, topology, device, *how)
         if self._adopt is not None:
             self._adopt(part)
         return part

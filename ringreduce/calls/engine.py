@@ -27,6 +27,7 @@ from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.fast_path import CompiledCall, FastPath, key_of
 from ringreduce.shm.layout import DONE
 from ringreduce.shm.list_table import ListTable
+from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
@@ -64,10 +65,16 @@ class LeavingError(PeerLostError):
 class Engine:
     """One communicator's calls: their order, their errors, their end."""
 
-    def __init__(self, transport: Transport, config: Config, timeout_s: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        timeout_s: float,
+        segments: Segments | None = None,
+    ) -> None:
         self._transport = transport
         self._agreement = Agreement(transport, timeout_s)
-        self.executor = Executor(transport, config, self._agreement)
+        self.executor = Executor(transport, config, self._agreement, segments)
         self.running = self.executor.running
         self.queue = CallQueue(self._agreement.wait, transport.spins, transport.threads)
         self.ended: Exception | None = None

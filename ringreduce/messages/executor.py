@@ -22,6 +22,7 @@ from ringreduce.control.agreement import Agreement
 from ringreduce.messages.binding import BoundStep, Compiled, Flow
 from ringreduce.messages.flows import FlowCache, Prepared
 from ringreduce.messages.unrolled import straight
+from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
 
@@ -47,10 +48,16 @@ _ABANDONED: list[Any] = []
 class Executor:
     """Carries out prepared plans over one transport."""
 
-    def __init__(self, transport: Transport, config: Config, agreement: Agreement) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        agreement: Agreement,
+        segments: Segments | None = None,
+    ) -> None:
         self.transport, self.config, self.agreement = transport, config, agreement
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        self.store = FlowCache(transport, config, self._foreign)
+        self.store = FlowCache(transport, config, self._foreign, segments)
         self.held: tuple[Any, ...] = ()
         """The caller's arrays, while messages that do not keep them alive are under way."""
         self.running: list[Flow] = []

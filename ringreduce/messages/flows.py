@@ -19,6 +19,7 @@ from ringreduce.messages.device_staging import Blocks, bind_staging
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import Rows
 from ringreduce.shm.program import Exchange
+from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
 
@@ -62,13 +63,17 @@ class FlowCache:
     """The flows of one communicator.  One call at a time uses it."""
 
     def __init__(
-        self, transport: Transport, config: Config, foreign: Callable[[int, bytes], None]
+        self,
+        transport: Transport,
+        config: Config,
+        foreign: Callable[[int, bytes], None],
+        segments: Segments | None = None,
     ) -> None:
         self._transport, self._config = transport, config
         self.exchange: Exchange | None = None
         if config.memory is not None:
-            assert transport.memory is not None
-            self.exchange = Exchange(transport.memory, transport.rank, config, foreign)
+            assert segments is not None
+            self.exchange = Exchange(segments, transport.rank, config, foreign)
         self._runs = 0
         self._staged: list[Prepared] = []
         self._for_good: list[Prepared] = []

@@ -183,10 +183,10 @@ def mixes(state: ListState) -> bool:
 
     This is asked of the arrays that `locate_all` saw last.
     """
+    mixed = True
     for joined in (True, False):  # joined intervals are few, but may overlap where arrays do not
-        if not overlap(state.intervals, _add_intervals(state, joined)):
-            return False
-    return True
+        mixed = mixed and overlap(state.intervals, _add_intervals(state, joined))
+    return mixed
 
 
 class ListTable:

@@ -32,7 +32,7 @@ from ringreduce.planning.shm_instructions import (
 )
 from ringreduce.shm import layout
 from ringreduce.shm.layout import WORD
-from ringreduce.transports.base import SharedMemory
+from ringreduce.shm.segments import Segments
 
 _PIECE = 256 << 10
 """Bytes of each array that are folded at a time: what is read from other processes stays near."""
@@ -55,7 +55,7 @@ class Exchange:
 
     def __init__(
         self,
-        memory: SharedMemory,
+        memory: Segments,
         rank: int,
         config: Config,
         foreign: Callable[[int, bytes], None],

@@ -17,6 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.compiler.jit import can_exchange
+from ringreduce.shm.layout import BLOCK_BYTES, RING, WORD
+from ringreduce.transports.base import Transport
+
 _TOKEN_BYTES = 16
 _PLACE = struct.Struct(f"<qqqq{_TOKEN_BYTES}s")
 """Process, file descriptor, length of the file, where in the process the token lies, and the token:
@@ -24,56 +28,94 @@ what the file begins with."""
 _NOTHING, _SHARES, _PULLS = bytes((0,)), bytes((1,)), bytes((2,))
 
 
-class SharedBlocks:
-    """A block of every rank, zero at first, mapped by all."""
+class Segments:
+    """A segment of every rank, mapped by all of them; its slots are zero at first."""
+
+    nbytes: int
+    """Bytes of this rank's segment, with the arena."""
+    arena: Any
+    """An array of the bytes of this rank's segment that follow its slots and its ring."""
+    addresses: Sequence[int]
+    """The address of each rank's segment in this process, by rank."""
+    processes: Sequence[int]
+    """The process to name when reading a rank's other memory, by rank; 0: this process."""
+    pulls: bool
+    """Whether all ranks can read all other ranks' memory."""
 
     def __init__(
-        self, blocks: list[Any], rank: int, nbytes: int, processes: Sequence[int], pulls: bool
+        self, segments: list[Any], rank: int, nbytes: int, processes: Sequence[int], pulls: bool
     ) -> None:
-        self._blocks = blocks
-        self.nbytes: int = blocks[rank].size
-        self.arena = blocks[rank][nbytes:]
-        self.addresses: Sequence[int] = [int(block.ctypes.data) for block in blocks]
-        """By rank."""
+        self._segments = segments
+        self.nbytes = segments[rank].size
+        self.arena = segments[rank][nbytes:]
+        self.addresses = [int(segment.ctypes.data) for segment in segments]
         self.processes, self.pulls = processes, pulls
 
     def word(self, rank: int, offset: int) -> Any:
-        return self._blocks[rank][offset : offset + 8].view(np.int64)
+        """Return an array of the one word at byte `offset` of the segment of `rank`."""
+        return self._segments[rank][offset : offset + WORD].view(np.int64)
 
 
-def share(
-    nbytes: int, collect: Callable[[bytes], bytearray], rank: int, able: bool = True
-) -> SharedBlocks | None:
-    """Share a block of so many bytes, at least 16, with the other ranks.  Collective.
+def share_segments(transport: Transport) -> Segments | None:
+    """Map a segment of every rank in all ranks.  Collective, before the first call.
 
-    `collect` gives what all ranks pass, in rank order.  None, on all ranks, where some cannot: for
-    want of memory files, of the right to look into /proc, or of a host in common; or if a rank is
-    not `able` to use it.  Behind its bytes a block has an arena, as long as the machine's memory
-    where addresses allow; memory is only taken for what is written to.
+    Returns None, on all ranks, if the ranks are on several nodes, if some rank lacks the compiled
+    functions, or if no memory can be shared.
+    """
+    if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((can_exchange(),))):
+        return None
+    if not transport.one_process:
+        segments = map_files(BLOCK_BYTES, transport.collect, transport.rank)
+        if segments is not None:
+            return segments
+    buffers = transport.allocate_shared(BLOCK_BYTES)
+    return None if buffers is None else _in_buffers(buffers, transport)
+
+
+def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None:
+    """Make segments of `buffers`; None, on all ranks, if some buffer is not aligned."""
+    segments: list[Any] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    segments[transport.rank][:RING] = 0
+    aligned = all(segment.ctypes.data % WORD == 0 for segment in segments)
+    if 0 in transport.collect(bytes((aligned,))):  # from here on all slots are zero
+        return None
+    processes = [0] * transport.size
+    return Segments(segments, transport.rank, BLOCK_BYTES, processes, transport.one_process)
+
+
+def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segments | None:
+    """Map a segment of every rank from a memory file of that rank.  Collective.
+
+    A segment has `nbytes` bytes, at least 16, and then an arena: as many bytes as the machine has
+    memory, where the address space allows.  The system only takes memory for pages that are
+    written.  `collect` returns the bytes that the ranks pass, in rank order.
+
+    Returns None, on all ranks, if some rank cannot make a memory file, may not open another rank's
+    through /proc, or is on another host.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     here = np.frombuffer(token, np.uint8)
     mine: Any
-    file, mine = _made(nbytes, token) if able else (None, None)
+    file, mine = _made(nbytes, token)
     try:
         length, mark = (0, -1) if file is None else (mine.size, file)
         place = _PLACE.pack(os.getpid(), mark, length, here.ctypes.data, token)
         places = list(_PLACE.iter_unpack(collect(place)))
-        blocks = [_opened(*place) for place in places]
+        segments = [_opened(*place) for place in places]
         said = _NOTHING
-        if not any(block is None for block in (mine, *blocks)):
+        if not any(segment is None for segment in (mine, *segments)):
             said = _PULLS if all(_reads(place[0], *place[3:]) for place in places) else _SHARES
-        everybody = bytes(collect(said))  # now all have read all tokens: they may be overwritten
+        everybody = collect(said)  # from here on all have read all tokens: overwrite them
     finally:
         if file is not None:
             os.close(file)
     if _NOTHING in everybody:
         return None
-    blocks[rank] = mine
+    segments[rank] = mine
     mine[:_TOKEN_BYTES] = 0
-    collect(_SHARES)  # all blocks are zero
+    collect(_SHARES)  # from here on all segments are zero
     processes = [place[0] for place in places]
-    return SharedBlocks(blocks, rank, nbytes, processes, pulls=set(everybody) == set(_PULLS))
+    return Segments(segments, rank, nbytes, processes, pulls=set(everybody) == set(_PULLS))
 
 
 def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from ringreduce.errors import PeerTimeoutError
+
 
 class Request(Protocol):
     """A message bound to its peer, flow and buffer; mpi4py's persistent requests are such."""
@@ -24,27 +26,11 @@ class Request(Protocol):
         """Let go of it; it is not under way."""
 
 
-class SharedMemory(Protocol):
-    """A block of each rank, mapped by all, that begins as in `shm.layout`."""
-
-    addresses: Sequence[int]
-    """Of each rank's block."""
-    nbytes: int
-    """Of a block."""
-    processes: Sequence[int]
-    """Of each rank, by which its other memory is read; 0 where that needs no process."""
-    pulls: bool
-    """Whether all ranks can read all others' memory."""
-
-    arena: Any
-    """An array of those bytes of this rank's block that the layout leaves to be used at will."""
-
-    def word(self, rank: int, offset: int) -> Any:
-        """An array of the one word at that place of a rank's block."""
-
-
 class Transport(Protocol):
-    """Moves bytes between ranks.  No method waits, but for `nodes` and `close`."""
+    """Moves bytes between ranks.
+
+    `collect`, `allocate_shared`, `split` and `close` wait for the other ranks; nothing else waits.
+    """
 
     rank: int
     size: int
@@ -53,8 +39,8 @@ class Transport(Protocol):
     """Idle polls worth making before the first `pause`."""
     threads: bool
     """Whether another thread may use it, one at a time."""
-    memory: SharedMemory | None
-    """What the ranks share, if they do."""
+    one_process: bool
+    """Whether all ranks are threads of this process, so that each can read all memory."""
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
         """A message, not yet started, that sends `buffer` to `peer`."""
@@ -88,7 +74,21 @@ class Transport(Protocol):
         """Leave the core to others for a moment, longer as the count of `idle` polls grows."""
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that share each node, as far as the transport can tell.  Collective."""
+        """The ranks of each node, as far as the transport can tell."""
+
+    def collect(self, mine: bytes) -> bytes:
+        """Return the bytes that the ranks pass, in rank order; all pass the same length.
+
+        Collective.  For the time before the first call alone: raises PeerTimeoutError if not all
+        ranks get here within the timeout that the transport was made with.
+        """
+
+    def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:
+        """Allocate `nbytes` bytes for each rank, mapped by all ranks.  Collective.
+
+        Returns a buffer for each rank, or None on all ranks if they are not on one host.  Once a
+        transport, before the first call.  The memory is freed by `close`.
+        """
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> Transport:
         """One for these ranks alone, in this order.  Collective among them.
@@ -98,3 +98,11 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Let go of everything.  Collective."""
+
+
+def not_assembled(timeout_s: float, missing: Sequence[int]) -> PeerTimeoutError:
+    """Return the error of a rank that has waited for all ranks, given those that are missing."""
+    absent = f"not there: {', '.join(map(str, missing))}" if missing else "none gets on"
+    return PeerTimeoutError(
+        f"init: waited {timeout_s:g} s for all ranks of the communicator; {absent}", tuple(missing)
+    )

@@ -11,18 +11,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ringreduce.compiler.jit import can_exchange
 from ringreduce.errors import PeerLostError, PeerTimeoutError
-from ringreduce.shm.layout import BLOCK_BYTES, RING
-from ringreduce.shm.segments import SharedBlocks, share
-from ringreduce.transports.base import SharedMemory
+from ringreduce.transports.base import not_assembled
 
 _CONTROL_TAG = 0
 _YIELDS = 2000
@@ -30,7 +27,6 @@ _YIELDS = 2000
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 _HOST_BYTES = 16
 _MOST_CORES = 4096
-_WORD_BYTES = 8
 _GROUP_TAGS = 1 << 15
 """Tags that every MPI has."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
@@ -43,41 +39,36 @@ class MpiTransport:
     """One rank's end of two duplicates of an MPI communicator.  Collective over `parent`."""
 
     name = "mpi"
+    one_process = False
 
     def __init__(
         self,
         parent: MPI.Comm | None = None,
         timeout_s: float = 600.0,
         synchronous_sends: bool = False,
-        shares: bool = False,
+        owns_parent: bool = False,
     ) -> None:
+        """Make a transport over the ranks of `parent`.
+
+        With `owns_parent`, `parent` itself carries the data and is freed by `close`; without, the
+        data travel on a duplicate.
+        """
         parent = MPI.COMM_WORLD if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
-        assembly = _Assembly(parent, timeout_s)
-        self._data, self._control = assembly.duplicate(), assembly.duplicate()
-        self._nodes = _nodes(assembly.collect(_host()), _HOST_BYTES)
-        data = self._data
-        self._synchronous_sends, self._shares = synchronous_sends, shares
+        self._assembly = _Assembly(parent, timeout_s)
+        data = self._data = parent if owns_parent else self._assembly.duplicate()
+        self._control = self._assembly.duplicate()
+        self._synchronous_sends = synchronous_sends
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
+        hosts_and_cores = np.frombuffer(self.collect(_host() + _cores()), np.uint8)
+        hosts_and_cores = hosts_and_cores.reshape(self.size, -1)
+        self._nodes = _nodes([row[:_HOST_BYTES].tobytes() for row in hosts_and_cores])
         here = next(node for node in self._nodes if self.rank in node)
-        told = np.frombuffer(assembly.collect(bytes((shares,)) + _cores()), np.uint8)
-        told = told.reshape(self.size, -1)
-        self.wishes = set(told[:, 0].tolist())
-        """What ranks have said about sharing memory: 0, 1."""
-        masks = np.unpackbits(told[list(here), 1:], axis=1)
+        masks = np.unpackbits(hosts_and_cores[list(here), _HOST_BYTES:], axis=1)
         cores = int(masks.any(axis=0).sum())
         self.spins = _SPINS if len(here) <= cores else 0
         self._window: MPI.Win | None = None
-        """Of MPI's shared memory, where ours is not to be had."""
-        self.memory: SharedMemory | None = None
-        if self.wishes == {1} and len(self._nodes) == 1:
-            able = can_exchange()
-            self.memory = share(BLOCK_BYTES, assembly.collect, self.rank, able)
-            if self.memory is None:
-                able = _together(data) and able
-                if 0 not in assembly.collect(bytes((able,))):
-                    self._window = _shared_window(data)
-                    self.memory = _in_window(self._window, assembly.collect, self.rank, self.size)
+        """What `allocate_shared` allocated."""
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._withdrawing: set[int] = set()
         self._discarding: dict[int, MPI.Request] = {}
@@ -161,6 +152,16 @@ class MpiTransport:
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return self._nodes
 
+    def collect(self, mine: bytes) -> bytes:
+        return bytes(self._assembly.collect(mine))
+
+    def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:
+        assert isinstance(self._data, MPI.Intracomm)
+        if 0 in self.collect(bytes((_on_one_host(self._data),))):
+            return None
+        self._window = MPI.Win.Allocate_shared(nbytes, 1, MPI.INFO_NULL, self._data)
+        return [self._window.Shared_query(rank)[0] for rank in range(self.size)]
+
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> MpiTransport:
         """MPI makes groups in calls that cannot be given up: a thread makes it, if it may."""
         made: list[MPI.Comm] = []
@@ -178,9 +179,7 @@ class MpiTransport:
             make()
         if not made:
             raise PeerTimeoutError(f"split: no group within {timeout_s:g} s", ranks=())
-        part = MpiTransport(made[0], timeout_s, self._synchronous_sends, self._shares)
-        made[0].Free()
-        return part
+        return MpiTransport(made[0], timeout_s, self._synchronous_sends, owns_parent=True)
 
     def close(self) -> None:
         if self._window is not None:
@@ -236,42 +235,19 @@ class _Assembly:
         while self._gave_up != self._others and time.monotonic() < end:
             self._listen()
             time.sleep(1e-3)
-        missing = sorted(self._others - self._gave_up)
-        absent = f"not there: {', '.join(map(str, missing))}" if missing else "none gets on"
-        return PeerTimeoutError(
-            f"init: waited {self._timeout_s:g} s for all ranks of the communicator; {absent}",
-            tuple(missing),
-        )
+        return not_assembled(self._timeout_s, sorted(self._others - self._gave_up))
 
 
 def _host() -> bytes:
     return blake2b(socket.gethostname().encode(), digest_size=_HOST_BYTES).digest()
 
 
-def _together(comm: MPI.Comm) -> bool:
-    """Whether MPI, too, thinks that all ranks share a host: two may have one name."""
+def _on_one_host(comm: MPI.Comm) -> bool:
+    """Return whether MPI, too, finds all ranks on one host: two hosts may have one name."""
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
     size = here.Get_size()
     here.Free()
     return size == comm.Get_size()
-
-
-def _shared_window(comm: MPI.Comm) -> MPI.Win:
-    assert isinstance(comm, MPI.Intracomm)
-    return MPI.Win.Allocate_shared(BLOCK_BYTES, 1, MPI.INFO_NULL, comm)
-
-
-def _in_window(
-    window: MPI.Win, collect: Callable[[bytes], bytearray], rank: int, size: int
-) -> SharedMemory | None:
-    """The ranks' blocks in a window; None, on all ranks, if some are not aligned."""
-    buffers: list[Any] = [window.Shared_query(each)[0] for each in range(size)]
-    blocks = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    blocks[rank][:RING] = 0
-    aligned = all(block.ctypes.data % _WORD_BYTES == 0 for block in blocks)
-    if 0 in collect(bytes((aligned,))):  # and all slots are zero
-        return None
-    return SharedBlocks(blocks, rank, BLOCK_BYTES, [0] * size, pulls=False)
 
 
 def _cores() -> bytes:
@@ -281,9 +257,9 @@ def _cores() -> bytes:
     return np.packbits(mask).tobytes()
 
 
-def _nodes(hosts: bytearray, size: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, by host of `size` bytes; nodes in the order of their lowest rank."""
+def _nodes(hosts: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each node, given each rank's host; nodes in order of lowest rank."""
     nodes: dict[bytes, list[int]] = {}
-    for rank in range(len(hosts) // size):
-        nodes.setdefault(bytes(hosts[size * rank : size * (rank + 1)]), []).append(rank)
+    for rank, host in enumerate(hosts):
+        nodes.setdefault(host, []).append(rank)
     return tuple(map(tuple, nodes.values()))

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.shm.layout import BLOCK_BYTES
-from ringreduce.transports.base import SharedMemory
+from ringreduce.transports.base import not_assembled
 
 _LONGEST_PAUSE_S = 0.002
 
@@ -23,34 +22,38 @@ _LONGEST_PAUSE_S = 0.002
 class Switchboard:
     """Connects the ranks of one group of threads: a mailbox each."""
 
-    def __init__(self, size: int, share: bool = False) -> None:
+    def __init__(self, size: int) -> None:
         self.mailboxes = [_Mailbox() for _ in range(size)]
-        self.memory = _CommonMemory(size) if share else None
         self._parts: dict[tuple[int, ...], Switchboard] = {}
         self._lock = threading.Lock()
+        self._collected = threading.Condition()
+        self._collections: dict[int, dict[int, bytes]] = {}
+        """By number of the collection: the bytes of the ranks that have passed theirs."""
+        self._shared: Any = None
+        """The segments of all ranks, once some rank has allocated them."""
 
     def part(self, number: int, members: Sequence[int]) -> Switchboard:
-        """The one of these ranks in the split of this number: the same for all of them."""
+        """Return the switchboard of `members` in split `number`: the same for all of them."""
         with self._lock:
-            return self._parts.setdefault(
-                (number, *members), Switchboard(len(members), self.memory is not None)
-            )
+            return self._parts.setdefault((number, *members), Switchboard(len(members)))
 
+    def collect(self, number: int, rank: int, mine: bytes, timeout_s: float) -> bytes:
+        """Pass the bytes of `rank` in collection `number`; return those of all ranks."""
+        size = len(self.mailboxes)
+        with self._collected:
+            passed = self._collections.setdefault(number, {})
+            passed[rank] = mine
+            self._collected.notify_all()
+            if not self._collected.wait_for(lambda: len(passed) == size, timeout_s):
+                raise not_assembled(timeout_s, [r for r in range(size) if r not in passed])
+            return b"".join(passed[each] for each in range(size))
 
-class _CommonMemory:
-    """A block of every rank, and all else that they have: it is one process."""
-
-    nbytes = BLOCK_BYTES
-    pulls = True
-
-    def __init__(self, size: int) -> None:
-        self._blocks = np.zeros((size, BLOCK_BYTES), np.uint8)
-        self.addresses: Sequence[int] = [int(block.ctypes.data) for block in self._blocks]
-        self.arena = np.empty(0, np.uint8)
-        self.processes: Sequence[int] = [0] * size
-
-    def word(self, rank: int, offset: int) -> Any:
-        return self._blocks[rank, offset : offset + 8].view(np.int64)
+    def allocate_shared(self, nbytes: int) -> Any:
+        """Return an array of `nbytes` bytes for each rank: the same for all of them."""
+        with self._lock:
+            if self._shared is None:
+                self._shared = np.zeros((len(self.mailboxes), nbytes), np.uint8)
+            return self._shared
 
 
 @dataclass(eq=False)
@@ -114,13 +117,16 @@ class ThreadTransport:
     name = "thread"
     spins = 0
     threads = True
+    one_process = True
 
-    def __init__(self, switchboard: Switchboard, rank: int) -> None:
+    def __init__(self, switchboard: Switchboard, rank: int, timeout_s: float = 600.0) -> None:
         self.rank = rank
         self.size = len(switchboard.mailboxes)
         self._boxes = switchboard.mailboxes
         self._switchboard = switchboard
-        self.memory: SharedMemory | None = switchboard.memory
+        self._timeout_s = timeout_s
+        self._collections = 0
+        """How often this rank has collected bytes: the number of its next collection."""
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, self.rank, peer, flow, buffer, sends=True)
@@ -172,9 +178,16 @@ class ThreadTransport:
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(self.size)),)
 
+    def collect(self, mine: bytes) -> bytes:
+        number, self._collections = self._collections, self._collections + 1
+        return self._switchboard.collect(number, self.rank, mine, self._timeout_s)
+
+    def allocate_shared(self, nbytes: int) -> Sequence[Any]:
+        return list(self._switchboard.allocate_shared(nbytes))
+
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> ThreadTransport:
         part = self._switchboard.part(number, members)
-        return ThreadTransport(part, members.index(self.rank))
+        return ThreadTransport(part, members.index(self.rank), timeout_s)
 
     def close(self) -> None:
         pass

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ringreduce as rr
 from ringreduce.compiler import jit
 from ringreduce.shm import segments
-from ringreduce.shm.segments import share
+from ringreduce.shm.segments import map_files
 from tests.control.test_agreement import agreed, check_words, in_threads
 from tests.support.case_strategies import OUTS, VIEWS, cases
 from tests.support.cases import CONFIG, run_case
@@ -79,7 +79,7 @@ def bytes_at(address: int, count: int) -> np.ndarray:
 
 
 def test_what_one_writes_the_others_read():
-    blocks = gathered(3, lambda rank, collect: share(4096, collect, rank))
+    blocks = gathered(3, lambda rank, collect: map_files(4096, collect, rank))
     for rank, mine in enumerate(blocks):
         bytes_at(mine.addresses[rank], 4096)[7] = rank + 1
     for each in blocks:
@@ -89,11 +89,11 @@ def test_what_one_writes_the_others_read():
 
 def test_nothing_stays_open():
     before = len(os.listdir("/proc/self/fd"))
-    kept = gathered(2, lambda rank, collect: share(4096, collect, rank))
+    kept = gathered(2, lambda rank, collect: map_files(4096, collect, rank))
     assert len(os.listdir("/proc/self/fd")) <= before + 2 * len(kept)  # a map keeps one of its own
 
 
-@pytest.mark.parametrize("lacking", ["able", "memfd", "proc", "other"])
+@pytest.mark.parametrize("lacking", ["memfd", "proc", "other"])
 def test_where_one_cannot_none_does(lacking, monkeypatch):
     if lacking == "memfd":
         monkeypatch.setattr(os, "memfd_create", lambda name: (_ for _ in ()).throw(OSError(1)))
@@ -105,7 +105,7 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
             # Somebody else's process has that number here: what it has open is another file.
             real = collect
             collect = lambda mine: real(mine[:32] + bytes(16) if len(mine) > 1 else mine)  # noqa: E731
-        return share(4096, collect, rank, able=lacking != "able" or rank != 1)
+        return map_files(4096, collect, rank)
 
     assert gathered(3, use) == [None] * 3
 

@@ -62,6 +62,27 @@ def errors_of_others_stay_what_they_are(transport: Transport) -> None:
     assert transport.translate(error) is error
 
 
+# --- before the first call ---
+
+
+def collect_returns_the_bytes_of_all_ranks_in_rank_order(transport: Transport) -> None:
+    for turn in range(3):
+        everybody = transport.collect(text(transport.rank, turn))
+        assert everybody == b"".join(text(rank, turn) for rank in range(transport.size))
+
+
+def all_ranks_map_the_memory_that_is_allocated_for_each(transport: Transport) -> None:
+    found = transport.allocate_shared(1 << 12)
+    assert found is not None
+    segments = [np.frombuffer(each, np.uint8) for each in found]
+    segments[transport.rank][:] = transport.rank + 1
+    transport.collect(b"written")
+    assert [segment.size for segment in segments] == [1 << 12] * transport.size
+    for rank, segment in enumerate(segments):
+        assert (segment == rank + 1).all()
+    transport.collect(b"read")
+
+
 # --- data between neighbours ---
 
 
@@ -332,6 +353,8 @@ ALONE = [
     nothing_is_heard_before_anything_was_told,
     pausing_ends_soon,
     errors_of_others_stay_what_they_are,
+    collect_returns_the_bytes_of_all_ranks_in_rank_order,
+    all_ranks_map_the_memory_that_is_allocated_for_each,
 ]
 TOGETHER = [
     messages_of_one_flow_arrive_in_order,

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+import ringreduce as rr
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from tests.support.mpi import MpiJobs
 from tests.support.transport_checks import CHECKS, STRICT, name_of
@@ -34,6 +35,13 @@ def test_threads_keep_the_contract(check, ranks):
         thread.join()
     if failures:
         raise failures[0]
+
+
+def test_a_rank_that_nobody_joins_names_those_that_are_missing():
+    transport = ThreadTransport(Switchboard(3), 1, timeout_s=0.05)
+    with pytest.raises(rr.PeerTimeoutError, match=r"waited 0\.05 s .* not there: 0, 2") as caught:
+        transport.collect(b"here")
+    assert caught.value.ranks == (0, 2)
 
 
 @pytest.fixture(scope="module")

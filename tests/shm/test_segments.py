@@ -1,0 +1,108 @@
+"""Segments over a transport: how they are shared, and when all ranks go without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringreduce.shm import layout, segments
+from ringreduce.shm.segments import share_segments
+from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.control.test_agreement import in_threads
+
+RANKS = 3
+
+
+class OtherProcesses(ThreadTransport):
+    """Threads that share memory as processes do."""
+
+    one_process = False
+
+
+class WithoutMemory(OtherProcesses):
+    """Processes that share memory by files alone."""
+
+    def allocate_shared(self, nbytes):
+        return None
+
+
+class OfTwoNodes(ThreadTransport):
+    def nodes(self):
+        return (0, 1), (2,)
+
+
+def shared(transport=ThreadTransport):
+    """What `share_segments` returns on each rank of a group of threads."""
+    switchboard, found = Switchboard(RANKS), [None] * RANKS
+
+    def run(rank):
+        found[rank] = share_segments(transport(switchboard, rank, timeout_s=10))
+
+    in_threads(run, RANKS)
+    return found
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Let every rank have the compiled functions."""
+    monkeypatch.setattr(segments, "can_exchange", lambda: True)
+
+
+@pytest.mark.parametrize("transport", [ThreadTransport, OtherProcesses])
+@pytest.mark.usefixtures("compiled")
+def test_every_rank_reads_what_the_owner_of_a_segment_writes(transport):
+    found = shared(transport)
+    for rank, mine in enumerate(found):
+        mine.word(rank, 16)[:] = rank + 1
+    for each in found:
+        assert [each.word(rank, 16).item() for rank in range(RANKS)] == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_threads_of_one_process_read_all_memory_without_naming_a_process():
+    assert [(each.processes, each.pulls) for each in shared()] == [([0] * RANKS, True)] * RANKS
+
+
+@pytest.mark.usefixtures("compiled")
+def test_processes_without_memory_files_share_what_the_transport_allocates(monkeypatch):
+    monkeypatch.setattr(segments, "map_files", lambda *arguments: None)
+    assert [each.pulls for each in shared(OtherProcesses)] == [False] * RANKS
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_transport_allocates_nothing_where_files_are_mapped():
+    assert None not in shared(WithoutMemory)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_no_memory_is_shared_where_neither_files_nor_the_transport_have_any(monkeypatch):
+    monkeypatch.setattr(segments, "map_files", lambda *arguments: None)
+    assert shared(WithoutMemory) == [None] * RANKS
+
+
+@pytest.mark.usefixtures("compiled")
+def test_slots_are_zero_in_memory_that_was_used_before(monkeypatch):
+    used = [np.full(layout.BLOCK_BYTES, 7, np.uint8) for _ in range(RANKS)]
+    monkeypatch.setattr(ThreadTransport, "allocate_shared", lambda *arguments: used)
+    for each in shared():
+        for rank in range(RANKS):
+            assert not any(each.word(rank, offset).item() for offset in range(0, layout.RING, 8))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_no_memory_is_shared_where_a_buffer_is_not_aligned(monkeypatch):
+    bytes_of_all = np.zeros((RANKS, layout.BLOCK_BYTES + 8), np.uint8)
+    used = [row[rank == 1 :] for rank, row in enumerate(bytes_of_all)]
+    monkeypatch.setattr(ThreadTransport, "allocate_shared", lambda *arguments: used)
+    assert shared() == [None] * RANKS
+
+
+@pytest.mark.usefixtures("compiled")
+def test_no_memory_is_shared_between_nodes():
+    assert shared(OfTwoNodes) == [None] * RANKS
+
+
+def test_where_one_rank_lacks_the_compiled_functions_no_rank_shares(monkeypatch):
+    answers = [True, False, True]
+    monkeypatch.setattr(segments, "can_exchange", answers.pop)
+    assert shared() == [None] * RANKS
