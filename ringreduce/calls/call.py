@@ -363,10 +363,10 @@ class Calls:
         that it does not have.
         """
         check_selectors("plan", collective=collective)
-        defaults = _PLANNED.get(collective)
+        defaults = PLANNED.get(collective)
         if defaults is None:
             raise ValueError(
-                f"plan: cannot plan {collective!r}; choose one of {', '.join(map(repr, _PLANNED))}"
+                f"plan: cannot plan {collective!r}; choose one of {', '.join(map(repr, PLANNED))}"
             )
         unknown = set(arguments) - set(defaults)
         missing = {"counts"} & set(defaults) - set(arguments)
@@ -481,7 +481,7 @@ def _check_counts(where: str, array: np.ndarray, counts: Shape, rank: int, size:
         )
 
 
-_PLANNED: dict[str, dict[str, Any]] = {
+PLANNED: dict[str, dict[str, Any]] = {
     "all_reduce": {"op": "sum", "algorithm": "auto", "wire": None},
     "reduce_scatter": {"op": "sum", "algorithm": "auto", "wire": None},
     "reduce": {"root": 0, "op": "sum", "algorithm": "auto", "wire": None},

@@ -17,12 +17,13 @@ from ringreduce.calls.arguments import (
     reduction,
 )
 from ringreduce.calls.arrays import as_array, as_out, card_of, check_together, is_input, open_card
-from ringreduce.calls.call import Call, Calls
+from ringreduce.calls.call import PLANNED, Call, Calls
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.calls.engine import Engine
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.shm.allocator import Arena
+from ringreduce.shm.fast_path import COLLECTIVES
 from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
@@ -58,8 +59,10 @@ class Collectives:
         """Calls on host arrays that go by messages, whatever is shared."""
         self._on_cards: dict[int, Calls] = {}
         """Calls on arrays that live on a GPU, by its number."""
-        if self._engine.gate is not None and type(self).all_reduce is Collectives.all_reduce:
-            self.__dict__["all_reduce"] = self._engine.gate.all_reduce(self.all_reduce)
+        path = self._engine.fast_path
+        for name in COLLECTIVES:
+            if path is not None and getattr(type(self), name) is getattr(Collectives, name):
+                self.__dict__[name] = path.entry(name, getattr(self, name))
         self._arena = None if segments is None else Arena(segments.arena)
 
     # --- reductions ---
@@ -306,7 +309,9 @@ class Collectives:
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return once every rank has called it.  Errors: those of `all_reduce`."""
-        self._meet("barrier", (), timeout_s)
+        with self._queue.lock:
+            self._meet("barrier", (), timeout_s)
+            self._engine.admit_barrier(self._calls.meeting("barrier", ()))
 
     # --- how calls are carried out ---
 
@@ -319,11 +324,15 @@ class Collectives:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Make a call on one array, which a method of `Calls` checks and plans."""
+        """Make a call on one array, which a method of `Calls` plans with the arguments `how`."""
         with self._queue.lock:
             self._engine.check_usable()
             call = method(self._calls_on(array), array, *how)
-            return self._carry_out(call, array, out, timeout_s, async_op)
+            result = self._carry_out(call, array, out, timeout_s, async_op)
+            if not async_op:
+                name = method.__name__
+                self._engine.admit(name, call, array, dict(zip(PLANNED[name], how, strict=True)))
+            return result
 
     def _carry_out(
         self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
@@ -405,7 +414,11 @@ class Collectives:
                 yield from reduce_list(self._engine, fused, arrays, targets, header)
                 return results
 
-            return self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
+            done = self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
+            if calls is self._calls and not async_op:
+                how = {"op": op, "algorithm": algorithm, "wire": wire}
+                self._engine.admit_list(fused, arrays, how)
+            return done
 
     def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """An array that ranks of this host reach directly, if there is room for it."""
@@ -459,9 +472,10 @@ class Collectives:
 
     def _forget(self) -> None:
         """Let go of all that is kept for the next calls; there are none."""
-        self.__dict__.pop("all_reduce", None)
-        if self._engine.gate is not None:
-            self._engine.gate.forget()
+        for name in COLLECTIVES:
+            self.__dict__.pop(name, None)
+        if self._engine.fast_path is not None:
+            self._engine.fast_path.forget()
 
     def _meet(
         self,

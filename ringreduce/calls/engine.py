@@ -13,9 +13,11 @@ import os
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
+
+import numpy as np
 
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.queue import CallQueue, Program
@@ -29,7 +31,8 @@ from ringreduce.messages.executor import Executable as MessagesExecutable
 from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.executable import Executable as ShmExecutable
-from ringreduce.shm.fast_path import Gate
+from ringreduce.shm.fast_path import CompiledCall, FastPath, key_of
+from ringreduce.shm.list_table import ListTable
 from ringreduce.shm.program import Exchange
 from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
@@ -90,22 +93,30 @@ class Engine:
         self.queue = CallQueue(self._agreement.wait, transport.spins, transport.threads)
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
-        self.gate: Gate | None = None
+        self.fast_path: FastPath | None = None
+        """Repeats calls in compiled code; None where no memory is shared."""
         if self.shared is not None:
-            self.gate = self.queue.lock = Gate(
-                self.queue.lock, self._is_quiet, self._agreement, self.running, self._lose
+            self.fast_path = self.queue.lock = FastPath(
+                self.queue.lock,
+                self._is_idle,
+                self._agreement,
+                self.running,
+                self.finish,
+                self._on_orphaned,
+                transport.size,
             )
         _heed_forks()
         _engines.add(self)
 
     # --- calls ---
 
-    def _is_quiet(self) -> bool:
-        unquiet = self.running or self.queue.works or self._agreement.warned
-        return not unquiet and self.ended is None
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way, announced or wrong."""
+        busy = self.running or self.queue.works or self._agreement.warned
+        return not busy and self.ended is None
 
-    def _lose(self) -> None:
-        """A call was begun, and an exception came before anything could answer for it."""
+    def _on_orphaned(self) -> None:
+        """End the communicator: an exception ended a call before `finish` answered for it."""
         if self.ended is None:
             reason = "an exception came in the middle of a call"
             self._break(PeerLostError(reason), reason)
@@ -131,6 +142,31 @@ class Engine:
             agreement.completed += 1
         except BaseException as error:
             raise self._broken_off(error, call.schedule) from None
+
+    def finish(self, call: CompiledCall, x: Any, out: Any, first: int) -> None:
+        """Complete a call of the fast path whose program `first` waits for other ranks.
+
+        The programs of the batches behind it are run here.  `x` and `out` are the caller's arrays.
+        """
+        path, agreement = self.fast_path, self._agreement
+        assert path is not None
+        try:
+            path.take_over()
+            with self.queue.lock:
+                header = agreement.begin(call.opening.signature, call.timeout_s)
+                for index, executable in enumerate(call.executables[first:], first):
+                    if index == first:
+                        executable.adopt((x, out, call))
+                    else:
+                        assert call.table is not None
+                        batch = call.table.batch(index)
+                        self.running[:] = [executable]
+                        executable.start_at(header, batch.source, batch.target, (x, out, call))
+                    self.wait_for(executable)
+                self.running.clear()
+                agreement.completed += 1
+        except BaseException as error:
+            raise self._broken_off(error, call.opening.schedule) from None
 
     def run(
         self,
@@ -224,6 +260,78 @@ class Engine:
             if call.executable is not None:
                 call.executable.free()
                 call.executable = None
+
+    # --- the fast path ---
+
+    def admit(
+        self, collective: str, call: Call, array: np.ndarray, arguments: Mapping[str, Any]
+    ) -> None:
+        """Let the fast path repeat a call that the general path has made on `array`."""
+        path = self.fast_path
+        if path is None or self.queue.works:
+            return
+        key = key_of(collective, array.dtype, [array.shape], arguments)
+        if key is not None and path.call_of(key) is None:
+            admitted = self._compiled_call(call, [call])
+            if admitted is not None:
+                path.admit(key, admitted, call.shape)
+
+    def admit_list(
+        self, fused: Fused, arrays: Sequence[np.ndarray], arguments: Mapping[str, Any]
+    ) -> None:
+        """Let the fast path repeat an all-reduce of a list that the general path has made."""
+        path = self.fast_path
+        if path is None or self.queue.works or not any(array.size for array in arrays):
+            return
+        dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
+        key = key_of("all_reduce", dtype, shapes, arguments, is_list=True)
+        if key is None or any(array.dtype != dtype for array in arrays):
+            return
+        known = path.call_of(key)
+        if known is not None and known.opening is fused:
+            return
+        admitted = self._compiled_call(fused, fused.calls)
+        if admitted is not None:
+            batches = [[shapes[index] for index in members] for _, members in fused.groups]
+            admitted.table = ListTable(batches, dtype, self._config.pulled_from)
+            path.admit(key, admitted, tuple(shapes))
+
+    def admit_barrier(self, call: Call) -> None:
+        """Let the fast path repeat a barrier that the general path has made."""
+        path = self.fast_path
+        if path is not None and not path.has_barrier and not self.queue.works:
+            admitted = self._compiled_call(call, [call])
+            if admitted is not None:
+                path.admit_barrier(admitted)
+
+    def planned(
+        self, call: Call, timeout_s: float | None, result: Any, general: Callable[[], Any]
+    ) -> Callable[[], Any] | None:
+        """A compiled function that makes a call on the arrays that its executable is bound to.
+
+        It returns `result`, and calls `general` where it is not eligible.  None if the call is not
+        one compiled program.
+        """
+        if self.fast_path is None:
+            return None
+        admitted = self._compiled_call(call, [call])
+        if admitted is None or not admitted.executables[0].is_bound:
+            return None
+        admitted.timeout_s = timeout_s
+        return self.fast_path.planned(admitted, result, general)
+
+    def _compiled_call(self, opening: Call | Fused, calls: Sequence[Call]) -> CompiledCall | None:
+        """A call with its compiled programs; None if it needs anything else."""
+        if self.log is not None or any(call.converts for call in calls):
+            return None
+        executables = []
+        for call in calls:
+            executable = self.executable(call)
+            if not isinstance(executable, ShmExecutable) or executable.program is None:
+                return None
+            executable.program.sign(opening.signature.digest)
+            executables.append(executable)
+        return CompiledCall(opening, executables)
 
     # --- what executables ask for ---
 
@@ -357,8 +465,8 @@ class Engine:
             "make calls in that one, or start ranks with 'ringreduce run'"
         )
         self.queue.forked(self.ended)
-        if self.gate is not None:
-            self.gate.forked()
+        if self.fast_path is not None:
+            self.fast_path.forked()
 
     # --- errors ---
 
@@ -384,8 +492,8 @@ class Engine:
 
     def _break(self, error: Exception, reason: str) -> None:
         self.ended = copy.copy(error)  # this one keeps the caller's frames alive
-        if self.gate is not None:
-            self.gate.shut()
+        if self.fast_path is not None:
+            self.fast_path.disable()
         self._agreement.leave(reason)
         self._abandon()
 

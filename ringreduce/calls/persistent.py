@@ -56,5 +56,9 @@ class PersistentCall:
                 self._engine.run_now(call, self._source, self._target, self._timeout_s)
         return self._result
 
+    def on_fast_path(self) -> Again:
+        """A compiled function that makes the call and keeps this object alive, or this object."""
+        return self._engine.planned(self._call, self._timeout_s, self._result, self) or self
+
     def _body(self, header: bytes) -> Any:
         yield from move(self._engine, self._call, self._source, self._target, header)

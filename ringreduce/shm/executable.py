@@ -35,10 +35,14 @@ class Executable:
         self._slice = 0
         """The slice that it runs."""
         self._header = b""
-        self._addresses = 0, 0
-        """Of input and output in this run."""
+        self._arrays = 0, 0
+        """Input and output of this run, as `Program.enter` takes them; 0: the program is bound."""
+        self._named = True
+        """Whether the current program knows the arrays of this run."""
         self._bound: tuple[Any, Any] | None = None
         """Input and output, flat, if the plan is bound to them."""
+        self._copy_out: tuple[Any, Any] | None = None
+        """A flat result, and the target that it is copied to at the end of this run."""
         self.held: tuple[Any, ...] = ()
         """The arrays of this run: kept alive while peers may read and write them."""
 
@@ -60,20 +64,32 @@ class Executable:
             self._control.wait_for(self)
 
     def start(self, header: bytes, source: Any, target: Any) -> None:
-        device = self._device
         if self._bound is not None:
-            flat_source, flat_target = self._bound
-        else:
-            flat_target = device.flat(target)
-            flat_source = flat_target if source is target else device.flat(source)
-        self._header, self.held = header, (source, target, flat_source, flat_target)
-        self._addresses = device.address(flat_source), device.address(flat_target)
+            self.start_at(header, 0, 0, (source, target))
+            return
+        device = self._device
+        flat_target = device.flat(target)
+        flat_source = flat_target if source is target else device.flat(source)
+        addresses = device.address(flat_source), device.address(flat_target)
+        self.start_at(header, *addresses, (source, target, flat_source, flat_target))
+        if not device.overlap(flat_target, target):
+            self._copy_out = flat_target, target
+
+    def start_at(self, header: bytes, source: int, target: int, held: tuple[Any, ...]) -> None:
+        """Begin a run on arrays that `Program.enter` takes; `held` keeps them alive."""
+        self._header, self._arrays, self.held = header, (source, target), held
         self._begin(0)
+
+    def adopt(self, held: tuple[Any, ...]) -> None:
+        """Take over a run that compiled code has begun; `held` keeps its arrays alive."""
+        self._slice, self._current, self._named, self.held = 0, self._program(0), True, held
 
     def test(self) -> bool:
         self.moved = False
         while self._current is not None:
-            if not self._current.enter():
+            arrays = (0, 0) if self._named else self._arrays
+            self._named = True
+            if not self._current.enter(*arrays):
                 return False
             self.moved = True
             following = self._slice + 1
@@ -87,17 +103,17 @@ class Executable:
         """Let the next `enter` begin with this slice."""
         self._slice, program = index, self._program(index)
         program.header[:] = self._header
-        program.tell(*self._addresses)
         if self._control.log is not None:
             self._control.log(index, program.notes)
-        self._current = program
+        self._current, self._named = program, False
 
     def _finish(self) -> None:
-        """Copy the result to its place, and let go of the arrays."""
+        """Copy the result to its place, if the target is not contiguous, and release the arrays."""
         self._current = None
-        _, target, _, flat_target = self.held
-        if flat_target is not target and not self._device.overlap(flat_target, target):
+        if self._copy_out is not None:
+            flat_target, target = self._copy_out
             target[...] = flat_target.reshape(target.shape)
+            self._copy_out = None
         self.held = ()
 
     def _program(self, index: int) -> Program:
@@ -120,7 +136,7 @@ class Executable:
         if self._plan.slices != 1 or not direct:
             return False
         self._bound = flat[0], flat[0] if target is source else flat[1]
-        self._program(0).tell(*map(device.address, self._bound))
+        self._program(0).bind(*map(device.address, self._bound))
         return True
 
     # --- what is under way, and how to take it back ---
@@ -140,8 +156,7 @@ class Executable:
     def reset(self) -> None:
         for program in self._programs:
             program.reset()
-        self._current, self.held = None, ()
+        self._current, self._copy_out, self.held = None, None, ()
 
     def free(self) -> None:
-        self._programs.clear()
-        self._bound = None
+        """Do nothing: the memory is freed with this object, which the fast path may still use."""

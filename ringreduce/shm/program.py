@@ -14,7 +14,7 @@ import numpy as np
 from ringreduce.compiler import jit
 from ringreduce.config import Config
 from ringreduce.control.executable import Note
-from ringreduce.control.signature import HEADER_BYTES
+from ringreduce.control.signature import DIGEST_BYTES, HEADER_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
@@ -58,16 +58,24 @@ class Program:
         self.address = _address(words)
         header = words[layout.OWN_HEADER : layout.OWN_HEADER + HEADER_BYTES // WORD]
         self.header = memoryview(header).cast("B")
-        """The header that the program compares with the peers'; compiled code sets the number."""
+        """The header of the call: published, and compared with the peers' headers."""
         self.notes: list[Note] = list(rows.notes)
 
-    def tell(self, source: int, target: int) -> None:
-        """Tell the program the addresses of input and output; they hold until it is told others."""
-        self._exchange.tell(self._words, source, target)
+    def bind(self, source: int, target: int) -> None:
+        """Bind the program to the addresses of input and output: `enter` need not name them."""
+        self._exchange.bind(self._words, source, target)
 
-    def enter(self) -> bool:
-        """Go on as far as possible; return whether the run is complete."""
-        state = self._exchange.enter(self.address, -1)
+    def sign(self, digest: bytes) -> None:
+        """Set the digest of the header; compiled code sets the call's number."""
+        self.header[:DIGEST_BYTES] = digest
+
+    def enter(self, source: int = 0, target: int = 0) -> bool:
+        """Go on as far as possible; return whether the run is complete.
+
+        `source` and `target` are input and output at the start of a run: addresses, or iovecs as
+        `shm.executor.run` takes them.  0 keeps those of before.
+        """
+        state = self._exchange.enter(self.address, -1, source, target)
         if state == layout.FOREIGN:
             self._exchange.meet_foreign(self._words)
         return bool(state == layout.FINISHED)
@@ -155,8 +163,8 @@ class Exchange:
         words[layout.IN_PLACE] = plan.in_place
         return Program(self, words, rows, scratch)
 
-    def tell(self, words: Any, source: int, target: int) -> None:
-        """Tell a program the addresses of its input and output in this process."""
+    def bind(self, words: Any, source: int, target: int) -> None:
+        """Bind a program to the addresses of its input and output in this process."""
         own, nbytes = self._memory.addresses[self._rank], self._memory.nbytes
         for register, place, address in (
             (layout.INPUT, layout.INPUT_PLACE, source),
