@@ -329,7 +329,7 @@ class Engine:
             executable = self.executable(call)
             if not isinstance(executable, ShmExecutable) or executable.program is None:
                 return None
-            executable.program.sign(opening.signature.digest)
+            executable.sign(opening.signature.digest)
             executables.append(executable)
         return CompiledCall(opening, executables)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringreduce.control.executable import Control
+from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import Rows
@@ -35,6 +36,8 @@ class Executable:
         self._slice = 0
         """The slice that it runs."""
         self._header = b""
+        self._digest = b""
+        """The digest that the program's header has between runs; empty: any."""
         self._arrays = 0, 0
         """Input and output of this run, as `Program.enter` takes them; 0: the program is bound."""
         self._named = True
@@ -55,6 +58,15 @@ class Executable:
     def is_bound(self) -> bool:
         """Whether the plan is bound to its arrays."""
         return self._bound is not None
+
+    def sign(self, digest: bytes) -> None:
+        """Let compiled code run the program: it sets only the number of the program's header.
+
+        A run by Python may have the header of another call, as the gather behind an exchange of
+        counts has.  So the digest is written again after each run.
+        """
+        self._digest = digest
+        self._program(0).header[:DIGEST_BYTES] = digest
 
     # --- running ---
 
@@ -109,12 +121,17 @@ class Executable:
 
     def _finish(self) -> None:
         """Copy the result to its place, if the target is not contiguous, and release the arrays."""
-        self._current = None
+        self._end()
         if self._copy_out is not None:
             flat_target, target = self._copy_out
             target[...] = flat_target.reshape(target.shape)
             self._copy_out = None
         self.held = ()
+
+    def _end(self) -> None:
+        self._current = None
+        if self._digest:
+            self._program(0).header[:DIGEST_BYTES] = self._digest
 
     def _program(self, index: int) -> Program:
         plan, device = self._plan, self._device
@@ -156,7 +173,8 @@ class Executable:
     def reset(self) -> None:
         for program in self._programs:
             program.reset()
-        self._current, self._copy_out, self.held = None, None, ()
+        self._end()
+        self._copy_out, self.held = None, ()
 
     def free(self) -> None:
         """Do nothing: the memory is freed with this object, which the fast path may still use."""

@@ -14,7 +14,7 @@ import numpy as np
 from ringreduce.compiler import jit
 from ringreduce.config import Config
 from ringreduce.control.executable import Note
-from ringreduce.control.signature import DIGEST_BYTES, HEADER_BYTES
+from ringreduce.control.signature import HEADER_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
@@ -64,10 +64,6 @@ class Program:
     def bind(self, source: int, target: int) -> None:
         """Bind the program to the addresses of input and output: `enter` need not name them."""
         self._exchange.bind(self._words, source, target)
-
-    def sign(self, digest: bytes) -> None:
-        """Set the digest of the header; compiled code sets the call's number."""
-        self.header[:DIGEST_BYTES] = digest
 
     def enter(self, source: int = 0, target: int = 0) -> bool:
         """Go on as far as possible; return whether the run is complete.

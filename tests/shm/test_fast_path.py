@@ -28,13 +28,15 @@ pytestmark = pytest.mark.skipif(
 def general_calls(comm: rr.Communicator) -> list[str]:
     """From now on, the names of the calls that the general path makes."""
     made: list[str] = []
-    begin = comm._engine._agreement.begin
+    engine = comm._engine
+    for name in ("run", "run_now"):
+        method = getattr(engine, name)
 
-    def watched(signature, *given):
-        made.append(signature.collective)
-        return begin(signature, *given)
+        def watched(call, *given, method=method, **named):
+            made.append(call.signature.collective)
+            return method(call, *given, **named)
 
-    comm._engine._agreement.begin = watched
+        setattr(engine, name, watched)
     return made
 
 

@@ -141,7 +141,7 @@ def drawn_lists(seed: str) -> list[int]:
     config = rr.Config(slice_bytes=30_000)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
         reduce_in_turns(comm, shapes, np.float32, places)
-        return [len(made.programs) for made in compiled_lists(comm)]
+        return [len(made.executables) for made in compiled_lists(comm)]
 
 
 @pytest.mark.mpi
