@@ -47,11 +47,10 @@ _BY_FILE = {
     "devices/float16_elements.py": ("tests/devices/test_float16.py",),
     "planning/shm_instructions.py": ("tests/planning/test_shm_instructions.py",),
     "shm/allocator.py": ("tests/shm/test_allocator.py",),
-    "shm/fast_entry.py": ("tests/shm/test_fast_path.py",),
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
     "shm/executor.py": _SHARED,
-    "shm/entry.py": _SHARED,
+    "shm/entry.py": ("tests/shm/test_fast_path.py", "tests/shm/test_lists.py"),
     "shm/intervals.py": ("tests/shm/test_lists.py",),
     "shm/iovec.py": ("tests/shm/test_lists.py",),
 }

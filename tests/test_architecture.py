@@ -74,8 +74,6 @@ MAY_IMPORT = {
 """Which packages a package may import, besides itself and the ground."""
 FOR_NOW = {
     ("compiler.jit", "devices"): "callers hand in what is compiled",
-    ("compiler.pyobjects", "shm"): "records take the place of numbers",
-    ("calls.engine", "compiler"): "one way for every call",
     ("messages.flows", "shm"): "one way for every call",
     ("shm.program", "messages"): "one way for every call",
     ("messages.executor", "shm"): "one way for every call",

@@ -323,10 +323,10 @@ class Calls:
         Raises ValueError for a collective that needs more than one plan, TypeError for arguments
         that it does not have.
         """
-        defaults = _PLANNED.get(collective)
+        defaults = PLANNED.get(collective)
         if defaults is None:
             raise ValueError(
-                f"plan: cannot plan {collective!r}; choose one of {', '.join(map(repr, _PLANNED))}"
+                f"plan: cannot plan {collective!r}; choose one of {', '.join(map(repr, PLANNED))}"
             )
         unknown = set(arguments) - set(defaults)
         missing = {"counts"} & set(defaults) - set(arguments)
@@ -455,7 +455,7 @@ def _check_counts(where: str, array: np.ndarray, counts: Shape, rank: int, size:
         )
 
 
-_PLANNED: dict[str, dict[str, Any]] = {
+PLANNED: dict[str, dict[str, Any]] = {
     "all_reduce": {"op": "sum", "algorithm": "auto", "wire": None},
     "reduce_scatter": {"op": "sum", "algorithm": "auto", "wire": None},
     "reduce": {"root": 0, "op": "sum", "algorithm": "auto", "wire": None},

@@ -12,13 +12,13 @@ import numpy as np
 
 from ringreduce.calls.arguments import check_movable, check_out, check_timeout
 from ringreduce.calls.arrays import as_array, as_out, card_of, check_together, is_input, open_card
-from ringreduce.calls.call import Call, Calls, Fused
+from ringreduce.calls.call import PLANNED, Call, Calls
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
-from ringreduce.calls.engine import USUAL, Engine, Quick, QuickList
+from ringreduce.calls.engine import Engine
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
-from ringreduce.messages.binding import Flow
 from ringreduce.shm.allocator import Arena
+from ringreduce.shm.fast_path import COLLECTIVES
 from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
@@ -54,13 +54,10 @@ class Collectives:
         """Calls on arrays that live on a card, by its number."""
         self._engine = Engine(transport, config, timeout_s, segments)
         self._queue = self._engine.queue
-        if self._engine.gate is not None and type(self).all_reduce is Collectives.all_reduce:
-            self.__dict__["all_reduce"] = self._engine.gate.all_reduce(self.all_reduce)
-        self._quick: dict[tuple[Any, ...], Quick | None] = {}
-        """Calls that were made before, by all that makes them different."""
-        self._quick_lists: dict[tuple[Any, ...], tuple[Fused | None, QuickList | None]] = {}
-        """The same for lists, by what of them is seen at once."""
-        self._barrier: Callable[[], Any] | None = None
+        path = self._engine.fast_path
+        for name in COLLECTIVES:
+            if path is not None and getattr(type(self), name) is getattr(Collectives, name):
+                self.__dict__[name] = path.entry(name, getattr(self, name))
         self._arena = None if segments is None else Arena(segments.arena)
 
     # --- reductions ---
@@ -293,19 +290,9 @@ class Collectives:
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return once every rank has called it.  Errors: those of `all_reduce`."""
-        if self._barrier is None or timeout_s is not None:
-            self._usual_barrier(timeout_s)
-        else:
-            self._barrier()
-
-    def _usual_barrier(self, timeout_s: float | None = None) -> None:
         with self._queue.lock:
             self._meet("barrier", (), timeout_s)
-            call = self._calls.meeting("barrier", ())
-            flow = None if self._barrier else self._unbound(call)
-            if flow is not None:
-                usual = self._usual_barrier
-                self._barrier = self._engine.again(call, flow, None, None, usual)
+            self._engine.admit_barrier(self._calls.meeting("barrier", ()))
 
     # --- how calls are carried out ---
 
@@ -318,22 +305,14 @@ class Collectives:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """A call on one array, which a method of `Calls` makes: fast if it was made before."""
-        card = None if type(array) is np.ndarray else card_of(array)
-        # True is equal to 1, and yet no rank.
-        key = method, array.dtype, array.shape, how, type(how[0]), card
+        """A call on one array, by the method of `Calls` that plans it with `how`."""
         with self._queue.lock:
-            quick = self._quick.get(key)
-            if quick is not None and timeout_s is None and not async_op:
-                result = quick(array, out)
-                if result is not USUAL:
-                    return result
             self._engine.check_usable()
             call = method(self._calls_on(array), array, *how)
             result = self._carry_out(call, array, out, timeout_s, async_op)
-            flow = None if async_op else self._quicken(key, call)
-            if flow is not None and method is Calls.all_reduce and how[1] == "auto":
-                self._engine.admit(call, flow, array.shape, call.dtype, how[0])
+            if not async_op:
+                name = method.__name__
+                self._engine.admit(name, call, array, dict(zip(PLANNED[name], how, strict=True)))
             return result
 
     def _carry_out(
@@ -359,27 +338,6 @@ class Collectives:
         run = partial(self._engine.executor.run, call.prepared, array, target)
         self._engine.carry_out(call, timeout_s, run)
         return result
-
-    def _quicken(self, key: tuple[Any, ...], call: Call) -> Flow | None:
-        """Let a call, when it is made again, go as fast as Python allows.
-
-        Returns the flow that is told where its arrays lie, if there is one and it is new.
-        """
-        if key in self._quick or self._queue.works or call.stream is not None or call.converts:
-            return None
-        while len(self._quick) >= self.config.kept_plans:
-            del self._quick[next(iter(self._quick))]
-        flow, quick = self._unbound(call), None
-        if flow is not None:
-            quick = self._engine.quick(call, flow, call.shape, call.dtype)
-        self._quick[key] = quick
-        return flow
-
-    def _unbound(self, call: Call) -> Flow | None:
-        """A flow that is told where its arrays lie; None where it takes more than that."""
-        if call.stream is not None or call.converts or self.config.memory is None:
-            return None
-        return self._engine.executor.store.unbound(call.prepared)
 
     def _calls_on(self, array: Any) -> Calls:
         """The calls on arrays that live where this one does."""
@@ -422,16 +380,7 @@ class Collectives:
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
-        key: tuple[Any, ...] = ()
-        if members and all(type(members[place]) is np.ndarray for place in (0, -1)):
-            seen = members[0].dtype, members[0].shape, members[-1].shape
-            key = len(members), *seen, op, algorithm, wire
         with self._queue.lock:
-            _, quick = self._quick_lists.get(key, _NOT_KEPT)
-            if quick is not None and timeout_s is None and not async_op:
-                results = quick(members, out)
-                if results is not USUAL:
-                    return results
             arrays = [as_array("all_reduce", member) for member in members]
             check_together("all_reduce", arrays)
             calls = self._calls_on(arrays[0] if arrays else NOTHING)
@@ -447,28 +396,10 @@ class Collectives:
                 return results
 
             done = self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
-            if key and calls is self._calls and not (async_op or self._queue.works):
-                self._quicken_list(key, fused, arrays)
+            if calls is self._calls and not async_op:
+                how = {"op": op, "algorithm": algorithm, "wire": wire}
+                self._engine.admit_list(fused, arrays, how)
             return done
-
-    def _quicken_list(self, key: Any, fused: Fused, arrays: Sequence[np.ndarray]) -> None:
-        """Let a call on a list, when it is made again, go as fast as Python allows."""
-        kept = self._quick_lists.pop(key, _NOT_KEPT)
-        if kept[0] is fused:
-            self._quick_lists[key] = kept
-            return
-        while len(self._quick_lists) >= self.config.kept_plans:
-            del self._quick_lists[next(iter(self._quick_lists))]
-        quick = None
-        dtype = fused.groups[0][0].dtype
-        turns = [[arrays[index] for index in members] for _, members in fused.groups]
-        if any(array.size for array in arrays) and all(array.dtype == dtype for array in arrays):
-            made = (self._unbound(call) for call, _ in fused.groups)
-            flows = [flow for flow in made if flow is not None]
-            if len(flows) == len(turns):
-                shapes = [[array.shape for array in turn] for turn in turns]
-                quick = self._engine.quick_list(fused, flows, shapes, dtype)
-        self._quick_lists[key] = fused, quick
 
     def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """An array that ranks of this host reach directly, if there is room for it."""
@@ -522,12 +453,10 @@ class Collectives:
 
     def _forget(self) -> None:
         """Let go of all that is kept for the next calls; there are none."""
-        self.__dict__.pop("all_reduce", None)
-        self._quick.clear()
-        self._quick_lists.clear()
-        self._barrier = None
-        if self._engine.gate is not None:
-            self._engine.gate.forget()
+        for name in COLLECTIVES:
+            self.__dict__.pop(name, None)
+        if self._engine.fast_path is not None:
+            self._engine.fast_path.forget()
 
     def _meet(
         self,
@@ -572,6 +501,5 @@ def _integers(counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(operator.index, counts))
 
 
-_NOT_KEPT: tuple[Fused | None, QuickList | None] = (None, None)
 NOTHING = np.empty(0, np.uint8)
 """What a meeting moves besides its signature."""

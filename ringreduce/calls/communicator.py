@@ -100,8 +100,8 @@ class Communicator(Collectives):
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
-            usual = PersistentCall(self._engine, call, array, target, result, timeout_s)
-            return usual.past_python()
+            planned = PersistentCall(self._engine, call, array, target, result, timeout_s)
+            return planned.on_fast_path()
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks that pass the same `color`, ordered by `key`, then rank.

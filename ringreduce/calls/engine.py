@@ -8,16 +8,14 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.queue import CallQueue, Program
-from ringreduce.compiler import jit
-from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
 from ringreduce.control.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
 from ringreduce.devices.base import Stream
@@ -26,19 +24,14 @@ from ringreduce.messages.binding import Compiled, Flow
 from ringreduce.messages.executor import Executor
 from ringreduce.messages.flows import Prepared
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.shm.fast_path import Finish, Gate
-from ringreduce.shm.layout import UNUSUAL
+from ringreduce.shm.fast_path import CompiledCall, FastPath, key_of
+from ringreduce.shm.layout import DONE
+from ringreduce.shm.list_table import ListTable
 from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """What a call does with the header of its messages; a ValueError that it returns is raised."""
-
-Quick = Callable[[np.ndarray, Any], Any]
-"""``quick(x, out)``: the result, or USUAL if the call has to be carried out as usual."""
-QuickList = Callable[[Sequence[Any], Any], Any]
-"""``quick_list(members, out)``: the results, or USUAL."""
-USUAL = object()
 
 _WITHDRAWING_S = 0.05
 """How long a broken communicator tries to take its receives back."""
@@ -86,22 +79,29 @@ class Engine:
         self.queue = CallQueue(self._agreement.wait, transport.spins, transport.threads)
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
-        self.gate: Gate | None = None
+        self.fast_path: FastPath | None = None
         if self.executor.store.exchange is not None:
-            self.gate = self.queue.lock = Gate(
-                self.queue.lock, self._is_quiet, self._agreement, self.running, self._lose
+            self.fast_path = self.queue.lock = FastPath(
+                self.queue.lock,
+                self._is_idle,
+                self._agreement,
+                self.running,
+                self.finish,
+                self._on_orphaned,
+                transport.size,
             )
         _heed_forks()
         _engines.add(self)
 
     # --- calls ---
 
-    def _is_quiet(self) -> bool:
-        unquiet = self.running or self.queue.works or self._agreement.warned
-        return not unquiet and self.ended is None
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way, announced or wrong."""
+        busy = self.running or self.queue.works or self._agreement.warned
+        return not busy and self.ended is None
 
-    def _lose(self) -> None:
-        """A call was begun, and an exception came before anything could answer for it."""
+    def _on_orphaned(self) -> None:
+        """End the communicator: an exception ended a call before `finish` answered for it."""
         if self.ended is None:
             reason = "an exception came in the middle of a call"
             self._break(PeerLostError(reason), reason)
@@ -127,176 +127,120 @@ class Engine:
         except BaseException as error:
             raise self._broken_off(error, opening.schedule) from None
 
-    # Calls that were made before, as fast as Python allows: tenths of a microsecond count.  Each is
-    # one compiled call, which also looks at the arrays; everything unusual goes the usual way.
+    # --- the fast path ---
 
-    def again(
+    def admit(
+        self, collective: str, call: Call, array: np.ndarray, arguments: Mapping[str, Any]
+    ) -> None:
+        """Let the fast path repeat a call that the general path has made on `array`."""
+        path = self.fast_path
+        if path is None or self.queue.works:
+            return
+        key = key_of(collective, array.dtype, [array.shape], arguments)
+        if key is not None and path.call_of(key) is None:
+            admitted = self._compiled_call(call, [call])
+            if admitted is not None:
+                path.admit(key, admitted, call.shape)
+
+    def admit_list(
+        self, fused: Fused, arrays: Sequence[np.ndarray], arguments: Mapping[str, Any]
+    ) -> None:
+        """Let the fast path repeat an all-reduce of a list that the general path has made."""
+        path = self.fast_path
+        if path is None or self.queue.works or not any(array.size for array in arrays):
+            return
+        dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
+        key = key_of("all_reduce", dtype, shapes, arguments, is_list=True)
+        if key is None or any(array.dtype != dtype for array in arrays):
+            return
+        known = path.call_of(key)
+        if known is not None and known.opening is fused:
+            return
+        admitted = self._compiled_call(fused, [call for call, _ in fused.groups])
+        if admitted is not None:
+            batches = [[shapes[index] for index in members] for _, members in fused.groups]
+            admitted.table = ListTable(batches, dtype, self.executor.config.pulled_from)
+            path.admit(key, admitted, tuple(shapes))
+
+    def admit_barrier(self, call: Call) -> None:
+        """Let the fast path repeat a barrier that the general path has made."""
+        path = self.fast_path
+        if path is not None and not path.has_barrier and not self.queue.works:
+            admitted = self._compiled_call(call, [call])
+            if admitted is not None:
+                path.admit_barrier(admitted)
+
+    def planned(
         self,
         opening: Opening,
         flow: Flow,
         timeout_s: float | None,
         result: Any,
-        usual: Callable[[], Any],
+        general: Callable[[], Any],
     ) -> Callable[[], Any] | None:
-        """A flow on the arrays that it is bound to; None if that is not one compiled call.
+        """A compiled function that runs a flow on the arrays that it is bound to.
 
-        It returns `result`; if it may not pass, `usual` is called.
+        It returns `result`, and calls `general` when it is not eligible.  None if the flow is not
+        one compiled program.
         """
-        compiled = self._signed(opening, flow)
-        if compiled is None or self.gate is None:
+        program = self._signed(opening, flow)
+        if program is None or self.fast_path is None:
             return None
-        finish = self._finishing(opening, flow, compiled.goes_on, timeout_s)
-        return self.gate.again(flow, compiled.address, opening.signature, finish, result, usual)
+        admitted = CompiledCall(opening, [(flow, program)], timeout_s)
+        return self.fast_path.planned(admitted, result, general)
 
-    def admit(self, opening: Opening, flow: Flow, shape: Any, dtype: Any, op: str) -> None:
-        """Let all-reduces by this flow pass the gate, if that is one compiled call."""
-        compiled = self._signed(opening, flow)
-        if compiled is not None and self.gate is not None:
-            finish = self._finishing(opening, flow, compiled.goes_on, None)
-            address, signature = compiled.address, opening.signature
-            self.gate.admit(dtype, shape, op, flow, address, signature, finish)
+    def _compiled_call(self, opening: Opening, calls: Sequence[Call]) -> CompiledCall | None:
+        """A call with its compiled programs; None if it needs anything else."""
+        if self.executor.log is not None or any(c.stream is not None or c.converts for c in calls):
+            return None
+        programs = []
+        for call in calls:
+            flow = self.executor.store.unbound(call.prepared)
+            program = None if flow is None else self._signed(opening, flow)
+            if program is None:
+                return None
+            programs.append((flow, program))
+        return CompiledCall(opening, programs)
 
-    def _finishing(
-        self,
-        opening: Opening,
-        flow: Flow,
-        goes_on: Callable[[], bool],
-        timeout_s: float | None,
-    ) -> Finish:
-        """What is done for a call that has passed the gate and waits for other ranks."""
-        agreement, gate = self._agreement, self.gate
-        assert gate is not None
+    def finish(self, call: CompiledCall, x: Any, out: Any, first: int) -> None:
+        """Complete a call of the fast path whose program `first` waits for other ranks.
 
-        def finish(x: Any = None, out: Any = None) -> Any:
-            try:
-                gate.take_over()
-                with self.queue.lock:
-                    number = agreement.number = agreement.completed
+        The programs of the batches behind it are run here.  `x` and `out` are the caller's arrays.
+        """
+        path, agreement = self.fast_path, self._agreement
+        assert path is not None
+        try:
+            path.take_over()
+            with self.queue.lock:
+                number = agreement.number = agreement.completed
+                agreement.remember(call.opening.signature)
+                agreement.deadline_s = call.timeout_s or agreement.timeout_s
+                for index in range(first, len(call.programs)):
+                    flow, program = call.programs[index]
                     flow.at = 0
-                    agreement.remember(opening.signature)
-                    self._go_on(goes_on, timeout_s)
-                    agreement.completed = number + 1
-                    self.running.clear()
-                return out
-            except BaseException as error:
-                self.executor.held = x, out
-                raise self._broken_off(error, opening.schedule) from None
-
-        return finish
-
-    def quick(
-        self, opening: Opening, flow: Flow, shape: tuple[int, ...] | None, dtype: Any
-    ) -> Quick | None:
-        """A flow whose result has that shape and dtype; None if that is not one compiled call.
-
-        Without a shape there is no result on this rank.
-        """
-        compiled = self._signed(opening, flow)
-        if compiled is None:
-            return None
-        enter, address, goes_on = compiled
-        agreement, running, works = self._agreement, self.running, self.queue.works
-        remember, signature, empty = agreement.calls.append, opening.signature, np.empty
-        nothing = empty(0, dtype) if shape is None else None
-        like = nothing if shape is None else np.broadcast_to(empty((), dtype), shape)
-
-        def quick(x: np.ndarray, out: Any) -> Any:
-            if out is None:
-                out = empty(shape, dtype) if nothing is None else nothing
-            elif nothing is not None:
-                return USUAL
-            if running or works or agreement.warned or self.ended is not None:
-                return USUAL
-            number = agreement.completed
-            try:
-                flow.at = 0
-                running.append(flow)
-                came = enter(address, number, x, out, like)
-                if came == UNUSUAL:
-                    running.clear()
-                    return USUAL
-                agreement.number = number
-                remember(signature)
-                if came:
-                    self._go_on(goes_on, None)
+                    if index == first or self._begin_batch(call, index, number):
+                        self.executor.await_(program.goes_on)
                 agreement.completed = number + 1
-                running.clear()
-                return out if nothing is None else None
-            except BaseException as error:
-                self.executor.held = x, out
-                raise self._broken_off(error, opening.schedule) from None
+                self.running.clear()
+        except BaseException as error:
+            self.executor.held = x, out, call
+            raise self._broken_off(error, call.opening.schedule) from None
 
-        return quick
-
-    def quick_list(
-        self,
-        opening: Opening,
-        flows: Sequence[Flow],
-        turns: Sequence[Sequence[tuple[int, ...]]],
-        dtype: Any,
-    ) -> QuickList | None:
-        """A list of arrays of these shapes and this dtype, reduced in turns, by a flow each.
-
-        None as for `quick`.
-        """
-        signed = [made for flow in flows if (made := self._signed(opening, flow)) is not None]
-        find, mixes = jit.door("find"), jit.door("mixes")
-        if len(signed) < len(flows) or find is None or mixes is None:
-            return None
-        agreement, running, works = self._agreement, self.running, self.queue.works
-        remember, signature, empty = agreement.calls.append, opening.signature, np.empty
-        table = Table(turns, dtype, self.executor.config.pulled_from)
-        shapes, places = [*chain.from_iterable(turns)], table.address
-        steps = [*zip(flows, signed, table.turns, strict=True)]
-        mixed: bool | None = None  # of the arrays that the table has; None if that is not known
-
-        def quick_list(members: Sequence[Any], out: Any) -> Any:
-            nonlocal mixed
-            fresh = out is None
-            if fresh:
-                out = [empty(shape, dtype) for shape in shapes]
-            # Whoever has the lists may put other arrays there meanwhile.
-            given = tuple(members)
-            into = given if out is members else tuple(out) if type(out) is list else out
-            if running or works or agreement.warned or self.ended is not None:
-                return USUAL
-            known, mixed = mixed, None
-            found = find(places, given, into)
-            if found < 0:
-                return USUAL
-            if found or known is None:
-                known = not fresh and mixes(places)
-            mixed = known
-            if mixed:
-                return USUAL
-            number = agreement.completed
-            try:
-                agreement.number = number
-                remember(signature)
-                for flow, (enter, address, goes_on), turn in steps:
-                    flow.at = 0
-                    running.append(flow)
-                    if enter(address, number, turn):
-                        self._go_on(goes_on, None)
-                    running.clear()
-                agreement.completed = number + 1
-                return out
-            except BaseException as error:
-                self.executor.held = given, into, table
-                raise self._broken_off(error, opening.schedule) from None
-
-        return quick_list
+    def _begin_batch(self, call: CompiledCall, index: int, number: int) -> bool:
+        """Run the program of one batch of a list; whether it waits for other ranks."""
+        flow, program = call.programs[index]
+        assert call.table is not None
+        self.running[:] = [flow]
+        batch = call.table.batch(index)
+        return program.enter(program.address, number, batch.source, batch.target) != DONE
 
     def _signed(self, opening: Opening, flow: Flow) -> Compiled | None:
-        """A flow as one compiled call of this signature."""
+        """A flow as one compiled program with this signature."""
         for own in flow.own_signatures:
             own[:DIGEST_BYTES] = opening.signature.digest
         return self.executor.compiled(flow)
 
-    def _go_on(self, goes_on: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait for a flow that was begun."""
-        self._agreement.deadline_s = timeout_s or self._agreement.timeout_s
-        self.executor.await_(goes_on)
+    # --- calls in their turn ---
 
     def run(
         self,
@@ -398,8 +342,8 @@ class Engine:
             "make calls in that one, or start ranks with 'ringreduce run'"
         )
         self.queue.forked(self.ended)
-        if self.gate is not None:
-            self.gate.forked()
+        if self.fast_path is not None:
+            self.fast_path.forked()
 
     # --- errors ---
 
@@ -425,8 +369,8 @@ class Engine:
 
     def _break(self, error: Exception, reason: str) -> None:
         self.ended = copy.copy(error)  # this one keeps the caller's frames alive
-        if self.gate is not None:
-            self.gate.shut()
+        if self.fast_path is not None:
+            self.fast_path.disable()
         self._agreement.leave(reason)
         self.executor.abandon(_WITHDRAWING_S)
 

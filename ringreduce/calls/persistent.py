@@ -52,13 +52,13 @@ class PersistentCall:
             self._carry_out()
         return self._result
 
-    def past_python(self) -> Again:
-        """The same, past Python where it is one compiled call: a function that keeps this alive."""
+    def on_fast_path(self) -> Again:
+        """A compiled function that makes the call and keeps this object alive, or this object."""
         bound = self._call.prepared.bound
         if self._alone is None or bound is None:
             return self
-        again = self._engine.again(self._call, bound, self._timeout_s, self._result, self)
-        return again or self
+        planned = self._engine.planned(self._call, bound, self._timeout_s, self._result, self)
+        return planned or self
 
     def _carry_out(self) -> None:
         engine = self._engine

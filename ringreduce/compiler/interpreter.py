@@ -23,6 +23,31 @@ def integer(value: int) -> Address:
     return _new_reference(value)
 
 
+def number_within(integer: Address, overflow: Address) -> int:
+    """The value of the Python int at an address: ``PyLong_AsLongLongAndOverflow``.
+
+    -1 if the value has more than 64 bits.  `overflow` is an int of C for the C function.
+    """
+    value: int = _object_at(integer)
+    return value if -(1 << 63) <= value < 1 << 63 else -1
+
+
+def tuple_of(sequence: Address) -> Address:
+    """A new reference to a tuple of a list's or tuple's items: ``PySequence_Tuple``."""
+    return _new_reference(tuple(_object_at(sequence)))
+
+
+def new_list(size: int) -> Address:
+    """A new reference to a list whose items are yet to be set: ``PyList_New``; 0 if it raised."""
+    return _new_reference([None] * size)
+
+
+def set_item(items: Address, index: int, value: Address) -> None:
+    """Set an item of a new list, which takes over a reference to `value`: ``PyList_SetItem``."""
+    _object_at(items)[index] = _object_at(value)
+    let_go_of_object(value)
+
+
 def leave_interpreter() -> Address:
     """Release the interpreter's lock: ``PyEval_SaveThread``; the state for `enter_interpreter`.
 

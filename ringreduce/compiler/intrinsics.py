@@ -262,3 +262,13 @@ def _let_go_of_object(context: Any, builder: Any, _: Any, arguments: Any) -> Any
     function = cgutils.get_or_insert_function(builder.module, kind, "Py_DecRef")
     builder.call(function, (builder.inttoptr(arguments[0], _BYTE.as_pointer()),))
     return context.get_dummy_value()
+
+
+_number_within = _compiles(interpreter.number_within, _INT64(_INT64, _INT64))(
+    _c_function("PyLong_AsLongLongAndOverflow", 2)
+)
+_tuple_of = _compiles(interpreter.tuple_of, _INT64(_INT64))(_c_function("PySequence_Tuple", 1))
+_new_list = _compiles(interpreter.new_list, _INT64(_INT64))(_c_function("PyList_New", 1))
+_set_item = _compiles(interpreter.set_item, _VOID(*(_INT64,) * 3))(
+    _c_function("PyList_SetItem", 3, _INT)
+)

@@ -92,23 +92,24 @@ def machine() -> int | None:
     return _compiled_door("run")
 
 
-def door(name: str, me: Any = None, doc: str | None = None) -> Callable[..., Any] | None:
-    """A function of `shm.entry` or `shm.fast_entry`, compiled; None as `machine`.
+def door(
+    name: str, me: Any = None, doc: str | None = None, called: str | None = None
+) -> Callable[..., Any] | None:
+    """A compiled function of `shm.entry`, for Python under the name `called`; None as `machine`.
 
     It is given `me` with each call.
     """
     address = _compiled_door(name)
     if address is None:
         return None
-    return pyobjects.callable_at(address, name, me, name in _NAMED, doc)
+    return pyobjects.make_function(address, called or name, me, name in _NAMED, doc)
 
 
 _IN_MODULES = {
     "shm.executor": ("run",),
-    "shm.entry": ("enter", "find", "mixes"),
-    "shm.fast_entry": ("all_reduce", "again", "shut", "reopen", "place"),
+    "shm.entry": ("enter", "call"),
 }
-_NAMED = ("all_reduce",)
+_NAMED = ("call",)
 
 
 def _compiled_door(name: str) -> int | None:

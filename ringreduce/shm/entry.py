@@ -1,225 +1,444 @@
-"""How Python gets into the machine: functions of CPython's own calling convention, compiled.
+"""The compiled functions that CPython calls: repeated calls of a communicator, without Python.
 
-A compiled function that Numba wraps asks of each argument anew what it is, and takes 0.3 us for it;
-arrays take more.  These are called by CPython itself, as those of C extensions are, and take the
-arrays' addresses from where NumPy's C API has them (``PyArrayObject``, the same since NumPy 1.7).
+CPython passes arguments to `call` by its vectorcall convention, as to a function of a C extension:
+a wrapper by Numba would convert each argument, which takes 0.3 us.  `call` looks the call up in the
+table of `ringreduce.shm.call_table`, runs its program with the interpreter's lock released, and
+counts it.  If the program waits for other ranks, `Engine.finish` completes the call.  Everything
+else goes to the general path: the Python method, with the same arguments.
+
+The fields of `FastPathState` are read and written with the interpreter's lock held, so no two
+threads begin a call at once.  `busy` keeps other threads out while that lock is released.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from ringreduce.compiler.interpreter import enter_interpreter, integer, leave_interpreter, number_of
+from ringreduce.compiler.interpreter import (
+    call_object,
+    enter_interpreter,
+    integer,
+    keep_object,
+    leave_interpreter,
+    let_go_of_object,
+    new_list,
+    number_of,
+    number_within,
+    set_item,
+    this_thread,
+    tuple_of,
+)
 from ringreduce.compiler.memory import call_run, load, store
 from ringreduce.compiler.pyobjects import (
-    AFTER,
-    AREAS,
-    ARRAY_DTYPE,
-    ARRAY_TYPE,
     CONTIGUOUS_AND_ALIGNED,
-    DATA,
-    DIMENSIONS,
-    DTYPE,
-    FLAGS,
-    HALF,
-    ITEMS_OF_LIST,
-    ITEMS_OF_TUPLE,
-    LAYOUT,
-    LENGTH,
-    LIST_TYPE,
-    MEMBERS,
-    MOVED,
-    PULLED,
-    SCATTERED,
-    SHAPE,
-    SOURCE,
-    SOURCES,
-    TABLE_WORDS,
-    TARGET,
-    TARGETS,
-    TUPLE_TYPE,
-    TURN_BYTES,
-    TURN_MEMBERS,
-    TURN_WORDS,
-    TURNS,
-    TYPE,
     WRITABLE,
+    PyArray,
+    PyList,
+    PyObject,
+    PyVarObject,
+    same_kind,
+    tuple_item,
+    tuple_items,
 )
-from ringreduce.compiler.records import compilable
-from ringreduce.shm.intervals import add_area, overlap
-from ringreduce.shm.layout import (
-    IN_PLACE,
-    INPUT_BYTES,
-    OUTPUT_BYTES,
-    PLACES,
-    RUN,
-    SIZES,
-    UNUSUAL,
-    WORD,
+from ringreduce.compiler.records import Address, address_of, compilable, offset_of
+from ringreduce.shm.call_table import (
+    ALL_REDUCE,
+    Arguments,
+    CachedCall,
+    EntryPoint,
+    FastPathState,
+    find,
 )
+from ringreduce.shm.layout import DONE, WORD, Program
+from ringreduce.shm.list_table import (
+    DIFFERENT,
+    MIXED,
+    SEPARATE,
+    UNKNOWN,
+    ListState,
+    batch_of,
+    locate_all,
+    mixes,
+)
+
+GENERAL = -1
+"""In place of a result's address: the call takes the general path.  0: an exception was raised."""
+_NOT_NATURAL = -1
+_OVERFLOW = offset_of(FastPathState, "overflow")
+_ARGUMENTS = offset_of(FastPathState, "argument0")
+
+
+# --- arguments ------------------------------------------------------------------------------------
 
 
 @compilable
-def fits(program: Any, x: Any, out: Any, like: Any) -> bool:
-    """Whether the result of `x`, one such as `like`, can go to `out` with no more to be asked."""
-    whole, wanted = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
-    kind = load(like + TYPE)
-    if load(out + TYPE) != kind or load(out + FLAGS) & wanted != wanted:
+def _is_idle(path: FastPathState) -> bool:
+    return path.enabled != 0 and path.busy == 0
+
+
+@compilable
+def _natural(path: FastPathState, value: Address) -> int:
+    """The value of a Python int; _NOT_NATURAL if it is negative, too large or no exact int."""
+    if PyObject(value).type != path.int_type:
+        return _NOT_NATURAL
+    number = number_within(value, address_of(path) + _OVERFLOW)
+    return number if number >= 0 else _NOT_NATURAL
+
+
+@compilable
+def _is_sequence(path: FastPathState, value: Address) -> bool:
+    kind = PyObject(value).type
+    return kind == path.list_type or kind == path.tuple_type
+
+
+@compilable
+def _items(path: FastPathState, sequence: Address) -> Address:
+    """The address of the addresses of the items of a list or a tuple."""
+    if PyObject(sequence).type == path.list_type:
+        return PyList(sequence).items
+    return tuple_items(sequence)
+
+
+@compilable
+def _read_counts(path: FastPathState, given: Arguments, counts: Address) -> bool:
+    """Read one count for each rank; False if `counts` has anything else."""
+    if not _is_sequence(path, counts) or PyVarObject(counts).size != path.ranks:
         return False
-    if out == x:
-        in_place: bool = load(program + IN_PLACE * WORD) != 0
-        return in_place
-    if load(x + TYPE) != kind or load(x + FLAGS) & whole != whole:
-        return False
-    dimensions = load(like + DIMENSIONS) & HALF
-    if load(out + DTYPE) != load(like + DTYPE) or load(out + DIMENSIONS) & HALF != dimensions:
-        return False
-    for i in range(dimensions):
-        if load(load(out + SHAPE) + i * WORD) != load(load(like + SHAPE) + i * WORD):
+    items = _items(path, counts)
+    for i in range(path.ranks):
+        count = _natural(path, load(items + i * WORD))
+        if count == _NOT_NATURAL:
             return False
-    first, second = load(x + DATA), load(out + DATA)
-    if first == second and load(program + IN_PLACE * WORD):
+        store(path.counts + i * WORD, count)
+    given.counts, given.count_of_counts = path.counts, path.ranks
+    return True
+
+
+@compilable
+def _read_arrays(path: FastPathState, given: Arguments, x: Address) -> bool:
+    """Read an array, or for an all-reduce a list or tuple that begins and ends with arrays."""
+    given.x, given.members, given.last, given.member_count = x, 0, 0, 0
+    if PyObject(x).type == path.array_type:
         return True
-    behind: bool = second >= first + load(program + INPUT_BYTES * WORD)
-    before: bool = first >= second + load(program + OUTPUT_BYTES * WORD)
+    if given.collective != ALL_REDUCE or not _is_sequence(path, x) or PyVarObject(x).size == 0:
+        return False
+    items, count = _items(path, x), PyVarObject(x).size
+    given.members, given.member_count = x, count
+    given.x, given.last = load(items), load(items + (count - 1) * WORD)
+    first, last = PyObject(given.x).type, PyObject(given.last).type
+    return first == path.array_type and last == path.array_type
+
+
+@compilable
+def _read(
+    path: FastPathState,
+    entry: EntryPoint,
+    given: Arguments,
+    args: Address,
+    nargs: int,
+    kwnames: Address,
+) -> bool:
+    """Read the arguments of a call into `given`; False if only Python can tell what they mean."""
+    if nargs < entry.least or nargs > entry.most:
+        return False
+    if nargs == 0:
+        return kwnames == 0
+    root, counts, out = 0, 0, 0
+    op = path.default_op if entry.op_at >= 0 else 0
+    algorithm = path.default_algorithm
+    if 0 <= entry.root_at < nargs:
+        root = load(args + entry.root_at * WORD)
+    if 0 <= entry.op_at < nargs:
+        op = load(args + entry.op_at * WORD)
+    for i in range(PyVarObject(kwnames).size if kwnames else 0):
+        name, value = tuple_item(kwnames, i), load(args + (nargs + i) * WORD)
+        if name == path.name_out:
+            out = 0 if value == path.none else value
+        elif name == path.name_op and nargs <= entry.op_at:
+            op = value
+        elif name == path.name_root and nargs <= entry.root_at:
+            root = value
+        elif name == path.name_counts and entry.takes_counts:
+            counts = value
+        elif name == path.name_algorithm:
+            algorithm = value
+        else:
+            return False
+    given.collective, given.op, given.algorithm, given.out = entry.collective, op, algorithm, out
+    given.root = _natural(path, root) if root else 0
+    given.count_of_counts = 0
+    if given.root == _NOT_NATURAL or entry.takes_counts != (counts != 0):
+        return False
+    if counts and not _read_counts(path, given, counts):
+        return False
+    return _read_arrays(path, given, load(args))
+
+
+# --- running programs -----------------------------------------------------------------------------
+
+
+@compilable
+def _run(path: FastPathState, program: Address, source: Address, target: Address) -> int:
+    """Run a program for the call under way, with the interpreter's lock released."""
+    number = path.next_number
+    state = leave_interpreter()
+    came = call_run(Program(program).run, program, number, source, target)
+    enter_interpreter(state)
+    return came
+
+
+@compilable
+def _begin(path: FastPathState) -> None:
+    path.owner = this_thread()
+    path.busy = 1
+
+
+@compilable
+def _count(path: FastPathState, signature: Address) -> None:
+    """Count the call under way as completed."""
+    path.next_number = path.next_number + 1
+    path.argument0 = signature
+    remembered = call_object(path.remember, address_of(path) + _ARGUMENTS, 1, 0)
+    if remembered:
+        let_go_of_object(remembered)
+
+
+@compilable
+def _finish(
+    path: FastPathState, call: Address, flow: Address, x: Address, out: Address, batch: int
+) -> bool:
+    """Let Python complete the call under way; False if it has raised.
+
+    A signal handler may raise before `Engine.finish` can break the call off.  So the flow is
+    registered as under way here, where no signal handler runs.  If nothing answers for the flow,
+    no later call may continue it: the fast path is disabled, and the call is orphaned.
+    """
+    path.taken_over = 0
+    path.argument0 = flow
+    arguments = address_of(path) + _ARGUMENTS
+    begun = call_object(path.begin, arguments, 1, 0)
+    done = 0
+    if begun:
+        let_go_of_object(begun)
+        index = integer(batch)
+        path.argument0, path.argument1, path.argument2, path.argument3 = call, x, out, index
+        done = call_object(path.finish, arguments, 4, 0)
+        let_go_of_object(index)
+    if done:
+        let_go_of_object(done)
+    elif path.taken_over == 0:
+        path.enabled = 0
+        path.orphaned = 1
+        keep_object(x)  # for good: peers may still read and write the arrays
+        keep_object(out)
+    return done != 0
+
+
+# --- calls on one array ---------------------------------------------------------------------------
+
+
+@compilable
+def _fits(program: Program, x: PyArray, out: PyArray, like: PyArray) -> bool:
+    """Whether the result of `x`, of the kind of `like`, can go to `out` without further checks."""
+    writable = CONTIGUOUS_AND_ALIGNED | WRITABLE
+    if not same_kind(out, like) or out.flags & writable != writable:
+        return False
+    if x.flags & CONTIGUOUS_AND_ALIGNED != CONTIGUOUS_AND_ALIGNED:
+        return False
+    if x.data == out.data and program.in_place:
+        return True
+    behind = out.data >= x.data + program.input_bytes
+    before = x.data >= out.data + program.output_bytes
     return behind or before
 
 
-def enter(_: Any, arguments: Any, count: Any) -> Any:
-    """``enter(program, number[, x, out, like])`` or ``(program, number, turn)``: `machine.run`.
+@compilable
+def _new_array(path: FastPathState, shape: Address, like: PyArray) -> Address:
+    """A new reference to ``numpy.empty(shape, dtype)``; 0 if it raised."""
+    path.argument0, path.argument1 = shape, like.descr
+    return call_object(path.empty, address_of(path) + _ARGUMENTS, 2, 0)
 
-    `x` is an array as the program is made for; `out` is whatever the caller has passed for it, or
-    `x`; `like` is an array as the result is.  At the address `turn` stands what `find` has found.
-    Returns UNUSUAL where the result may not go to `out`.
-    """
-    program, number = number_of(load(arguments)), number_of(load(arguments + WORD))
+
+@compilable
+def _run_one(
+    path: FastPathState, cached: CachedCall, call: Address, x: Address, target: Address
+) -> bool:
+    """Make an eligible call from `x` to `target`; False if it raised."""
+    source, into = 0, 0
+    if x:
+        source, into = PyArray(x).data, PyArray(target).data
+    signature, flow = cached.signature, cached.flow
+    _begin(path)
+    done = _run(path, cached.program, source, into) == DONE
+    if done:
+        _count(path, signature)
+    else:
+        done = _finish(path, call, flow, x if x else path.none, target, 0)
+    path.busy = 0
+    return done
+
+
+@compilable
+def _call_one(path: FastPathState, cached: CachedCall, x: Address, out: Address) -> Address:
+    """Make a call on `x`, or on the arrays that it is bound to if `x` is 0; its result."""
+    call, result = cached.call, cached.result
+    if out and result:
+        return GENERAL
+    target = cached.output if result else out
+    keep_object(call)  # and with it all that `cached` names
+    eligible = True
+    if target:
+        keep_object(target)
+    else:
+        target = _new_array(path, cached.shape, PyArray(cached.output))
+        if target == 0:
+            let_go_of_object(call)
+            return 0
+        # Python code may have run meanwhile: a finalizer that makes a call, another thread.
+        eligible = _is_idle(path) and cached.call == call
+        eligible = eligible and same_kind(PyArray(x), PyArray(cached.input))
+    if eligible and x:
+        like = PyArray(cached.output)
+        eligible = _fits(Program(cached.program), PyArray(x), PyArray(target), like)
+    if not eligible:
+        let_go_of_object(target)
+        let_go_of_object(call)
+        return GENERAL
+    done = _run_one(path, cached, call, x, target)
+    if result:
+        keep_object(result)
+        let_go_of_object(target)
+    else:
+        result = target
+    if not done:
+        let_go_of_object(result)
+        result = 0
+    let_go_of_object(call)
+    return result
+
+
+# --- calls on lists -------------------------------------------------------------------------------
+
+
+@compilable
+def _new_arrays(path: FastPathState, cached: CachedCall, state: ListState) -> Address:
+    """A new list of new arrays for the results; 0 if an exception was raised."""
+    results = new_list(state.members)
+    if results == 0:
+        return 0
+    likes = batch_of(state, 0).likes
+    for i in range(state.members):
+        array = _new_array(path, tuple_item(cached.shape, i), PyArray(load(likes + i * WORD)))
+        if array == 0:
+            let_go_of_object(results)
+            return 0
+        set_item(results, i, array)
+    return results
+
+
+@compilable
+def _can_reduce(
+    path: FastPathState, state: ListState, x: Address, into: Address, fresh: bool
+) -> bool:
+    """Find the arrays of two lists; whether the programs can reduce the one into the other."""
+    if PyVarObject(x).size != state.members or PyVarObject(into).size != state.members:
+        return False
+    mixing, state.mixing = state.mixing, UNKNOWN
+    found = locate_all(state, _items(path, x), _items(path, into))
+    if found == DIFFERENT:
+        return False
+    if found or mixing == UNKNOWN:
+        mixing = MIXED if not fresh and mixes(state) else SEPARATE
+    state.mixing = mixing
+    return mixing == SEPARATE
+
+
+@compilable
+def _run_list(
+    path: FastPathState, cached: CachedCall, call: Address, x: Address, into: Address
+) -> bool:
+    """Run the programs of a list's batches one after another; False if the call raised."""
+    state, signature = ListState(cached.list), cached.signature
+    _begin(path)
+    waits, done = False, True
+    for index in range(state.batches):
+        batch = batch_of(state, index)
+        if _run(path, batch.program, batch.source, batch.target) != DONE:
+            waits = True
+            break
+    if waits:  # Python completes this batch and runs those behind it
+        done = _finish(path, call, batch.flow, x, into, index)
+    else:
+        _count(path, signature)
+    path.busy = 0
+    return done
+
+
+@compilable
+def _call_list(path: FastPathState, cached: CachedCall, members: Address, out: Address) -> Address:
+    """Make a call on a list or tuple of arrays; its result."""
+    fresh = out == 0
+    if not fresh and not _is_sequence(path, out):
+        return GENERAL
+    call, state = cached.call, ListState(cached.list)
+    keep_object(call)  # and with it all that `cached` names
+    # Other threads may put other arrays into the caller's lists meanwhile.
+    x = tuple_of(members)
+    if x == 0:
+        let_go_of_object(call)
+        return 0
+    if fresh:
+        result = _new_arrays(path, cached, state)
+        into = result
+    else:
+        keep_object(out)
+        result = out
+        into = x if out == members else tuple_of(out)
+    eligible, done = True, False
+    if into:
+        # Python code may have run meanwhile: a finalizer that makes a call, another thread.
+        eligible = _is_idle(path) and cached.call == call
+        eligible = eligible and _can_reduce(path, state, x, into, fresh)
+        done = eligible and _run_list(path, cached, call, x, into)
+    if into and into != x and not fresh:
+        let_go_of_object(into)
+    if result and not done:
+        let_go_of_object(result)
+        result = 0
+    let_go_of_object(x)
+    let_go_of_object(call)
+    return result if eligible else GENERAL
+
+
+# --- what CPython calls ---------------------------------------------------------------------------
+
+
+def call(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
+    """A collective, a barrier or a planned call; `self` is a tuple that begins with its record."""
+    entry = EntryPoint(PyArray(tuple_item(self, 0)).data)
+    path = FastPathState(entry.path)
+    given = Arguments(path.arguments)
+    result = GENERAL
+    if _is_idle(path) and _read(path, entry, given, args, nargs, kwnames):
+        x, members, out = 0, 0, 0
+        place = entry.own_call
+        if nargs:
+            place = find(path.table, given)
+            x, members, out = given.x, given.members, given.out
+        if place and members:
+            result = _call_list(path, CachedCall(place), members, out)
+        elif place:
+            result = _call_one(path, CachedCall(place), x, out)
+    if result == GENERAL:
+        result = call_object(entry.general, args, nargs, kwnames)
+    return result
+
+
+def enter(_: Address, args: Address, nargs: int) -> Address:
+    """``enter(program, number[, source, target])``: `shm.executor.run`, as it says."""
+    program, number = number_of(load(args)), number_of(load(args + WORD))
     source, target = 0, 0
-    if count == 3:
-        turn = number_of(load(arguments + 2 * WORD))
-        source, target = load(turn + SOURCE * WORD), load(turn + TARGET * WORD)
-    elif count == 5:
-        x, out = load(arguments + 2 * WORD), load(arguments + 3 * WORD)
-        if not fits(program, x, out, load(arguments + 4 * WORD)):
-            return integer(UNUSUAL)
-        source, target = load(x + DATA), load(out + DATA)
+    if nargs == 4:
+        source, target = number_of(load(args + 2 * WORD)), number_of(load(args + 3 * WORD))
     state = leave_interpreter()
-    came = call_run(load(program + RUN * WORD), program, number, source, target)
+    came = call_run(Program(program).run, program, number, source, target)
     enter_interpreter(state)
     return integer(came)
-
-
-@compilable
-def _items(table: Any, members: Any) -> Any:
-    """Where the items of a list or a tuple stand; 0 if it is neither, or not as long."""
-    items = members + ITEMS_OF_TUPLE
-    if load(members + TYPE) == load(table + LIST_TYPE * WORD):
-        items = load(members + ITEMS_OF_LIST)
-    elif load(members + TYPE) != load(table + TUPLE_TYPE * WORD):
-        return 0
-    return items if load(members + LENGTH) == load(table + MEMBERS * WORD) else 0
-
-
-@compilable
-def _places(table: Any, turn: Any, items: Any, wanted: Any, places: Any, also: Any) -> Any:
-    """Write, twice, where arrays of a turn lie: SCATTERED, MOVED, both; -1 if one is another."""
-    kind, dtype = load(table + ARRAY_TYPE * WORD), load(table + ARRAY_DTYPE * WORD)
-    layout, state, after = load(turn + LAYOUT * WORD), 0, 0
-    for i in range(load(turn + TURN_MEMBERS * WORD)):
-        array = load(items + i * WORD)
-        if load(array + TYPE) != kind or load(array + DTYPE) != dtype:
-            return -1
-        dimensions, nbytes = load(layout), load(layout + WORD)
-        if load(array + FLAGS) & wanted != wanted or load(array + DIMENSIONS) & HALF != dimensions:
-            return -1
-        layout += 2 * WORD
-        for k in range(dimensions):
-            if load(load(array + SHAPE) + k * WORD) != load(layout):
-                return -1
-            layout += WORD
-        place = load(array + DATA)
-        if load(places + i * WORD) != place or load(also + i * WORD) != place:
-            state |= MOVED
-            store(places + i * WORD, place)
-            store(also + i * WORD, place)
-        if nbytes:
-            if after and place != after:
-                state |= SCATTERED
-            after = place + nbytes
-    store(table + AFTER * WORD, after)
-    return state
-
-
-@compilable
-def _look(table: Any, turn: Any, given: Any, out: Any) -> Any:
-    """Say in a turn where to read and where to leave the result: MOVED, 0, or -1 as `_places`."""
-    sources, targets = turn + SOURCES * WORD, turn + TARGETS * WORD
-    nbytes = load(turn + TURN_BYTES * WORD)
-    readable, writable = CONTIGUOUS_AND_ALIGNED, CONTIGUOUS_AND_ALIGNED | WRITABLE
-    first, second = load(sources + PLACES * WORD), load(targets + PLACES * WORD)
-    if given == out:
-        read = written = _places(table, turn, out, writable, first, second)
-        source = target = load(table + AFTER * WORD) - nbytes
-    else:
-        read = _places(table, turn, given, readable, first, first)
-        source = load(table + AFTER * WORD) - nbytes
-        written = _places(table, turn, out, writable, second, second)
-        target = load(table + AFTER * WORD) - nbytes
-    scattered = (read | written) & SCATTERED
-    if read < 0 or written < 0 or (scattered and load(turn + PULLED * WORD)):
-        return -1
-    store(turn + SOURCE * WORD, -sources if read & SCATTERED else source)
-    store(turn + TARGET * WORD, -targets if written & SCATTERED else target)
-    return (read | written) & MOVED
-
-
-def find(_: Any, arguments: Any, __: Any) -> Any:
-    """``find(table, members, out)``: where the arrays of two lists lie, and so where to read.
-
-    MOVED if one does not lie where it did, else 0; -1 if the lists are not as the table says, or
-    lie in pieces and would have to be pulled.
-    """
-    table = number_of(load(arguments))
-    given = _items(table, load(arguments + WORD))
-    out = _items(table, load(arguments + 2 * WORD))
-    if given == 0 or out == 0:
-        return integer(-1)
-    turn, state = table + TABLE_WORDS * WORD, 0
-    for _turn in range(load(table + TURNS * WORD)):
-        seen = _look(table, turn, given, out)
-        if seen < 0:
-            return integer(-1)
-        state |= seen
-        given += load(turn + TURN_MEMBERS * WORD) * WORD
-        out += load(turn + TURN_MEMBERS * WORD) * WORD
-        turn += TURN_WORDS * WORD
-    return integer(state)
-
-
-@compilable
-def _areas(table: Any, joined: Any) -> Any:
-    """How many areas the arrays of two lists are, in the table's memory for those.
-
-    If they are `joined`, those that follow each other in a list and in memory are one.
-    """
-    areas, turn = load(table + AREAS * WORD), table + TABLE_WORDS * WORD
-    sources, targets = turn + (SOURCES + PLACES) * WORD, turn + (TARGETS + PLACES) * WORD
-    sizes, count = load(turn + (SOURCES + SIZES) * WORD), 0
-    for list_ in (sources, targets):
-        first = count
-        for i in range(load(table + MEMBERS * WORD)):
-            place = load(load(list_) + i * WORD)
-            if list_ == sources or place != load(load(sources) + i * WORD):
-                joins = joined and count > first
-                count = add_area(areas, count, place, load(sizes + i * WORD), joins)
-    return count
-
-
-def mixes(_: Any, arguments: Any, __: Any) -> Any:
-    """``mixes(table)``: whether what is written for an array might be read for another, 1 or 0.
-
-    That is asked of the arrays that `find` has seen.
-    """
-    table = number_of(load(arguments))
-    areas = load(table + AREAS * WORD)
-    mixed = overlap(areas, _areas(table, True)) and overlap(areas, _areas(table, False))
-    return integer(1 if mixed else 0)

@@ -1,101 +1,234 @@
-"""A communicator's lock, and the way past it for calls that were made before.
+"""The fast path: repeated calls that compiled code makes without Python.
 
-Whoever holds the lock has shut the gate.  It is opened when the lock is let go of and nothing is
-under way or wrong; then compiled code makes calls that were made before, without the lock, one at a
-time, and counts them (`shm.fast_entry`).  What they have done is accounted for when the gate is
-shut again.
+A call that the general path has made is admitted to a table (`shm.call_table`) if it is one
+compiled program, or one for each batch of a list.  From then on compiled code (`shm.entry`) makes
+the same call, one at a time and without the communicator's lock, while nobody holds that lock and
+nothing is under way or wrong.  The calls' numbers are settled with the agreement when the lock is
+taken again.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ringreduce.compiler import jit, pyobjects
-from ringreduce.control.agreement import Agreement
+from ringreduce.compiler import jit
+from ringreduce.compiler.records import address_of, offset_of, size_of
+from ringreduce.control.agreement import Agreement, Signature
+from ringreduce.shm import call_table
+from ringreduce.shm.call_table import (
+    CALL_BYTES,
+    EMPTY,
+    SLOTS,
+    WAYS,
+    Arguments,
+    CachedCall,
+    EntryPoint,
+    FastPathState,
+    hash_of,
+    slot_address,
+)
+from ringreduce.shm.list_table import ListTable
 
 _BETWEEN_LOOKS_S = 2e-5
+_WORD_BYTES = 8
+Shape = tuple[int, ...]
+Function = Callable[..., Any]
+
+
+class _Collective(NamedTuple):
+    """How a collective is called."""
+
+    number: int
+    """As in `call_table`."""
+    positional: tuple[str, ...]
+    """The parameters behind `x` that may be passed by position."""
+    takes_counts: bool = False
+
+
+_COLLECTIVES = {
+    "all_reduce": _Collective(call_table.ALL_REDUCE, ("op",)),
+    "reduce_scatter": _Collective(call_table.REDUCE_SCATTER, ("op",)),
+    "reduce": _Collective(call_table.REDUCE, ("root", "op")),
+    "broadcast": _Collective(call_table.BROADCAST, ("root",)),
+    "all_gather": _Collective(call_table.ALL_GATHER, (), takes_counts=True),
+    "gather": _Collective(call_table.GATHER, ("root",), takes_counts=True),
+    "all_to_all": _Collective(call_table.ALL_TO_ALL, ()),
+}
+BARRIER = "barrier"
+COLLECTIVES = (*_COLLECTIVES, BARRIER)
+"""The methods of a communicator that have a compiled entry."""
 
 
 class Lock(Protocol):
-    """One that its owner may take again."""
+    """A lock that its owner may acquire again."""
 
     def acquire(self) -> Any: ...
     def release(self) -> None: ...
 
 
-Finish = Callable[..., Any]
-"""Waits for a call that passed and is not over; its result."""
+class Opening(Protocol):
+    """A call as the engine knows it."""
+
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def schedule(self) -> Any:
+        """What `Engine.finish` needs to report a call that is broken off."""
 
 
-class Gate:
-    """Stands for `lock`; `is_quiet` says whether calls may pass without it.
+class Program(Protocol):
+    """A compiled program."""
 
-    A call that waits is put into `running`.  `lost` is called when one was begun and nothing
-    answers for it: a signal's handler raised before what finishes it could.
+    @property
+    def enter(self) -> Callable[..., int]:
+        """``enter(address, number, source, target)``: run the program as `shm.entry.enter`."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def goes_on(self) -> Callable[[], bool]:
+        """Continue the program; whether it is done."""
+
+
+@dataclass(slots=True, eq=False)
+class CompiledCall:
+    """A call that compiled code makes, as `Engine.finish` needs it."""
+
+    opening: Opening
+    programs: Sequence[tuple[Any, Program]]
+    """A flow and its program for each batch; a call on one array is one batch."""
+    timeout_s: float | None = None
+    """Seconds without progress until the call is given up; None: the communicator's."""
+    table: ListTable | None = None
+    """The batches of a list; None: no list."""
+    named: tuple[Any, ...] = ()
+    """The objects that a `CachedCall` names by their addresses."""
+
+
+class Key(NamedTuple):
+    """All by which compiled code tells one call from another.
+
+    `counts` are the first dimensions of all ranks' arrays.  Of a list, `shape` is that of the
+    first member, `last` that of the last.
+    """
+
+    collective: str
+    dtype: np.dtype[Any]
+    shape: Shape
+    op: str | None
+    algorithm: str
+    root: int
+    counts: tuple[int, ...]
+    member_count: int = 0
+    last: Shape = ()
+
+
+def key_of(
+    collective: str,
+    dtype: np.dtype[Any],
+    shapes: Sequence[Shape],
+    arguments: Mapping[str, Any],
+    is_list: bool = False,
+) -> Key | None:
+    """The key of a call with these arguments; None if compiled code does not know their types."""
+    op, algorithm = arguments.get("op"), arguments["algorithm"]
+    root, counts = arguments.get("root", 0), arguments.get("counts", ())
+    texts = [algorithm] if op is None else [op, algorithm]
+    if any(type(text) is not str for text in texts) or arguments.get("wire") is not None:
+        return None
+    if any(type(number) is not int for number in (root, *counts)):
+        return None
+    ends = (len(shapes), shapes[-1]) if is_list else (0, ())
+    return Key(collective, dtype, shapes[0], op, algorithm, root, counts, *ends)
+
+
+class FastPath:
+    """Wraps the communicator's `lock`.
+
+    While nobody holds the lock and `is_idle()`, compiled calls run without it.  A call that must
+    wait is appended to `running` and completed by ``finish(call, x, out, batch)``.  If a signal
+    handler raises between the two, `on_orphaned()` ends the communicator.
     """
 
     def __init__(
         self,
         lock: Lock,
-        is_quiet: Callable[[], bool],
+        is_idle: Callable[[], bool],
         agreement: Agreement,
         running: list[Any],
-        lost: Callable[[], None],
+        finish: Callable[[CompiledCall, Any, Any, int], None],
+        on_orphaned: Callable[[], None],
+        ranks: int,
     ) -> None:
         self._take: Callable[[], Any] = lock.acquire
         self._give: Callable[[], None] = lock.release
-        self._is_quiet, self._agreement, self._lost = is_quiet, agreement, lost
+        self._is_idle, self._agreement, self._on_orphaned = is_idle, agreement, on_orphaned
         self._depth = 0
         self._waiting: list[None] = []
-        """As many as there are threads that want the lock."""
-        self._words = np.zeros(
-            pyobjects.GATE_WORDS + pyobjects.ENTRIES * pyobjects.ENTRY_WORDS, np.int64
-        )
-        self._view = self._words.data
-        self._table = self._words[pyobjects.GATE_WORDS :].reshape(pyobjects.ENTRIES, -1)
-        self._kept: list[Any] = [None] * pyobjects.ENTRIES
-        """The objects that an entry names by their addresses."""
+        """An item for each thread that waits for the lock."""
+        head = size_of(FastPathState) + size_of(Arguments) + ranks * _WORD_BYTES
+        self._memory = np.zeros((head + SLOTS * CALL_BYTES) // _WORD_BYTES, np.int64)
+        self._slots = self._memory[head // _WORD_BYTES :].reshape(SLOTS, -1)
         self._named = {
-            pyobjects.REMEMBER: agreement.remember,
-            pyobjects.BEGUN: running.append,
-            pyobjects.EMPTY: np.empty,
-            pyobjects.OUT: "out",
-            pyobjects.OP: "op",
-            pyobjects.DEFAULT_OP: "sum",
+            "remember": agreement.remember,
+            "begin": running.append,
+            "finish": finish,
+            "empty": np.empty,
+            "none": None,
+            "array_type": np.ndarray,
+            "list_type": list,
+            "tuple_type": tuple,
+            "int_type": int,
+            "name_out": "out",
+            "name_op": "op",
+            "name_root": "root",
+            "name_counts": "counts",
+            "name_algorithm": "algorithm",
+            "default_op": "sum",
+            "default_algorithm": "auto",
         }
-        for place, named in self._named.items():
-            self._words[place] = id(named)
-        self._words[[pyobjects.NONE, pyobjects.ARRAY]] = id(None), id(np.ndarray)
-        self._words[pyobjects.ACCOUNTED] = 1
-        me = (self._words,)
-        self._shut, self._reopen = self._opened("shut", me), self._opened("reopen", me)
-        self._place = self._opened("place", None)
-
-    @staticmethod
-    def _opened(name: str, me: Any, doc: str | None = None) -> Callable[..., Any]:
-        function = jit.door(name, me, doc)
-        assert function is not None
-        return function
+        """The objects that the state names by their addresses."""
+        address = _address(self._memory)
+        self.state = state = FastPathState(address)
+        for field, named in self._named.items():
+            setattr(state, field, id(named))
+        state.settled, state.ranks = 1, ranks
+        state.arguments = address + size_of(FastPathState)
+        state.counts = state.arguments + size_of(Arguments)
+        state.table = address + head
+        self._places: dict[Key, int] = {}
+        """The address of the slot of each admitted call."""
+        self._calls: dict[int, tuple[Key, CompiledCall]] = {}
+        """The call in each slot, by its address; the call admitted first comes first."""
+        self._barrier: tuple[EntryPoint, CachedCall] | None = None
+        self._barrier_call: CompiledCall | None = None
+        self._clear()
 
     # --- the lock ---
 
     def acquire(self) -> None:
-        """Take the lock, and shut the gate."""
+        """Acquire the lock, and disable the fast path."""
+        state = self.state
         self._waiting.append(None)
         try:
             while True:
                 self._take()
                 self._depth += 1
                 try:
-                    if self._shut() >= 0:
+                    state.enabled = 0
+                    if not state.busy or state.owner == threading.get_ident():
                         break
-                except BaseException:  # a signal's handler may raise anywhere
+                except BaseException:  # a signal handler may raise anywhere
                     self._leave()
                     raise
                 self._leave()
@@ -103,18 +236,21 @@ class Gate:
         finally:
             self._waiting.pop()
         self._settle()
-        if self._view[pyobjects.LOST]:
-            self._view[pyobjects.LOST] = 0
-            self._lost()
+        if state.orphaned:
+            state.orphaned = 0
+            self._on_orphaned()
 
     def release(self) -> None:
-        """Let go of the lock; open the gate, if nothing is under way or wrong.
+        """Release the lock; enable the fast path if nothing is under way or wrong.
 
-        Nor if another thread waits: it would find a call under way each time that it looks.
+        It stays disabled if another thread waits for the lock, which would find a call under way
+        each time that it looks.
         """
         try:
-            if self._depth == 1 and not self._waiting and self._is_quiet():
-                self._reopen(self._agreement.completed)
+            if self._depth == 1 and not self._waiting and self._is_idle():
+                self.state.next_number = self._agreement.completed
+                self.state.settled = 0
+                self.state.enabled = 1
         finally:
             self._leave()
 
@@ -123,14 +259,11 @@ class Gate:
         self._give()
 
     def _settle(self) -> None:
-        """Account for the calls that have passed.  Nothing in it lets a signal's handler run."""
-        view, agreement = self._view, self._agreement
-        if not view[pyobjects.ACCOUNTED]:
-            agreement.completed, agreement.number = (
-                view[pyobjects.NEXT],
-                view[pyobjects.NEXT] - 1,
-            )
-            view[pyobjects.ACCOUNTED] = 1
+        """Count the calls of the fast path.  No statement here lets a signal handler run."""
+        state, agreement = self.state, self._agreement
+        if not state.settled:
+            agreement.completed, agreement.number = state.next_number, state.next_number - 1
+            state.settled = 1
 
     def __enter__(self) -> None:
         self.acquire()
@@ -138,89 +271,178 @@ class Gate:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def shut(self) -> None:
-        """Let no more calls pass, whoever has the lock."""
-        self._view[pyobjects.OPEN] = 0
+    def disable(self) -> None:
+        """Let compiled code begin no more calls, whoever has the lock."""
+        self.state.enabled = 0
         self._settle()
 
     def take_over(self) -> None:
-        """What finishes a call says so: from now on it answers for that."""
-        self._view[pyobjects.TAKEN_OVER] = 1
+        """Answer for the errors of the call under way from now on: `Engine.finish` calls this."""
+        self.state.taken_over = 1
 
     def forget(self) -> None:
-        """Let nothing pass any more, and let go of what was kept for it."""
-        self.shut()
-        self._table[:, pyobjects.ENTRY_PROGRAM] = 0
-        self._kept = [None] * pyobjects.ENTRIES
+        """Disable the fast path for good, and drop all that is kept for it."""
+        self.disable()
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._barrier is not None:
+            self._barrier[0].own_call = 0
+        self._barrier_call = None
+        self._slots[...] = 0
+        self._slots[:, offset_of(CachedCall, "hash") // _WORD_BYTES] = EMPTY
+        self._places.clear()
+        self._calls.clear()
 
     def forked(self) -> None:
-        """In a child process, which makes no calls, and where nobody holds the lock."""
-        self._view[pyobjects.OPEN] = self._view[pyobjects.BUSY] = 0
+        """Disable the fast path in a child process, where nobody holds the lock."""
+        self.state.enabled = self.state.busy = 0
         lock = threading.RLock()
         self._take, self._give, self._depth = lock.acquire, lock.release, 0
 
-    # --- who passes ---
+    # --- functions that CPython calls ---
 
-    def all_reduce(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that is called as `usual` is, and calls it if a call may not pass."""
-        self._words[pyobjects.USUAL_WAY] = id(usual)
-        return self._opened("all_reduce", (self._words, usual), _DOC.format(usual.__doc__ or ""))
+    def entry(self, collective: str, general: Function) -> Function:
+        """A compiled function in place of the method `general`, which it calls if need be."""
+        if collective == BARRIER:
+            function, entry, cached = self._function(collective, general)
+            self._barrier = entry, cached
+            return function
+        number, positional, takes_counts = _COLLECTIVES[collective]
+        function, entry, _ = self._function(collective, general)
+        entry.collective, entry.takes_counts = number, int(takes_counts)
+        entry.least, entry.most = 1, 1 + len(positional)
+        places = {name: 1 + place for place, name in enumerate(positional)}
+        entry.root_at, entry.op_at = places.get("root", -1), places.get("op", -1)
+        return function
 
-    def again(
-        self,
-        flow: Any,
-        program: int,
-        signature: Any,
-        finish: Finish,
-        result: Any,
-        usual: Callable[[], Any],
-    ) -> Callable[[], Any]:
-        """A function that makes a persistent call; it calls `usual` if a call may not pass."""
-        me = (self._words, program, signature, finish, flow, result, usual)
-        return self._opened("again", me, _DOC_OF_AGAIN)
+    def planned(self, call: CompiledCall, result: Any, general: Function) -> Function:
+        """A compiled function that makes `call` on the arrays that it is bound to."""
+        call.named = (result, call.opening.signature)
+        function, entry, cached = self._function("planned", general, call)
+        _fill_own(entry, cached, call, result)
+        return function
 
-    def admit(
-        self,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        op: str,
-        flow: Any,
-        program: int,
-        signature: Any,
-        finish: Finish,
-    ) -> None:
-        """Let all-reduces of such arrays pass from now on.  `finish` keeps the program alive."""
-        if len(shape) > pyobjects.MOST_DIMENSIONS or type(op) is not str:
-            return
-        op = sys.intern(op)
-        like = np.broadcast_to(np.empty((), dtype), shape)
-        entry = np.zeros(pyobjects.ENTRY_WORDS, np.int64)
-        first = pyobjects.ENTRY_SHAPE
-        entry[first : first + len(shape)] = shape
-        for place, value in (
-            (pyobjects.ENTRY_PROGRAM, program),
-            (pyobjects.ENTRY_DIMENSIONS, len(shape)),
-            (pyobjects.ENTRY_DTYPE, id(dtype)),
-            (pyobjects.ENTRY_OP, id(op)),
-            (pyobjects.ENTRY_SIGNATURE, id(signature)),
-            (pyobjects.ENTRY_LIKE, id(like)),
-            (pyobjects.ENTRY_SHAPE_TUPLE, id(shape)),
-            (pyobjects.ENTRY_FINISH, id(finish)),
-            (pyobjects.ENTRY_FLOW, id(flow)),
-        ):
-            entry[place] = value
-        place = self._place(like, op)
-        self._table[place, pyobjects.ENTRY_PROGRAM] = 0
-        self._kept[place] = (dtype, shape, op, signature, like, finish, flow)
-        self._table[place] = entry
+    def _function(
+        self, name: str, general: Function, *kept: Any
+    ) -> tuple[Function, EntryPoint, CachedCall]:
+        memory = np.zeros((size_of(EntryPoint) + CALL_BYTES) // _WORD_BYTES, np.int64)
+        entry = EntryPoint(_address(memory))
+        entry.path, entry.general = _address(self._memory), id(general)
+        me = (memory, self._memory, general, *kept)
+        function = jit.door("call", me, _documentation(name, general), name)
+        assert function is not None
+        return function, entry, CachedCall(_address(memory) + size_of(EntryPoint))
+
+    # --- which calls ---
+
+    def call_of(self, key: Key) -> CompiledCall | None:
+        """The call that was admitted under a key; None without one."""
+        place = self._places.get(key)
+        return None if place is None else self._calls[place][1]
+
+    def admit_barrier(self, call: CompiledCall) -> None:
+        """Let compiled code make the communicator's barrier from now on."""
+        if self._barrier is not None:
+            call.named = (call.opening.signature,)
+            self._barrier_call = call
+            _fill_own(*self._barrier, call, None)
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether compiled code makes the communicator's barrier, or never will."""
+        return self._barrier is None or self._barrier_call is not None
+
+    def admit(self, key: Key, call: CompiledCall, shape: Any) -> None:
+        """Let compiled code make a call from now on.
+
+        `shape` is that of the result; None: this rank gets none.  Of a list they are the shapes of
+        all results.
+        """
+        memory = np.zeros(size_of(Arguments) // _WORD_BYTES, np.int64)
+        given, like = Arguments(_address(memory)), _like(key.shape, key.dtype)
+        last, counts = _like(key.last, key.dtype), np.array(key.counts, np.int64)
+        op, algorithm = key.op and sys.intern(key.op), sys.intern(key.algorithm)
+        given.collective = _COLLECTIVES[key.collective].number
+        given.x, given.member_count, given.last = id(like), key.member_count, id(last)
+        given.op, given.algorithm = id(op) if op else 0, id(algorithm)
+        given.root, given.counts = key.root, _address(counts)
+        given.count_of_counts = len(key.counts)
+        cached = CachedCall(self._slot(key, hash_of(given)))
+        signature = call.opening.signature
+        has_result = shape is not None
+        output = _like(shape, key.dtype) if has_result and call.table is None else like
+        if not has_result:
+            output = np.empty(0, key.dtype)
+        call.named = (like, op, algorithm, counts, signature, output, shape)
+        for field in ("collective", "member_count", "op", "algorithm", "root", "counts"):
+            setattr(cached, field, getattr(given, field))
+        cached.input, cached.count_of_counts = id(like), given.count_of_counts
+        cached.signature, cached.output, cached.shape = id(signature), id(output), id(shape)
+        cached.result = 0 if has_result else id(None)
+        _fill_programs(cached, call)
+        self._calls[self._places[key]] = key, call
+        cached.hash, cached.call = hash_of(given), id(call)
+
+    def _slot(self, key: Key, hashed: int) -> int:
+        """The address of the slot for a call: its own, a free one, or that of the oldest call."""
+        table = self.state.table
+        places = [slot_address(table, hashed, way) for way in range(WAYS)]
+        if key in self._places:
+            place = self._places[key]
+        else:
+            free = (place for place in places if place not in self._calls)
+            oldest = (place for place in self._calls if place in places)
+            place = next(free, 0) or next(oldest)
+        if place in self._calls:
+            del self._places[self._calls.pop(place)[0]]
+        cached = CachedCall(place)
+        cached.hash, cached.call = EMPTY, 0
+        self._places[key] = place
+        return place
 
 
-_DOC_OF_AGAIN = """again($self)
---
+def _fill_own(entry: EntryPoint, cached: CachedCall, call: CompiledCall, result: Any) -> None:
+    """Let a function without arguments make `call`, and return `result`."""
+    cached.signature, cached.call = id(call.opening.signature), id(call)
+    cached.output = cached.result = id(result)
+    _fill_programs(cached, call)
+    entry.own_call = address_of(cached)
 
-Make the call once, and return its result: the same array each time."""
-_DOC = """all_reduce($self, x, op='sum', *, out=None, algorithm='auto', wire=None, async_op=False, \
-timeout_s=None)
---
 
-{}"""
+def _fill_programs(cached: CachedCall, call: CompiledCall) -> None:
+    if call.table is None:
+        ((flow, program),) = call.programs
+        cached.program, cached.flow, cached.list = program.address, id(flow), 0
+        return
+    cached.program, cached.flow, cached.list = 0, 0, call.table.address
+    for index, (flow, program) in enumerate(call.programs):
+        batch = call.table.batch(index)
+        batch.program, batch.flow = program.address, id(flow)
+
+
+def _like(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
+    """An array of this kind without memory of its own."""
+    return np.broadcast_to(np.empty((), dtype), shape)
+
+
+@cache
+def _text_signature(function: Function) -> str:
+    """The parameters of a method without their annotations, as CPython reads them."""
+    signature = inspect.signature(function)
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return text.replace("(self", "($self", 1)
+
+
+def _documentation(name: str, general: Function) -> str:
+    """The docstring of a compiled function, which begins with its signature."""
+    method = getattr(general, "__func__", None) or type(general).__call__
+    return f"{name}{_text_signature(method)}\n--\n\n{method.__doc__ or ''}"
+
+
+def _address(memory: np.ndarray) -> int:
+    return int(memory.ctypes.data)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from ringreduce.compiler.memory import load, store
-from ringreduce.compiler.pyobjects import AREA_BYTES
 from ringreduce.compiler.records import compilable
 from ringreduce.shm.layout import WORD
+
+AREA_BYTES = 2 * WORD
 
 
 @compilable

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.calls import call
-from ringreduce.compiler import jit
-from ringreduce.compiler.pyobjects import MOVED, Table
+from ringreduce.compiler.pyobjects import PyList
+from ringreduce.shm.call_table import SLOTS
+from ringreduce.shm.fast_path import CompiledCall
+from ringreduce.shm.list_table import ListTable, locate_all, mixes
+from tests.shm.test_fast_path import general_calls
 from tests.support.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -122,8 +125,15 @@ def test_any_lists_in_turns_give_what_numpy_gives(ranks, shapes, dtype, most, pl
     rr.spawn(reduce_in_turns, ranks, shapes, dtype, places, config=config, timeout_s=20)
 
 
+def compiled_lists(comm: rr.Communicator) -> list[CompiledCall]:
+    """The lists that compiled code reduces."""
+    path = comm._engine.fast_path
+    assert path is not None
+    return [made for _, made in path._calls.values() if made.table is not None]
+
+
 def drawn_lists(seed: str) -> list[int]:
-    """Lists that lie anywhere, in parts of 30 kB.  How many lists are kept, and their turns."""
+    """Lists that lie anywhere, in parts of 30 kB.  How many lists are kept, and their batches."""
     rng = np.random.default_rng(int(seed))
     choices = [(), (3,), (0,), (64,), (700,), (1024,), (2050,), (30, 200)]
     shapes = [[choices[i] for i in rng.integers(0, 8, count)] for count in (40, 9, 100)]
@@ -131,7 +141,7 @@ def drawn_lists(seed: str) -> list[int]:
     config = rr.Config(slice_bytes=30_000)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
         reduce_in_turns(comm, shapes, np.float32, places)
-        return [len(fused.groups) for fused, quick in comm._quick_lists.values() if quick]
+        return [len(made.programs) for made in compiled_lists(comm)]
 
 
 @pytest.mark.mpi
@@ -156,7 +166,7 @@ def pulled_lists(algorithm: str) -> int:
             came = comm.all_reduce(x, out=None if out == "new" else into, algorithm=algorithm)
             right = wanted(comm.size, turn, shapes, np.float32)
             assert all(np.array_equal(*pair) for pair in zip(came, right, strict=True))
-        return sum(quick is not None for _, quick in comm._quick_lists.values())
+        return len(compiled_lists(comm))
 
 
 @pytest.mark.mpi
@@ -184,39 +194,19 @@ def test_one_array_twice_in_a_list_is_read_before_it_is_written():
     rr.spawn(program, 2, config=replace(SHARED, slice_bytes=500), timeout_s=20)
 
 
-@pytest.fixture
-def looked(monkeypatch):
-    """How often compiled code looked at lists, and what it said."""
-    door, said = jit.door, Counter()
+def test_a_list_that_was_reduced_before_takes_no_python():
+    def program(comm: rr.Communicator) -> list[str]:
+        near, far = (laid(comm, "end to end", [(64,)] * 20, np.float32) for _ in range(2))
+        made = general_calls(comm)
+        for turn in range(5):
+            for i, array in enumerate(near):
+                array[...] = comm.rank + turn + i
+            comm.all_reduce(near, out=far)
+            for i, array in enumerate(far):
+                assert (array == 1 + 2 * (turn + i)).all()
+        return list(made)
 
-    def watched(name: str, *given: Any) -> Any:
-        opened = door(name, *given)
-
-        def counting(*arguments: Any) -> int:
-            came = opened(*arguments)
-            said[came] += 1
-            return came
-
-        return counting if name == "find" else opened
-
-    monkeypatch.setattr(jit, "door", watched)
-    return said
-
-
-def in_one_copy(comm: rr.Communicator) -> None:
-    near, far = (laid(comm, "end to end", [(64,)] * 20, np.float32) for _ in range(2))
-    for turn in range(5):
-        for i, array in enumerate(near):
-            array[...] = comm.rank + turn + i
-        comm.all_reduce(near, out=far)
-        total = comm.size * (comm.size - 1) // 2
-        for i, array in enumerate(far):
-            assert (array == total + comm.size * (turn + i)).all()
-
-
-def test_what_was_made_before_goes_through_one_compiled_call(looked):
-    rr.spawn(in_one_copy, 2, config=SHARED, timeout_s=20)
-    assert looked == {MOVED: 2, 0: 6}  # each rank's first call is the usual one
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [["all_reduce"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -253,18 +243,15 @@ def test_arrays_that_overlap_are_found(sizes, slots, same, moved):
     memory = np.zeros(250)
     placed = [*zip(begins, sizes, strict=True)]
     given, out = ([memory[pair[k] :][:n] for pair, n in placed] for k in (0, 1))
-    table = Table([[array.shape for array in given]], memory.dtype, None)
-    find, mixes = jit.door("find"), jit.door("mixes")
-    assert find is not None
-    assert mixes is not None
-    assert find(table.address, given, out) >= 0
+    table = ListTable([[array.shape for array in given]], memory.dtype, None)
+    assert locate_all(table.state, PyList(id(given)).items, PyList(id(out)).items) >= 0
     words = Counter(
         place
         for (source, target), n in placed
         for begin in {source, target}
         for place in range(begin, begin + n)
     )
-    assert mixes(table.address) == any(times > 1 for times in words.values())
+    assert mixes(table.state) == any(times > 1 for times in words.values())
 
 
 @pytest.mark.parametrize("most", [2000, 1 << 20])
@@ -358,14 +345,26 @@ def test_ranks_whose_lists_differ_are_told_so_and_go_on():
     rr.spawn(program, 2, config=SHARED, timeout_s=20)
 
 
-def test_few_lists_are_kept():
-    config = replace(SHARED, kept_plans=3)
-
+def test_more_lists_than_there_is_room_for():
     def program(comm: rr.Communicator) -> int:
-        for n in range(1, 9):
+        for n in range(1, 540):
             for _ in range(2):
                 x = [np.ones(n), np.ones(2)]
                 assert all((y == 2).all() for y in comm.all_reduce(x))
-        return len(comm._quick_lists)
+        return len(compiled_lists(comm))
 
-    assert rr.spawn(program, 2, config=config, timeout_s=20) == [3, 3]
+    for kept in rr.spawn(program, 2, config=SHARED, timeout_s=20):
+        assert SLOTS * 3 // 4 < kept <= SLOTS
+
+
+def test_a_list_that_differs_in_the_middle_takes_the_place_of_another():
+    """Lists are told apart by their length and their ends; the rest is compared afterwards."""
+
+    def program(comm: rr.Communicator) -> int:
+        for turn in range(4):
+            for n in (5, 9):
+                x = [np.full(size, comm.rank + turn) for size in (3, n, 4)]
+                assert all((y == 2 * turn + 1).all() for y in comm.all_reduce(x))
+        return len(compiled_lists(comm))
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [1, 1]

@@ -1,0 +1,257 @@
+"""The table of calls that compiled code makes without Python, and the hash that finds a call in it.
+
+A communicator has one table for all its collectives.  `ringreduce.shm.fast_path` fills it,
+`ringreduce.shm.entry` looks calls up in it.  Both compute the hash by the functions below.
+"""
+
+from __future__ import annotations
+
+from ringreduce.compiler.memory import load
+from ringreduce.compiler.pyobjects import PyArray, same_kind
+from ringreduce.compiler.records import Address, Record, Word, compilable, record, size_of
+
+_SLOT_BITS = 9
+SLOTS = 1 << _SLOT_BITS
+"""Calls that a table has room for."""
+WAYS = 8
+"""Neighbouring slots that a call may be in, from the slot of its hash on."""
+EMPTY = -1
+"""The hash of a slot without a call."""
+_WORD_BYTES = 8
+_HASH_BITS = 32
+_MASK = (1 << _HASH_BITS) - 1
+"""Hashes are cut to 32 bits at each step, so that Python and compiled code compute the same."""
+_SPREAD = 0x61C88647
+"""2**32 minus 2**32 divided by the golden ratio: Fibonacci hashing, of which the upper bits count.
+
+It is less than 2**31, so the product of a hash and it fits into a word.
+"""
+
+ALL_REDUCE, REDUCE_SCATTER, REDUCE, BROADCAST, ALL_GATHER, GATHER, ALL_TO_ALL = range(7)
+
+
+@record
+class FastPathState(Record):
+    """One communicator's state of the fast path, and the objects that compiled code needs."""
+
+    # Whether compiled code may begin calls: 0 or 1.
+    enabled: Word
+    # Whether a call is under way, perhaps with the interpreter's lock released: 0 or 1.
+    busy: Word
+    # The thread of the call under way.
+    owner: Word
+    # The number of the next call.
+    next_number: Word
+    # Whether the agreement's counters include all calls of the fast path: 0 or 1.
+    settled: Word
+    # Whether `Engine.finish` answers for the errors of the call under way: 0 or 1.
+    taken_over: Word
+    # Whether an exception ended a call before `Engine.finish` answered for it: 0 or 1.
+    orphaned: Word
+    # Number of ranks.
+    ranks: Word
+    # The address of the first slot of the table.
+    table: Address
+    # The address of `Arguments`: those of the call that is being looked up.
+    arguments: Address
+    # The address of one word a rank: the counts of the call that is being looked up.
+    counts: Address
+    # Scratch: whether a Python int was too large, an int of C.
+    overflow: Word
+    # A function of Python: remembers the signature of a completed call.
+    remember: Address
+    # A function of Python: registers a flow as under way.
+    begin: Address
+    # A function of Python: `Engine.finish`.
+    finish: Address
+    # ``numpy.empty``.
+    empty: Address
+    # None.
+    none: Address
+    # The type of arrays.
+    array_type: Address
+    # The type of lists.
+    list_type: Address
+    # The type of tuples.
+    tuple_type: Address
+    # The type of ints.
+    int_type: Address
+    # The text "out".
+    name_out: Address
+    # The text "op".
+    name_op: Address
+    # The text "root".
+    name_root: Address
+    # The text "counts".
+    name_counts: Address
+    # The text "algorithm".
+    name_algorithm: Address
+    # The text "sum": the op of a call that names none.
+    default_op: Address
+    # The text "auto": the algorithm of a call that names none.
+    default_algorithm: Address
+    # Scratch: the arguments of the Python function that is being called.
+    argument0: Word
+    # Its second argument.
+    argument1: Word
+    # Its third argument.
+    argument2: Word
+    # Its fourth argument.
+    argument3: Word
+
+
+@record
+class Arguments(Record):
+    """The arguments of a call.  All but `out` are the key by which the table knows the call."""
+
+    # ALL_REDUCE, REDUCE_SCATTER ...: which collective.
+    collective: Word
+    # The array; of a list, the first member.
+    x: Address
+    # The list or tuple of arrays; 0: `x` is the only array.
+    members: Address
+    # Length of the list or tuple; 0: no list.
+    member_count: Word
+    # The last member of the list; 0: no list.
+    last: Address
+    # The text of the op, interned; 0: the collective has none.
+    op: Address
+    # The text of the algorithm, interned.
+    algorithm: Address
+    # The root's rank; 0 if the collective has no root.
+    root: Word
+    # The address of the counts, a word each.
+    counts: Address
+    # Number of counts; 0: the collective has none.
+    count_of_counts: Word
+    # The array, list or tuple for the result; 0: none was passed.
+    out: Address
+
+
+@record
+class EntryPoint(Record):
+    """One function that CPython calls: a collective of a communicator, or a planned call."""
+
+    # The address of `FastPathState`.
+    path: Address
+    # ALL_REDUCE, REDUCE_SCATTER ...: which collective, if it has arguments.
+    collective: Word
+    # The Python function that makes a call on the general path.
+    general: Address
+    # The address of the only `CachedCall` of a function without arguments; 0: it has none yet.
+    own_call: Address
+    # Least number of positional arguments.
+    least: Word
+    # Greatest number of positional arguments.
+    most: Word
+    # The position of `root`; -1: the collective has none.
+    root_at: Word
+    # The position of `op`; -1: the collective has none.
+    op_at: Word
+    # Whether the collective takes `counts`: 0 or 1.
+    takes_counts: Word
+
+
+@record
+class CachedCall(Record):
+    """A call that compiled code can make: its key, and all that the call needs."""
+
+    # The hash of the key; EMPTY: the slot has no call.
+    hash: Word
+    # ALL_REDUCE, REDUCE_SCATTER ...: which collective.
+    collective: Word
+    # An array of the kind of `Arguments.x`, without memory of its own.
+    input: Address
+    # Length of the list; 0: no list.
+    member_count: Word
+    # The text of the op, interned; 0: the collective has none.
+    op: Address
+    # The text of the algorithm, interned.
+    algorithm: Address
+    # The root's rank; 0 if the collective has no root.
+    root: Word
+    # The address of the counts, a word each.
+    counts: Address
+    # Number of counts; 0: the collective has none.
+    count_of_counts: Word
+    # The Python object `CompiledCall`, which keeps alive all that is named here.
+    call: Address
+    # The call's signature, a Python object.
+    signature: Address
+    # The address of the program; 0: a list has programs in its table.
+    program: Address
+    # The flow that the program carries out, a Python object; 0: as for `program`.
+    flow: Address
+    # The address of `ListState`; 0: no list.
+    list: Address
+    # An array of the kind of the result; with `result` an array that the program may write.
+    output: Address
+    # The shape of the result, a tuple.
+    shape: Address
+    # What the call returns; 0: the array that has the result.
+    result: Address
+
+
+CALL_BYTES = size_of(CachedCall)
+
+
+@compilable
+def _mix(mixed: int, value: int) -> int:
+    return (mixed * 31 + value) & _MASK
+
+
+@compilable
+def _mix_array(mixed: int, array: PyArray) -> int:
+    mixed = _mix(mixed, array.descr >> 5)
+    for i in range(array.ndim):
+        mixed = _mix(mixed, load(array.shape + i * _WORD_BYTES))
+    return mixed
+
+
+@compilable
+def hash_of(given: Arguments) -> int:
+    """The hash of a call, at least 0."""
+    mixed = _mix(_mix(given.collective, given.root), given.op >> 4)
+    mixed = _mix(mixed, given.algorithm >> 4)
+    mixed = _mix_array(mixed, PyArray(given.x))
+    if given.member_count:
+        mixed = _mix_array(_mix(mixed, given.member_count), PyArray(given.last))
+    for i in range(given.count_of_counts):
+        mixed = _mix(mixed, load(given.counts + i * _WORD_BYTES))
+    return (mixed * _SPREAD) & _MASK
+
+
+@compilable
+def slot_address(table: Address, hashed: int, way: int) -> Address:
+    """The address of one of the slots that a call with that hash may be in."""
+    slot = ((hashed >> (_HASH_BITS - _SLOT_BITS)) + way) & (SLOTS - 1)
+    return table + slot * CALL_BYTES
+
+
+@compilable
+def _matches(call: CachedCall, given: Arguments) -> bool:
+    if (
+        call.collective != given.collective
+        or call.op != given.op
+        or call.algorithm != given.algorithm
+        or call.root != given.root
+        or call.member_count != given.member_count
+        or call.count_of_counts != given.count_of_counts
+    ):
+        return False
+    for i in range(given.count_of_counts):
+        if load(call.counts + i * _WORD_BYTES) != load(given.counts + i * _WORD_BYTES):
+            return False
+    return same_kind(PyArray(given.x), PyArray(call.input))
+
+
+@compilable
+def find(table: Address, given: Arguments) -> Address:
+    """The address of the `CachedCall` with these arguments; 0: the table has none."""
+    hashed = hash_of(given)
+    for way in range(WAYS):
+        place = slot_address(table, hashed, way)
+        call = CachedCall(place)
+        if call.hash == hashed and _matches(call, given):
+            return place
+    return 0

@@ -1,0 +1,238 @@
+"""Lists of arrays that compiled code reduces: their batches, and where the arrays are this time.
+
+A batch is the part of a list that one program reduces.  The program reads and writes the arrays
+where they are: end to end in one piece of memory, or through an iovec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ringreduce.compiler.memory import load, store
+from ringreduce.compiler.pyobjects import CONTIGUOUS_AND_ALIGNED, WRITABLE, PyArray, same_kind
+from ringreduce.compiler.records import (
+    Address,
+    Record,
+    Word,
+    address_of,
+    compilable,
+    record,
+    size_of,
+)
+from ringreduce.shm.intervals import add_area, overlap
+from ringreduce.shm.layout import Interval, Iovec
+
+SCATTERED, MOVED = 1, 2
+"""Flags of `locate`: arrays are not end to end; an array is not where it was the last time."""
+DIFFERENT = -1
+"""The list does not have the arrays that its programs are for."""
+UNKNOWN, SEPARATE, MIXED = range(3)
+"""Whether a result overlaps another array: it does not, or it does."""
+_WORD_BYTES = 8
+
+
+@record
+class ListState(Record):
+    """A list of arrays of one dtype, and of their results."""
+
+    # Number of arrays.
+    members: Word
+    # Number of batches.
+    batches: Word
+    # The address of the first `Batch`.
+    first_batch: Address
+    # The address of the intervals of memory that `overlap` sorts: 4 for each array.
+    intervals: Address
+    # UNKNOWN, SEPARATE or MIXED: of the arrays that `locate_all` saw last.
+    mixing: Word
+    # Scratch: the address behind the last array of a batch.
+    end: Address
+
+
+@record
+class Batch(Record):
+    """The arrays of a list that are reduced together."""
+
+    # Number of arrays.
+    members: Word
+    # Their bytes together.
+    nbytes: Word
+    # The address of an array for each member, of its kind, without memory of its own.
+    likes: Address
+    # Whether peers read the arrays from this process, which needs them end to end: 0 or 1.
+    single_copy: Word
+    # The arrays, as pieces of one buffer.
+    sources: Iovec
+    # The results, as pieces of one buffer.
+    targets: Iovec
+    # What the program is told of the arrays: their address, or an iovec's negated.
+    source: Word
+    # The same of the results.
+    target: Word
+    # The address of the program.
+    program: Address
+    # The flow that the program carries out, a Python object.
+    flow: Address
+
+
+BATCH_BYTES = size_of(Batch)
+
+
+@compilable
+def batch_of(state: ListState, index: int) -> Batch:
+    """Batch `index` of a list."""
+    return Batch(state.first_batch + index * BATCH_BYTES)
+
+
+@compilable
+def _locate(
+    state: ListState, batch: Batch, items: Address, flags: int, places: Address, also: Address
+) -> int:
+    """Record the addresses of a batch's arrays in `places` and `also`; SCATTERED and MOVED.
+
+    DIFFERENT if an array's type, dtype, shape or flags do not match.
+    """
+    found, end = 0, 0
+    for i in range(batch.members):
+        array = PyArray(load(items + i * _WORD_BYTES))
+        if not same_kind(array, PyArray(load(batch.likes + i * _WORD_BYTES))):
+            return DIFFERENT
+        if array.flags & flags != flags:
+            return DIFFERENT
+        place = array.data
+        if load(places + i * _WORD_BYTES) != place or load(also + i * _WORD_BYTES) != place:
+            found |= MOVED
+            store(places + i * _WORD_BYTES, place)
+            store(also + i * _WORD_BYTES, place)
+        nbytes = load(batch.sources.sizes + i * _WORD_BYTES)
+        if nbytes:
+            if end and place != end:
+                found |= SCATTERED
+            end = place + nbytes
+    state.end = end
+    return found
+
+
+@compilable
+def _locate_batch(state: ListState, batch: Batch, given: Address, out: Address) -> int:
+    """Tell a batch's program where to read and to write: MOVED, 0 or DIFFERENT."""
+    sources, targets = batch.sources.addresses, batch.targets.addresses
+    in_place, writable = given == out, CONTIGUOUS_AND_ALIGNED | WRITABLE
+    flags = writable if in_place else CONTIGUOUS_AND_ALIGNED
+    read = _locate(state, batch, given, flags, sources, targets if in_place else sources)
+    source = state.end - batch.nbytes
+    written, target = read, source
+    if not in_place:
+        written = _locate(state, batch, out, writable, targets, targets)
+        target = state.end - batch.nbytes
+    scattered = (read | written) & SCATTERED
+    if read < 0 or written < 0 or (scattered and batch.single_copy):
+        return DIFFERENT
+    batch.source = -address_of(batch.sources) if read & SCATTERED else source
+    batch.target = -address_of(batch.targets) if written & SCATTERED else target
+    return (read | written) & MOVED
+
+
+@compilable
+def locate_all(state: ListState, given: Address, out: Address) -> int:
+    """Tell all programs where the arrays of two lists are, by the addresses of their items.
+
+    MOVED if an array is not where it was, else 0.  DIFFERENT if the lists are not as the table has
+    them, or are not end to end though peers read them from this process.
+    """
+    found = 0
+    for index in range(state.batches):
+        batch = batch_of(state, index)
+        seen = _locate_batch(state, batch, given, out)
+        if seen < 0:
+            return DIFFERENT
+        found |= seen
+        given += batch.members * _WORD_BYTES
+        out += batch.members * _WORD_BYTES
+    return found
+
+
+@compilable
+def _add_intervals(state: ListState, joined: bool) -> int:
+    """Write the memory of the arrays of two lists as intervals; how many.
+
+    If they are `joined`, arrays that follow each other in a list and in memory are one interval.
+    """
+    first_batch = batch_of(state, 0)
+    sources, targets = first_batch.sources.addresses, first_batch.targets.addresses
+    sizes, count = first_batch.sources.sizes, 0
+    for is_target in (False, True):
+        places, first = targets if is_target else sources, count
+        for i in range(state.members):
+            place = load(places + i * _WORD_BYTES)
+            if not is_target or place != load(sources + i * _WORD_BYTES):
+                joins = joined and count > first
+                nbytes = load(sizes + i * _WORD_BYTES)
+                count = add_area(state.intervals, count, place, nbytes, joins)
+    return count
+
+
+@compilable
+def mixes(state: ListState) -> bool:
+    """Whether the result of one array may overwrite another before that is read.
+
+    This is asked of the arrays that `locate_all` saw last.
+    """
+    mixed = True
+    for joined in (True, False):  # joined intervals are few, but may overlap where arrays do not
+        mixed = mixed and overlap(state.intervals, _add_intervals(state, joined))
+    return mixed
+
+
+class ListTable:
+    """The memory of one `ListState` and its batches.
+
+    `batches` are the shapes of the arrays that are reduced together.  Peers read the arrays of a
+    batch of `single_copy_from` bytes or more from this process; None: of no batch.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[Sequence[tuple[int, ...]]],
+        dtype: np.dtype[Any],
+        single_copy_from: int | None,
+    ) -> None:
+        self.shapes = [*chain.from_iterable(batches)]
+        self._likes = {shape: np.broadcast_to(np.empty((), dtype), shape) for shape in self.shapes}
+        """An array of each shape; arrays of one shape are compared with the same."""
+        likes = np.array([id(self._likes[shape]) for shape in self.shapes], np.int64)
+        sizes = np.array([prod(shape) for shape in self.shapes], np.int64) * dtype.itemsize
+        places = np.zeros((2, len(self.shapes)), np.int64)
+        intervals = np.empty((2, 2 * len(self.shapes) * size_of(Interval)), np.uint8)
+        words = np.zeros(size_of(ListState) + len(batches) * BATCH_BYTES, np.uint8)
+        self._memory = likes, sizes, places, intervals, words
+        self.address = _address(words)
+        self.state = state = ListState(self.address)
+        state.members, state.batches = len(self.shapes), len(batches)
+        state.first_batch = self.address + size_of(ListState)
+        state.intervals = _address(intervals)
+        first = 0
+        for index, shapes in enumerate(batches):
+            batch, last = batch_of(state, index), first + len(shapes)
+            batch.members, batch.nbytes = len(shapes), int(sizes[first:last].sum())
+            batch.likes = _address(likes[first:])
+            batch.single_copy = int(
+                single_copy_from is not None and batch.nbytes >= single_copy_from
+            )
+            for pieces, addresses in zip((batch.sources, batch.targets), places, strict=True):
+                pieces.addresses = _address(addresses[first:])
+                pieces.sizes = _address(sizes[first:])
+            first = last
+
+    def batch(self, index: int) -> Batch:
+        """The record of batch `index`."""
+        return batch_of(self.state, index)
+
+
+def _address(memory: np.ndarray) -> int:
+    return int(memory.ctypes.data)
