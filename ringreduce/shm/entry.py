@@ -46,7 +46,7 @@ from ringreduce.compiler.pyobjects import (
     WRITABLE,
 )
 from ringreduce.compiler.records import compilable
-from ringreduce.shm.intervals import add_area, overlap
+from ringreduce.shm.intervals import add_interval, overlap
 from ringreduce.shm.layout import (
     IN_PLACE,
     INPUT_BYTES,
@@ -210,7 +210,7 @@ def _areas(table: Any, joined: Any) -> Any:
             place = load(load(list_) + i * WORD)
             if list_ == sources or place != load(load(sources) + i * WORD):
                 joins = joined and count > first
-                count = add_area(areas, count, place, load(sizes + i * WORD), joins)
+                count = add_interval(areas, count, place, load(sizes + i * WORD), joins)
     return count
 
 
