@@ -9,6 +9,7 @@ from __future__ import annotations
 from ringreduce.compiler.memory import load
 from ringreduce.compiler.pyobjects import PyArray, same_kind
 from ringreduce.compiler.records import Address, Record, Word, compilable, record, size_of
+from ringreduce.shm.layout import WORD
 
 _SLOT_BITS = 9
 SLOTS = 1 << _SLOT_BITS
@@ -17,7 +18,6 @@ WAYS = 8
 """Neighbouring slots that a call may be in, from the slot of its hash on."""
 EMPTY = -1
 """The hash of a slot without a call."""
-_WORD_BYTES = 8
 _HASH_BITS = 32
 _MASK = (1 << _HASH_BITS) - 1
 """Hashes are cut to 32 bits at each step, so that Python and compiled code compute the same."""
@@ -204,7 +204,7 @@ def _mix(mixed: int, value: int) -> int:
 def _mix_array(mixed: int, array: PyArray) -> int:
     mixed = _mix(mixed, array.descr >> 5)
     for i in range(array.ndim):
-        mixed = _mix(mixed, load(array.shape + i * _WORD_BYTES))
+        mixed = _mix(mixed, load(array.shape + i * WORD))
     return mixed
 
 
@@ -217,7 +217,7 @@ def hash_of(given: Arguments) -> int:
     if given.member_count:
         mixed = _mix_array(_mix(mixed, given.member_count), PyArray(given.last))
     for i in range(given.count_of_counts):
-        mixed = _mix(mixed, load(given.counts + i * _WORD_BYTES))
+        mixed = _mix(mixed, load(given.counts + i * WORD))
     return (mixed * _SPREAD) & _MASK
 
 
@@ -240,7 +240,7 @@ def _matches(call: CachedCall, given: Arguments) -> bool:
     ):
         return False
     for i in range(given.count_of_counts):
-        if load(call.counts + i * _WORD_BYTES) != load(given.counts + i * _WORD_BYTES):
+        if load(call.counts + i * WORD) != load(given.counts + i * WORD):
             return False
     return same_kind(PyArray(given.x), PyArray(call.input))
 

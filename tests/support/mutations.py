@@ -381,16 +381,16 @@ MUTATIONS = [
     ),
     Mutation(
         "room-taken-too-early",
-        "shm/executor.py",
-        "before, mine = number - 1,",
-        "before, mine = number - 2,",
+        "shm/protocol.py",
+        "previous = sequence - 1",
+        "previous = sequence - 2",
         "A slot is written to while a peer may still read it.",
     ),
     Mutation(
         "any-header-is-right",
-        "shm/executor.py",
-        "return different == 0",
-        "return different >= 0 or different < 0",
+        "shm/protocol.py",
+        "return (difference | (a.call_number ^ b.call_number)) == 0",
+        "return (difference | (a.call_number ^ b.call_number)) | 1 != 0",
         "Ranks that make different calls add up what does not belong together.",
     ),
     Mutation(
@@ -410,15 +410,15 @@ MUTATIONS = [
     Mutation(
         "every-piece-to-the-first",
         "shm/executor.py",
-        "into = load(register) + offset + begin",
-        "into = load(register) + offset",
+        "into = peer.output.address + direct.offset + begin",
+        "into = peer.output.address + direct.offset",
         "All pieces of a result are written to the beginning of a peer's array.",
     ),
     Mutation(
         "staged-though-it-was-lent",
-        "shm/executor.py",
-        "data = load(load(row + 3 * WORD)) + load(row + 4 * WORD)",
-        "data = load(common + MY_SLOT * WORD)",
+        "shm/protocol.py",
+        "data = Buffer(exposed.buffer).address + exposed.offset",
+        "data = team.slot.address",
         "Peers read an empty slot in place of what a rank lends.",
     ),
     Mutation(
@@ -445,15 +445,15 @@ MUTATIONS = [
     Mutation(
         "lists-that-mix",
         "shm/intervals.py",
-        "if load(there + place * AREA_BYTES) < end:",
-        "if load(there + place * AREA_BYTES) < 0:",
+        "if each.begin < end:",
+        "if each.begin < 0:",
         "What a list's results are written over is still to be read.",
     ),
     Mutation(
         "areas-half-sorted",
         "shm/intervals.py",
-        "while _merge(here, there, count) > 1:",
-        "while _merge(here, there, count) > 2:",
+        "while merge(here, there, count) > 1:",
+        "while merge(here, there, count) > 2:",
         "Of many arrays that lie in no order it is not seen that two overlap.",
     ),
     Mutation(
@@ -466,8 +466,8 @@ MUTATIONS = [
     Mutation(
         "few-bytes-not-dealt-out",
         "shm/iovec.py",
-        "_move(register, offset, nbytes, memory, False)",
-        "_move(register, offset, 0, memory, False)",
+        "move(buffer, offset, nbytes, memory, False)",
+        "move(buffer, offset, 0, memory, False)",
         "Results of small arrays of a list stay where they were brought together.",
     ),
     Mutation(
