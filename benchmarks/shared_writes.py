@@ -23,7 +23,7 @@ from benchmarks.rows import environment, replace
 from ringreduce.compiler import intrinsics
 from ringreduce.compiler.memory import copy, fence, nanoseconds
 from ringreduce.compiler.records import load_acquire, store_release
-from ringreduce.shm.executor import _stream
+from ringreduce.shm.copies import stream
 from ringreduce.shm.layout import Slot
 
 NAME = "shared_writes"
@@ -41,7 +41,7 @@ def _write(
         place = into + (turn * nbytes) % ring
         begin = nanoseconds(flags + 128)
         if past:
-            _stream(place, source, nbytes)
+            stream(place, source, nbytes)
             fence()
         else:
             copy(place, source, nbytes)

@@ -9,18 +9,23 @@ from __future__ import annotations
 from ringreduce.compiler.memory import load
 from ringreduce.compiler.pyobjects import PyArray, same_kind
 from ringreduce.compiler.records import Address, Record, Word, compilable, record, size_of
+from ringreduce.shm.layout import WORD
 
-SLOTS = 512
-"""Calls that a table has room for: a power of two."""
+_SLOT_BITS = 9
+SLOTS = 1 << _SLOT_BITS
+"""Calls that a table has room for."""
 WAYS = 8
 """Neighbouring slots that a call may be in, from the slot of its hash on."""
 EMPTY = -1
 """The hash of a slot without a call."""
-_WORD_BYTES = 8
-_MASK = 0xFFFFFFFF
-"""Hashes are of 32 bits, so that Python and compiled code compute the same."""
+_HASH_BITS = 32
+_MASK = (1 << _HASH_BITS) - 1
+"""Hashes are cut to 32 bits at each step, so that Python and compiled code compute the same."""
 _SPREAD = 0x61C88647
-"""Knuth's multiplier, 2**32 divided by the golden ratio, negated: below 2**31."""
+"""2**32 minus 2**32 divided by the golden ratio: Fibonacci hashing, of which the upper bits count.
+
+It is less than 2**31, so the product of a hash and it fits into a word.
+"""
 
 ALL_REDUCE, REDUCE_SCATTER, REDUCE, BROADCAST, ALL_GATHER, GATHER, ALL_TO_ALL = range(7)
 
@@ -199,7 +204,7 @@ def _mix(mixed: int, value: int) -> int:
 def _mix_array(mixed: int, array: PyArray) -> int:
     mixed = _mix(mixed, array.descr >> 5)
     for i in range(array.ndim):
-        mixed = _mix(mixed, load(array.shape + i * _WORD_BYTES))
+        mixed = _mix(mixed, load(array.shape + i * WORD))
     return mixed
 
 
@@ -212,14 +217,15 @@ def hash_of(given: Arguments) -> int:
     if given.member_count:
         mixed = _mix_array(_mix(mixed, given.member_count), PyArray(given.last))
     for i in range(given.count_of_counts):
-        mixed = _mix(mixed, load(given.counts + i * _WORD_BYTES))
-    return ((mixed * _SPREAD) & _MASK) >> 8
+        mixed = _mix(mixed, load(given.counts + i * WORD))
+    return (mixed * _SPREAD) & _MASK
 
 
 @compilable
 def slot_address(table: Address, hashed: int, way: int) -> Address:
     """The address of one of the slots that a call with that hash may be in."""
-    return table + ((hashed + way) & (SLOTS - 1)) * CALL_BYTES
+    slot = ((hashed >> (_HASH_BITS - _SLOT_BITS)) + way) & (SLOTS - 1)
+    return table + slot * CALL_BYTES
 
 
 @compilable
@@ -234,7 +240,7 @@ def _matches(call: CachedCall, given: Arguments) -> bool:
     ):
         return False
     for i in range(given.count_of_counts):
-        if load(call.counts + i * _WORD_BYTES) != load(given.counts + i * _WORD_BYTES):
+        if load(call.counts + i * WORD) != load(given.counts + i * WORD):
             return False
     return same_kind(PyArray(given.x), PyArray(call.input))
 

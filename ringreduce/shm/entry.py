@@ -324,9 +324,9 @@ def _new_arrays(path: FastPathState, cached: CachedCall, state: ListState) -> Ad
     results = new_list(state.members)
     if results == 0:
         return 0
-    likes = batch_of(state, 0).likes
+    shapes, likes = cached.shape, batch_of(state, 0).likes
     for i in range(state.members):
-        array = _new_array(path, tuple_item(cached.shape, i), PyArray(load(likes + i * WORD)))
+        array = _new_array(path, tuple_item(shapes, i), PyArray(load(likes + i * WORD)))
         if array == 0:
             let_go_of_object(results)
             return 0

@@ -9,7 +9,7 @@ from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import Rows
-from ringreduce.shm.program import Exchange, Program
+from ringreduce.shm.program import Exchange, SliceProgram
 
 
 class Executable:
@@ -29,9 +29,9 @@ class Executable:
         self._first, self._exchange, self._control = first, exchange, control
         self.moved = False
         """Whether the latest `test` has completed a slice."""
-        self._programs: list[Program] = []
+        self._programs: list[SliceProgram] = []
         """The programs of the first slices: each is made when its slice is first run."""
-        self._current: Program | None = None
+        self._current: SliceProgram | None = None
         """The program under way; None if the run is complete."""
         self._slice = 0
         """The slice that it runs."""
@@ -39,7 +39,7 @@ class Executable:
         self._digest = b""
         """The digest that the program's header has between runs; empty: any."""
         self._arrays = 0, 0
-        """Input and output of this run, as `Program.enter` takes them; 0: the program is bound."""
+        """The programs of the first slices: each program is made when its slice is first run."""
         self._named = True
         """Whether the current program knows the arrays of this run."""
         self._bound: tuple[Any, Any] | None = None
@@ -50,7 +50,7 @@ class Executable:
         """The arrays of this run: kept alive while peers may read and write them."""
 
     @property
-    def program(self) -> Program | None:
+    def program(self) -> SliceProgram | None:
         """The program that is the whole plan; None if the plan has several slices."""
         return self._program(0) if self._plan.slices == 1 else None
 
@@ -88,7 +88,7 @@ class Executable:
             self._copy_out = flat_target, target
 
     def start_at(self, header: bytes, source: int, target: int, held: tuple[Any, ...]) -> None:
-        """Begin a run on arrays that `Program.enter` takes; `held` keeps them alive."""
+        """Begin a run on arrays that `SliceProgram.enter` takes; `held` keeps them alive."""
         self._header, self._arrays, self.held = header, (source, target), held
         self._begin(0)
 
@@ -133,7 +133,7 @@ class Executable:
         if self._digest:
             self._program(0).header[:DIGEST_BYTES] = self._digest
 
-    def _program(self, index: int) -> Program:
+    def _program(self, index: int) -> SliceProgram:
         plan, device = self._plan, self._device
         for following in range(len(self._programs), index + 1):
             rows = self._first

@@ -24,7 +24,6 @@ from ringreduce.compiler import jit
 from ringreduce.compiler.records import address_of, offset_of, size_of
 from ringreduce.control.agreement import Agreement
 from ringreduce.control.signature import Signature
-from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm import call_table
 from ringreduce.shm.call_table import (
     CALL_BYTES,
@@ -39,10 +38,10 @@ from ringreduce.shm.call_table import (
     slot_address,
 )
 from ringreduce.shm.executable import Executable
+from ringreduce.shm.layout import WORD
 from ringreduce.shm.list_table import ListTable
 
 _BETWEEN_LOOKS_S = 2e-5
-_WORD_BYTES = 8
 Shape = tuple[int, ...]
 Function = Callable[..., Any]
 
@@ -84,7 +83,8 @@ class Opening(Protocol):
     @property
     def signature(self) -> Signature: ...
     @property
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> Any:
+        """What `Engine.finish` needs to report a call that is broken off."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,9 +163,9 @@ class FastPath:
         self._depth = 0
         self._waiting: list[None] = []
         """An item for each thread that waits for the lock."""
-        head = size_of(FastPathState) + size_of(Arguments) + ranks * _WORD_BYTES
-        self._memory = np.zeros((head + SLOTS * CALL_BYTES) // _WORD_BYTES, np.int64)
-        self._slots = self._memory[head // _WORD_BYTES :].reshape(SLOTS, -1)
+        head = size_of(FastPathState) + size_of(Arguments) + ranks * WORD
+        self._memory = np.zeros((head + SLOTS * CALL_BYTES) // WORD, np.int64)
+        self._slots = self._memory[head // WORD :].reshape(SLOTS, -1)
         self._named = {
             "remember": agreement.remember,
             "begin": running.append,
@@ -277,7 +277,7 @@ class FastPath:
             self._barrier[0].own_call = 0
         self._barrier_call = None
         self._slots[...] = 0
-        self._slots[:, offset_of(CachedCall, "hash") // _WORD_BYTES] = EMPTY
+        self._slots[:, offset_of(CachedCall, "hash") // WORD] = EMPTY
         self._places.clear()
         self._calls.clear()
 
@@ -313,7 +313,7 @@ class FastPath:
     def _function(
         self, name: str, general: Function, *kept: Any
     ) -> tuple[Function, EntryPoint, CachedCall]:
-        memory = np.zeros((size_of(EntryPoint) + CALL_BYTES) // _WORD_BYTES, np.int64)
+        memory = np.zeros((size_of(EntryPoint) + CALL_BYTES) // WORD, np.int64)
         entry = EntryPoint(_address(memory))
         entry.path, entry.general = _address(self._memory), id(general)
         me = (memory, self._memory, general, *kept)
@@ -346,7 +346,7 @@ class FastPath:
         `shape` is that of the result; None: this rank gets none.  Of a list they are the shapes of
         all results.
         """
-        memory = np.zeros(size_of(Arguments) // _WORD_BYTES, np.int64)
+        memory = np.zeros(size_of(Arguments) // WORD, np.int64)
         given, like = Arguments(_address(memory)), _like(key.shape, key.dtype)
         last, counts = _like(key.last, key.dtype), np.array(key.counts, np.int64)
         op, algorithm = key.op and sys.intern(key.op), sys.intern(key.algorithm)

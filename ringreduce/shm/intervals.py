@@ -1,79 +1,82 @@
-"""Whether areas of memory overlap: they are sorted, and most of them lie in order as they come.
-
-An area is two words, where it begins and where it ends; it is not empty.
-"""
+"""Whether intervals of memory overlap, by a natural merge sort: most lists are almost in order."""
 
 from __future__ import annotations
 
-from typing import Any
+from ringreduce.compiler.records import Address, compilable, size_of
+from ringreduce.shm.layout import Interval
 
-from ringreduce.compiler.memory import load, store
-from ringreduce.compiler.records import compilable
-from ringreduce.shm.layout import WORD
-
-AREA_BYTES = 2 * WORD
+_INTERVAL_BYTES = size_of(Interval)
 
 
 @compilable
-def add_area(areas: Any, count: Any, begin: Any, nbytes: Any, joins: Any) -> Any:
-    """Put an area behind so many others, unless it is empty; how many there are now.
+def interval_of(intervals: Address, index: int) -> Interval:
+    """The interval of that index in an array."""
+    return Interval(intervals + index * _INTERVAL_BYTES)
 
-    If it `joins` the last of them, and lies behind it, they become one, with what lies between.
+
+@compilable
+def add_interval(intervals: Address, count: int, begin: Address, nbytes: int, joins: bool) -> int:
+    """Append an interval to `count` others, unless it is empty; their count then.
+
+    If it `joins` the last interval, and begins at its end or behind, the two and the gap between
+    them become one.
     """
     if nbytes == 0:
         return count
-    last = areas + (count - 1) * AREA_BYTES
-    if joins and load(last + WORD) <= begin:
-        store(last + WORD, begin + nbytes)
+    last = interval_of(intervals, count - 1)
+    if joins and last.end <= begin:
+        last.end = begin + nbytes
         return count
-    store(areas + count * AREA_BYTES, begin)
-    store(areas + count * AREA_BYTES + WORD, begin + nbytes)
+    new = interval_of(intervals, count)
+    new.begin, new.end = begin, begin + nbytes
     return count + 1
 
 
 @compilable
-def _run(areas: Any, first: Any, count: Any) -> Any:
-    """Behind how many areas a run of them ends, of which none begins before the one before."""
+def end_of_run(intervals: Address, first: int, count: int) -> int:
+    """The end of the ascending run that starts at `first`."""
     end = min(first + 1, count)
-    while end < count and load(areas + (end - 1) * AREA_BYTES) <= load(areas + end * AREA_BYTES):
+    while end < count:
+        if interval_of(intervals, end - 1).begin > interval_of(intervals, end).begin:
+            break
         end += 1
     return end
 
 
 @compilable
-def _merge(areas: Any, into: Any, count: Any) -> Any:
-    """Merge every two runs of areas; how many runs come of it."""
+def merge(intervals: Address, into: Address, count: int) -> int:
+    """Merge every two ascending runs of `intervals` to `into`; how many runs there are then."""
     runs, first = 0, 0
     while first < count:
-        second = _run(areas, first, count)
-        end = _run(areas, second, count)
+        second = end_of_run(intervals, first, count)
+        end = end_of_run(intervals, second, count)
         left, right = first, second
         for place in range(first, end):
-            begin = load(areas + left * AREA_BYTES) if left < second else 0
-            other = load(areas + right * AREA_BYTES) if right < end else 0
+            begin = interval_of(intervals, left).begin if left < second else 0
+            other = interval_of(intervals, right).begin if right < end else 0
             taken = left
             if right < end and (left == second or other < begin):
                 taken = right
                 right += 1
             else:
                 left += 1
-            for word in (0, WORD):
-                value = load(areas + taken * AREA_BYTES + word)
-                store(into + place * AREA_BYTES + word, value)
+            source, target = interval_of(intervals, taken), interval_of(into, place)
+            target.begin, target.end = source.begin, source.end
         runs += 1
         first = end
     return runs
 
 
 @compilable
-def overlap(areas: Any, count: Any) -> bool:
-    """Whether any two of so many areas overlap.  There is room for as many behind them."""
-    here, there = areas, areas + count * AREA_BYTES
-    while _merge(here, there, count) > 1:
+def overlap(intervals: Address, count: int) -> bool:
+    """Whether any two of `count` intervals overlap.  There is memory for as many behind them."""
+    here, there = intervals, intervals + count * _INTERVAL_BYTES
+    while merge(here, there, count) > 1:
         here, there = there, here
     end = 0
     for place in range(count):
-        if load(there + place * AREA_BYTES) < end:
+        each = interval_of(there, place)
+        if each.begin < end:
             return True
-        end = load(there + place * AREA_BYTES + WORD)
+        end = each.end
     return False

@@ -1,105 +1,91 @@
-"""Buffers in pieces: arrays of a list, read and written where they lie as if they lay end to end.
+"""Buffers in pieces: arrays of a list, read and written where they are as if they were contiguous.
 
-Whoever takes bytes of such a buffer takes a piece, or what there is of it, where it lies.  Pieces
-of few bytes are brought together first, or dealt out afterwards, in memory that stays near.
+Each access takes one piece, or what is left of it.  Small pieces are gathered in scratch that stays
+in the cache, or scattered from there.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from ringreduce.compiler.memory import copy, load, store
-from ringreduce.compiler.records import compilable
-from ringreduce.shm.layout import (
-    BEGIN,
-    FEW_BYTES,
-    IN_PIECES,
-    PIECE,
-    PLACES,
-    SIZES,
-    TOGETHER_BYTES,
-    WORD,
-)
+from ringreduce.compiler.memory import copy, load
+from ringreduce.compiler.records import Address, compilable
+from ringreduce.shm.layout import GATHER_BYTES, IOVEC, SMALL_PIECE_BYTES, WORD, Buffer, Iovec
 
 
 @compilable
-def _seek(pieces: Any, offset: Any) -> Any:
-    """Go to the piece that has the byte at an offset; how much of it there is from there on."""
-    piece, begin = load(pieces + PIECE * WORD), load(pieces + BEGIN * WORD)
+def seek(iovec: Iovec, offset: int) -> int:
+    """Go to the piece that has the byte at `offset`; the bytes of it from there on."""
+    piece, begin = iovec.piece, iovec.begin
     if offset < begin:
         piece, begin = 0, 0
-    sizes = load(pieces + SIZES * WORD)
-    size = load(sizes + piece * WORD)
+    size = load(iovec.sizes + piece * WORD)
     while offset >= begin + size:
         begin += size
         piece += 1
-        size = load(sizes + piece * WORD)
-    store(pieces + PIECE * WORD, piece)
-    store(pieces + BEGIN * WORD, begin)
+        size = load(iovec.sizes + piece * WORD)
+    iovec.piece, iovec.begin = piece, begin
     return begin + size - offset
 
 
 @compilable
-def _place(pieces: Any, offset: Any) -> Any:
-    """Where the byte at an offset lies, in the piece that `_seek` has gone to."""
-    begin = load(pieces + PLACES * WORD) + load(pieces + PIECE * WORD) * WORD
-    return load(begin) + offset - load(pieces + BEGIN * WORD)
+def address_in(iovec: Iovec, offset: int) -> Address:
+    """The address of the byte at `offset`, in the piece that `seek` has gone to."""
+    return load(iovec.addresses + iovec.piece * WORD) + offset - iovec.begin
 
 
 @compilable
-def at_once(register: Any, offset: Any, most: Any) -> Any:
-    """How many bytes of a buffer to take at once, from an offset on: no more than `most`."""
-    if load(register + WORD) != IN_PIECES:
+def contiguous(buffer: Buffer, offset: int, most: int) -> int:
+    """Bytes of a buffer to take at a time from `offset` on: `most` or fewer."""
+    if buffer.process != IOVEC:
         return most
-    there = _seek(load(register), offset)
-    if there < FEW_BYTES:
-        return min(most, TOGETHER_BYTES)
-    return min(most, there)
+    left = seek(Iovec(buffer.address), offset)
+    if left < SMALL_PIECE_BYTES:
+        return min(most, GATHER_BYTES)
+    return min(most, left)
 
 
 @compilable
-def room(register: Any, offset: Any, nbytes: Any, memory: Any) -> Any:
-    """Where so many bytes of a buffer lie, if they do so end to end, else `memory`.
+def writable_at(buffer: Buffer, offset: int, nbytes: int, memory: Address) -> Address:
+    """Where to write bytes of a buffer: in place if they are in one piece, else `memory`.
 
-    To be written to, before they are dealt out.
+    `scatter` has to follow.
     """
-    pieces = load(register)
-    if load(register + WORD) != IN_PIECES:
-        return pieces + offset
-    return _place(pieces, offset) if _seek(pieces, offset) >= nbytes else memory
+    if buffer.process != IOVEC:
+        return buffer.address + offset
+    iovec = Iovec(buffer.address)
+    return address_in(iovec, offset) if seek(iovec, offset) >= nbytes else memory
 
 
 @compilable
-def _move(register: Any, offset: Any, nbytes: Any, memory: Any, together: Any) -> None:
-    """Copy a buffer's pieces to `memory`, where they lie end to end, or from there."""
-    pieces = load(register)
-    length, place = _seek(pieces, offset), _place(pieces, offset)
-    places = load(pieces + PLACES * WORD) + load(pieces + PIECE * WORD) * WORD
-    sizes = load(pieces + SIZES * WORD) + load(pieces + PIECE * WORD) * WORD
+def move(buffer: Buffer, offset: int, nbytes: int, memory: Address, gathers: bool) -> None:
+    """Copy the pieces of a buffer to `memory`, where they are contiguous, or from there."""
+    iovec = Iovec(buffer.address)
+    length, place = seek(iovec, offset), address_in(iovec, offset)
+    addresses = iovec.addresses + iovec.piece * WORD
+    sizes = iovec.sizes + iovec.piece * WORD
     while True:
         length = min(length, nbytes)
-        if together:
+        if gathers:
             copy(memory, place, length)
         else:
             copy(place, memory, length)
         nbytes -= length
         if nbytes == 0:
             break
-        memory, places, sizes = memory + length, places + WORD, sizes + WORD
-        place, length = load(places), load(sizes)
+        memory, addresses, sizes = memory + length, addresses + WORD, sizes + WORD
+        place, length = load(addresses), load(sizes)
 
 
 @compilable
-def brought(register: Any, offset: Any, nbytes: Any, memory: Any) -> Any:
-    """Where to read so many bytes of a buffer: at `memory`, if they were in several pieces."""
-    place = room(register, offset, nbytes, memory)
+def gathered(buffer: Buffer, offset: int, nbytes: int, memory: Address) -> Address:
+    """Where to read bytes of a buffer: in place if they are in one piece, else `memory`."""
+    place = writable_at(buffer, offset, nbytes, memory)
     if place == memory:
-        _move(register, offset, nbytes, memory, True)
+        move(buffer, offset, nbytes, memory, True)
     return place
 
 
 @compilable
-def deal_out(register: Any, offset: Any, nbytes: Any, memory: Any, place: Any) -> None:
-    """The bytes are written to where there was `room`: to the pieces, if that was `memory`."""
+def scatter(buffer: Buffer, offset: int, nbytes: int, memory: Address, place: Address) -> None:
+    """Complete a write to `place`, as `writable_at` returned it: copy to the pieces if `memory`."""
     if place == memory:
-        _move(register, offset, nbytes, memory, False)
+        move(buffer, offset, nbytes, memory, False)

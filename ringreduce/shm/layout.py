@@ -1,12 +1,12 @@
-"""How the memory is laid out through which ranks of one host tell each other something.
+"""Records of the memory that ranks of one host share, and of the programs that use it.
 
-Every rank has a block that it alone writes: two slots, which take turns, and a ring.  A slot begins
-with the number of the exchange that it was last used for; behind that stands the header of the
-call, and then the data, if they are few.  More are put into the ring, one exchange's behind the
-other's, or read where they lie; then the slot says where.
+Every rank has a segment that it alone writes: two slots, which rounds take in turn, and a ring.  A
+slot begins with the sequence number of the round it was last used for.  The header of the call
+follows, and then the data, if they are few.  More data are staged in the ring, one round's behind
+the other's, or peers read them where they are; then the slot says where.
 
-What the compiled machine works on are words of 8 bytes: those that all programs of a communicator
-have in common, and those of one program, its rows at the end.
+A `Team` is what all programs of a communicator share.  A `Program` is one slice of a plan; its
+instructions follow it in memory.  The memory order is in `shm.protocol`.
 """
 
 from __future__ import annotations
@@ -14,114 +14,9 @@ from __future__ import annotations
 from ringreduce.compiler.records import Address, Record, Word, record
 
 WORD = 8
+"""Bytes of a word."""
 
-# --- a block --------------------------------------------------------------------------------------
-
-NUMBER, HEADER, DATA = 0, 8, 32
-"""Where in a slot the number, the header of 24 bytes, and the data begin."""
-INPUT_AT, OUTPUT_AT = 32, 48
-"""Where, if the data are not there, it says where the arrays lie: an address each, and whether that
-is counted from the beginning of the sender's block (1) or is one of its process (0).  If data are
-staged or lent, then at the first of these where in the block they begin."""
-SLOT_BYTES = 4 << 10
-MOST_STAGED = (4 << 20) + (4 << 10)
-"""A slice, and what lies between its parts."""
-RING, RING_TURN, RING_BYTES = 2 * SLOT_BYTES, 512 << 10, 3 * MOST_STAGED
-"""Where the ring begins; where at the latest it goes back to the beginning, if what was put there
-last does not lie there; and how long it is, so that in the end it always can go back.
-
-What a peer has read stands in that core's own cache, and to write there each line has to be asked
-for.  By the time a ring half as long as that cache has come round, most of it has left for the
-cache that the cores share; a longer one would leave that, too
-(``bench_results/shared_writes.jsonl``).
-"""
-TIMES_ROUND = 32
-"""How often what is put there fits before it goes back: few data stay near."""
-BLOCK_BYTES = RING + RING_BYTES
-
-# --- words of a communicator ----------------------------------------------------------------------
-
-COUNT, SPINS, YIELDS, PEERS = range(4)
-MY_BLOCK, MY_SLOT = 4, 5
-PULLED, PULL_BYTES, ACC, SOURCES = range(7, 11)
-VECTOR, MY_BYTES, DELAYS, RING_AT, RING_LAST = 11, 15, 16, 17, 18
-FAR_STAGED, FAR_GIVEN, FAR_PULLED, TOGETHER = 19, 20, 21, 22
-"""Exchanges ever begun; how often to look, and then to yield, before giving up for now; how many
-peers; this rank's block; a register: the data of the slot in use; memory for what is read from
-other processes, and how much of it a peer has; memory for folds; that for a list of addresses; four
-words for the kernel; how long this rank's block is; a seed for delays before each row, for tests,
-or 0; where in the ring what was taken last ends, and where it begins; how much to write past the
-caches before trying again through them, or how much was since (`machine._write`): of what is
-staged, and of what is written to where peers want it; how often to, of what is pulled; memory where
-few bytes of several pieces lie end to end, one for each array of a fold, the result's first."""
-COMMON_WORDS = 23
-BLOCK, PROCESS, SEEN = range(3)
-PEER_SLOT, PEER_INPUT, PEER_OUTPUT = 3, 5, 7
-WRITABLE, COMPARED = 9, 10
-"""Then for each peer: its block; its process, 0 if its memory is mapped; the latest number seen;
-and three registers: the data of its slot, its input, its output; whether that is shared memory; the
-latest number whose header was compared.  A register is two words: an address, and the process that
-it is of, 0 for this one, IN_PIECES if what stands at that address is where the pieces lie."""
-PEER_WORDS = 11
-
-# --- words of a buffer in pieces: see `shm.iovec` --------------------------------------------
-
-IN_PIECES = -1
-PLACES, SIZES, PIECE, BEGIN = range(4)
-"""Where their addresses stand, and where the bytes of each; a piece, and where in the buffer it
-begins."""
-PIECES_WORDS = 4
-FEW_BYTES, TOGETHER_BYTES = 256, 8 << 10
-"""What is less of a piece is brought together with others, up to so many bytes."""
-
-# --- words of a program ---------------------------------------------------------------------------
-
-COMMON, ROW, DONE_BYTES, BASE, EXCHANGES, TELLS, ITEM_BYTES, FOLD, DIVISOR, MET = range(10)
-"""The address of the common words; that of the row it is at, and how far it got with that; the
-number before its first exchange, and how many it makes; what ranks tell besides the header:
-nothing, where their ARRAYS are, or where the DATA and the output are; of an element; the function
-that folds and by what it divides; the peer that is waited for or whose header is another.
-"""
-TELLS_NOTHING, TELLS_ARRAYS, TELLS_DATA = range(3)
-OWN_HEADER = 10
-"""Three words."""
-INPUT, OUTPUT, SCRATCH, INPUT_PLACE, OUTPUT_PLACE = 13, 15, 17, 19, 21
-"""Registers, and what is told of the first two."""
-START, INPUT_BYTES, OUTPUT_BYTES, IN_PLACE, RUN = range(23, 28)
-"""Where the rows begin; how long the input is, and the output; whether they may be the same; the
-address of `machine.run`."""
-PROGRAM_WORDS = 28
-"""The rows follow."""
-
-# --- rows -----------------------------------------------------------------------------------------
-
-MAKE_ROOM, PUT, AWAIT, COPY, REDUCE, END = range(6)
-"""What a row says, and then, in words of its own:
-
-- MAKE_ROOM k, bytes, unless: wait until the slot of exchange k may be written; compare headers of
-  k - 1; take so much of the ring, unless there is a word at that address and it is not 0.
-- PUT k, lends, register, offset: what this rank has to say in exchange k is there; or, if the word
-  at the address `lends` is not 0, where it lies.
-- AWAIT k, place, listens: wait until the peer at that place of the common words has put exchange k;
-  compare its header, if that is not only to know how far it is.
-- COPY into, offset, source, offset, bytes, whether that is staged, unless: by the addresses of
-  registers; nothing, if there is a word at the address `unless` and it is not 0.
-- REDUCE into, offset, bytes, sources, address of a list of (register, offset), bytes at a time,
-  whether to divide.  Behind the sources the list says who wants the result: how many, how many have
-  to for the slot to do without, where in the slot, nothing; and for each (register, offset).
-- END
-"""
-ROW_WORDS = 8
-STAGED_FROM = 4 << 10
-"""Fewer bytes are copied through the caches in any case."""
-
-# --- what a run comes to --------------------------------------------------------------------------
-
-FINISHED, WAITS, FOREIGN, UNUSUAL = range(4)
-"""It is over; it waits for a peer; a peer is in another call; the arrays are not as expected, and
-nothing was done."""
-
-# --- a segment, by fields -------------------------------------------------------------------------
+# --- a segment ------------------------------------------------------------------------------------
 
 
 @record
@@ -150,46 +45,78 @@ class Location(Record):
 class Slot(Record):
     """What a rank publishes in one round.  Its owner alone writes it, `sequence` last."""
 
-    # Number of the round that the slot was last used for.
+    # Sequence number of the round that the slot was last used for.
     sequence: Word
     # Header of the call that the round belongs to.
     header: Header
-    # Where peers read: INPUT, or, where data are staged or exposed, their offset in the segment.
+    # INPUT; with PUBLISHES_DATA the offset in the segment of the data of the round.
     input: Location
-    # Where peers write directly: OUTPUT.
+    # OUTPUT.
     output: Location
 
 
-# --- what a communicator's programs share, by fields ----------------------------------------------
+DATA_OFFSET = 32
+"""Bytes from the beginning of a slot to its data, if it has data and publishes no locations."""
+SLOT_BYTES = 4 << 10
+MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
+"""A slice, and the gaps between its parts."""
+RING_OFFSET = 2 * SLOT_BYTES
+"""Bytes from the beginning of a segment to its ring."""
+RING_BYTES = 3 * MAX_STAGED_BYTES
+"""Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
+RING_TURN_BYTES = 512 << 10
+"""The ring goes back to its beginning after so many bytes, if the latest data are not there.
+
+Data that a peer has read are in the cache of the peer's core, and the writer has to fetch each line
+from there.  By the time that a ring half as long as that cache has come round, most lines have
+moved to the cache that the cores share.  A longer ring would leave the shared cache as well
+(``bench_results/shared_writes.jsonl``).
+"""
+RING_TURN_ROUNDS = 32
+"""The ring also goes back after so many rounds of the current size: small data stay in cache."""
+SEGMENT_BYTES = RING_OFFSET + RING_BYTES
+"""Behind them a segment has memory for registered arrays."""
+
+# --- buffers --------------------------------------------------------------------------------------
 
 
 @record
 class Buffer(Record):
-    """Memory that an instruction reads or writes."""
+    """Memory that instructions read or write."""
 
-    # Address of the first byte; if `process` is IN_PIECES, that of an `Iovec`.
+    # Address of the first byte; if `process` is IOVEC, the address of an `Iovec`.
     address: Address
-    # 0: this process; IN_PIECES: this process, in pieces; else the process to read from.
+    # 0: mapped by this process; IOVEC: in pieces; else the process whose address it is.
     process: Word
+
+
+IOVEC = -1
+"""The `process` of a `Buffer` in pieces."""
 
 
 @record
 class Iovec(Record):
-    """A buffer in pieces, and the piece that was used last: see `shm.iovec`."""
+    """A buffer in pieces, all in this process, and the piece that was used last."""
 
     # Array of the addresses of the pieces.
     addresses: Address
     # Array of the sizes of the pieces, in bytes.
     sizes: Address
-    # Index of the piece that was used last.
+    # Index of the piece that was used last, from 0.
     piece: Word
     # Offset of that piece in the buffer, in bytes.
     begin: Word
 
 
+SMALL_PIECE_BYTES = 256
+"""Smaller pieces are gathered and scattered: reduced or copied together with the next ones."""
+GATHER_BYTES = 8 << 10
+"""The most bytes that are gathered at a time."""
+
+
 @record
 class Interval(Record):
-    """Memory from `begin` up to `end`; it is not empty."""
+    """A range of memory, not empty: see `shm.intervals`."""
 
     # Address of the first byte.
     begin: Address
@@ -197,7 +124,110 @@ class Interval(Record):
     end: Address
 
 
-# --- a program, by fields -------------------------------------------------------------------------
+# --- what the programs of a communicator share ----------------------------------------------------
+
+
+@record
+class MemoryRange(Record):
+    """``struct iovec`` of process_vm_readv."""
+
+    # Address of the first byte.
+    address: Address
+    # Size in bytes.
+    nbytes: Word
+
+
+@record
+class Timespec(Record):
+    """``struct timespec`` of clock_gettime."""
+
+    # Seconds.
+    seconds: Word
+    # Nanoseconds of the second, 0 to 999,999,999.
+    nanoseconds: Word
+
+
+@record
+class StoreState(Record):
+    """Whether one kind of write uses ordinary or streaming stores: see `shm.copies.write`."""
+
+    # Bytes still to write by streaming stores before ordinary stores are timed again, 0 or more.
+    stream_remaining: Word
+    # Bytes still to write by ordinary stores before these are timed again, 0 or more.
+    unchecked_remaining: Word
+
+
+@record
+class Peer(Record):
+    """What this rank knows of another one."""
+
+    # Address of the peer's segment.
+    segment: Address
+    # Number of the peer's process; 0: this process maps the memory of the peer.
+    process: Word
+    # Sequence number of the latest round that the peer is known to have posted.
+    seen: Word
+    # Data of the peer in the current round.
+    slot: Buffer
+    # INPUT of the peer in the current round.
+    input: Buffer
+    # OUTPUT of the peer in the current round.
+    output: Buffer
+    # 1: OUTPUT is in the peer's segment, so this rank may write it; 0: it is not.
+    output_is_shared: Word
+    # Sequence number of the latest round whose header was compared with this rank's.
+    compared: Word
+
+
+@record
+class Team(Record):
+    """What all programs of a communicator share; a `Peer` for each other rank follows."""
+
+    # Sequence number of the latest round that a program has begun or reserved.
+    rounds: Word
+    # Polls of a peer's slot before the rank yields its core.
+    spins: Word
+    # Polls after a yield of the core each, before the program returns PENDING.
+    yields: Word
+    # Number of peers: one less than ranks.
+    peer_count: Word
+    # Address of this rank's segment.
+    segment: Address
+    # Size of this rank's segment in bytes.
+    segment_bytes: Word
+    # Data of this rank in the current round.
+    slot: Buffer
+    # Memory for data of other processes: `read_bytes` for each peer.
+    read_buffer: Address
+    # Bytes that are read from a process, or reduced, at a time.
+    read_bytes: Word
+    # Scratch of the folds, `jit.FOLD_BYTES`.
+    fold_scratch: Address
+    # Array of the addresses of the sources of a fold, one for each rank.
+    sources: Address
+    # Scratch for pieces that are gathered: GATHER_BYTES for the result and for each rank.
+    gather_buffer: Address
+    # Destination of process_vm_readv.
+    local: MemoryRange
+    # Source of process_vm_readv; follows `local`.
+    remote: MemoryRange
+    # Scratch of the clock.
+    clock: Timespec
+    # State of a random generator of delays before each instruction, for tests; 0: no delays.
+    delay_seed: Word
+    # Offset in the ring of the latest data, in bytes.
+    ring_begin: Word
+    # Offset in the ring behind the latest data, in bytes, a multiple of 64.
+    ring_end: Word
+    # Stores to this rank's slot and ring.
+    staged: StoreState
+    # Stores to OUTPUT of peers.
+    direct: StoreState
+    # Reads of at most `read_bytes` by way of `read_buffer` before a direct read is timed again.
+    indirect_reads: Word
+
+
+# --- a program ------------------------------------------------------------------------------------
 
 
 @record
@@ -208,36 +238,34 @@ class Program(Record):
     team: Address
     # Address of the instruction that waits; 0: the program has not begun, or is over.
     instruction: Address
-    # Bytes that a waiting REDUCE has done.
+    # Bytes that the waiting REDUCE has completed.
     done_bytes: Word
     # Sequence number of the round before the program's first.
     base: Word
-    # Rounds that the program takes, 1 or more.
+    # Number of rounds, 1 or more.
     rounds: Word
-    # What ranks publish besides the header: PUBLISHES_NOTHING, PUBLISHES_ARRAYS, PUBLISHES_DATA.
+    # PUBLISHES_NOTHING, PUBLISHES_ARRAYS or PUBLISHES_DATA.
     publishes: Word
-    # Bytes of an element; of one part of a complex element.
+    # Size in bytes of an element, or of one of the two parts of a complex element.
     item_bytes: Word
-    # Address of the compiled fold; 0: nothing is reduced.
+    # Address of the compiled fold; 0: the program reduces nothing.
     fold: Address
-    # Divisor of the result of "mean"; 0: another operation.
+    # Divisor of the finished result, for "mean"; 0: the result is not divided.
     divisor: Word
     # Index of the peer that is waited for, or whose header is different.
     blamed: Word
     # Header of the call under way.
     header: Header
-    # This rank's INPUT.
+    # INPUT of this rank.
     input: Buffer
-    # This rank's OUTPUT.
+    # OUTPUT of this rank.
     output: Buffer
-    # This rank's SCRATCH.
+    # SCRATCH of this rank.
     scratch: Buffer
     # INPUT as this rank publishes it.
     input_location: Location
     # OUTPUT as this rank publishes it.
     output_location: Location
-    # Offset of the first instruction, in words.
-    first_instruction: Word
     # Size of INPUT in bytes.
     input_bytes: Word
     # Size of OUTPUT in bytes.
@@ -248,9 +276,144 @@ class Program(Record):
     run: Address
 
 
-DONE, PENDING, MISMATCH, NOT_ELIGIBLE = range(4)
-"""Results of a run: the program is over; it waits for a peer; a peer is in another call; the arrays
-are not as the program expects, and nothing was done."""
 PUBLISHES_NOTHING, PUBLISHES_ARRAYS, PUBLISHES_DATA = range(3)
-"""What ranks publish besides the header: nothing; where INPUT and OUTPUT are; where the data of
-the round and OUTPUT are."""
+"""What the ranks publish in a round besides the header: nothing; the locations of INPUT and OUTPUT;
+the location of the round's data and of OUTPUT."""
+
+DONE, PENDING, MISMATCH = range(3)
+"""Results of a run: the program is over; it waits for a peer; a peer is in another call."""
+
+# --- instructions ---------------------------------------------------------------------------------
+
+FREE_SLOT, POST, WAIT, COPY, REDUCE, END = range(6)
+"""Opcodes."""
+
+
+@record
+class Operand(Record):
+    """Bytes of a buffer from an offset on."""
+
+    # Address of a `Buffer`.
+    buffer: Address
+    # Offset of the first byte in the buffer.
+    offset: Word
+
+
+@record
+class Instruction(Record):
+    """The fields that FREE_SLOT, POST and WAIT have in common; every instruction has an opcode."""
+
+    # FREE_SLOT, POST, WAIT, COPY, REDUCE or END.
+    opcode: Word
+    # Number of the round in the program, from 1.
+    round: Word
+
+
+@record
+class FreeSlot(Record):
+    """Wait until the slot of a round may be written, and reserve memory of the ring."""
+
+    # FREE_SLOT
+    opcode: Word
+    # Number of the round in the program, from 1.
+    round: Word
+    # Bytes to reserve; 0: none.
+    nbytes: Word
+    # Address of a word that is not 0 if nothing need be reserved; 0: there is none.
+    shared_flag: Address
+
+
+@record
+class Post(Record):
+    """Publish this rank's part of a round."""
+
+    # POST
+    opcode: Word
+    # Number of the round in the program, from 1.
+    round: Word
+    # Address of a word that is not 0 if `exposed` is the data of the round; 0: there is none.
+    shared_flag: Address
+    # Memory that peers read in place of the slot.
+    exposed: Operand
+
+
+@record
+class Wait(Record):
+    """Wait until a peer has posted a round."""
+
+    # WAIT
+    opcode: Word
+    # Number of the round in the program, from 1.
+    round: Word
+    # Index of the peer.
+    peer: Word
+    # 1: compare the header, and resolve the peer's buffers; 0: only wait.
+    reads: Word
+
+
+@record
+class Copy(Record):
+    """Copy bytes from a buffer to another."""
+
+    # COPY
+    opcode: Word
+    # The bytes to write.
+    target: Operand
+    # The bytes to read.
+    source: Operand
+    # Number of bytes, 1 or more.
+    nbytes: Word
+    # 1: peers read the target, and it is long enough to choose how to write; 0: another copy.
+    staged: Word
+    # Address of a word that is not 0 if there is nothing to copy; 0: there is none.
+    shared_flag: Address
+
+
+@record
+class Destinations(Record):
+    """Where the result of a REDUCE is wanted besides its target."""
+
+    # Number of peers whose OUTPUT is written directly, if it is shared.
+    direct_count: Word
+    # Array of as many `DirectWrite`.
+    direct: Address
+    # Number of ranks that read the result; the slot is written if fewer were written directly.
+    readers: Word
+    # Offset of the result in this rank's data of the next round, in bytes.
+    slot_offset: Word
+
+
+@record
+class DirectWrite(Record):
+    """Bytes of a peer's OUTPUT."""
+
+    # Address of the `Peer`.
+    peer: Address
+    # Offset of the first byte in OUTPUT.
+    offset: Word
+
+
+@record
+class Reduce(Record):
+    """Reduce sources from left to right."""
+
+    # REDUCE
+    opcode: Word
+    # The bytes to write.
+    target: Operand
+    # Number of bytes, 1 or more.
+    nbytes: Word
+    # Number of sources, 2 or more.
+    source_count: Word
+    # Array of as many `Operand`.
+    sources: Address
+    # Address of the `Destinations`.
+    destinations: Address
+    # 1: divide the result by the divisor of the program; 0: do not.
+    divides: Word
+
+
+INSTRUCTION_BYTES = 64
+"""Every instruction takes as many."""
+STAGED_FROM_BYTES = 4 << 10
+"""Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

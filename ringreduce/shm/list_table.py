@@ -24,8 +24,8 @@ from ringreduce.compiler.records import (
     record,
     size_of,
 )
-from ringreduce.shm.intervals import add_area, overlap
-from ringreduce.shm.layout import Interval, Iovec
+from ringreduce.shm.intervals import add_interval, overlap
+from ringreduce.shm.layout import WORD, Interval, Iovec
 
 SCATTERED, MOVED = 1, 2
 """Flags of `locate`: arrays are not end to end; an array is not where it was the last time."""
@@ -33,7 +33,6 @@ DIFFERENT = -1
 """The list does not have the arrays that its programs are for."""
 UNKNOWN, SEPARATE, MIXED = range(3)
 """Whether a result overlaps another array: it does not, or it does."""
-_WORD_BYTES = 8
 
 
 @record
@@ -99,17 +98,17 @@ def _locate(
     """
     found, end = 0, 0
     for i in range(batch.members):
-        array = PyArray(load(items + i * _WORD_BYTES))
-        if not same_kind(array, PyArray(load(batch.likes + i * _WORD_BYTES))):
+        array = PyArray(load(items + i * WORD))
+        if not same_kind(array, PyArray(load(batch.likes + i * WORD))):
             return DIFFERENT
         if array.flags & flags != flags:
             return DIFFERENT
         place = array.data
-        if load(places + i * _WORD_BYTES) != place or load(also + i * _WORD_BYTES) != place:
+        if load(places + i * WORD) != place or load(also + i * WORD) != place:
             found |= MOVED
-            store(places + i * _WORD_BYTES, place)
-            store(also + i * _WORD_BYTES, place)
-        nbytes = load(batch.sources.sizes + i * _WORD_BYTES)
+            store(places + i * WORD, place)
+            store(also + i * WORD, place)
+        nbytes = load(batch.sources.sizes + i * WORD)
         if nbytes:
             if end and place != end:
                 found |= SCATTERED
@@ -152,8 +151,8 @@ def locate_all(state: ListState, given: Address, out: Address) -> int:
         if seen < 0:
             return DIFFERENT
         found |= seen
-        given += batch.members * _WORD_BYTES
-        out += batch.members * _WORD_BYTES
+        given += batch.members * WORD
+        out += batch.members * WORD
     return found
 
 
@@ -169,11 +168,11 @@ def _add_intervals(state: ListState, joined: bool) -> int:
     for is_target in (False, True):
         places, first = targets if is_target else sources, count
         for i in range(state.members):
-            place = load(places + i * _WORD_BYTES)
-            if not is_target or place != load(sources + i * _WORD_BYTES):
+            place = load(places + i * WORD)
+            if not is_target or place != load(sources + i * WORD):
                 joins = joined and count > first
-                nbytes = load(sizes + i * _WORD_BYTES)
-                count = add_area(state.intervals, count, place, nbytes, joins)
+                nbytes = load(sizes + i * WORD)
+                count = add_interval(state.intervals, count, place, nbytes, joins)
     return count
 
 

@@ -6,12 +6,14 @@ all decide alike.  Everything else about such a call is as with messages.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ringreduce.compiler import jit
+from ringreduce.compiler.records import Address, address_of, load_acquire, offset_of, size_of
 from ringreduce.config import Config
 from ringreduce.control.executable import Note
 from ringreduce.control.signature import HEADER_BYTES
@@ -26,44 +28,40 @@ from ringreduce.planning.shm_instructions import (
     Place,
     Put,
     Reduce,
-    Row,
     Rows,
     rows_of,
 )
 from ringreduce.shm import layout
-from ringreduce.shm.layout import WORD
+from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
+from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
 
-_PIECE = 256 << 10
-"""Bytes of each array that are folded at a time: what is read from other processes stays near."""
-_WANTED_WORDS = 4
-_MOST_RANKS = 64
+_READ_BYTES = 256 << 10
+"""Bytes of each array to reduce at a time: data of other processes stay in the cache."""
+_MAX_RANKS = 64
 """Every rank plans for all."""
-_ALONE, _CROWDED = (1000, 2), (20, 4)
-"""How often a program looks, and how often it then yields, before it lets others look too: where
-every rank has a core of its own, and where not.  It holds the interpreter the while, which other
-threads of its rank may be waiting for."""
-_REGISTERS = {
-    INPUT: layout.PEER_INPUT,
-    OUTPUT: layout.PEER_OUTPUT,
-    SLOT: layout.PEER_SLOT,
-}
+_SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (1000, 2), (20, 4)
+"""Polls of a slot, and polls with the core yielded before each, before a program returns PENDING:
+where every rank has a core of its own, and where ranks share cores.  A program that polls keeps its
+thread, and other threads of the rank may wait for the core."""
 
 
-class Program:
-    """A slice as a compiled program: run on arrays that the program is told of in each call."""
+class SliceProgram:
+    """The compiled program of one slice, with its memory."""
 
     def __init__(self, exchange: Exchange, words: Any, rows: Rows, scratch: Any) -> None:
-        self._exchange, self._words, self._rows, self._scratch = exchange, words, rows, scratch
+        self._exchange, self._rows = exchange, rows
+        self._memory = words, scratch
+        self._program = Program(_address(words))
         self.address = _address(words)
-        header = words[layout.OWN_HEADER : layout.OWN_HEADER + HEADER_BYTES // WORD]
-        self.header = memoryview(header).cast("B")
+        header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
+        self.header = memoryview(header)
         """The header of the call: published, and compared with the peers' headers."""
         self.notes: list[Note] = list(rows.notes)
 
     def bind(self, source: int, target: int) -> None:
         """Bind the program to the addresses of input and output: `enter` need not name them."""
-        self._exchange.bind(self._words, source, target)
+        self._exchange.bind(self._program, source, target)
 
     def enter(self, source: int = 0, target: int = 0) -> bool:
         """Go on as far as possible; return whether the run is complete.
@@ -72,17 +70,17 @@ class Program:
         `shm.executor.run` takes them.  0 keeps those of before.
         """
         state = self._exchange.enter(self.address, -1, source, target)
-        if state == layout.FOREIGN:
-            self._exchange.meet_foreign(self._words)
-        return bool(state == layout.FINISHED)
+        if state == layout.MISMATCH:
+            self._exchange.report_mismatch(self._program)
+        return bool(state == layout.DONE)
 
     def where(self) -> tuple[int, list[int]]:
         """Return the step that the program is at, and the peers that it waits for."""
-        return self._exchange.where(self._words, self._rows)
+        return self._exchange.where(self._program, self._rows)
 
     def reset(self) -> None:
         """Let the next run begin with the first instruction."""
-        self._words[layout.ROW] = 0
+        self._program.instruction = 0
 
 
 class Exchange:
@@ -104,28 +102,28 @@ class Exchange:
         self.enter, self._memory, self._rank, self._foreign = enter, memory, rank, foreign
         self._config = config
         size = len(memory.addresses)
-        self._peers = [peer for peer in range(size) if peer != rank]
-        self._pulled = np.empty(_PIECE * len(self._peers), np.uint8)
-        self._acc = np.empty(jit.FOLD_BYTES, np.uint8)
+        peers = self._peers = [peer for peer in range(size) if peer != rank]
+        self._team_words = np.zeros((size_of(Team) + size_of(Peer) * len(peers)) // WORD, np.int64)
+        self._read_buffer = np.empty(_READ_BYTES * len(peers), np.uint8)
+        self._fold_scratch = np.empty(jit.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
-        self._together = np.empty(layout.TOGETHER_BYTES * (size + 1), np.uint8)
-        words = np.zeros(layout.COMMON_WORDS + layout.PEER_WORDS * len(self._peers), np.int64)
-        words[[layout.SPINS, layout.YIELDS]] = _CROWDED if config.memory.crowded else _ALONE
-        words[[layout.PEERS, layout.MY_BLOCK]] = len(self._peers), memory.addresses[rank]
-        words[layout.MY_BYTES] = memory.nbytes
-        words[[layout.PULLED, layout.PULL_BYTES]] = _address(self._pulled), _PIECE
-        words[[layout.ACC, layout.SOURCES]] = _address(self._acc), _address(self._sources)
-        words[layout.TOGETHER] = _address(self._together)
-        self._of_peers = words[layout.COMMON_WORDS :].reshape(-1, layout.PEER_WORDS)
-        for place, peer in enumerate(self._peers):
-            self._of_peers[place, layout.BLOCK] = memory.addresses[peer]
-            self._of_peers[place, layout.PROCESS] = memory.processes[peer]
-        self._words = words
-        self._numbers = [
-            [memory.word(owner, slot * layout.SLOT_BYTES + layout.NUMBER) for slot in range(2)]
-            for owner in range(size)
-        ]
-        """Of each rank's two slots."""
+        self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
+        team = self.team = Team(_address(self._team_words))
+        crowded = config.memory.crowded
+        team.spins, team.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
+        team.peer_count = len(peers)
+        team.segment, team.segment_bytes = memory.addresses[rank], memory.nbytes
+        team.read_buffer, team.read_bytes = _address(self._read_buffer), _READ_BYTES
+        team.fold_scratch = _address(self._fold_scratch)
+        team.sources = _address(self._sources)
+        team.gather_buffer = _address(self._gather_buffer)
+        first = address_of(team) + size_of(Team)
+        self._peer_records = [Peer(first + i * size_of(Peer)) for i in range(len(peers))]
+        for record, peer in zip(self._peer_records, peers, strict=True):
+            record.segment, record.process = memory.addresses[peer], memory.processes[peer]
+
+    def _slot(self, owner: int, sequence: int) -> Slot:
+        return slot_of(self._memory.addresses[owner], sequence)
 
     # --- which slices ---
 
@@ -133,7 +131,7 @@ class Exchange:
         self, plan: Plan, index: int, device: Device, op: str | None, dtype: Any
     ) -> Rows | None:
         """This rank's rows of a slice; None, on all ranks, if it is to be done by messages."""
-        if device.stream is not None or len(self._peers) >= _MOST_RANKS:
+        if device.stream is not None or len(self._peers) >= _MAX_RANKS:
             return None
         if op is not None and jit.fold(op, dtype) is None:
             return None
@@ -142,7 +140,7 @@ class Exchange:
         pulls = self._config.pulls(plan.count * plan.itemsize)
         for way in (True, False) if pulls else (False,):
             rows = rows_of(every, self._rank, plan.itemsize, way, plan.in_place)
-            if rows is not None and rows.slot_bytes <= layout.MOST_STAGED:
+            if rows is not None and rows.slot_bytes <= layout.MAX_STAGED_BYTES:
                 return rows
         return None
 
@@ -150,25 +148,22 @@ class Exchange:
 
     def program(
         self, rows: Rows, plan: Plan, device: Device, op: str | None, dtype: Any
-    ) -> Program:
+    ) -> SliceProgram:
         """Make the program of a slice; each run is told the addresses of input and output."""
         scratch = self._scratch(device, rows.scratch, dtype)
         words = self._program(rows, scratch, device, op)
-        sizes = plan.input_count * plan.itemsize, plan.output_count * plan.itemsize
-        words[[layout.INPUT_BYTES, layout.OUTPUT_BYTES]] = sizes
-        words[layout.IN_PLACE] = plan.in_place
-        return Program(self, words, rows, scratch)
+        program = Program(_address(words))
+        program.input_bytes = plan.input_count * plan.itemsize
+        program.output_bytes = plan.output_count * plan.itemsize
+        program.in_place = plan.in_place
+        return SliceProgram(self, words, rows, scratch)
 
-    def bind(self, words: Any, source: int, target: int) -> None:
+    def bind(self, program: Program, source: int, target: int) -> None:
         """Bind a program to the addresses of its input and output in this process."""
-        own, nbytes = self._memory.addresses[self._rank], self._memory.nbytes
-        for register, place, address in (
-            (layout.INPUT, layout.INPUT_PLACE, source),
-            (layout.OUTPUT, layout.OUTPUT_PLACE, target),
-        ):
-            shared = own <= address < own + nbytes
-            words[register : register + 2] = address, 0
-            words[place : place + 2] = (address - own, 1) if shared else (address, 0)
+        program.input.address, program.input.process = source, 0
+        program.output.address, program.output.process = target, 0
+        self._locate(program.input, program.input_location)
+        self._locate(program.output, program.output_location)
 
     def _scratch(self, device: Device, count: int, dtype: Any) -> Any:
         """Return scratch memory that all programs share, one of which runs at a time.
@@ -183,120 +178,160 @@ class Exchange:
         return kept[:nbytes].view(dtype)
 
     def _program(self, rows: Rows, scratch: Any, device: Device, op: str | None) -> Any:
-        lists = [row for row in rows.rows if isinstance(row, Reduce)]
-        size = layout.PROGRAM_WORDS + layout.ROW_WORDS * (len(rows.rows) + 1)
-        places = sum(len(row.sources) + len(row.wanted) for row in lists)
-        program = np.zeros(size + 2 * places + _WANTED_WORDS * len(lists), np.int64)
+        """The memory of a program, as words."""
+        size = size_of(Program) + layout.INSTRUCTION_BYTES * (len(rows.rows) + 1)
+        lists = sum(_list_bytes(row) for row in rows.rows if isinstance(row, Reduce))
+        words = np.zeros((size + lists) // WORD, np.int64)
+        program = Program(_address(words))
+        program.team, program.run = address_of(self.team), self._run
+        program.rounds = rows.exchanges
+        program.publishes = layout.PUBLISHES_DATA if rows.tells else layout.PUBLISHES_NOTHING
+        if rows.pulls:
+            program.publishes = layout.PUBLISHES_ARRAYS
         dtype = scratch.dtype
-        fold = (0 if op is None else jit.fold(op, dtype)) or 0
-        program[[layout.COMMON, layout.START]] = _address(self._words), layout.PROGRAM_WORDS
-        program[layout.RUN] = self._run
-        tells = layout.TELLS_DATA if rows.tells else layout.TELLS_NOTHING
-        tells = layout.TELLS_ARRAYS if rows.pulls else tells
-        program[[layout.EXCHANGES, layout.TELLS]] = rows.exchanges, tells
-        parts = dtype.itemsize // (2 if dtype.kind == "c" else 1)
-        program[[layout.ITEM_BYTES, layout.FOLD]] = parts, fold
-        program[layout.DIVISOR] = len(self._peers) + 1 if op == "mean" else 0
-        program[layout.SCRATCH] = device.address(scratch)
-        table = program[layout.PROGRAM_WORDS : size].reshape(-1, layout.ROW_WORDS)
-        free = size
-        for words, row in zip(table, rows.rows, strict=False):
-            values = self._row(program, row, free)
-            words[: len(values)] = values
+        program.item_bytes = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        program.fold = (0 if op is None else jit.fold(op, dtype)) or 0
+        program.divisor = len(self._peers) + 1 if op == "mean" else 0
+        program.scratch.address = device.address(scratch)
+        at = address_of(program) + size_of(Program)
+        free = address_of(program) + size
+        for row in rows.rows:
             if isinstance(row, Reduce):
-                listed = self._listed(program, row)
-                program[free : free + len(listed)] = listed
-                free += len(listed)
-        table[-1, 0] = layout.END
-        return program
+                free = self._write_reduce(program, layout.Reduce(at), row, free)
+            else:
+                self._write(program, at, row)
+            at += layout.INSTRUCTION_BYTES
+        layout.Instruction(at).opcode = layout.END
+        return words
 
-    def _row(self, program: Any, row: Row, free: int) -> list[int]:
+    def _locate(self, buffer: Buffer, location: Location) -> None:
+        """Write the location of a buffer of this rank."""
+        offset = buffer.address - self.team.segment
+        location.in_segment = 0 <= offset < self.team.segment_bytes
+        location.address = offset if location.in_segment else buffer.address
+
+    def _write(
+        self, program: Program, at: Address, row: MakeRoom | Put | Await | CopyBytes
+    ) -> None:
+        """Write an instruction to the memory at `at`."""
         if isinstance(row, MakeRoom):
-            unless = 0 if row.unless is None else self._is_shared(program, row.unless)
-            return [layout.MAKE_ROOM, row.exchange, row.nbytes, unless]
-        if isinstance(row, Put) and row.lends is not None:
-            lends = self._is_shared(program, row.lends.buffer)
-            return [layout.PUT, row.exchange, lends, *self._operand(program, row.lends)]
-        if isinstance(row, Put):
-            return [layout.PUT, row.exchange]
-        if isinstance(row, Await):
-            return [layout.AWAIT, row.exchange, self._peers.index(row.peer), row.listens]
-        into = self._operand(program, row.into)
-        if isinstance(row, CopyBytes):
-            unless = 0 if row.unless is None else self._is_shared(program, row.unless)
-            source = self._operand(program, row.source)
-            staged = row.into.buffer == SLOT and row.nbytes >= layout.STAGED_FROM
-            return [layout.COPY, *into, *source, row.nbytes, staged, unless]
-        listed = _address(program) + free * WORD
-        sized = row.nbytes, len(row.sources), listed, _PIECE, row.finishes
-        return [layout.REDUCE, *into, *sized]
-
-    def _listed(self, program: Any, row: Reduce) -> list[int]:
-        """What stands in a list of its own: sources, and who wants the result."""
-        words = [word for source in row.sources for word in self._operand(program, source)]
-        offset = 0 if row.staged is None else row.staged.offset
-        words += [len(row.wanted), row.readers, offset, 0]
-        return words + [word for place in row.wanted for word in self._operand(program, place)]
-
-    def _is_shared(self, program: Any, buffer: int) -> int:
-        """The address of the word that says whether this rank's INPUT or OUTPUT is."""
-        place = {INPUT: layout.INPUT_PLACE, OUTPUT: layout.OUTPUT_PLACE}[buffer]
-        return _address(program) + (place + 1) * WORD
-
-    def _operand(self, program: Any, place: Place) -> tuple[int, int]:
-        """The address of a register, and the offset."""
-        if place.rank != self._rank:
-            row = layout.COMMON_WORDS + self._peers.index(place.rank) * layout.PEER_WORDS
-            register = _address(self._words) + (row + _REGISTERS[place.buffer]) * WORD
-        elif place.buffer == SLOT:
-            register = _address(self._words) + layout.MY_SLOT * WORD
+            free_slot = layout.FreeSlot(at)
+            free_slot.opcode, free_slot.round = layout.FREE_SLOT, row.exchange
+            free_slot.nbytes = row.nbytes
+            free_slot.shared_flag = _shared_flag(program, row.unless)
+        elif isinstance(row, Put):
+            post = layout.Post(at)
+            post.opcode, post.round = layout.POST, row.exchange
+            if row.lends is not None:
+                post.shared_flag = _shared_flag(program, row.lends.buffer)
+                self._point(program, post.exposed, row.lends)
+        elif isinstance(row, Await):
+            wait = layout.Wait(at)
+            wait.opcode, wait.round = layout.WAIT, row.exchange
+            wait.peer, wait.reads = self._peers.index(row.peer), row.listens
         else:
-            own = {INPUT: layout.INPUT, OUTPUT: layout.OUTPUT, SCRATCH: layout.SCRATCH}
-            register = _address(program) + own[place.buffer] * WORD
-        return register, place.offset
+            copy = layout.Copy(at)
+            copy.opcode, copy.nbytes = layout.COPY, row.nbytes
+            self._point(program, copy.target, row.into)
+            self._point(program, copy.source, row.source)
+            copy.staged = row.into.buffer == SLOT and row.nbytes >= layout.STAGED_FROM_BYTES
+            copy.shared_flag = _shared_flag(program, row.unless)
+
+    def _write_reduce(
+        self, program: Program, reduce: layout.Reduce, row: Reduce, free: Address
+    ) -> Address:
+        """Write a REDUCE, and its lists to the memory at `free`; the address behind them."""
+        reduce.opcode, reduce.nbytes, reduce.divides = layout.REDUCE, row.nbytes, row.finishes
+        self._point(program, reduce.target, row.into)
+        reduce.source_count, reduce.sources = len(row.sources), free
+        for source in row.sources:
+            self._point(program, layout.Operand(free), source)
+            free += size_of(layout.Operand)
+        reduce.destinations, wanted = free, layout.Destinations(free)
+        free += size_of(layout.Destinations)
+        wanted.direct_count, wanted.direct, wanted.readers = len(row.wanted), free, row.readers
+        wanted.slot_offset = 0 if row.staged is None else row.staged.offset
+        for place in row.wanted:
+            direct = layout.DirectWrite(free)
+            direct.peer, direct.offset = address_of(self._peer(place.rank)), place.offset
+            free += size_of(layout.DirectWrite)
+        return free
+
+    def _point(self, program: Program, operand: Operand, place: Place) -> None:
+        """Point an operand at a place."""
+        operand.buffer = address_of(self._buffer(program, place.rank, place.buffer))
+        operand.offset = place.offset
+
+    def _buffer(self, program: Program, rank: int, buffer: int) -> Buffer:
+        if rank != self._rank:
+            peer = self._peer(rank)
+            return {INPUT: peer.input, OUTPUT: peer.output, SLOT: peer.slot}[buffer]
+        if buffer == SLOT:
+            return self.team.slot
+        return {INPUT: program.input, OUTPUT: program.output, SCRATCH: program.scratch}[buffer]
+
+    def _peer(self, rank: int) -> Peer:
+        return self._peer_records[self._peers.index(rank)]
 
     # --- when a call breaks off ---
 
-    def meet_foreign(self, program: Any) -> None:
-        peer = self._peers[program[layout.MET]]
-        number = self._awaited(program)
-        slot = (number & 1) * layout.SLOT_BYTES
-        header = [self._memory.word(peer, slot + layout.HEADER + WORD * i) for i in range(3)]
-        self._foreign(peer, b"".join(word.tobytes() for word in header))
+    def report_mismatch(self, program: Program) -> None:
+        peer = self._peers[program.blamed]
+        header = self._slot(peer, self._awaited(program)).header
+        self._foreign(peer, ctypes.string_at(address_of(header), HEADER_BYTES))
 
-    def _awaited(self, program: Any) -> int:
-        """The exchange that a program waits for."""
-        at = (int(program[layout.ROW]) - _address(program)) // WORD
-        kind, exchange = map(int, program[at : at + 2])
-        return int(program[layout.BASE]) + exchange - (kind == layout.MAKE_ROOM)
+    def _awaited(self, program: Program) -> int:
+        """The sequence number that a program waits for."""
+        instruction = layout.Instruction(program.instruction)
+        frees = instruction.opcode == layout.FREE_SLOT
+        return program.base + instruction.round - frees
 
-    def where(self, program: Any, rows: Rows) -> tuple[int, list[int]]:
+    def where(self, program: Program, rows: Rows) -> tuple[int, list[int]]:
         """The step that a program is at, and the peers that it waits for."""
-        if program[layout.ROW] == 0:
+        if program.instruction == 0:
             return 0, []
-        at = (int(program[layout.ROW]) - _address(program)) // WORD
-        if program[at] not in (layout.AWAIT, layout.MAKE_ROOM):  # a process that cannot be read
+        opcode = layout.Instruction(program.instruction).opcode
+        if opcode not in (layout.WAIT, layout.FREE_SLOT):  # a process that cannot be read
             return 0, list(self._peers)
-        number = self._awaited(program)
-        missing = [p for p in self._peers if max(int(n[0]) for n in self._numbers[p]) < number]
-        step = min(number - int(program[layout.BASE]), rows.exchanges - rows.pulls)
+        sequence = self._awaited(program)
+        missing = [peer for peer in self._peers if self._latest(peer) < sequence]
+        step = min(sequence - program.base, rows.exchanges - rows.pulls)
         return max(step - 1, 0), missing
+
+    def _latest(self, rank: int) -> int:
+        """The sequence number of the latest round that a rank has posted."""
+        return max(load_acquire(self._slot(rank, parity), "sequence") for parity in range(2))
 
     @property
     def count(self) -> int:
-        """Exchanges ever begun."""
-        return int(self._words[layout.COUNT])
+        """Rounds ever begun."""
+        return self.team.rounds
 
     def go_on_from(self, count: int) -> None:
         """Forget the call under way; all ranks do, and go on counting from the same number."""
-        self._words[layout.COUNT] = count
-        self._of_peers[:, layout.SEEN] = 0
-        self._of_peers[:, layout.COMPARED] = count
-        mine = self._numbers[self._rank]
+        self.team.rounds = count
+        for peer in self._peer_records:
+            peer.seen, peer.compared = 0, count
         if count:
-            mine[(count - 1) & 1][0] = count - 1
-        mine[count & 1][0] = count
+            self._slot(self._rank, count - 1).sequence = count - 1
+        self._slot(self._rank, count).sequence = count
 
 
-def _address(words: Any) -> int:
-    return int(words.ctypes.data)
+def _list_bytes(row: Reduce) -> int:
+    """The size of the lists of a REDUCE."""
+    operands = size_of(layout.Operand) * len(row.sources)
+    direct = size_of(layout.DirectWrite) * len(row.wanted)
+    return operands + size_of(layout.Destinations) + direct
+
+
+def _shared_flag(program: Program, buffer: int | None) -> Address:
+    """The address of the word that is 1 if this rank's INPUT or OUTPUT is shared; 0 if None."""
+    if buffer is None:
+        return 0
+    locations = {INPUT: program.input_location, OUTPUT: program.output_location}
+    return address_of(locations[buffer]) + offset_of(Location, "in_segment")
+
+
+def _address(words: Any) -> Address:
+    address: int = words.ctypes.data
+    return address

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.compiler.jit import can_exchange
-from ringreduce.shm.layout import BLOCK_BYTES, RING, WORD
+from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.transports.base import Transport
 
 _TOKEN_BYTES = 16
@@ -51,10 +51,6 @@ class Segments:
         self.addresses = [int(segment.ctypes.data) for segment in segments]
         self.processes, self.pulls = processes, pulls
 
-    def word(self, rank: int, offset: int) -> Any:
-        """Return an array of the one word at byte `offset` of the segment of `rank`."""
-        return self._segments[rank][offset : offset + WORD].view(np.int64)
-
 
 def share_segments(transport: Transport) -> Segments | None:
     """Map a segment of every rank in all ranks.  Collective, before the first call.
@@ -65,22 +61,22 @@ def share_segments(transport: Transport) -> Segments | None:
     if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((can_exchange(),))):
         return None
     if not transport.one_process:
-        segments = map_files(BLOCK_BYTES, transport.collect, transport.rank)
+        segments = map_files(SEGMENT_BYTES, transport.collect, transport.rank)
         if segments is not None:
             return segments
-    buffers = transport.allocate_shared(BLOCK_BYTES)
+    buffers = transport.allocate_shared(SEGMENT_BYTES)
     return None if buffers is None else _in_buffers(buffers, transport)
 
 
 def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None:
     """Make segments of `buffers`; None, on all ranks, if some buffer is not aligned."""
     segments: list[Any] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    segments[transport.rank][:RING] = 0
+    segments[transport.rank][:RING_OFFSET] = 0
     aligned = all(segment.ctypes.data % WORD == 0 for segment in segments)
     if 0 in transport.collect(bytes((aligned,))):  # from here on all slots are zero
         return None
     processes = [0] * transport.size
-    return Segments(segments, transport.rank, BLOCK_BYTES, processes, transport.one_process)
+    return Segments(segments, transport.rank, SEGMENT_BYTES, processes, transport.one_process)
 
 
 def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segments | None:

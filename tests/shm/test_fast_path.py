@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import types
 import weakref
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce import bootstrap
+from ringreduce.shm.fast_path import COLLECTIVES
 from tests.support.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -120,23 +122,317 @@ def test_what_is_wrong_is_said_as_ever(what):
     spawn(program)
 
 
-def test_it_still_looks_like_the_method():
+# --- every collective -----------------------------------------------------------------------------
+
+
+def given_by(rank: int, size: int) -> np.ndarray:
+    return np.arange(4 * size) + 100.0 * rank
+
+
+def of_all(size: int) -> np.ndarray:
+    """What all ranks pass, a row each."""
+    return np.array([given_by(rank, size) for rank in range(size)])
+
+
+def counts_of(c) -> list[int]:
+    return [4 * c.size] * c.size
+
+
+REPEATED = {
+    "all_reduce": (
+        lambda c, x, out: c.all_reduce(x, out=out),
+        lambda rank, rows: rows.sum(axis=0),
+    ),
+    "all_reduce max": (
+        lambda c, x, out: c.all_reduce(x, "max", out=out),
+        lambda rank, rows: rows.max(axis=0),
+    ),
+    "reduce_scatter": (
+        lambda c, x, out: c.reduce_scatter(x, out=out),
+        lambda rank, rows: np.array_split(rows.sum(axis=0), len(rows))[rank],
+    ),
+    "reduce_scatter op": (
+        lambda c, x, out: c.reduce_scatter(x, "min", out=out),
+        lambda rank, rows: np.array_split(rows.min(axis=0), len(rows))[rank],
+    ),
+    "reduce": (
+        lambda c, x, out: c.reduce(x, out=out),
+        lambda rank, rows: rows.sum(axis=0) if rank == 0 else None,
+    ),
+    "reduce root, op": (
+        lambda c, x, out: c.reduce(x, 1, "max", out=out),
+        lambda rank, rows: rows.max(axis=0) if rank == 1 else None,
+    ),
+    "reduce named": (
+        lambda c, x, out: c.reduce(x, op="max", out=out, root=1),
+        lambda rank, rows: rows.max(axis=0) if rank == 1 else None,
+    ),
+    "broadcast": (lambda c, x, out: c.broadcast(x, out=out), lambda rank, rows: rows[0]),
+    "broadcast root": (
+        lambda c, x, out: c.broadcast(x, root=1, out=out),
+        lambda rank, rows: rows[1],
+    ),
+    "all_gather": (
+        lambda c, x, out: c.all_gather(x, counts=counts_of(c), out=out),
+        lambda rank, rows: rows.reshape(-1),
+    ),
+    "all_gather tuple": (
+        lambda c, x, out: c.all_gather(x, counts=tuple(counts_of(c)), out=out),
+        lambda rank, rows: rows.reshape(-1),
+    ),
+    "gather": (
+        lambda c, x, out: c.gather(x, counts=counts_of(c), out=out),
+        lambda rank, rows: rows.reshape(-1) if rank == 0 else None,
+    ),
+    "gather root": (
+        lambda c, x, out: c.gather(x, 1, counts=counts_of(c), out=out),
+        lambda rank, rows: rows.reshape(-1) if rank == 1 else None,
+    ),
+    "all_to_all": (
+        lambda c, x, out: c.all_to_all(x, out=out),
+        lambda rank, rows: np.concatenate([np.array_split(row, len(rows))[rank] for row in rows]),
+    ),
+    "another algorithm": (
+        lambda c, x, out: c.reduce_scatter(x, out=out, algorithm="ring"),
+        lambda rank, rows: np.array_split(rows.sum(axis=0), len(rows))[rank],
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("what", REPEATED)
+def test_the_second_call_of_every_collective_takes_no_python(what, with_out, ranks):
+    call, right = REPEATED[what]
+
     def program(comm):
-        its_own = inspect.signature(rr.Communicator.all_reduce)
-        names = [*its_own.parameters][1:]
-        assert [*inspect.signature(comm.all_reduce).parameters] == names
-        assert "Combine the arrays of all ranks" in comm.all_reduce.__doc__
+        x, wanted = given_by(comm.rank, comm.size), right(comm.rank, of_all(comm.size))
+        made = general_calls(comm)
+        for _ in range(4):
+            out = np.zeros_like(wanted) if with_out and wanted is not None else None
+            result = call(comm, x, out)
+            assert np.array_equal(result, wanted)
+            assert out is None or result is out
+        assert np.array_equal(x, given_by(comm.rank, comm.size))
+        return list(made)
+
+    assert spawn(program, ranks) == [[what.split()[0].replace("another", "reduce_scatter")]] * ranks
+
+
+def test_the_second_barrier_takes_no_python():
+    def program(comm):
+        made = general_calls(comm)
+        for _ in range(4):
+            assert comm.barrier() is None
+        return list(made)
+
+    assert spawn(program) == [["barrier"]] * 2
+
+
+def test_a_barrier_waits_for_all():
+    def program(comm):
+        for _ in range(3):
+            comm.barrier()
+        for turn in range(3):
+            if comm.rank == turn % 2:
+                time.sleep(0.1)
+                arrived.append(turn)
+            comm.barrier()
+            assert turn in arrived
+
+    arrived: list[int] = []
+    spawn(program)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+UNUSUAL = {
+    "a root of NumPy": lambda c, x: c.broadcast(x, np.int64(1)),
+    "a text of its own kind": lambda c, x: c.reduce(x, 1, Text("sum")),
+    "counts of NumPy": lambda c, x: c.all_gather(x, counts=np.array(counts_of(c))),
+    "a count of NumPy": lambda c, x: c.all_gather(x, counts=[np.int32(8), *counts_of(c)[1:]]),
+    "counts that are drawn": lambda c, x: c.all_gather(x, counts=iter(counts_of(c))),
+    "no counts": lambda c, x: c.all_gather(x),
+    "a timeout": lambda c, x: c.broadcast(x, 1, timeout_s=5),
+    "asynchronous": lambda c, x: c.all_to_all(x, async_op=True).wait(),
+    "not asynchronous": lambda c, x: c.all_to_all(x, async_op=False),
+    "no wire": lambda c, x: c.reduce_scatter(x, wire=None),
+    "named": lambda c, x: c.all_to_all(x=x),
+    "a list": lambda c, x: c.broadcast(memoryview(x), 1),
+    "strided": lambda c, x: c.broadcast(np.repeat(x, 2)[::2], 1),
+    "a strided result": lambda c, x: c.broadcast(x, 1, out=np.zeros(2 * x.size)[::2]),
+    "a barrier with a timeout": lambda c, x: c.barrier(timeout_s=5),
+}
+USUAL = {
+    "broadcast": lambda c, x: c.broadcast(x, 1),
+    "reduce": lambda c, x: c.reduce(x, 1),
+    "all_gather": lambda c, x: c.all_gather(x, counts=counts_of(c)),
+    "all_to_all": lambda c, x: c.all_to_all(x),
+    "reduce_scatter": lambda c, x: c.reduce_scatter(x),
+    "barrier": lambda c, x: c.barrier(),
+}
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+def test_unusual_arguments_take_the_general_path_to_the_same_result(what):
+    def program(comm):
+        x = given_by(comm.rank, comm.size)
+        for call in USUAL.values():
+            for _ in range(2):
+                call(comm, x)
+        made = general_calls(comm)
+        result = UNUSUAL[what](comm, x)
+        (name,) = made
+        assert np.array_equal(result, USUAL[name](comm, x))
 
     spawn(program)
 
 
-def test_a_method_of_ones_own_is_not_hidden(monkeypatch):
-    class Doubled(rr.Communicator):
-        def all_reduce(self, x, *given, **named):
-            return 2 * super().all_reduce(x, *given, **named)
+REFUSED = {
+    "a root that is a bool": (lambda c, x: c.broadcast(x, True), TypeError, "root is True"),
+    "a root that is too large": (lambda c, x: c.broadcast(x, 1 << 70), ValueError, "root is 118"),
+    "a root below 0": (lambda c, x: c.broadcast(x, -1), ValueError, "root is -1"),
+    "a root of text": (lambda c, x: c.broadcast(x, "1"), TypeError, "root is '1'"),
+    "a root twice": (lambda c, x: c.broadcast(x, 1, root=1), TypeError, "multiple values"),
+    "an op where there is none": (lambda c, x: c.broadcast(x, op="sum"), TypeError, "unexpected"),
+    "counts where there are none": (
+        lambda c, x: c.all_to_all(x, counts=counts_of(c)),
+        TypeError,
+        "unexpected",
+    ),
+    "too few counts": (lambda c, x: c.all_gather(x, counts=[8]), ValueError, "one count"),
+    "a count below 0": (lambda c, x: c.all_gather(x, counts=[8, -1]), ValueError, "one count"),
+    "a count that is too large": (
+        lambda c, x: c.all_gather(x[:0], counts=[0, 0][: c.rank] + [1 << 70] + [0] * (1 - c.rank)),
+        ValueError,
+        "counts",
+    ),
+    "a count of text": (lambda c, x: c.all_gather(x, counts=[8, "8"]), TypeError, "interpreted"),
+    "a result where there is none": (
+        lambda c, x: c.reduce(x, 1 - c.rank, out=x.copy()),
+        ValueError,
+        "only the root",
+    ),
+    "a result too short": (
+        lambda c, x: c.all_to_all(x, out=np.zeros(3)),
+        ValueError,
+        "out has shape",
+    ),
+    "a result in place": (lambda c, x: c.all_to_all(x, out=x), ValueError, "overlaps"),
+    "a result of another dtype": (
+        lambda c, x: c.broadcast(x, 1, out=x.astype("f4")),
+        TypeError,
+        "out has dtype",
+    ),
+    "no array": (lambda c, x: c.all_to_all([1, 2]), TypeError, "got a list"),
+    "an argument of a barrier": (lambda c, x: c.barrier(1), TypeError, "positional"),
+    "an array of a barrier": (lambda c, x: c.barrier(out=x), TypeError, "unexpected"),
+}
 
-    monkeypatch.setattr(bootstrap, "Communicator", Doubled)
-    assert spawn(lambda comm: float(comm.all_reduce(np.ones(1))[0])) == [4, 4]
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_wrong_arguments_are_refused_as_by_the_general_path(what):
+    call, error, said = REFUSED[what]
+
+    def program(comm):
+        x = given_by(comm.rank, comm.size)
+        for _ in range(2):
+            for usual in USUAL.values():
+                usual(comm, x)
+            with pytest.raises(error, match=said):
+                call(comm, x)
+
+    spawn(program)
+
+
+def test_roots_and_counts_are_compared_by_value():
+    def program(comm):
+        x, other = np.full(300, comm.rank + 1.0), np.full((300, 1), comm.rank + 1.0)
+        made = general_calls(comm)
+        for turn in range(4):
+            for root in (0, 1):
+                assert (comm.broadcast(x, root) == root + 1).all()
+                gathered = comm.gather(other, root, counts=[int("300"), int("300")])
+                assert (gathered is None) == (comm.rank != root)
+            # Lengths differ by rank, and so the counts of the same array do.
+            mine = np.full(300 if comm.rank else 1000 + turn % 2, comm.rank)
+            gathered = comm.all_gather(mine, counts=(1000 + turn % 2, int("300")))
+            assert gathered.shape == (1300 + turn % 2,)
+            assert gathered.sum() == 300
+        return list(made)
+
+    both = ["broadcast", "gather", "broadcast", "gather", "all_gather", "all_gather"]
+    assert spawn(program) == [both] * 2
+
+
+def test_a_result_that_overlaps_the_input_is_refused():
+    def program(comm):
+        memory = np.ones(30)
+        for shift in (1, 9):
+            x, out = memory[10:20], memory[10 - shift : 20 - shift]
+            for pair in ((x, out), (out, x)):
+                assert (comm.all_reduce(memory[:10]) == 2).all()
+                with pytest.raises(ValueError, match="overlaps"):
+                    comm.all_reduce(pair[0], out=pair[1])
+
+    spawn(program)
+
+
+def test_a_communicator_that_logs_messages_keeps_to_the_general_path():
+    def program(comm):
+        made = general_calls(comm)
+        for _ in range(3):
+            comm.all_reduce(np.ones(3))
+            comm.all_reduce([np.ones(3), np.ones(4)])
+            comm.barrier()
+        return len(made)
+
+    assert spawn(program, log_messages=True) == [9, 9]
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_still_looks_like_the_method(name):
+    def program(comm):
+        method, entry = getattr(rr.Communicator, name), getattr(comm, name)
+        assert isinstance(entry, types.BuiltinFunctionType)
+        assert entry.__name__ == name
+        of_method = inspect.signature(method).parameters.values()
+        wanted = [(each.name, each.kind, each.default) for each in of_method][1:]
+        of_entry = inspect.signature(entry).parameters.values()
+        assert [(each.name, each.kind, each.default) for each in of_entry] == wanted
+        assert entry.__doc__ == method.__doc__
+
+    spawn(program)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_method_of_ones_own_is_not_hidden(monkeypatch, name):
+    """As long as the method is called by its name: other methods may call it, too."""
+    called = []
+
+    def ours(self, *given, **named):
+        called.append(name)
+        return getattr(super(Own, self), name)(*given, **named)
+
+    class Own(rr.Communicator):
+        pass
+
+    setattr(Own, name, ours)
+    monkeypatch.setattr(bootstrap, "Communicator", Own)
+    usual = {**USUAL, "all_reduce": lambda c, x: c.all_reduce(x)}
+    usual["gather"] = lambda c, x: c.gather(x, counts=counts_of(c))
+
+    def program(comm):
+        for _ in range(3):
+            usual[name](comm, given_by(comm.rank, comm.size))
+
+    spawn(program)
+    assert called == [name] * 6
+
+
+# --- what is kept, and threads --------------------------------------------------------------------
 
 
 def test_nothing_is_kept_and_nothing_is_freed_too_early():
@@ -373,8 +669,16 @@ def waiting_calls(comm, first) -> None:
         path.state.finish = id(finish)
 
 
-@pytest.mark.parametrize("planned", [False, True])
-def test_a_call_that_was_begun_and_given_up_is_not_gone_on_with(planned):
+WAITING = {
+    "an array": lambda c, x: lambda: c.all_reduce(x),
+    "a list": lambda c, x: lambda: c.all_reduce([x, x + 0]),
+    "planned": lambda c, x: c.plan("all_reduce", x, out=np.empty(5)),
+    "a barrier": lambda c, x: c.barrier,
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_a_call_that_was_begun_and_given_up_is_not_gone_on_with(what):
     """A signal's handler may raise before Python has got to what breaks a call off."""
 
     armed, stopped = threading.Event(), threading.Event()
@@ -387,16 +691,16 @@ def test_a_call_that_was_begun_and_given_up_is_not_gone_on_with(planned):
     def program(comm):
         waiting_calls(comm, stop)
         x = np.ones(5)
-        op = comm.plan("all_reduce", x, out=np.empty(5))
-        call = op if planned else lambda: comm.all_reduce(x)
+        call = WAITING[what](comm, x)
         if comm.rank:
             call()
             assert stopped.wait(20)
-            assert (call() == 2).all()  # what rank 0 has put there will do
+            result = call()  # what rank 0 has published will do
+            assert result is None or (np.array(result) == 2).all()
             with pytest.raises(rr.PeerLostError, match="in the middle of a call"):
                 call()
             return
-        call()  # as usual
+        call()  # on the general path
         armed.set()
         with pytest.raises(StopError):
             call()

@@ -312,7 +312,7 @@ def test_a_call_from_within_a_call_is_refused():
 
     def program(comm):
         engine, tried = comm._engine, []
-        go_on = engine._go_on
+        wait_for = engine.wait_for
 
         def interrupted(*arguments):
             with pytest.raises(ValueError, match="within a call"):
@@ -320,9 +320,9 @@ def test_a_call_from_within_a_call_is_refused():
             with pytest.raises(ValueError, match="within a call"):
                 comm.all_reduce(x)
             tried.append(True)
-            go_on(*arguments)
+            wait_for(*arguments)
 
-        engine._go_on = interrupted
+        engine.wait_for = interrupted
         x, parts = np.ones(6), np.empty(3)
         op = comm.plan("all_reduce", x, out=np.empty(6))
         for turn in range(5):

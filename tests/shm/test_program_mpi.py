@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.shm import layout
 from tests.calls.test_faults import run_to_its_end
 from tests.shm.test_program import exchanged
 
@@ -91,9 +90,10 @@ def past_the_caches(way: str, kind: str) -> list[bool]:
     """Which of the three counts of times past the caches have gone down."""
     config = rr.Config(pull_bytes=1 if way == "pulled" else 1 << 40)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
-        words = comm._engine.shared._words
-        far = [layout.FAR_STAGED, layout.FAR_GIVEN, layout.FAR_PULLED]
-        words[far] = before = 1 << 40
+        team = comm._engine.shared.team
+        before = 1 << 40
+        team.staged.stream_remaining = team.direct.stream_remaining = before
+        team.indirect_reads = before
         make = comm.empty if kind == "registered" else np.empty
         for count in (20_001, 300_007):
             x, y = make(count + 3, np.float32)[3:], make(count + 1, np.float32)[1:]
@@ -101,7 +101,8 @@ def past_the_caches(way: str, kind: str) -> list[bool]:
                 x[...] = np.arange(count) % 1000 + comm.rank
                 comm.all_reduce(x, out=out)
                 assert np.array_equal(out, 3 * (np.arange(count) % 1000) + 3)
-        return (words[far] < before).tolist()
+        states = team.staged.stream_remaining, team.direct.stream_remaining, team.indirect_reads
+        return [state < before for state in states]
 
 
 @pytest.mark.parametrize("kind", ["plain", "registered"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ringreduce.compiler.memory import load, store
 from ringreduce.shm import layout, segments
 from ringreduce.shm.segments import share_segments
 from ringreduce.transports.thread import Switchboard, ThreadTransport
@@ -53,9 +54,9 @@ def compiled(monkeypatch):
 def test_every_rank_reads_what_the_owner_of_a_segment_writes(transport):
     found = shared(transport)
     for rank, mine in enumerate(found):
-        mine.word(rank, 16)[:] = rank + 1
+        store(mine.addresses[rank] + 16, rank + 1)
     for each in found:
-        assert [each.word(rank, 16).item() for rank in range(RANKS)] == [1, 2, 3]
+        assert [load(address + 16) for address in each.addresses] == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("compiled")
@@ -82,16 +83,16 @@ def test_no_memory_is_shared_where_neither_files_nor_the_transport_have_any(monk
 
 @pytest.mark.usefixtures("compiled")
 def test_slots_are_zero_in_memory_that_was_used_before(monkeypatch):
-    used = [np.full(layout.BLOCK_BYTES, 7, np.uint8) for _ in range(RANKS)]
+    used = [np.full(layout.SEGMENT_BYTES, 7, np.uint8) for _ in range(RANKS)]
     monkeypatch.setattr(ThreadTransport, "allocate_shared", lambda *arguments: used)
     for each in shared():
-        for rank in range(RANKS):
-            assert not any(each.word(rank, offset).item() for offset in range(0, layout.RING, 8))
+        for address in each.addresses:
+            assert not any(load(address + at) for at in range(0, layout.RING_OFFSET, 8))
 
 
 @pytest.mark.usefixtures("compiled")
 def test_no_memory_is_shared_where_a_buffer_is_not_aligned(monkeypatch):
-    bytes_of_all = np.zeros((RANKS, layout.BLOCK_BYTES + 8), np.uint8)
+    bytes_of_all = np.zeros((RANKS, layout.SEGMENT_BYTES + 8), np.uint8)
     used = [row[rank == 1 :] for rank, row in enumerate(bytes_of_all)]
     monkeypatch.setattr(ThreadTransport, "allocate_shared", lambda *arguments: used)
     assert shared() == [None] * RANKS

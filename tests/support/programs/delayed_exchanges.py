@@ -7,7 +7,6 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.planning import shm_instructions
-from ringreduce.shm import layout
 from tests.support.mpi import report
 
 CALLS = (
@@ -32,10 +31,10 @@ def main(count: int, seed: int) -> None:
     config = rr.Config(pull_bytes=rng.choice([256, 4096, 1 << 20]), slice_bytes=1 << 14)
     with rr.init(transport="shm", timeout_s=30, config=config) as comm:
         exchange = comm._engine.shared
-        exchange._words[layout.DELAYS] = 2 * (1000 * seed + comm.rank) + 1
+        exchange.team.delay_seed = 2 * (1000 * seed + comm.rank) + 1
         registered = comm.empty((2, 20_000), np.int64)
         wrong = sum(not right(comm, rng, registered) for _ in range(count))
-        exchange._words[layout.DELAYS] = 0
+        exchange.team.delay_seed = 0
         report(comm.rank, {"wrong": wrong, "calls": count, "exchanges": exchange.count})
 
 

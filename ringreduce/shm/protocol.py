@@ -1,0 +1,218 @@
+"""The slots through which ranks of one host exchange data, and the order of their memory.
+
+All ranks count rounds alike; a round is a step of a schedule.  In round r a rank
+
+- frees its slot r mod 2 (`free_slot`): it waits until every peer has posted round r - 1;
+- writes its data, the header of the call, and where its arrays are;
+- posts the round (`post`): it writes the sequence number r to the slot, with release order;
+- waits for each peer whose data it reads (`wait`): it loads the sequence number of the peer's slot,
+  with acquire order, until the peer has posted round r.
+
+To post round r also acknowledges every round before r: the rank reads none of their data any more.
+
+**The memory order.**  Why a reader sees the data of its round, and why memory can be reused:
+
+1. *A reader sees the data.*  The sequence number is stored with release order, after the data, the
+   header and the locations; a fence orders streaming stores before it.  A reader goes on only when
+   it has loaded r with acquire order.  So it sees all that the writer wrote before.
+2. *A reader finds its own round in the slot.*  The sequence number of slot r mod 2 is r - 2 until
+   it becomes r.  It becomes r + 2 only after its owner has seen that every peer has posted r + 1,
+   and a peer that has posted r + 1 has done with r.  A rank that only waits to know how far a peer
+   is accepts a later number.  It does not read the header, which may be that of the next call.
+3. *A slot can be reused.*  Slot r mod 2 was last used for round r - 2.  Every peer that has posted
+   r - 1 has done with r - 2.  A rank that reads from all peers has waited for these posts anyway; a
+   root that reads from none waits in `free_slot`.  There a rank also compares the headers of round
+   r - 1 that it has not compared yet, and that are all still there.  So ranks that only send find
+   out that their peers are in another call.
+4. *The ring can be reused.*  By 3, peers may still read what the ring holds for round r - 1 alone.
+   It is long enough for a rank to go back to its beginning without reaching those data.
+5. *Exposed and single-copy memory can be written again.*  Peers read it in round r.  The rank, or
+   its caller, writes it only when all peers that read it have posted r + 1.
+   `planning.shm_instructions` puts such a wait before every instruction that writes there, and at
+   the end of the program, after a round that carries no data if the data are single-copy.
+6. *A peer's OUTPUT can be written directly.*  A rank writes it for round r + 1 after it has freed
+   its slot for r + 1, so all peers have posted r.  The peer is in step r, or waits for r + 1.
+   Nothing that it still reads, writes or exposes in r is there, but for what this rank itself has
+   just read.  The peer reads these bytes after it has loaded the sequence number r + 1, as by 1.
+7. *After a call that was broken off* all ranks meet before the next call: none is in a program any
+   more.  They exchange their counts of rounds, and all go on from the highest.
+"""
+
+from __future__ import annotations
+
+from ringreduce.compiler.memory import load, yield_core
+from ringreduce.compiler.records import (
+    Address,
+    address_of,
+    compilable,
+    load_acquire,
+    size_of,
+    store_release,
+)
+from ringreduce.shm.layout import (
+    DATA_OFFSET,
+    DONE,
+    MISMATCH,
+    PENDING,
+    PUBLISHES_ARRAYS,
+    PUBLISHES_DATA,
+    RING_BYTES,
+    RING_OFFSET,
+    RING_TURN_BYTES,
+    RING_TURN_ROUNDS,
+    SLOT_BYTES,
+    Buffer,
+    FreeSlot,
+    Header,
+    Location,
+    Peer,
+    Post,
+    Program,
+    Slot,
+    Team,
+    Wait,
+)
+
+_TEAM_BYTES, _PEER_BYTES = size_of(Team), size_of(Peer)
+
+
+@compilable
+def slot_of(segment: Address, sequence: int) -> Slot:
+    """The slot of a segment for a round: rounds take the two slots in turn."""
+    return Slot(segment + (sequence & 1) * SLOT_BYTES)
+
+
+@compilable
+def peer_of(team: Team, index: int) -> Peer:
+    """The peer of that index, from 0."""
+    return Peer(address_of(team) + _TEAM_BYTES + index * _PEER_BYTES)
+
+
+@compilable
+def has_posted(team: Team, peer: Peer, sequence: int) -> bool:
+    """Poll for a while until a peer has posted a round; False if it has not."""
+    slot = slot_of(peer.segment, sequence)
+    for _ in range(team.spins):
+        if load_acquire(slot, "sequence") >= sequence:
+            peer.seen = sequence
+            return True
+    for _ in range(team.yields):
+        yield_core()
+        if load_acquire(slot, "sequence") >= sequence:
+            peer.seen = sequence
+            return True
+    return False
+
+
+@compilable
+def equal(a: Header, b: Header) -> bool:
+    """Compare two headers."""
+    difference = (a.digest_low ^ b.digest_low) | (a.digest_high ^ b.digest_high)
+    return (difference | (a.call_number ^ b.call_number)) == 0
+
+
+@compilable
+def copy_header(into: Header, source: Header) -> None:
+    """Copy a header."""
+    into.digest_low = source.digest_low
+    into.digest_high = source.digest_high
+    into.call_number = source.call_number
+
+
+@compilable
+def copy_location(into: Location, source: Location) -> None:
+    """Copy a location."""
+    into.address, into.in_segment = source.address, source.in_segment
+
+
+@compilable
+def reserve_in_ring(team: Team, nbytes: int) -> Address:
+    """Reserve bytes of this rank's ring; go back to its beginning when a turn is full."""
+    begin = team.ring_end
+    turn = min(RING_TURN_ROUNDS * nbytes, RING_TURN_BYTES)
+    # Peers may still read the latest data: the beginning is free if they begin behind it.
+    if begin + nbytes > (turn if team.ring_begin >= nbytes else RING_BYTES):
+        begin = 0
+    team.ring_begin = begin
+    team.ring_end = begin + ((nbytes + 63) & -64)
+    return team.segment + RING_OFFSET + begin
+
+
+@compilable
+def free_slot(program: Program, team: Team, instruction: FreeSlot, sequence: int) -> int:
+    """Wait until every peer has posted the round before; then this round's slot may be written.
+
+    Each peer's header of that round is still there.  Those not compared yet are compared here: a
+    rank that only sends would otherwise never notice that its peers are in another call.
+    """
+    previous = sequence - 1
+    mine = slot_of(team.segment, previous)
+    for index in range(team.peer_count):
+        peer = peer_of(team, index)
+        if peer.compared >= previous:
+            continue
+        if peer.seen < previous and not has_posted(team, peer, previous):
+            program.blamed = index
+            return PENDING
+        if not equal(slot_of(peer.segment, previous).header, mine.header):
+            program.blamed = index
+            return MISMATCH
+        peer.compared = previous
+    team.slot.address = address_of(slot_of(team.segment, sequence)) + DATA_OFFSET
+    nbytes, flag = instruction.nbytes, instruction.shared_flag
+    if program.publishes == PUBLISHES_DATA and nbytes and not (flag and load(flag)):
+        team.slot.address = reserve_in_ring(team, nbytes)
+    return DONE
+
+
+@compilable
+def post(program: Program, team: Team, instruction: Post, sequence: int) -> None:
+    """Publish this rank's part of a round; the sequence number goes last, with release order."""
+    slot = slot_of(team.segment, sequence)
+    copy_header(slot.header, program.header)
+    if program.publishes == PUBLISHES_ARRAYS:
+        copy_location(slot.input, program.input_location)
+    if program.publishes == PUBLISHES_DATA:
+        data = team.slot.address
+        if instruction.shared_flag and load(instruction.shared_flag):
+            exposed = instruction.exposed
+            data = Buffer(exposed.buffer).address + exposed.offset
+        slot.input.address = data - team.segment
+    if program.publishes:
+        copy_location(slot.output, program.output_location)
+    store_release(slot, "sequence", sequence)
+
+
+@compilable
+def resolve(buffer: Buffer, location: Location, peer: Peer) -> None:
+    """Point `buffer` at the array of a peer that is at `location`."""
+    if location.in_segment:
+        buffer.address, buffer.process = peer.segment + location.address, 0
+    else:
+        buffer.address, buffer.process = location.address, peer.process
+
+
+@compilable
+def wait(program: Program, team: Team, instruction: Wait, sequence: int) -> int:
+    """Wait until a peer has posted a round; if the rank reads it, resolve the peer's buffers."""
+    peer = peer_of(team, instruction.peer)
+    if not has_posted(team, peer, sequence):
+        program.blamed = instruction.peer
+        return PENDING
+    if not instruction.reads:
+        return DONE
+    slot = slot_of(peer.segment, sequence)
+    if not equal(slot.header, program.header):
+        program.blamed = instruction.peer
+        return MISMATCH
+    peer.compared = sequence
+    if program.publishes == PUBLISHES_ARRAYS:
+        resolve(peer.input, slot.input, peer)
+    if program.publishes == PUBLISHES_DATA:
+        peer.slot.address = peer.segment + slot.input.address
+    else:
+        peer.slot.address = address_of(slot) + DATA_OFFSET
+    if program.publishes:
+        resolve(peer.output, slot.output, peer)
+        peer.output_is_shared = slot.output.in_segment
+    return DONE
