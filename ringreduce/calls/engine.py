@@ -230,10 +230,10 @@ class Engine:
         if self.shared is None or not call.shares:
             return None
         plan, device, op, dtype = call.plan, call.device, call.op, call.wire_dtype
-        rows = self.shared.rows(plan, 0, device, op, dtype)
-        if rows is None:
+        first = self.shared.instructions(plan, 0, device, op, dtype)
+        if first is None:
             return None
-        return ShmExecutable(plan, device, op, dtype, rows, self.shared, self._control)
+        return ShmExecutable(plan, device, op, dtype, first, self.shared, self._control)
 
     def _by_messages(self, call: Call) -> Executable:
         device, op, dtype, size = call.device, call.op, call.wire_dtype, self.size

@@ -8,7 +8,7 @@ from ringreduce.control.executable import Control
 from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.planning.plan import Plan
-from ringreduce.planning.shm_instructions import Rows
+from ringreduce.planning.shm_instructions import Instructions
 from ringreduce.shm.program import Exchange, SliceProgram
 
 
@@ -21,7 +21,7 @@ class Executable:
         device: Device,
         op: str | None,
         dtype: Any,
-        first: Rows,
+        first: Instructions,
         exchange: Exchange,
         control: Control,
     ) -> None:
@@ -39,7 +39,7 @@ class Executable:
         self._digest = b""
         """The digest that the program's header has between runs; empty: any."""
         self._arrays = 0, 0
-        """The programs of the first slices: each program is made when its slice is first run."""
+        """Input and output of this run, as `SliceProgram.enter` takes them."""
         self._named = True
         """Whether the current program knows the arrays of this run."""
         self._bound: tuple[Any, Any] | None = None
@@ -136,12 +136,12 @@ class Executable:
     def _program(self, index: int) -> SliceProgram:
         plan, device = self._plan, self._device
         for following in range(len(self._programs), index + 1):
-            rows = self._first
+            instructions = self._first
             if following:
-                other = self._exchange.rows(plan, following, device, self._op, self._dtype)
+                other = self._exchange.instructions(plan, following, device, self._op, self._dtype)
                 assert other is not None, "what one slice can do, all can"
-                rows = other
-            made = self._exchange.program(rows, plan, device, self._op, self._dtype)
+                instructions = other
+            made = self._exchange.program(instructions, plan, device, self._op, self._dtype)
             self._programs.append(made)
         return self._programs[index]
 

@@ -13,7 +13,7 @@ import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.messages import executor
 from ringreduce.planning.plan import plan_parts, plan_whole
-from ringreduce.planning.shm_instructions import rows_of
+from ringreduce.planning.shm_instructions import instructions_of
 from tests.support.cases import CONFIG
 
 SHARED = rr.Config(shared_memory=True)
@@ -123,7 +123,7 @@ def test_if_one_slice_goes_through_shared_memory_all_do(case, ranks, count, slic
         every = [plan.slice(index) for plan in plans]
         ways = (True, False) if single_copy else (False,)
         found = [
-            any(rows_of(every, rank, 4, way, plans[0].in_place) for way in ways)
+            any(instructions_of(every, rank, 4, way, plans[0].in_place) for way in ways)
             for rank in range(ranks)
         ]
         assert len(set(found)) == 1
