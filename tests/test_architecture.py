@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import ringreduce as rr
+from ringreduce.compiler import jit
+from ringreduce.shm import functions
 
 PACKAGE = Path(rr.__file__).parent
 SOURCES = {
@@ -73,7 +75,6 @@ MAY_IMPORT = {
 }
 """Which packages a package may import, besides itself and the ground."""
 FOR_NOW = {
-    ("compiler.jit", "devices"): "callers hand in what is compiled",
     ("compiler.pyobjects", "shm"): "records take the place of numbers",
     ("calls.engine", "compiler"): "one way for every call",
     ("messages.flows", "shm"): "one way for every call",
@@ -186,6 +187,15 @@ def test_numba_is_imported_by_what_is_only_imported_to_compile():
         for node in TREES[module].body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 assert not imports_of(module, ast.Module([node], [])) & lazily, module
+
+
+def test_machine_code_is_made_from_the_sources_that_name_its_folder_alone():
+    """Else an edited source would leave old machine code in use."""
+    made_from = {f"ringreduce.{name}" for name in COMPILED}
+    made_from |= {f"ringreduce.shm.{module}" for module in functions.MODULES.values()}
+    while further := set().union(*(_inner(IMPORTS[m]) for m in made_from)) - made_from:
+        made_from |= further
+    assert {package_of(module) for module in made_from} == set(jit.COMPILED_PACKAGES)
 
 
 def test_the_core_needs_numpy_and_mpi4py_alone():

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringreduce.calls.queue import CallQueue, Program
-from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import Table
 from ringreduce.config import Config
 from ringreduce.control.agreement import DIGEST_BYTES, Agreement, Interrupt, Signature
@@ -26,6 +25,7 @@ from ringreduce.messages.binding import Compiled, Flow
 from ringreduce.messages.executor import Executor
 from ringreduce.messages.flows import Prepared
 from ringreduce.schedules.schedule import Schedule
+from ringreduce.shm import functions
 from ringreduce.shm.fast_path import Finish, Gate
 from ringreduce.shm.layout import UNUSUAL
 from ringreduce.shm.segments import Segments
@@ -240,7 +240,7 @@ class Engine:
         None as for `quick`.
         """
         signed = [made for flow in flows if (made := self._signed(opening, flow)) is not None]
-        find, mixes = jit.door("find"), jit.door("mixes")
+        find, mixes = functions.python_function("find"), functions.python_function("mixes")
         if len(signed) < len(flows) or find is None or mixes is None:
             return None
         agreement, running, works = self._agreement, self.running, self.queue.works

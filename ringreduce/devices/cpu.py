@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.compiler import jit
+from ringreduce.devices import compiled
 from ringreduce.devices.base import FoldFunction, FoldManyFunction
 from ringreduce.devices.float16 import (
     accumulate_with_numpy,
@@ -151,12 +151,12 @@ class CpuDevice:
             return quietly(OPS[op]) if dtype.kind in "fc" else OPS[op]
         if op == "mean":
             op = "sum"
-            jit.kernel(f"divide-{dtype.name}")  # now, not in the middle of a call
+            compiled.kernel(f"divide-{dtype.name}")  # now, not in the middle of a call
         name = f"{op}-{dtype.name}"
-        kernel = jit.kernel(name)
+        kernel = compiled.kernel(name)
         if kernel is None:
             return quietly(fold_with_numpy(op, dtype))
-        paired = name in _PAIRED and jit.kernel(f"{name}-pairs")
+        paired = name in _PAIRED and compiled.kernel(f"{name}-pairs")
         return partial(_fold_pairs, paired, kernel) if paired else partial(_fold_bits, kernel)
 
     def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
@@ -180,7 +180,7 @@ class CpuDevice:
     def _fold_widened(self, op: str, dtype: np.dtype) -> _FoldBlock:
         accumulate = self._accumulate(op, dtype)
         for name in (f"{dtype.name}-float32", f"float32-{dtype.name}"):
-            jit.kernel(name)  # now, not in the middle of a call
+            compiled.kernel(name)  # now, not in the middle of a call
 
         def fold_block(sources: Sequence[np.ndarray], into: np.ndarray, total: np.ndarray) -> None:
             self.convert(sources[0], total)
@@ -193,7 +193,7 @@ class CpuDevice:
     def _accumulate(self, op: str, dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], None]:
         """``accumulate(source, total)``, in float32."""
         op = "sum" if op == "mean" else op
-        kernel = jit.kernel(f"accumulate-{op}-{dtype.name}")
+        kernel = compiled.kernel(f"accumulate-{op}-{dtype.name}")
         if kernel is None:
             return quietly(accumulate_with_numpy(op))
         return lambda source, total: kernel(source.view(_BITS), total)
@@ -202,14 +202,14 @@ class CpuDevice:
         if not is_short(array.dtype):
             self._divide(array, by)
             return
-        kernel = jit.kernel(f"divide-{array.dtype.name}")
+        kernel = compiled.kernel(f"divide-{array.dtype.name}")
         if kernel is None:
             self._divide_short(array, by)
         else:
             kernel(array.view(_BITS), np.float32(by))
 
     def convert(self, source: np.ndarray, into: np.ndarray) -> None:
-        kernel = jit.kernel(f"{source.dtype.name}-{into.dtype.name}")
+        kernel = compiled.kernel(f"{source.dtype.name}-{into.dtype.name}")
         if kernel is None:
             self._convert(source, into)
         else:

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.compiler import jit, pyobjects
+from ringreduce.compiler import pyobjects
 from ringreduce.control.agreement import Agreement
+from ringreduce.shm import functions
 
 _BETWEEN_LOOKS_S = 2e-5
 
@@ -79,7 +80,7 @@ class Gate:
 
     @staticmethod
     def _opened(name: str, me: Any, doc: str | None = None) -> Callable[..., Any]:
-        function = jit.door(name, me, doc)
+        function = functions.python_function(name, me, doc)
         assert function is not None
         return function
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.compiler import jit
 from ringreduce.config import Config
 from ringreduce.control.agreement import HEADER_BYTES
+from ringreduce.devices import compiled
 from ringreduce.devices.base import Device
 from ringreduce.messages.binding import BoundStep, Compiled, Flow
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
@@ -30,7 +30,7 @@ from ringreduce.planning.shm_instructions import (
     Rows,
     rows_of,
 )
-from ringreduce.shm import layout
+from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD
 from ringreduce.shm.segments import Segments
 
@@ -61,7 +61,7 @@ class Exchange:
         foreign: Callable[[int, bytes], None],
     ) -> None:
         assert config.memory is not None
-        enter, run = jit.door("enter"), jit.machine()
+        enter, run = functions.python_function("enter"), functions.address("run")
         assert enter is not None
         assert run is not None
         self._run = run
@@ -70,7 +70,7 @@ class Exchange:
         size = len(memory.addresses)
         self._peers = [peer for peer in range(size) if peer != rank]
         self._pulled = np.empty(_PIECE * len(self._peers), np.uint8)
-        self._acc = np.empty(jit.FOLD_BYTES, np.uint8)
+        self._acc = np.empty(compiled.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         self._together = np.empty(layout.TOGETHER_BYTES * (size + 1), np.uint8)
         words = np.zeros(layout.COMMON_WORDS + layout.PEER_WORDS * len(self._peers), np.int64)
@@ -99,7 +99,7 @@ class Exchange:
         """This rank's rows of a slice; None, on all ranks, if it is to be done by messages."""
         if device.stream is not None or len(self._peers) >= _MOST_RANKS:
             return None
-        if op is not None and jit.fold(op, dtype) is None:
+        if op is not None and compiled.fold(op, dtype) is None:
             return None
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
@@ -163,7 +163,7 @@ class Exchange:
         places = sum(len(row.sources) + len(row.wanted) for row in lists)
         program = np.zeros(size + 2 * places + _WANTED_WORDS * len(lists), np.int64)
         dtype = memory[SCRATCH].dtype
-        fold = (0 if op is None else jit.fold(op, dtype)) or 0
+        fold = (0 if op is None else compiled.fold(op, dtype)) or 0
         program[[layout.COMMON, layout.START]] = _address(self._words), layout.PROGRAM_WORDS
         program[layout.RUN] = self._run
         tells = layout.TELLS_DATA if rows.tells else layout.TELLS_NOTHING

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.calls import call
-from ringreduce.compiler import jit
 from ringreduce.compiler.pyobjects import MOVED, Table
+from ringreduce.shm import functions
 from tests.support.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -187,7 +187,7 @@ def test_one_array_twice_in_a_list_is_read_before_it_is_written():
 @pytest.fixture
 def looked(monkeypatch):
     """How often compiled code looked at lists, and what it said."""
-    door, said = jit.door, Counter()
+    door, said = functions.python_function, Counter()
 
     def watched(name: str, *given: Any) -> Any:
         opened = door(name, *given)
@@ -199,7 +199,7 @@ def looked(monkeypatch):
 
         return counting if name == "find" else opened
 
-    monkeypatch.setattr(jit, "door", watched)
+    monkeypatch.setattr(functions, "python_function", watched)
     return said
 
 
@@ -254,7 +254,7 @@ def test_arrays_that_overlap_are_found(sizes, slots, same, moved):
     placed = [*zip(begins, sizes, strict=True)]
     given, out = ([memory[pair[k] :][:n] for pair, n in placed] for k in (0, 1))
     table = Table([[array.shape for array in given]], memory.dtype, None)
-    find, mixes = jit.door("find"), jit.door("mixes")
+    find, mixes = functions.python_function("find"), functions.python_function("mixes")
     assert find is not None
     assert mixes is not None
     assert find(table.address, given, out) >= 0
