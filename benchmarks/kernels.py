@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.rows import command_line, environment, replace
-from ringreduce.compiler import jit
+from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice, address_of
 
 SIZES = (64 << 10, 1 << 20, 64 << 20)
@@ -89,9 +89,9 @@ def folds(count: int) -> dict[str, float]:
         left, right, _ = operands(dtype, FOLDED_BYTES)
         sources = [left, right] * (count // 2)
         total = sum(source.astype(np.float32) for source in sources).astype(dtype)
-        into, memory = np.empty_like(left), np.empty(jit.FOLD_BYTES, np.uint8)
+        into, memory = np.empty_like(left), np.empty(compiled.FOLD_BYTES, np.uint8)
         places = np.array([address_of(source) for source in sources])
-        address = jit.fold("sum", np.dtype(dtype))
+        address = compiled.fold("sum", np.dtype(dtype))
         assert address is not None, "nothing can be compiled here"
         fold = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(address)
         arguments = address_of(into), address_of(places), count, into.size, 0, address_of(memory)

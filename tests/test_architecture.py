@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import ringreduce as rr
+from ringreduce.compiler import jit
+from ringreduce.shm import functions
 
 PACKAGE = Path(rr.__file__).parent
 SOURCES = {
@@ -72,10 +74,6 @@ MAY_IMPORT = {
     "torch": {"the public names"},
 }
 """Which packages a package may import, besides itself and the ground."""
-FOR_NOW = {
-    ("compiler.jit", "devices"): "callers hand in what is compiled",
-}
-"""Imports that go up, and what removes them."""
 LAZY = {("launch.cli", "train")}
 """The command line reads the trainer's options when they are asked for."""
 
@@ -104,7 +102,7 @@ def test_no_two_modules_import_each_other():
 def test_packages_import_what_stands_below_them():
     packages = (m for m in SOURCES if m != "ringreduce" and package_of(m) not in GROUND)
     found = set().union(*(upward(module, TREES[module]) for module in packages))
-    assert found == FOR_NOW.keys() | LAZY
+    assert found == LAZY
 
 
 def test_the_ground_imports_nothing_but_the_cost_of_a_profile():
@@ -181,6 +179,15 @@ def test_numba_is_imported_by_what_is_only_imported_to_compile():
         for node in TREES[module].body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 assert not imports_of(module, ast.Module([node], [])) & lazily, module
+
+
+def test_machine_code_is_made_from_the_sources_that_name_its_folder_alone():
+    """Else an edited source would leave old machine code in use."""
+    made_from = {f"ringreduce.{name}" for name in COMPILED}
+    made_from |= {f"ringreduce.shm.{module}" for module in functions.MODULES.values()}
+    while further := set().union(*(_inner(IMPORTS[m]) for m in made_from)) - made_from:
+        made_from |= further
+    assert {package_of(module) for module in made_from} == set(jit.COMPILED_PACKAGES)
 
 
 def test_the_core_needs_numpy_and_mpi4py_alone():

@@ -1,22 +1,31 @@
-"""Compiles the kernels, on first use, and keeps their machine code for the next start.
+"""Compile functions on first use, and keep their machine code for the next start.
 
-Machine code is kept in a folder of this user's alone, under ``~/.cache/ringreduce`` (or
-``NUMBA_CACHE_DIR``), or else not at all: it runs whatever somebody has put there, and so does
-pickle, with which Numba reads what it has kept.  There is a folder for just this code, compiler,
-processor and settings.
+Callers hand in a name and a callable that imports what is to be compiled.  The callable runs only
+if no code of that name has been kept.
 
-What is called by its address is kept as `object_files` has it, a file each, and loaded
-without Numba.  Kernels that Python calls with arrays are kept by Numba, each in a folder of its own
-with one variant: several ranks that start at once write Numba's index of a function's variants each
-as if it were alone, so that a variant could be taken for another.  Files are replaced whole; the
-last writer wins, with what the others have written too.
+Machine code is kept in a folder that only this user can enter: under ``~/.cache/ringreduce``, or
+under ``NUMBA_CACHE_DIR``.  Where there is no such folder no code is kept.  Two readers of these
+files would run whatever another user had put there: the loader of machine code, and pickle, with
+which Numba reads the files that it has kept.  The folder's name is a digest of the sources, the
+compiler, the processor and the settings.
+
+There are two kinds of compiled code.
+
+* A C function, which is called by its address.  `object_files` keeps its machine code, in one file
+  for each function, and loads the file without Numba.
+* A loop, which Python calls with arrays.  Numba keeps its machine code, in one folder for each
+  loop, with one variant.  If a folder had several variants and several ranks started at once, each
+  rank would write Numba's index of the variants as if it were alone, and a variant could be taken
+  for another.
+
+Files are replaced as a whole.  Of several ranks that write a file the last one wins; all of them
+have compiled the same code.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.util
 import os
 import platform
@@ -26,234 +35,214 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ringreduce.compiler import object_files, pyobjects
+from ringreduce.compiler import object_files
+
+Function = Callable[..., Any]
+Result = TypeVar("Result")
 
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
-"""Without the other error model each division would ask whether it divides by zero."""
-
-_COMPILED: dict[str, Callable[..., Any] | None] = {}
-"""A process compiles a kernel once, whichever communicator asks first."""
-_COMPILING = threading.Lock()
+"""Numba's options.  With its other error model each division would test for a zero divisor."""
 
 
-def kernel(name: str) -> Callable[..., Any] | None:
-    """The kernel of that name, compiled; None where that is impossible.
+class CompilationError(Exception):
+    """A function cannot be compiled here."""
 
-    Without Numba nothing is possible; float16 needs a processor that converts it.
+
+class Loop(NamedTuple):
+    """A function of arrays and numbers, to be compiled for one signature."""
+
+    function: Function
+    signature: tuple[Any, ...]
+    """Numba's types of the parameters."""
+    needs_float16: bool = False
+    """Whether it is compiled only where the processor converts float16."""
+
+
+# --- C functions ----------------------------------------------------------------------------------
+
+_ADDRESSES: dict[str, int | CompilationError | None] = {}
+
+
+def address(
+    name: str, described: Callable[[], Function | None], needs_float16: bool = False
+) -> int | None:
+    """Return the address of the compiled function `name`.  A process compiles a function once.
+
+    `described` returns the Python function, or None if there is no such function; `address` then
+    returns None.  The parameters of the C function are 64-bit integers.  Its result is one too,
+    unless the Python function is annotated to return None.
+
+    Raises CompilationError where there is no Numba, where Numba is told not to compile, where
+    `needs_float16` and the processor does not convert float16, and where compiling fails.
     """
-    _once(_COMPILED, name, lambda: _compiled(name))
-    return _COMPILED[name]
+    if name not in _ADDRESSES:
+        _make(_ADDRESSES, name, lambda: _address(name, described, needs_float16))
+    return _result(_ADDRESSES[name])
 
 
-def can_exchange() -> bool:
-    """Whether there is all that ranks of one host need to exchange messages through memory.
-
-    Then all of them have the folds of all dtypes, so that they decide alike which to use.
-    """
-    names = (name for names in _IN_MODULES.values() for name in names)
-    return sys.platform == "linux" and all(_compiled_door(name) for name in names)
-
-
-FOLD_BYTES = 64
-"""Memory that a fold needs: a chunk, as `devices.vectors` has it."""
-_FOLDS: dict[str, int | None] = {}
-"""Addresses."""
-_DOORS: dict[str, int | None] = {}
-
-
-def fold(op: str, dtype: Any) -> int | None:
-    """The address of the compiled fold of an operation, as in `devices.folds`; None without one.
-
-    To be asked where `can_exchange`: then all ranks have the same folds.
-    """
-    op, dtype = "sum" if op == "mean" else op, np.dtype(dtype)
-    name = f"fold-{op}-{dtype.name}"
-    if name not in _FOLDS:
-        _once(_FOLDS, name, lambda: _address(name, lambda: _fold(op, dtype)))
-    return _FOLDS[name]
-
-
-def _fold(op: str, dtype: Any) -> Any:
-    from ringreduce.devices import folds
-
-    return folds.fold_of(op, dtype)
-
-
-def machine() -> int | None:
-    """The address of `shm.executor.run`, compiled; None where that is impossible.
-
-    That is where there is no Numba, or one that does not compile or convert float16, and where
-    arrays are not laid out as `pyobjects` takes them to be.
-    """
-    return _compiled_door("run")
-
-
-def door(
-    name: str, me: Any = None, doc: str | None = None, called: str | None = None
-) -> Callable[..., Any] | None:
-    """A compiled function of `shm.entry`, for Python under the name `called`; None as `machine`.
-
-    It is given `me` with each call.
-    """
-    address = _compiled_door(name)
-    if address is None:
-        return None
-    return pyobjects.make_function(address, called or name, me, name in _NAMED, doc)
-
-
-_IN_MODULES = {
-    "shm.executor": ("run",),
-    "shm.entry": ("enter", "call"),
-}
-_NAMED = ("call",)
-
-
-def _compiled_door(name: str) -> int | None:
-    _once(_DOORS, name, lambda: _address_of_door(name))
-    return _DOORS[name]
-
-
-def _address_of_door(name: str) -> int | None:
-    try:
-        return _address(name, lambda: _door(name)) if pyobjects.knows_arrays() else None
-    except Exception:  # whatever keeps Numba from compiling here
-        return None
-
-
-def _door(name: str) -> Any:
-    import numba
-
-    if numba.config.DISABLE_JIT or not _converts_float16(numba.config):
-        return None
-    (module,) = (module for module, names in _IN_MODULES.items() if name in names)
-    function = getattr(importlib.import_module(f"ringreduce.{module}"), name)
-    takes = function.__code__.co_argcount
-    return function, numba.types.int64(*(numba.types.int64,) * takes)
-
-
-def _once(results: dict[Any, Any], key: Any, compile_: Callable[[], Any]) -> None:
-    """Compile what is not there yet, apart from the main thread.
-
-    There a signal's handler may raise at any moment, in between those who take whatever is raised
-    for a fault of what is kept: its exception would be lost, and one rank go without a kernel.
-    """
-    failed: list[BaseException] = []
-
-    def make() -> None:
-        try:
-            with _COMPILING:
-                if key not in results:
-                    results[key] = compile_()
-        except BaseException as error:
-            failed.append(error)
-
-    if key in results:
-        return
-    thread = threading.Thread(target=make, name="ringreduce compiles")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-
-
-def _address(name: str, described: Callable[[], Any]) -> int | None:
-    """Where the compiled function of that name is.
-
-    If it has been kept, Numba is not imported; else `described` tells the function and the types
-    that it takes, or None.
-    """
+def _address(
+    name: str, described: Callable[[], Function | None], needs_float16: bool
+) -> int | None:
     folder = _folder(name)
     path = folder and folder.parent / f"{name}.code"
-    # A full disk, a damaged file: whatever is wrong with what is kept, the rest goes without.
+    # A full disk, a damaged file: without kept code everything works, only slower.
     with contextlib.suppress(Exception):
-        if path is not None and (kept := object_files.kept(path)) is not None:
-            return object_files.loaded(kept)
-    found = described()
-    if found is None:
-        return None
-    from ringreduce.compiler import intrinsics
+        if path is not None and (kept := object_files.read(path)) is not None:
+            return object_files.load(kept)
+    import numba
 
-    intrinsics.register()
-    function, signature = found
-    _call_it(function, name)
-    made = object_files.compiled(function, signature, _OPTIONS)
+    if numba.config.DISABLE_JIT:
+        raise CompilationError("Numba is told not to compile")
+    if needs_float16 and not _converts_float16(numba.config):
+        raise CompilationError("the processor does not convert float16")
+    function = described()
+    if function is None:
+        return None
+    _prepare(function, name)
+    made = object_files.compile_function(function, _signature(function), _OPTIONS)
     with contextlib.suppress(Exception):
         if path is not None:
-            object_files.keep(path, made)
-    return object_files.loaded(made)
+            object_files.write(path, made)
+    return object_files.load(made)
 
 
-def _call_it(function: Any, name: str) -> None:
-    """Name a function, and those made with it that it calls, as no other is named.
+def _signature(function: Function) -> Any:
+    from numba import types
 
-    Machine code is found by that name and by a number that counts what a process has compiled.  Of
-    two pieces kept by two processes under one name, a third would run one in the other's place.
+    returned = function.__annotations__.get("return", int)
+    result = types.void if returned in (None, "None") else types.int64
+    return result(*(types.int64,) * function.__code__.co_argcount)
+
+
+# --- loops ----------------------------------------------------------------------------------------
+
+_KERNELS: dict[str, Function | CompilationError | None] = {}
+
+
+def kernel(name: str, described: Callable[[], Loop]) -> Function | None:
+    """Return the loop `name`, compiled.  A process compiles a loop once.
+
+    Returns None where there is no Numba, and where the processor does not convert float16 but the
+    loop needs it.  Where Numba is told not to compile, returns the loop as a Python function.
     """
-    function.__qualname__ = function.__name__ = name.replace("-", "_")
-    for cell in function.__closure__ or ():
-        inner = cell.cell_contents
-        if isinstance(inner, FunctionType) and "<locals>" in inner.__qualname__:
-            _call_it(inner, f"{name}_{inner.__name__}")
+    if name not in _KERNELS:
+        _make(_KERNELS, name, lambda: _kernel(name, described))
+    return _result(_KERNELS[name])
 
 
-def _compiled(name: str) -> Callable[..., Any] | None:
+def _kernel(name: str, described: Callable[[], Loop]) -> Function | None:
     try:
         import numba
-
-        from ringreduce.devices import float16_kernels
     except ImportError:
         return None
-    loop, signature = float16_kernels.KERNELS[name]
-    _call_it(loop, name)
+    loop = described()
+    _prepare(loop.function, name)
     if numba.config.DISABLE_JIT:  # NUMBA_DISABLE_JIT=1: to debug, to see which lines are covered
-        return _interpreted(loop)
-    if "float16" in name.split("-") and not _converts_float16(numba.config):
+        return _interpreted(loop.function)
+    if loop.needs_float16 and not _converts_float16(numba.config):
         return None
     folder = _folder(name)
     if folder is not None:
-        # A full disk, a damaged file: whatever is wrong with what is kept, the rest goes without.
+        # A full disk, a damaged file: without kept code everything works, only slower.
         with contextlib.suppress(Exception):
-            return _compiled_and_kept(folder, loop, signature)
-    compiled: Callable[..., Any] = numba.njit(signature, **_OPTIONS)(loop)
+            return _compiled_and_kept(folder, loop)
+    compiled: Function = numba.njit(loop.signature, **_OPTIONS)(loop.function)
     return compiled
 
 
-def _interpreted(loop: Callable[..., Any]) -> Callable[..., Any]:
+def _interpreted(function: Function) -> Function:
     def run(*arguments: Any) -> None:
         with np.errstate(all="ignore"):
-            loop(*arguments)
+            function(*arguments)
 
     return run
 
 
-def _compiled_and_kept(
-    folder: Path, loop: Callable[..., Any], signature: Any
-) -> Callable[..., Any]:
+def _compiled_and_kept(folder: Path, loop: Loop) -> Function:
     import numba
 
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)  # read once, when a function is marked to be kept
     try:
-        dispatcher: Any = numba.njit(cache=True, **_OPTIONS)(loop)
+        dispatcher: Any = numba.njit(cache=True, **_OPTIONS)(loop.function)
     finally:
         numba.config.CACHE_DIR = before
     if not Path(dispatcher.stats.cache_path).is_relative_to(folder):
         raise OSError("the user has told Numba to keep code elsewhere")
-    dispatcher.compile(signature)
+    dispatcher.compile(loop.signature)
     dispatcher.disable_compile()
-    compiled: Callable[..., Any] = dispatcher
+    compiled: Function = dispatcher
     return compiled
 
 
-# --- what the processor can do --------------------------------------------------------------------
+# --- compiling ------------------------------------------------------------------------------------
+
+_COMPILING = threading.Lock()
+
+
+def _make(
+    results: dict[str, Result | CompilationError], name: str, make: Callable[[], Result]
+) -> None:
+    """Put the result of `make`, or its failure, into `results`: in a thread of its own.
+
+    On the main thread a signal's handler may raise at any moment, also inside code that takes every
+    exception for a fault of the kept file.  The handler's exception would be lost there, and this
+    rank alone would go without the compiled function.
+    """
+
+    def work() -> None:
+        with _COMPILING:
+            if name in results:
+                return
+            try:
+                results[name] = make()
+            except Exception as error:
+                failure = CompilationError(f"{name} cannot be compiled: {error}")
+                failure.__cause__ = error
+                results[name] = failure
+
+    thread = threading.Thread(target=work, name="ringreduce compiles")
+    thread.start()
+    thread.join()
+
+
+def _result(result: Result | CompilationError) -> Result:
+    if isinstance(result, CompilationError):
+        raise result
+    return result
+
+
+def _prepare(function: Function, name: str) -> None:
+    """Make Numba ready to compile `function`, under `name`."""
+    from ringreduce.compiler import intrinsics
+
+    intrinsics.register()
+    _rename(function, name)
+
+
+def _rename(function: Function, name: str) -> None:
+    """Give `function`, and the local functions that it calls, names that no other function has.
+
+    Numba names machine code by the function's name and by a count of the functions that this
+    process has compiled.  Two processes could keep different code under one name: a third process,
+    which loaded both, would run one in place of the other.
+    """
+    function.__qualname__ = function.__name__ = name.replace("-", "_")
+    for cell in function.__closure__ or ():
+        inner = cell.cell_contents
+        if isinstance(inner, FunctionType) and "<locals>" in inner.__qualname__:
+            _rename(inner, f"{name}_{inner.__name__}")
 
 
 def _converts_float16(config: Any) -> bool:
-    """Whether there are instructions for it.  Without, compiled code calls what is not there."""
+    """Whether the processor converts float16.
+
+    Where it does not, compiled code calls functions that no library here has.
+    """
     if platform.machine() == "aarch64":
         return True
     return "+f16c" in object_files.target(config)[1].split(",") and bool(config.ENABLE_AVX)
@@ -261,15 +250,19 @@ def _converts_float16(config: Any) -> bool:
 
 # --- where code is kept ---------------------------------------------------------------------------
 
-_COMPILED_PACKAGES = ("compiler", "devices", "shm")
+COMPILED_PACKAGES = ("compiler", "devices", "shm")
+"""The packages whose files machine code is made from."""
 _CHANGES_NO_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")
 
 
 def _folder(name: str) -> Path | None:
-    """Where the machine code of one kernel is kept; None if there is no safe place."""
+    """The folder for the machine code `name`; None if there is no safe place.
+
+    All of a start's folders lie in one, with a digest of everything that machine code depends on.
+    """
     digest = hashlib.sha256()
     try:
-        for source in (*_sources(), *_compiler()):
+        for source in (*_sources(), *_compiler_files()):
             digest.update(source.read_bytes())
         digest.update(repr((sys.version, object_files.host(), _settings())).encode())
         base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache")
@@ -280,13 +273,13 @@ def _folder(name: str) -> Path | None:
 
 
 def _sources() -> Iterator[Path]:
-    """The source files of every package that has compiled code."""
-    for package in _COMPILED_PACKAGES:
+    """The source files of all packages that have compiled code."""
+    for package in COMPILED_PACKAGES:
         yield from sorted((Path(__file__).parent.parent / package).glob("*.py"))
 
 
-def _compiler() -> Iterator[Path]:
-    """Files that tell the versions of Numba and LLVM, and Numba's settings in this folder."""
+def _compiler_files() -> Iterator[Path]:
+    """The files with the versions of Numba and LLVM, and Numba's settings in this folder."""
     for package in ("numba", "llvmlite"):
         found = importlib.util.find_spec(package)
         if found is None or found.origin is None:
@@ -298,16 +291,16 @@ def _compiler() -> Iterator[Path]:
 
 
 def _settings() -> list[tuple[str, str]]:
-    """What the user has told Numba."""
-    told = ((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
-    return sorted((name, value) for name, value in told if name not in _CHANGES_NO_CODE)
+    """Numba's settings in the environment that change its code."""
+    given = ((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
+    return sorted((name, value) for name, value in given if name not in _CHANGES_NO_CODE)
 
 
 def private_folder(folder: Path) -> Path | None:
-    """The folder, made if need be, if nobody but this user can put anything there; else None.
+    """Make `folder` if need be, and return it if no other user can put a file into it, else None.
 
-    It must be closed to all others, and no other user may be able to put another in its place.
-    Raises OSError when it cannot be made.
+    All other users must be shut out of the folder, and none may be able to replace the folder or a
+    folder above it.  Raises OSError if the folder cannot be made.
     """
     for place in reversed((folder, *folder.parents)):
         if not place.exists():

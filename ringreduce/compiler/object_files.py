@@ -1,7 +1,8 @@
-"""Machine code as a file: made by Numba, loaded without it.
+"""Machine code as object files: compiled by Numba, loaded without Numba.
 
-Numba takes longer to import than MPI to start.  So what it compiles is kept as an object file,
-which LLVM alone puts in memory, behind a digest of itself: a damaged one would end the process.
+Importing Numba takes longer than starting MPI.  So the machine code of a compiled function is kept
+as an object file, which LLVM alone loads.  A digest stands before the code in the file, because a
+damaged file would end the process.
 """
 
 from __future__ import annotations
@@ -18,30 +19,32 @@ from typing import Any
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _ENGINES: list[Any] = []
-"""What machine code lives in, for as long as the process."""
+"""LLVM's engines, which own the loaded machine code: kept until the process ends."""
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A C function, compiled.
-
-    `needs` are the functions and variables of other libraries, Python's among them, that it uses.
-    """
+    """A compiled C function."""
 
     name: str
+    """The function's symbol."""
     needs: tuple[str, ...]
+    """Symbols of other libraries, Python's among them, that the code uses."""
     code: bytes
+    """The object file."""
 
 
-def compiled(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> MachineCode:
-    """Machine code of a function that does not raise, by Numba."""
+def compile_function(
+    function: Callable[..., Any], signature: Any, options: dict[str, Any]
+) -> MachineCode:
+    """Compile a function that does not raise, by Numba, for parameters as in `signature`."""
     import numba
     from llvmlite import binding
 
     made = numba.cfunc(signature, **options)(function)
     module = binding.parse_assembly(made.inspect_llvm())
     for name in _declared(module):
-        if name in _WHERE_IT_RAISED:
+        if name in _CALLED_AFTER_RAISING:
             module.link_in(binding.parse_assembly(_NEVER_CALLED.format(name=name)))
     cpu, features = target(numba.config)
     machine = binding.Target.from_triple(module.triple).create_target_machine(
@@ -50,11 +53,11 @@ def compiled(function: Callable[..., Any], signature: Any, options: dict[str, An
     return MachineCode(made.native_name, tuple(_declared(module)), machine.emit_object(module))
 
 
-_WHERE_IT_RAISED = (
+_CALLED_AFTER_RAISING = (
     *("NRT_Free", "NRT_MemInfo_call_dtor", "numba_do_raise", "numba_gil_ensure"),
     *("numba_gil_release", "numba_runtime_build_excinfo_struct", "numba_unpickle"),
 )
-"""What Numba calls where a function has raised, which ours do not."""
+"""Functions that Numba's code calls after a function has raised, which functions here never do."""
 _NEVER_CALLED = """
 declare void @llvm.trap()
 define void @{name}() {{
@@ -65,32 +68,32 @@ define void @{name}() {{
 
 
 def _declared(module: Any) -> list[str]:
-    """What a module uses and does not have."""
-    there = (*module.functions, *module.global_variables)
-    return sorted(x.name for x in there if x.is_declaration and not x.name.startswith("llvm."))
+    """The symbols that a module uses and does not define."""
+    symbols = (*module.functions, *module.global_variables)
+    return sorted(x.name for x in symbols if x.is_declaration and not x.name.startswith("llvm."))
 
 
 def host() -> tuple[str, str]:
-    """The processor, and what it can do, as LLVM writes it: ``+avx2,-sse4a``."""
+    """Return the processor's name and its features, as LLVM writes them: ``+avx2,-sse4a``."""
     from llvmlite import binding
 
     try:
         return binding.get_host_cpu_name(), str(binding.get_host_cpu_features().flatten())
-    except RuntimeError:  # LLVM does not know how to ask
+    except RuntimeError:  # LLVM cannot find the features on this system
         return binding.get_host_cpu_name(), ""
 
 
 def target(config: Any) -> tuple[str, str]:
-    """The same as Numba's settings have it."""
+    """Return the processor's name and features that Numba's settings ask for, or else `host`'s."""
     name, features = host()
-    told = config.CPU_FEATURES
-    return config.CPU_NAME or name, features if told is None else str(told)
+    given = config.CPU_FEATURES
+    return config.CPU_NAME or name, features if given is None else str(given)
 
 
-def loaded(made: MachineCode) -> int:
-    """The address of the function, in memory from now on.
+def load(made: MachineCode) -> int:
+    """Load a function into memory, until the process ends, and return its address.
 
-    Raises OSError if something that it needs is not in this process.
+    Raises OSError if this process lacks a symbol that the function needs.
     """
     from llvmlite import binding
 
@@ -98,8 +101,9 @@ def loaded(made: MachineCode) -> int:
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    for name in made.needs:  # the engine looks for them in the whole process
-        if binding.address_of_symbol(name) is None:  # at which LLVM would end the process
+    for name in made.needs:
+        # The engine searches the whole process.  For a missing symbol LLVM would end the process.
+        if binding.address_of_symbol(name) is None:
             raise OSError(f"no {name} in this process")
     engine.add_object_file(binding.object_file.ObjectFileRef.from_data(made.code))
     engine.finalize_object()
@@ -107,8 +111,8 @@ def loaded(made: MachineCode) -> int:
     return int(engine.get_function_address(made.name))
 
 
-def keep(path: Path, made: MachineCode) -> None:
-    """Write a file, whole or not at all.  Raises OSError."""
+def write(path: Path, made: MachineCode) -> None:
+    """Write a function to the file `path`, as a whole or not at all.  Raises OSError."""
     head = json.dumps({"name": made.name, "needs": made.needs}).encode() + b"\n"
     whole = head + made.code
     file, name = tempfile.mkstemp(dir=path.parent)
@@ -122,8 +126,8 @@ def keep(path: Path, made: MachineCode) -> None:
         raise
 
 
-def kept(path: Path) -> MachineCode | None:
-    """What a file keeps; None if there is none, or it is damaged."""
+def read(path: Path) -> MachineCode | None:
+    """Read a function from the file `path`; None if there is no such file, or it is damaged."""
     try:
         whole = path.read_bytes()
     except OSError:
@@ -132,5 +136,5 @@ def kept(path: Path) -> MachineCode | None:
     if hashlib.sha256(rest).digest() != digest:
         return None
     head, _, code = rest.partition(b"\n")
-    told = json.loads(head)
-    return MachineCode(told["name"], tuple(told["needs"]), code)
+    symbols = json.loads(head)
+    return MachineCode(symbols["name"], tuple(symbols["needs"]), code)

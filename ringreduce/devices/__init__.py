@@ -1,1 +1,1 @@
-"""What holds and adds arrays."""
+"""Allocate, copy and reduce arrays in the memory of a device."""

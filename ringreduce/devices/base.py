@@ -1,117 +1,125 @@
-"""What every device offers: memory that it allocates, copies, and adds.
+"""The interface of a device: memory for arrays, copies of arrays, arithmetic on arrays.
 
-A device knows where arrays live and how their elements are combined.  It knows nothing of ranks.
+A device knows where arrays are and how their elements are combined.  It knows nothing of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-FoldFunction = Callable[[Any, Any, Any], Any]
-"""``fold(left, right, into)``: elementwise, in this order; `into` may be either operand.
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
-What it writes depends on the two operands alone, so every rank that folds them gets the same bits.
-All three are flat and contiguous.
+Array = Any
+"""An array of the device: NumPy's for `CpuDevice`, CuPy's for `CudaDevice`."""
+FoldFunction = Callable[[Array, Array, Array], Any]
+"""``fold(left, right, into)``: combine elementwise, in this order; `into` may be either operand.
+
+The result depends on the two operands alone, so every rank that folds them gets the same bits.
+All three arrays are flat and contiguous.
 """
-FoldManyFunction = Callable[[Sequence[Any], Any], None]
-"""``fold_many(sources, into)``: one array or more, in this order; `into` may be one of them."""
+FoldManyFunction = Callable[[Sequence[Array], Array], None]
+"""``fold_many(sources, into)``: combine 1 array or more, in this order; `into` may be a source."""
 
 
 class Device(Protocol):
-    """Allocates and reduces arrays, which copy by assignment: ``into[...] = source``."""
+    """Allocates and reduces arrays.  Arrays copy by assignment: ``into[...] = source``."""
 
     name: str
 
     @property
     def stream(self) -> Stream | None:
-        """What all work on arrays goes through that the processor cannot reach, or else None."""
+        """The queue for all work on arrays that the processor cannot reach; None if it can."""
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """An uninitialised C-ordered array."""
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Return an uninitialised C-ordered array."""
 
-    def scratch(self, nbytes: int) -> Any:
-        """Uninitialised bytes to be written and read again and again."""
+    def scratch(self, nbytes: int) -> Array:
+        """Return uninitialised bytes that are written and read again and again."""
 
-    def flat(self, array: Any) -> Any:
-        """The elements in C order as a one-dimensional contiguous array: a view, or else a copy."""
+    def flat(self, array: Array) -> Array:
+        """Return the elements in C order, flat and contiguous: a view if possible, else a copy."""
 
-    def fold(self, op: str, dtype: Any) -> FoldFunction:
-        """The function that combines two arrays of `dtype` under `op`.
+    def fold(self, op: str, dtype: DTypeLike) -> FoldFunction:
+        """Return the function that combines two arrays of `dtype` under `op`.
 
-        16-bit floats are combined in float32 and rounded
-        once.  NaN, infinity and overflow come without warnings.
+        16-bit floats are combined in float32 and rounded once.  NaN, infinity and overflow give no
+        warnings.
         """
 
-    def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
-        """The function that combines any number of arrays under `op`.
+    def fold_many(self, op: str, dtype: DTypeLike) -> FoldManyFunction:
+        """Return the function that combines any number of arrays of `dtype` under `op`.
 
         16-bit floats are accumulated in float32 and rounded once.
         """
 
-    def divide(self, array: Any, by: int) -> None:
-        """``array /= by``, once rounded; 16-bit floats are divided in float32."""
+    def divide(self, array: Array, by: int) -> None:
+        """Divide `array` by `by` in place, rounded once; 16-bit floats are divided in float32."""
 
-    def convert(self, source: Any, into: Any) -> None:
-        """Copy float32 or float64 into a 16-bit float of that size, once rounded; or back.
+    def convert(self, source: Array, into: Array) -> None:
+        """Copy float32 or float64 into as many 16-bit floats, rounded once; or back.
 
-        Both are flat and contiguous.  Every NaN becomes the format's positive quiet one.
+        Both arrays are flat and contiguous.  Every NaN becomes the format's positive quiet NaN.
         """
 
-    def bytes_of(self, array: Any) -> memoryview:
-        """The bytes of a contiguous array in host memory, without a copy."""
+    def bytes_of(self, array: Array) -> memoryview:
+        """Return the bytes of a contiguous array in host memory, without a copy."""
 
-    def address(self, array: Any) -> int:
-        """Where the array's first byte lies."""
+    def address(self, array: Array) -> int:
+        """Return the address of the array's first byte."""
 
-    def unowned(self, array: Any) -> Any:
-        """The same memory as another contiguous array, which does not keep it alive."""
+    def unowned(self, array: Array) -> Array:
+        """Return another contiguous array of the same memory, which does not keep it alive."""
 
-    def overlap(self, a: Any, b: Any) -> bool:
-        """Whether two arrays share any byte."""
+    def overlap(self, a: Array, b: Array) -> bool:
+        """Return whether two arrays share any byte."""
 
 
 class Mark(Protocol):
     """A place in a stream."""
 
     def set(self) -> None:
-        """Put it behind all that has been asked for."""
+        """Place the mark behind all work that has been queued so far."""
 
     def reached(self) -> bool:
-        """Whether all before it is done, or it was never set.  Raises what went wrong there."""
+        """Return whether all work before the mark is done; True if the mark was never set.
+
+        Raises the error of that work.
+        """
 
 
 class Stream(Protocol):
-    """What is asked of it is done later, in the order in which it was asked.
+    """A device's queue: work is done later, in the order in which it was queued.
 
-    The caller has a stream of his own: what he asks of the device outside of `selected`.  No method
-    waits, but for `close`.
+    The caller has a stream of its own, for work that is queued outside of `selected`.  No method
+    but `close` waits.
     """
 
-    def selected(self) -> AbstractContextManager[Any]:
-        """Within it, this thread's work on the device's arrays goes through this stream."""
+    def selected(self) -> AbstractContextManager[None]:
+        """Within this context, this thread's work on the device's arrays goes to this stream."""
 
     def follow(self) -> None:
-        """Let what is asked from now on begin when all is done that the caller has asked so far."""
+        """Begin work that is queued here from now on after all work that the caller has queued."""
 
     def lead(self) -> None:
-        """Let what the caller asks from now on begin when all that was asked here is done."""
+        """Begin work that the caller queues from now on after all work that was queued here."""
 
-    def callers_empty(self) -> Callable[[int | tuple[int, ...], Any], Any]:
-        """The device's `empty`, for arrays that the caller, who asks for it, will use and free."""
+    def callers_empty(self) -> Callable[[int | tuple[int, ...], DTypeLike], Array]:
+        """Return the device's `empty` for arrays that the caller of this method uses and frees."""
 
-    def pinned(self, nbytes: int) -> Any:
-        """Uninitialised bytes of host memory, to be copied from and to: slow to allocate."""
+    def pinned(self, nbytes: int) -> Array:
+        """Return uninitialised bytes of host memory for copies; it is slow to allocate."""
 
-    def copy_out(self, source: Any, host: Any) -> None:
-        """Copy an array into pinned bytes of its length, in its turn."""
+    def copy_out(self, source: Array, host: Array) -> None:
+        """Queue a copy of an array into pinned bytes of its length."""
 
-    def copy_in(self, host: Any, into: Any) -> None:
-        """Copy pinned bytes into an array of their length, in its turn."""
+    def copy_in(self, host: Array, into: Array) -> None:
+        """Queue a copy of pinned bytes into an array of their length."""
 
     def mark(self) -> Mark:
-        """A mark that is not set yet."""
+        """Return a mark that is not set yet."""
 
     def close(self) -> None:
-        """Wait until all is done."""
+        """Wait until all queued work is done."""

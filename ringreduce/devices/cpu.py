@@ -1,4 +1,4 @@
-"""Arrays in host memory, combined by NumPy; 16-bit floats by kernels of our own."""
+"""Arrays in host memory: NumPy reduces them, and compiled kernels reduce 16-bit floats."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from ctypes import addressof, c_char
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringreduce.compiler import jit
+from ringreduce.devices import compiled
 from ringreduce.devices.base import FoldFunction, FoldManyFunction
 from ringreduce.devices.float16 import (
     accumulate_with_numpy,
@@ -21,6 +21,9 @@ from ringreduce.devices.float16 import (
     fold_with_numpy,
     is_short,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 def _minimum(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
@@ -32,7 +35,7 @@ def _maximum(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
 
 
 def _divide(array: np.ndarray, by: int) -> None:
-    if array.dtype.kind == "c":  # by its parts: dividing by a complex number multiplies them too
+    if array.dtype.kind == "c":  # its parts: a division by a complex number would multiply them too
         array = array.view(array.real.dtype)
     np.divide(array, by, array)
 
@@ -47,26 +50,29 @@ OPS: dict[str, FoldFunction] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-"""Integers wrap; min and max propagate NaN."""
+"""The functions by operation: integers wrap, and min and max propagate NaN."""
 
 _BITS, _PAIRS = np.dtype(np.uint16), np.dtype(np.uint32)
 _PAIRED = ("sum-bfloat16", "prod-bfloat16")
-"""Kernels that have a faster sister for two elements at a time."""
-_byte_of: Callable[[Any], Any] = c_char.from_buffer
-_HUGE_PAGE, _WORTH_A_PAGE = 2 << 20, 256 << 10
+"""Kernels for which there is a faster one that combines two elements at a time."""
+_byte_of: Callable[[Any], c_char] = c_char.from_buffer
+_HUGE_PAGE = 2 << 20
+"""Bytes."""
+_ON_HUGE_PAGES_FROM = 256 << 10
+"""Bytes of scratch from which it is on huge pages."""
 _BLOCK = 1 << 16
-"""Elements that many arrays are folded by at a time."""
+"""Elements of each array that `fold_many` folds at a time."""
 _FoldBlock = Callable[[Sequence[np.ndarray], np.ndarray, np.ndarray], None]
-"""``fold_block(sources, into, total)``; `total` is memory of its length, to be used at will."""
+"""``fold_block(sources, into, total)``; `total` has the length of `into` and may be overwritten."""
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` without NumPy's floating-point warnings, whatever the caller has set.
+    """Make `function` run without NumPy's floating-point warnings, whatever the caller has set.
 
-    An overflow or inf - inf is what the numbers of all ranks give: no rank can help it, and an
-    exception on one of them would break the call.  NumPy keeps its settings in a context variable,
-    and entering a context costs next to nothing, where ``np.errstate`` costs 1 us.  One thread at
-    a time may do so.
+    An overflow, or inf - inf, follows from the values of all ranks, so no rank can prevent it, and
+    an exception on one rank would break the call.  NumPy keeps its settings in a context variable.
+    To enter a context costs next to nothing; ``np.errstate`` costs 1 us.  One thread at a time may
+    be inside the context.
     """
     context = Context()
     context.run(np.seterr, all="ignore")
@@ -74,7 +80,7 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Memory:
-    """Says where an array's bytes lie, and holds nothing else of it."""
+    """The address and the size of an array's bytes, without a reference to the array."""
 
     def __init__(self, array: np.ndarray) -> None:
         flat = array.reshape(-1).view(np.uint8).__array_interface__
@@ -84,9 +90,9 @@ class _Memory:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where the array's first byte lies."""
+    """Return the address of the array's first byte."""
     try:
-        return addressof(_byte_of(array))  # a fifth of the time
+        return addressof(_byte_of(array))  # takes a fifth of the time of the other way
     except (TypeError, ValueError, BufferError):  # read-only, empty, bfloat16, not contiguous
         address: int = array.__array_interface__["data"][0]
         return address
@@ -95,7 +101,8 @@ def address_of(array: np.ndarray) -> int:
 class CpuDevice:
     """NumPy arrays.
 
-    One thread at a time folds, divides and converts, with its methods or with what they return.
+    One thread at a time may fold, divide and convert, by the methods or by the functions that they
+    return.
     """
 
     name = "cpu"
@@ -107,20 +114,21 @@ class CpuDevice:
 
     # --- memory ---
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
 
     def scratch(self, nbytes: int) -> np.ndarray:
-        """On huge pages if it is large and the system has some.
+        """Return uninitialised bytes: if many, on huge pages where the system has such pages.
 
-        On small ones that lie scattered in memory, and so crowd in some sets of the cache, the
-        same all-reduce of 16 MiB took 1.3 to 2.1 times as long, varying from process to process.
+        Small pages are scattered in physical memory and compete for some sets of the cache.  On
+        small pages the same all-reduce of 16 MiB took 1.3 to 2.1 times as long, depending on the
+        process.
         """
-        if nbytes < _WORTH_A_PAGE:
+        if nbytes < _ON_HUGE_PAGES_FROM:
             return np.empty(nbytes, np.uint8)
         whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
         pages = mmap.mmap(-1, whole + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
+        with contextlib.suppress(OSError):  # the system has no huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(pages, np.uint8)
         start = -self.address(memory) % _HUGE_PAGE
@@ -145,21 +153,21 @@ class CpuDevice:
 
     # --- arithmetic ---
 
-    def fold(self, op: str, dtype: Any) -> FoldFunction:
+    def fold(self, op: str, dtype: DTypeLike) -> FoldFunction:
         dtype = np.dtype(dtype)
         if not is_short(dtype):
             return quietly(OPS[op]) if dtype.kind in "fc" else OPS[op]
         if op == "mean":
             op = "sum"
-            jit.kernel(f"divide-{dtype.name}")  # now, not in the middle of a call
+            compiled.kernel(f"divide-{dtype.name}")  # compile now, not during a call
         name = f"{op}-{dtype.name}"
-        kernel = jit.kernel(name)
+        kernel = compiled.kernel(name)
         if kernel is None:
             return quietly(fold_with_numpy(op, dtype))
-        paired = name in _PAIRED and jit.kernel(f"{name}-pairs")
+        paired = name in _PAIRED and compiled.kernel(f"{name}-pairs")
         return partial(_fold_pairs, paired, kernel) if paired else partial(_fold_bits, kernel)
 
-    def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
+    def fold_many(self, op: str, dtype: DTypeLike) -> FoldManyFunction:
         dtype = np.dtype(dtype)
         if is_short(dtype) and op not in ("min", "max"):
             return _in_blocks(self._fold_widened(op, dtype), np.dtype(np.float32))
@@ -180,7 +188,7 @@ class CpuDevice:
     def _fold_widened(self, op: str, dtype: np.dtype) -> _FoldBlock:
         accumulate = self._accumulate(op, dtype)
         for name in (f"{dtype.name}-float32", f"float32-{dtype.name}"):
-            jit.kernel(name)  # now, not in the middle of a call
+            compiled.kernel(name)  # compile now, not during a call
 
         def fold_block(sources: Sequence[np.ndarray], into: np.ndarray, total: np.ndarray) -> None:
             self.convert(sources[0], total)
@@ -191,9 +199,9 @@ class CpuDevice:
         return fold_block
 
     def _accumulate(self, op: str, dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], None]:
-        """``accumulate(source, total)``, in float32."""
+        """Return ``accumulate(source, total)``, which combines into float32."""
         op = "sum" if op == "mean" else op
-        kernel = jit.kernel(f"accumulate-{op}-{dtype.name}")
+        kernel = compiled.kernel(f"accumulate-{op}-{dtype.name}")
         if kernel is None:
             return quietly(accumulate_with_numpy(op))
         return lambda source, total: kernel(source.view(_BITS), total)
@@ -202,14 +210,14 @@ class CpuDevice:
         if not is_short(array.dtype):
             self._divide(array, by)
             return
-        kernel = jit.kernel(f"divide-{array.dtype.name}")
+        kernel = compiled.kernel(f"divide-{array.dtype.name}")
         if kernel is None:
             self._divide_short(array, by)
         else:
             kernel(array.view(_BITS), np.float32(by))
 
     def convert(self, source: np.ndarray, into: np.ndarray) -> None:
-        kernel = jit.kernel(f"{source.dtype.name}-{into.dtype.name}")
+        kernel = compiled.kernel(f"{source.dtype.name}-{into.dtype.name}")
         if kernel is None:
             self._convert(source, into)
         else:
@@ -238,7 +246,7 @@ def _fold_pairs(
 
 
 def _in_blocks(fold_block: _FoldBlock, dtype: np.dtype) -> FoldManyFunction:
-    """Fold so many elements at a time that what is accumulated, of `dtype`, stays in cache."""
+    """Make a function that folds blocks so short that the total, of `dtype`, stays in the cache."""
     memory = np.empty(_BLOCK, dtype)
 
     def fold_many(sources: Sequence[np.ndarray], into: np.ndarray) -> None:

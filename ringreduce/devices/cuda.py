@@ -1,73 +1,82 @@
-"""Arrays on one CUDA card, by CuPy.  Imported only once somebody passes such an array.
+"""Arrays on one GPU, by CuPy.  Imported when a call passes such an array for the first time.
 
-All work on behalf of a call goes through one stream of the communicator's own, which waits for what
-the caller has asked of CuPy's current stream before, and which the caller's stream waits for after.
-The processor waits for neither: it polls events.
+All work of a call goes through one stream, which the communicator owns.  That stream waits for the
+work that the caller queued before on CuPy's current stream.  The caller's stream waits for the
+communicator's stream in turn.  The processor waits for neither: it polls events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 from cupy.cuda import runtime
 
 from ringreduce.devices import cuda_kernels
-from ringreduce.devices.base import FoldFunction, FoldManyFunction
+from ringreduce.devices.base import Array, FoldFunction, FoldManyFunction
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 _THREADS, _MOST_BLOCKS = 256, 4096
-"""Of a kernel; each of its threads goes over the array in steps of all of them."""
+"""Threads of a block, and blocks of a kernel.
+
+Each thread goes over the array in steps of the number of all threads.
+"""
 _SUCCESS, _NOT_READY = 0, 600
-"""What ``cudaEventQuery`` answers."""
+"""Results of ``cudaEventQuery``."""
 _MOST_WORK = 100_000
-"""What it may cost to find out whether two strided arrays overlap."""
+"""Steps of `numpy.shares_memory` after which two strided arrays are taken to overlap."""
 
 
-def as_card_array(x: Any) -> Any:
-    """A CuPy array of the same memory, which CuPy's current stream may use."""
+def as_card_array(x: Array) -> Array:
+    """Return a CuPy array of the same memory, which CuPy's current stream may use."""
     return x if isinstance(x, cupy.ndarray) else cupy.from_dlpack(x)
 
 
 class CudaDevice:
-    """CuPy arrays of one card, and a stream."""
+    """CuPy arrays of one GPU, and a stream."""
 
     name = "cuda"
 
     def __init__(self, card: int = 0) -> None:
         self.card = card
         self.stream = CudaStream(card)
-        self._modules: dict[str, Any] = {}
-        self._kernels: dict[str, Any] = {}
+        self._modules: dict[str, cupy.RawModule] = {}
+        self._kernels: dict[str, cupy.RawKernel] = {}
 
     # --- memory ---
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
         with cupy.cuda.Device(self.card):
             return cupy.empty(shape, dtype)
 
-    def scratch(self, nbytes: int) -> Any:
+    def scratch(self, nbytes: int) -> Array:
         return self.empty(nbytes, np.uint8)
 
-    def flat(self, array: Any) -> Any:
+    def flat(self, array: Array) -> Array:
         return cupy.ascontiguousarray(array).reshape(-1)
 
     def bytes_of(self, array: np.ndarray) -> memoryview:
         return memoryview(array.data).cast("B") if array.size else memoryview(bytearray())
 
-    def address(self, array: Any) -> int:
+    def address(self, array: Array) -> int:
         address: int = array.data.ptr
         return address
 
-    def unowned(self, array: Any) -> Any:
+    def unowned(self, array: Array) -> Array:
         memory = cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, None, self.card)
         return cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
-    def overlap(self, a: Any, b: Any) -> bool:
-        """Exact, and found out by the processor: CuPy's own way would wait for the card."""
-        most_work: Any = _MOST_WORK  # NumPy takes any number; its stub names two
+    def overlap(self, a: Array, b: Array) -> bool:
+        """Return whether two arrays share any byte, exactly if that takes few steps.
+
+        The processor computes it: CuPy's own function would wait for the GPU.
+        """
+        most_work: Any = _MOST_WORK  # NumPy takes any number; its stub allows two
         try:
             return np.shares_memory(_layout(a), _layout(b), max_work=most_work)
         except np.exceptions.TooHardError:
@@ -75,22 +84,22 @@ class CudaDevice:
 
     # --- arithmetic ---
 
-    def fold(self, op: str, dtype: Any) -> FoldFunction:
+    def fold(self, op: str, dtype: DTypeLike) -> FoldFunction:
         name = np.dtype(dtype).name
         kernel = self._kernel(cuda_kernels.fold_name(op, name), name)
 
-        def fold(left: Any, right: Any, into: Any) -> None:
+        def fold(left: Array, right: Array, into: Array) -> None:
             _launch(kernel, into.size, left, right, into)
 
         return fold
 
-    def fold_many(self, op: str, dtype: Any) -> FoldManyFunction:
+    def fold_many(self, op: str, dtype: DTypeLike) -> FoldManyFunction:
         dtype = np.dtype(dtype)
         if dtype.name in cuda_kernels.SHORT and op not in ("min", "max"):
             return self._fold_many_widened(op, dtype)
         fold = self.fold(op, dtype)
 
-        def fold_many(sources: Sequence[Any], into: Any) -> None:
+        def fold_many(sources: Sequence[Array], into: Array) -> None:
             total = self.empty(into.size, dtype)
             total[...] = sources[0]
             for source in sources[1:]:
@@ -102,7 +111,7 @@ class CudaDevice:
     def _fold_many_widened(self, op: str, dtype: np.dtype) -> FoldManyFunction:
         kernel = self._kernel(cuda_kernels.accumulate_name(op, dtype.name), dtype.name)
 
-        def fold_many(sources: Sequence[Any], into: Any) -> None:
+        def fold_many(sources: Sequence[Array], into: Array) -> None:
             total = self.empty(into.size, np.float32)
             self.convert(sources[0], total)
             for source in sources[1:]:
@@ -111,18 +120,18 @@ class CudaDevice:
 
         return fold_many
 
-    def divide(self, array: Any, by: int) -> None:
+    def divide(self, array: Array, by: int) -> None:
         name = array.dtype.name
         _launch(self._kernel(cuda_kernels.divide_name(name), name), array.size, array, float(by))
 
-    def convert(self, source: Any, into: Any) -> None:
+    def convert(self, source: Array, into: Array) -> None:
         names = source.dtype.name, into.dtype.name
         short = next(name for name in names if name in cuda_kernels.SHORT)
         kernel = self._kernel(cuda_kernels.convert_name(*names), short)
         _launch(kernel, into.size, source, into)
 
-    def _kernel(self, kernel: str, dtype: str) -> Any:
-        """Compiled with all others of its dtype when the first of them is asked for."""
+    def _kernel(self, kernel: str, dtype: str) -> cupy.RawKernel:
+        """Return a kernel; the first one of a dtype compiles all kernels of the dtype."""
         if kernel not in self._kernels:
             if dtype not in self._modules:
                 self._modules[dtype] = cupy.RawModule(
@@ -135,17 +144,17 @@ class CudaDevice:
         return self._kernels[kernel]
 
 
-def _launch(kernel: Any, count: int, *arguments: Any) -> None:
-    """Have a kernel go over `count` elements; its last argument is their number."""
+def _launch(kernel: cupy.RawKernel, count: int, *arguments: Array | float) -> None:
+    """Start a kernel on `count` elements; its last argument is their number."""
     if count:
         blocks = min(-(-count // _THREADS), _MOST_BLOCKS)
         kernel((blocks,), (_THREADS,), (*arguments, np.int64(count)))
 
 
 class _Layout:
-    """Says where an array's elements lie, to NumPy, which reads none of them."""
+    """The addresses of an array's elements, for NumPy, which reads none of the elements."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Array) -> None:
         self.__array_interface__ = {
             "data": (array.data.ptr, False),
             "shape": array.shape,
@@ -155,14 +164,14 @@ class _Layout:
         }
 
 
-def _layout(array: Any) -> np.ndarray:
+def _layout(array: Array) -> np.ndarray:
     return np.asarray(_Layout(array))
 
 
 class CudaMark:
-    """An event of a stream's stream."""
+    """An event of a `CudaStream`."""
 
-    def __init__(self, card: int, stream: Any) -> None:
+    def __init__(self, card: int, stream: cupy.cuda.Stream) -> None:
         self._stream = stream
         with cupy.cuda.Device(card):
             self.event = cupy.cuda.Event(disable_timing=True)
@@ -178,7 +187,7 @@ class CudaMark:
 
 
 class CudaStream:
-    """A stream that does not wait for the default stream, nor that for it, but as told here."""
+    """A stream of CUDA.  It and the default stream wait for each other only where asked to."""
 
     def __init__(self, card: int) -> None:
         self._card = card
@@ -202,27 +211,33 @@ class CudaStream:
         with cupy.cuda.Device(self._card):
             cupy.cuda.get_current_stream().wait_event(mark.event)
 
-    def callers_empty(self) -> Callable[[int | tuple[int, ...], Any], Any]:
-        """CuPy gives freed memory to the stream that it was allocated on: so, on the caller's."""
+    def callers_empty(self) -> Callable[[int | tuple[int, ...], DTypeLike], Array]:
+        """Return `empty` on the caller's current stream.
+
+        CuPy reuses freed memory on the stream that allocated it.
+        """
         with cupy.cuda.Device(self._card):
             stream = cupy.cuda.get_current_stream()
 
-        def empty(shape: int | tuple[int, ...], dtype: Any) -> Any:
+        def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
             with cupy.cuda.Device(self._card), stream:
                 return cupy.empty(shape, dtype)
 
         return empty
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Memory of its own, not of CuPy's pool, which would give it on while copies run."""
+        """Return pinned memory of its own.
+
+        CuPy's pool of pinned memory would hand out freed memory again while copies run.
+        """
         memory = cupy.cuda.PinnedMemory(nbytes, runtime.hostAllocPortable)
         return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
-    def copy_out(self, source: Any, host: np.ndarray) -> None:
+    def copy_out(self, source: Array, host: np.ndarray) -> None:
         assert source.nbytes == host.nbytes
         self._copy(host.ctypes.data, source.data.ptr, host.nbytes, runtime.memcpyDeviceToHost)
 
-    def copy_in(self, host: np.ndarray, into: Any) -> None:
+    def copy_in(self, host: np.ndarray, into: Array) -> None:
         assert into.nbytes == host.nbytes
         self._copy(into.data.ptr, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice)
 

@@ -1,10 +1,15 @@
-"""CUDA source of what a card computes: folds, the division of a mean, conversion to 16 bits.
+"""CUDA source of the kernels: folds, the division of a mean, conversion to and from 16 bits.
 
-Compiled when first needed, without fused multiply-add, so that results are those of the processor:
-sums and products are rounded once, 16-bit floats are combined in float32 and rounded once, integers
-wrap.  Min and max give NaN where either operand is NaN, and the right operand where both are equal;
-of 16 bits -0 is the lesser zero.  What NaN a sum of 32 or 64 bits gives is up to the card; every
-NaN of 16 bits is the format's positive quiet one.
+The source is compiled when a kernel is first needed, without fused multiply-add.  The results are
+then those of the processor:
+
+* sums and products are rounded once, integers wrap;
+* 16-bit floats are combined in float32 and rounded once, and every NaN of theirs is the format's
+  positive quiet NaN;
+* min and max give NaN where either operand is NaN, and the right operand where both are equal; of
+  16-bit zeros -0 is the lesser one.
+
+The NaN that a sum of 32- or 64-bit floats gives depends on the GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ C_TYPES = {
     "complex64": "Complex<float>",
     "complex128": "Complex<double>",
 }
-"""What the source calls each dtype."""
+"""The type of each dtype in the source."""
 
 SHORT = ("float16", "bfloat16")
 _OPERATIONS = {
@@ -45,27 +50,27 @@ _BITWISE, _ORDERED = ("and", "or", "xor"), ("min", "max")
 
 
 def fold_name(op: str, dtype: str) -> str:
-    """The kernel that folds two arrays: ``(left, right, into, count)``."""
+    """Name the kernel that folds two arrays: ``(left, right, into, count)``."""
     return f"fold<{C_TYPES[dtype]}, {_OPERATIONS[op]}>"
 
 
 def accumulate_name(op: str, dtype: str) -> str:
-    """The kernel that folds 16-bit floats into float32: ``(source, total, count)``."""
+    """Name the kernel that folds 16-bit floats into float32: ``(source, total, count)``."""
     return f"accumulate<{C_TYPES[dtype]}, {_OPERATIONS[op]}>"
 
 
 def divide_name(dtype: str) -> str:
-    """The kernel that divides an array: ``(array, by, count)``, `by` a double."""
+    """Name the kernel that divides an array: ``(array, by, count)``, `by` a double."""
     return f"divide<{C_TYPES[dtype]}>"
 
 
 def convert_name(source: str, into: str) -> str:
-    """The kernel that converts to 16 bits or back: ``(source, into, count)``."""
+    """Name the kernel that converts to 16 bits or back: ``(source, into, count)``."""
     return f"convert<{C_TYPES[source]}, {C_TYPES[into]}>"
 
 
 def names_for(dtype: str) -> tuple[str, ...]:
-    """All kernels of one dtype, compiled together."""
+    """Name all kernels of one dtype, which are compiled together."""
     is_float = dtype.startswith(("float", "bfloat"))
     is_complex = dtype.startswith("complex")
     ops = [
@@ -87,7 +92,7 @@ SOURCE = r"""
 typedef unsigned short Bits;
 typedef long long Count;
 
-// float64 to float32, rounded to odd: rounded again to 16 bits it is as if rounded once.
+// Round float64 to odd, as float32: rounded again to 16 bits, it is as if rounded once.
 // Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008.
 __device__ float to_odd(float x) { return x; }
 __device__ float to_odd(double x) {
@@ -129,7 +134,7 @@ template <typename T> struct Complex {
     __device__ Complex operator/(double by) const { return {real / (T)by, imag / (T)by}; }
 };
 
-// What values are combined in.  Unsigned integers wrap; in C++ signed ones need not.
+// The type that elements are combined in.  Unsigned integers wrap; in C++ signed ones need not.
 template <typename T> struct Wide { typedef unsigned type; };
 template <> struct Wide<long long> { typedef unsigned long long type; };
 template <> struct Wide<unsigned long long> { typedef unsigned long long type; };
@@ -169,7 +174,7 @@ template <typename T> __device__ T quiet(T nan) { return nan; }
 __device__ Half quiet(Half nan) { return Half((float)nan); }
 __device__ Brain quiet(Brain nan) { return Brain((float)nan); }
 
-// Sign and magnitude as an integer of the same order, -0 before 0.
+// Convert sign and magnitude to an integer of the same order, -0 before 0.
 __device__ int key(Bits bits) { return (short)(bits & 0x8000 ? bits ^ 0x7FFF : bits); }
 template <typename T> __device__ bool less(T a, T b) { return a < b; }
 __device__ bool less(Half a, Half b) { return key(a.bits) < key(b.bits); }
@@ -192,7 +197,7 @@ template <typename T> struct Fold<T, Most> {
     for (Count i = blockIdx.x * (Count)blockDim.x + threadIdx.x; i < count;         \
          i += (Count)gridDim.x * blockDim.x)
 
-// `into` may be either operand, so none of them is restricted.
+// `into` may be either operand, so none of the pointers is declared __restrict__.
 template <typename T, typename Op>
 __global__ void fold(const T* left, const T* right, T* into, Count count) {
     EACH(i, count) into[i] = Fold<T, Op>::of(left[i], right[i]);

@@ -1,7 +1,8 @@
-"""The loops on 16-bit floats that Numba compiles: bits in, bits out, converted in registers.
+"""Loops over 16-bit floats, for Numba to compile.
 
-One element after the other, over whole arrays: that is what vectorises; with an offset in an index
-it does not.
+The loops read and write bits, and convert to and from float32 and float64 in registers.  Each loop
+goes over whole arrays, one element after the other.  The compiler vectorises such loops; it does
+not vectorise loops with an offset in an index.
 """
 
 from __future__ import annotations
@@ -10,41 +11,48 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import types
 
 from ringreduce.devices import float16_elements
 
 Combine = Callable[[Any, Any], Any]
+"""Combines two elements: NumPy's scalars, of the types that the function names."""
 Change = Callable[[Any], Any]
+"""Converts an element to another type."""
 
 
 class Kernel(NamedTuple):
-    """A loop, and the types of the arrays and numbers that it is compiled for."""
+    """A loop, to be compiled for one signature."""
 
-    loop: Callable[..., Any]
-    signature: tuple[Any, ...]
+    loop: Callable[..., None]
+    signature: tuple[types.Type, ...]
+    """Numba's types of the arrays and numbers that the loop takes."""
 
 
-def _read(element: Any) -> Any:
-    """Contiguous arrays, writeable and aligned or not: one compilation serves them all."""
+def _read(element: types.Type) -> types.Type:
+    """The type of an array that is read: contiguous, writeable and aligned or not.
+
+    One compilation serves them all.
+    """
     return types.Array(element, 1, "C", readonly=True, aligned=False)
 
 
-def _written(element: Any) -> Any:
+def _written(element: types.Type) -> types.Type:
     return types.Array(element, 1, "C", aligned=False)
 
 
 _BITS, _PAIR, _SINGLE, _DOUBLE = types.uint16, types.uint32, types.float32, types.float64
 
 
-def _folding(combine: Combine, element: Any = _BITS) -> Kernel:
+def _folding(combine: Combine, element: types.Type = _BITS) -> Kernel:
     """``fold(left, right, into)``; `into` may be either operand.
 
-    In place has a loop of its own, in which what is read is visibly what is written: where the
-    compiler must fear that two arrays overlap by chance, it goes element by element.
+    Folding in place has a loop of its own, in which the array that is written is visibly one that
+    is read.  Where arrays may overlap as far as the compiler knows, it goes element by element.
     """
 
-    def fold(left: Any, right: Any, into: Any) -> None:
+    def fold(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
         if right.ctypes.data == into.ctypes.data:
             left, right = right, left
         if left.ctypes.data == into.ctypes.data:
@@ -58,9 +66,9 @@ def _folding(combine: Combine, element: Any = _BITS) -> Kernel:
 
 
 def _accumulating(widen: Change, combine: Combine) -> Kernel:
-    """``accumulate(source, into)``: 16 bits into float32."""
+    """``accumulate(source, into)``: combine 16-bit floats into float32."""
 
-    def accumulate(source: Any, into: Any) -> None:
+    def accumulate(source: np.ndarray, into: np.ndarray) -> None:
         for i in range(into.size):
             into[i] = combine(into[i], widen(source[i]))
 
@@ -68,19 +76,19 @@ def _accumulating(widen: Change, combine: Combine) -> Kernel:
 
 
 def _dividing(widen: Change, narrow: Change) -> Kernel:
-    """``divide(array, by)``: in place, in float32, rounded once."""
+    """``divide(array, by)``: divide in place, in float32, rounded once."""
 
-    def divide(array: Any, by: Any) -> None:
+    def divide(array: np.ndarray, by: np.float32) -> None:
         for i in range(array.size):
             array[i] = narrow(widen(array[i]) / by)
 
     return Kernel(divide, (_written(_BITS), _SINGLE))
 
 
-def _converting(change: Change, source_type: Any, into_type: Any) -> Kernel:
-    """``convert(source, into)``"""
+def _converting(change: Change, source_type: types.Type, into_type: types.Type) -> Kernel:
+    """``convert(source, into)``: convert each element."""
 
-    def convert(source: Any, into: Any) -> None:
+    def convert(source: np.ndarray, into: np.ndarray) -> None:
         for i in range(into.size):
             into[i] = change(source[i])
 
@@ -115,4 +123,4 @@ KERNELS = {
     "float64-float16": _converting(float16_elements.double_to_half, _DOUBLE, _BITS),
     "float64-bfloat16": _converting(float16_elements.double_to_bfloat, _DOUBLE, _BITS),
 }
-"""Loops by operation and dtype; conversions by both dtypes, from and to."""
+"""Loops by operation and dtype; conversions by the dtype of the source and that of the result."""

@@ -54,8 +54,8 @@ def module(name: str) -> dict[str, Any]:
 
 def kernels() -> dict[str, Any]:
     """Whether compiled loops add float16 and bfloat16."""
-    compiling = importlib.import_module("ringreduce.compiler.jit")
-    return {name: compiling.kernel(f"sum-{name}") is not None for name in ("float16", "bfloat16")}
+    compiled = importlib.import_module("ringreduce.devices.compiled")
+    return {name: compiled.kernel(f"sum-{name}") is not None for name in ("float16", "bfloat16")}
 
 
 def gpus() -> dict[str, Any]:

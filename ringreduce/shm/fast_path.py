@@ -20,11 +20,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ringreduce.compiler import jit
 from ringreduce.compiler.records import address_of, offset_of, size_of
 from ringreduce.control.agreement import Agreement
 from ringreduce.control.signature import Signature
-from ringreduce.shm import call_table
+from ringreduce.shm import call_table, functions
 from ringreduce.shm.call_table import (
     CALL_BYTES,
     EMPTY,
@@ -317,7 +316,7 @@ class FastPath:
         entry = EntryPoint(_address(memory))
         entry.path, entry.general = _address(self._memory), id(general)
         me = (memory, self._memory, general, *kept)
-        function = jit.door("call", me, _documentation(name, general), name)
+        function = functions.python_function("call", me, _documentation(name, general), name)
         assert function is not None
         return function, entry, CachedCall(_address(memory) + size_of(EntryPoint))
 

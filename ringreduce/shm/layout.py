@@ -201,7 +201,7 @@ class Team(Record):
     read_buffer: Address
     # Bytes that are read from a process, or reduced, at a time.
     read_bytes: Word
-    # Scratch of the folds, `jit.FOLD_BYTES`.
+    # Scratch of the folds, `devices.compiled.FOLD_BYTES`.
     fold_scratch: Address
     # Array of the addresses of the sources of a fold, one for each rank.
     sources: Address

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.compiler import jit
 from ringreduce.compiler.records import Address, address_of, load_acquire, offset_of, size_of
 from ringreduce.config import Config
 from ringreduce.control.executable import Note
 from ringreduce.control.signature import HEADER_BYTES
+from ringreduce.devices import compiled
 from ringreduce.devices.base import Device
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
@@ -31,7 +31,7 @@ from ringreduce.planning.shm_instructions import (
     Wait,
     instructions_of,
 )
-from ringreduce.shm import layout
+from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
@@ -96,7 +96,7 @@ class Exchange:
         foreign: Callable[[int, bytes], None],
     ) -> None:
         assert config.memory is not None
-        enter, run = jit.door("enter"), jit.machine()
+        enter, run = functions.python_function("enter"), functions.address("run")
         assert enter is not None
         assert run is not None
         self._run = run
@@ -107,7 +107,7 @@ class Exchange:
         peers = self._peers = [peer for peer in range(size) if peer != rank]
         self._team_words = np.zeros((size_of(Team) + size_of(Peer) * len(peers)) // WORD, np.int64)
         self._read_buffer = np.empty(_READ_BYTES * len(peers), np.uint8)
-        self._fold_scratch = np.empty(jit.FOLD_BYTES, np.uint8)
+        self._fold_scratch = np.empty(compiled.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
         team = self.team = Team(_address(self._team_words))
@@ -135,7 +135,7 @@ class Exchange:
         """Return this rank's instructions of a slice; None, on all ranks, if messages do it."""
         if device.stream is not None or len(self._peers) >= _MAX_RANKS:
             return None
-        if op is not None and jit.fold(op, dtype) is None:
+        if op is not None and compiled.fold(op, dtype) is None:
             return None
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
@@ -196,7 +196,7 @@ class Exchange:
             program.publishes = layout.PUBLISHES_DATA
         dtype = scratch.dtype
         program.item_bytes = dtype.itemsize // (2 if dtype.kind == "c" else 1)
-        program.fold = (0 if op is None else jit.fold(op, dtype)) or 0
+        program.fold = (0 if op is None else compiled.fold(op, dtype)) or 0
         program.divisor = len(self._peers) + 1 if op == "mean" else 0
         program.scratch.address = device.address(scratch)
         at = address_of(program) + size_of(Program)

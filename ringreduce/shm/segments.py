@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.compiler.jit import can_exchange
+from ringreduce.shm.functions import can_exchange
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.transports.base import Transport
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -18,8 +19,9 @@ import numba
 import pytest
 from llvmlite import binding
 
-from ringreduce.compiler import jit, object_files
-from ringreduce.devices import float16_kernels
+from ringreduce.compiler import intrinsics, jit, object_files
+from ringreduce.devices import compiled, float16_kernels
+from ringreduce.shm import functions
 
 ROOT = Path(__file__).parents[2]
 FEATURES = binding.get_host_cpu_features()
@@ -30,7 +32,7 @@ if "without Numba" in sys.argv:
     sys.modules["numba"] = None
 import ml_dtypes
 import numpy as np
-from ringreduce.compiler import jit
+from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice
 
 told = {}
@@ -39,7 +41,7 @@ for name in ("float16", "bfloat16"):
     into = np.empty_like(array)
     CpuDevice().fold("sum", name)(array, array, into)
     assert (into == array + array).all()
-    kernel = jit.kernel(f"sum-{name}")
+    kernel = compiled.kernel(f"sum-{name}")
     told[name] = {"way": type(kernel).__name__}
     if hasattr(kernel, "stats"):
         hits, path = sum(kernel.stats.cache_hits.values()), kernel.stats.cache_path
@@ -166,15 +168,16 @@ def test_ranks_that_start_at_once_do_not_disturb_each_other(tmp_path):
 LOADS = """
 import json, sys
 import numpy as np
-from ringreduce.compiler import jit
+from ringreduce.devices import compiled
+from ringreduce.shm import functions
 
-can = "door" not in sys.argv or jit.can_exchange()
+can = "all" not in sys.argv or functions.can_exchange()
 left, right = np.arange(9, dtype=np.float32), np.ones(9, np.float32)
 if can:
     import ctypes
-    address = jit.fold("sum", "float32")
+    address = compiled.fold("sum", "float32")
     sources = np.array([left.ctypes.data, right.ctypes.data])
-    memory = np.empty(jit.FOLD_BYTES, np.uint8)
+    memory = np.empty(compiled.FOLD_BYTES, np.uint8)
     fold = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(address)
     fold(left.ctypes.data, sources.ctypes.data, 2, 9, 0, memory.ctypes.data)
 print(json.dumps({"can": can, "imported": "numba" in sys.modules, "sum": left.tolist()}))
@@ -196,7 +199,7 @@ def code_in(folder: Path) -> list[Path]:
 def loaded(tmp_path_factory):
     """A home for which all code but the folds' is made, and one fold's."""
     home = tmp_path_factory.mktemp("home")
-    assert loads(home, "door") == WITH
+    assert loads(home, "all") == WITH
     return home
 
 
@@ -216,10 +219,9 @@ def fold(folded, tmp_path):
 
 def test_kept_machine_code_is_loaded_without_numba(tmp_path, loaded):
     shutil.copytree(loaded, tmp_path, dirs_exist_ok=True)
-    names = (name for names in jit._IN_MODULES.values() for name in names)
-    wanted = {f"{name}.code" for name in (*names, "fold-sum-float32")}
+    wanted = {f"{name}.code" for name in (*functions.MODULES, "fold-sum-float32")}
     assert {path.name for path in code_in(tmp_path)} == wanted
-    assert loads(tmp_path, "door") == WITHOUT
+    assert loads(tmp_path, "all") == WITHOUT
 
 
 @pytest.mark.parametrize("keep", [0, 20, 4000, -1])
@@ -236,11 +238,11 @@ def test_a_damaged_file_is_made_again(tmp_path, keep):
 @pytest.mark.usefixtures("fold")
 def test_code_that_needs_what_is_not_there_is_not_loaded(tmp_path):
     (path,) = code_in(tmp_path)
-    made = object_files.kept(path)
+    made = object_files.read(path)
     assert made is not None
     with pytest.raises(OSError, match="no nowhere_to_be_found in this process"):
-        object_files.loaded(replace(made, needs=(*made.needs, "nowhere_to_be_found")))
-    object_files.keep(path, replace(made, needs=("nowhere_to_be_found",)))
+        object_files.load(replace(made, needs=(*made.needs, "nowhere_to_be_found")))
+    object_files.write(path, replace(made, needs=("nowhere_to_be_found",)))
     assert loads(tmp_path) == WITH
     assert loads(tmp_path) == WITHOUT
 
@@ -264,7 +266,89 @@ def test_other_settings_have_other_code(tmp_path):
 
 
 def test_nothing_is_loaded_that_numba_is_told_not_to_compile(loaded):
-    assert not loads(loaded, "door", NUMBA_DISABLE_JIT="1")["can"]
+    assert not loads(loaded, "all", NUMBA_DISABLE_JIT="1")["can"]
+
+
+# --- what is compiled -----------------------------------------------------------------------------
+
+
+def call(address: int | None, *words: int) -> int:
+    assert address is not None
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * len(words))(address)
+    return int(function(*words))
+
+
+@pytest.fixture
+def nothing_kept(tmp_path, monkeypatch):
+    """Functions are compiled in this process, and it knows none of them yet."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jit, "_ADDRESSES", {})
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_parameters_and_the_result_are_words():
+    def difference(left: int, right: int) -> int:
+        return left - right
+
+    assert call(jit.address("difference", lambda: difference), 1, 3 << 40) == 1 - (3 << 40)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_what_is_not_there_has_no_address():
+    assert jit.address("nothing", lambda: None) is None
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_function_that_does_not_compile_is_tried_once():
+    tried = []
+
+    def described():
+        tried.append(1)
+        return lambda: "no word"
+
+    for _ in range(2):
+        with pytest.raises(jit.CompilationError, match="text cannot be compiled: "):
+            jit.address("text", described)
+    assert tried == [1]
+
+
+# --- which sources machine code is made from ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """A copy of the package."""
+    root = tmp_path_factory.mktemp("copy")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "ringreduce", root / "ringreduce", ignore=ignored)
+    return root
+
+
+def folder_of(root: Path) -> str:
+    """The folder of machine code that the package below `root` uses."""
+    program = "from ringreduce.compiler import jit; print(jit._folder('name').parent)"
+    environment = {**os.environ, "PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(root / "kept")}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "other"),
+    [
+        ("compiler/memory.py", True),
+        ("devices/vectors.py", True),
+        ("shm/executor.py", True),
+        ("shm/layout.py", True),
+        ("calls/engine.py", False),
+    ],
+)
+def test_an_edited_source_has_another_folder(copied, file, other):
+    before = folder_of(copied)
+    with (copied / "ringreduce" / file).open("a") as source:
+        source.write("# edited\n")
+    assert (folder_of(copied) != before) is other
 
 
 # --- which folders are safe -----------------------------------------------------------------------
@@ -348,20 +432,21 @@ VECTOR = r"{}\s[^\n]*%[yz]mm"
 @pytest.mark.parametrize("name", PACKED)
 def test_the_loops_are_vectorised(name):
     loop, signature = float16_kernels.KERNELS[name]
-    compiled = numba.njit(signature, nogil=True, error_model="numpy")(loop)
-    assembly = "".join(compiled.inspect_asm().values())
+    intrinsics.register()
+    dispatcher = numba.njit(signature, nogil=True, error_model="numpy")(loop)
+    assembly = "".join(dispatcher.inspect_asm().values())
     # Folds have a loop apart and one in place; those of pairs compute twice in each.
     times = 4 if name.endswith("pairs") else 2 if "folding" in loop.__qualname__ else 1
     for instruction in PACKED[name]:
         assert len(re.findall(VECTOR.format(instruction), assembly)) >= times, instruction
 
 
-@pytest.mark.parametrize("what", ["kernel", "door"])
+@pytest.mark.parametrize("what", ["kernel", "function"])
 def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monkeypatch):
     class AlarmError(Exception):
         pass
 
-    def slow(*name: str) -> object:
+    def slow(*_: object) -> object:
         try:
             for _ in range(300):
                 time.sleep(0.001)
@@ -373,10 +458,10 @@ def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monk
         raise AlarmError
 
     def ask() -> object:
-        return jit.kernel("sum-float16") if what == "kernel" else jit.can_exchange()
+        return compiled.kernel("sum-float16") if what == "kernel" else functions.can_exchange()
 
-    monkeypatch.setattr(jit, "_compiled" if what == "kernel" else "_address_of_door", slow)
-    monkeypatch.setattr(jit, "_COMPILED" if what == "kernel" else "_DOORS", {})
+    monkeypatch.setattr(jit, "_kernel" if what == "kernel" else "_address", slow)
+    monkeypatch.setattr(jit, "_KERNELS" if what == "kernel" else "_ADDRESSES", {})
     before = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)

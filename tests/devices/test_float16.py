@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import config as numba_config
 
-from ringreduce.compiler import jit
+from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.devices.float16 import NAN_BITS
 
@@ -25,7 +25,7 @@ PATTERNS = np.arange(0, 1 << 16, STRIDE, dtype=np.uint16)
 def device(request, monkeypatch):
     """The device with its kernels, and as it is where there are none."""
     if request.param == "with NumPy":
-        monkeypatch.setattr(jit, "kernel", lambda name: None)
+        monkeypatch.setattr(compiled, "kernel", lambda name: None)
     return CpuDevice()
 
 
@@ -153,11 +153,11 @@ def test_the_order_of_the_operands_changes_no_bit(device, dtype, op):
 @pytest.mark.parametrize("op", FOLDS)
 def test_with_and_without_compilation_the_bits_are_the_same(dtype, op, monkeypatch):
     left, right = operands(dtype)
-    compiled, with_numpy = np.empty_like(left), np.empty_like(left)
-    CpuDevice().fold(op, dtype)(left, right, compiled)
-    monkeypatch.setattr(jit, "kernel", lambda name: None)
+    with_kernels, with_numpy = np.empty_like(left), np.empty_like(left)
+    CpuDevice().fold(op, dtype)(left, right, with_kernels)
+    monkeypatch.setattr(compiled, "kernel", lambda name: None)
     CpuDevice().fold(op, dtype)(left, right, with_numpy)
-    assert np.array_equal(bits(compiled), bits(with_numpy))
+    assert np.array_equal(bits(with_kernels), bits(with_numpy))
 
 
 # --- where the elements lie -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from ringreduce.compiler import jit
+from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice
 from tests.support.case_strategies import DTYPES, OPS
 
@@ -37,10 +37,10 @@ def values(dtype: str, ranks: int, count: int) -> list[np.ndarray]:
 
 
 def folded(op: str, sources: list[np.ndarray], into: np.ndarray) -> None:
-    address = jit.fold(op, into.dtype)
+    address = compiled.fold(op, into.dtype)
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)(address)
     places = np.array([s.__array_interface__["data"][0] for s in sources])
-    memory = np.empty(jit.FOLD_BYTES, np.uint8)
+    memory = np.empty(compiled.FOLD_BYTES, np.uint8)
     count = into.size * (2 if into.dtype.kind == "c" else 1)
     by = len(sources) if op == "mean" else 0
     target = into.__array_interface__["data"][0]
@@ -60,7 +60,7 @@ def wanted(op: str, sources: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_the_bits_are_those_of_numpy(op, dtype):
-    if jit.fold(op, np.dtype(dtype)) is None:
+    if compiled.fold(op, np.dtype(dtype)) is None:
         assert (op, dtype) in NONE or dtype == "longdouble"
         return
     for ranks in (2, 3, 5):
@@ -91,14 +91,14 @@ def test_any_16_bits(op, dtype):
 
 
 def test_what_has_no_fold():
-    assert jit.fold("sum", np.dtype("longdouble")) is None
-    assert jit.fold("prod", np.dtype("complex64")) is None
+    assert compiled.fold("sum", np.dtype("longdouble")) is None
+    assert compiled.fold("prod", np.dtype("complex64")) is None
 
 
 _ONE = """
 import sys, numpy as np
-from ringreduce.compiler import jit
-assert jit.fold(sys.argv[1], np.dtype("int16")) is not None
+from ringreduce.devices import compiled
+assert compiled.fold(sys.argv[1], np.dtype("int16")) is not None
 """
 _BOTH = """
 import numpy as np

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.compiler import jit
-from ringreduce.shm import segments
+from ringreduce.shm import functions, segments
 from ringreduce.shm.segments import map_files
 from tests.control.test_agreement import agreed, check_words, in_threads
 from tests.support.case_strategies import OUTS, VIEWS, cases
@@ -89,7 +88,7 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
 
 
 def test_what_is_needed_is_there():
-    assert jit.can_exchange()
+    assert functions.can_exchange()
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""The compiled functions of this package that are called by their addresses."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+from ringreduce.compiler import jit, pyobjects
+
+MODULES = {"run": "executor", "enter": "entry", "call": "entry"}
+"""The module of this package that has each function.  It is imported only to compile."""
+_WITH_KEYWORDS = ("call",)
+"""Functions that Python calls with keyword arguments too."""
+
+
+def can_exchange() -> bool:
+    """Whether this rank has all that it needs to exchange data through shared memory.
+
+    Where all ranks have it, all have the folds of all dtypes, and choose alike which to use.
+    """
+    return sys.platform == "linux" and all(address(name) is not None for name in MODULES)
+
+
+def address(name: str) -> int | None:
+    """Return the address of the function `name`, compiled; None where that is impossible.
+
+    It is impossible where there is no Numba, where Numba does not compile or the processor does not
+    convert float16, and where objects are not laid out as `compiler.pyobjects` declares them.
+    """
+    if not _knows_arrays():
+        return None
+    try:
+        return jit.address(name, partial(_function, name), needs_float16=True)
+    except jit.CompilationError:
+        return None
+
+
+@cache
+def _knows_arrays() -> bool:
+    return pyobjects.knows_arrays()
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module = importlib.import_module(f"ringreduce.shm.{MODULES[name]}")
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def python_function(
+    name: str, me: Any = None, doc: str | None = None, called: str | None = None
+) -> Callable[..., Any] | None:
+    """Return the compiled function `name` as a function of Python; None as `address`.
+
+    Each call passes `me` to the compiled function.  Python shows the function as `called`.
+    """
+    code = address(name)
+    if code is None:
+        return None
+    return pyobjects.make_function(code, called or name, me, name in _WITH_KEYWORDS, doc)
