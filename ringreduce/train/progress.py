@@ -43,7 +43,7 @@ class ProgressLine:
             f"  exposed communication {100 * epoch.exposed:.0f} %"
         )
         if self._terminal:
-            # Return and clear to the end of the line: what comes may be shorter than what was.
+            # Return and clear to the end of the line: the new text may be shorter than the old.
             self._out.write(f"\r{text}\x1b[K" + "\n" * last)
         else:
             self._out.write(f"{text}\n")
