@@ -74,15 +74,15 @@ def halving_reduce_scatter(group: Sequence[int], me: int, sizes: Sizes) -> Claim
 
 def doubling_all_gather(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
     """Before step k a team holds one aligned block of the parts of 2^k teams, and sends it."""
-    everybody, total = teams(range(len(group))), sum(sizes)
-    team = next(i for i, places in enumerate(everybody) if me in places)
-    first, last = everybody[team][0], everybody[team][-1]
+    all_teams, total = teams(range(len(group))), sum(sizes)
+    team = next(i for i, places in enumerate(all_teams) if me in places)
+    first, last = all_teams[team][0], all_teams[team][-1]
     steps = floor_log2(len(group)) + _extra_steps(len(group))
     to_first = 0 if first == last else total - sizes[first]
     if me != last:
         return Claim(steps, sent=sizes[first], received=to_first)
-    starts = [(team >> k << k, 1 << k) for k in range(floor_log2(len(everybody)))]
-    blocks = [everybody[at : at + length] for at, length in starts]
+    starts = [(team >> k << k, 1 << k) for k in range(floor_log2(len(all_teams)))]
+    blocks = [all_teams[at : at + length] for at, length in starts]
     sent = sum(sizes[place] for block in blocks for places in block for place in places)
     return Claim(steps, sent + to_first, received=total - sizes[last])
 

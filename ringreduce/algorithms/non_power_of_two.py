@@ -42,14 +42,14 @@ def in_pairs(
     whether the receiver reduces it into its values.  Two steps more than the core takes, but no
     more if the number of ranks is a power of two.
     """
-    everybody = teams(range(len(group)))
-    team = next(i for i, places in enumerate(everybody) if me in places)
-    first, last = everybody[team][0], everybody[team][-1]
-    acting = core([group[places[-1]] for places in everybody], team)
-    if len(everybody) < len(group):
+    all_teams = teams(range(len(group)))
+    team = next(i for i, places in enumerate(all_teams) if me in places)
+    first, last = all_teams[team][0], all_teams[team][-1]
+    acting = core([group[places[-1]] for places in all_teams], team)
+    if len(all_teams) < len(group):
         yield _transfer(group, me, first, last, hands_over(first), reduce[0])
     yield from acting if me == last else (Step() for _ in acting)
-    if len(everybody) < len(group):
+    if len(all_teams) < len(group):
         yield _transfer(group, me, last, first, gets_back(first), reduce[1])
 
 

@@ -1,8 +1,9 @@
-"""Draw a schedule as a picture: time runs to the right, a lane is a rank, an arrow a message.
+"""Draw a schedule as a picture: time runs to the right, a lane is a rank, an arrow is a message.
 
-An arrow has the colours of its chunks.  Solid with a plus it is added in; dashed with a hollow head
-it replaces what is there.  A bar is one step of one rank; a rank whose peer is not there yet waits,
-so that its bar is longer than a column.  Pointing at an arrow or a bar tells what it is.
+An arrow has the colours of its chunks.  A solid arrow with a plus is a message that the receiver
+reduces into its values; a dashed arrow with a hollow head is a message that overwrites them.  A bar
+is one step of one rank.  The bar of a rank that waits for its peer is longer than a column.
+Arrows and bars have tooltips.
 
 >>> from ringreduce.algorithms import build
 >>> svg = to_svg(build("all_reduce", "ring", nodes=[[0, 1, 2]]))
@@ -21,19 +22,19 @@ _PIXELS_A_UNIT, _MOST_PIXELS = 2.0, 8192
 
 
 def to_svg(schedule: Schedule, nodes: Sequence[Sequence[int]] | None = None) -> str:
-    """The picture as an SVG document that brings its own background.
+    """Return the picture as an SVG document with a background of its own.
 
-    `nodes` lists the ranks of each node, every rank once: each node gets a frame.  Raises
-    ScheduleError when the schedule cannot finish, and ValueError when the nodes do not list its
+    `nodes` lists the ranks of each node, every rank once: a frame is drawn around each node.
+    Raises ScheduleError if the schedule cannot finish, and ValueError if the nodes do not list its
     ranks.
     """
     return Drawing(schedule, nodes).svg()
 
 
 def to_png(schedule: Schedule, nodes: Sequence[Sequence[int]] | None = None) -> bytes:
-    """The picture as a PNG file: two pixels a unit of the SVG, but at most 8192 wide and high.
+    """Return the picture as a PNG file: two pixels for each unit of the SVG, 8192 a side at most.
 
-    Raises what `to_svg` raises, and ImportError without the ``plot`` extra.
+    Raises the errors of `to_svg`, and ImportError without the ``plot`` extra.
     """
     try:
         import matplotlib
@@ -44,7 +45,7 @@ def to_png(schedule: Schedule, nodes: Sequence[Sequence[int]] | None = None) -> 
         ) from error
     drawing = Drawing(schedule, nodes)
     zoom = min(_PIXELS_A_UNIT, _MOST_PIXELS / max(drawing.width, drawing.height))
-    # Matplotlib brings the font: so there is text on a machine without fonts, the same on all.
+    # Matplotlib's own font: then text is drawn on machines without fonts, and alike on all.
     png: bytes = resvg_py.svg_to_bytes(
         svg_string=drawing.svg(),
         width=round(zoom * drawing.width),

@@ -1,4 +1,4 @@
-"""A schedule's picture as elements: frames, lanes, arrows, and words around them."""
+"""Draw a schedule as SVG elements: frames, lanes, arrows, and the texts around them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ringreduce.schedules.matching import Message, chunks_text
 from ringreduce.schedules.schedule import Schedule, chunk_of, chunk_text, source_of
 
 _PAD = 7.0
-"""From the end of a lane to what stands in it."""
+"""Space between the border of a column or frame and its contents."""
 _BAR_GAP = 3.0
 _TITLE, _FACTS, _NAME, _NUMBER = 18.0, 12.0, 12.0, 11.0
 """Font sizes."""
 _LABELLED_FROM = 16.0
-"""The height that a message must have for itself at its start to be labelled there."""
+"""The least height at the start of a message for a label."""
 _FAR_NAMES_FROM = 12
-"""Columns, or ranks, from which names stand on the far side too."""
+"""From so many columns, or ranks, on, names are repeated on the far side."""
 
 
 class Drawing:
@@ -74,7 +74,7 @@ class Drawing:
         self.height = self._legend_top + height + MARGIN / 2
 
     def svg(self) -> str:
-        """The whole document."""
+        """Return the whole document."""
         arrows = self._layout.arrows()
         size = {"width": self.width, "height": self.height}
         outline = {"x": 0.5, "y": 0.5, "width": self.width - 1, "height": self.height - 1, "rx": 10}
@@ -87,7 +87,7 @@ class Drawing:
             *self._lanes(),
             *map(self._message, arrows),
             *self._folds(),
-            # After all lines, so that none crosses a label out.
+            # After all lines, so that no line covers a label.
             *map(self._label, filter(_has_label, arrows)),
             element("g", "".join(self._legend), transform=at_legend),
             element("defs", "".join(self._paints.definitions())),
@@ -104,7 +104,7 @@ class Drawing:
         return document + "\n"
 
     def _words(self) -> Iterator[str]:
-        """The title, and the number of each column."""
+        """Yield the title, the facts, and the number of each column."""
         yield text(MARGIN, 34, self._title, _TITLE, font_weight="bold")
         yield text(MARGIN, 56, self._facts, _FACTS, fill=FAINT)
         axis = "step" if self._timeline.in_lockstep else "time"
@@ -116,7 +116,7 @@ class Drawing:
                 yield text(middle, y, str(column), _NUMBER, fill=FAINT, text_anchor="middle")
 
     def _frames(self) -> Iterator[str]:
-        """A frame round each node's lanes."""
+        """Yield a frame around each node's lanes."""
         sides = {"x": MARGIN - _PAD, "width": self.width - 2 * (MARGIN - _PAD), "rx": 8}
         for number, (top, bottom) in enumerate(self._layout.frames if self._framed else ()):
             frame = element("rect", y=top, height=bottom - top, **sides, fill=FRAME, stroke=EDGE)
@@ -124,7 +124,7 @@ class Drawing:
             yield element("g", frame + name, class_="node")
 
     def _lanes(self) -> Iterator[str]:
-        """Each rank's name, and a bar for each of its steps."""
+        """Yield each rank's name, with a bar for each of its steps."""
         layout = self._layout
         for rank in layout.tops:
             y = layout.y(rank) + 4
@@ -136,7 +136,7 @@ class Drawing:
             yield element("g", name + "".join(bars), class_="rank", data_rank=rank)
 
     def _folds(self) -> Iterator[str]:
-        """A disc with a plus at the end of each step in which a rank adds copies up."""
+        """Yield a disc with a plus at the end of each step in which a rank folds copies."""
         for rank in range(self._schedule.size):
             for number, step in enumerate(self._schedule.steps(rank)):
                 if step.folds:
@@ -159,7 +159,7 @@ class Drawing:
         )
 
     def _message(self, arrow: Arrow) -> str:
-        """The line of a message, and its head."""
+        """Return the line and the head of a message."""
         message, reduce = arrow.message, arrow.message.reduce
         paint = self._paints.of(message.chunks)
         (x1, y1), (x2, y2) = arrow.start, arrow.end

@@ -1,4 +1,4 @@
-"""Where a picture puts what: lanes and frames from top to bottom, columns of time to the right."""
+"""The positions of a picture: lanes and frames from top to bottom, columns of time to the right."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from ringreduce.schedules.matching import Message, Place
 
 MARGIN, TOP = 20.0, 106.0
 NAME_WIDTH = 64.0
-"""Of the ranks' names, which stand before their lanes."""
+"""The width of the ranks' names, to the left of their lanes."""
 _LANE_GAP, _NODE_GAP, _NODE_HEAD, _NODE_FOOT = 8.0, 12.0, 24.0, 10.0
 _LANE, _TALLEST_LANE = 28.0, 160.0
 _PORT = 17.0
-"""From one message at a lane's end to the next, where there is room."""
-_CURVE, _WIDEST_COLUMN = 76.0, 1600.0
-"""The width of a column that is left to arrows at least, and of a column at most."""
+"""The distance of two messages at the end of a lane, if the lane is high enough."""
+_CURVE = 76.0
+"""The least width of a column without its labels."""
+_WIDEST_COLUMN = 1600.0
+"""The width up to which a column grows with the height of the picture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """One message: from the left of its column in the sender's lane to the right in the other's."""
+    """One message, from the left of its column to the right."""
 
     message: Message
     column: int
     start: tuple[float, float]
+    """In the sender's lane: x, y."""
     end: tuple[float, float]
+    """In the receiver's lane: x, y."""
     room: tuple[float, float]
-    """The height that it has for itself at its start, and at its end."""
+    """The height for this message alone, at its start and at its end."""
 
 
 class Layout:
-    """A timeline with every rank's lane in its place, node by node."""
+    """A timeline with the positions of all lanes, node by node."""
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class Layout:
         self.tops: dict[int, float] = {}
         """Rank -> the top of its lane."""
         self.frames: list[tuple[float, float]] = []
-        """Of each node its top and its bottom."""
+        """Node -> the top and the bottom of its frame."""
         y = TOP
         for node in nodes:
             top, y = y, y + _NODE_HEAD * framed
@@ -60,13 +64,13 @@ class Layout:
             y += _NODE_GAP if framed else _LANE_GAP
         self.bottom = self.frames[-1][1]
         self.left = MARGIN + NAME_WIDTH
-        # Not much narrower than high: arrows between many ranks would be a bundle.
+        # Not much narrower than high: steep arrows between many ranks could not be told apart.
         square = (self.bottom - TOP) / max(timeline.columns, 1)
         self.column = max(_CURVE + label_width, min(square, _WIDEST_COLUMN))
         self.right = self.x(timeline.columns)
 
     def _lanes(self) -> list[float]:
-        """High enough for the most messages that ever leave or reach the rank in one column."""
+        """Return each rank's height: enough for all messages it sends or receives in a column."""
         leaving = Counter((m.sender.rank, column) for m, column in self.timeline.messages.items())
         coming = Counter((m.receiver.rank, column) for m, column in self.timeline.messages.items())
         most = [0] * len(self.timeline.borders)
@@ -75,15 +79,15 @@ class Layout:
         return [min(max(_LANE, number * _PORT + 4), _TALLEST_LANE) for number in most]
 
     def x(self, column: float) -> float:
-        """Where a column begins."""
+        """Return the left side of a column."""
         return self.left + column * self.column
 
     def y(self, rank: int) -> float:
-        """The middle of a rank's lane."""
+        """Return the middle of a rank's lane."""
         return self.tops[rank] + self.lanes[rank] / 2
 
     def arrows(self) -> list[Arrow]:
-        """Every message, in the order of time."""
+        """Return every message, in the order of time."""
         starts = self._ports(lambda message: message.sender, lambda message: message.receiver)
         ends = self._ports(lambda message: message.receiver, lambda message: message.sender)
         return [
@@ -100,9 +104,9 @@ class Layout:
     def _ports(
         self, here: Callable[[Message], Place], there: Callable[[Message], Place]
     ) -> dict[Message, tuple[float, float]]:
-        """Where on the lane of its rank `here` each message is, and the height that it has.
+        """Return each message's y in the lane of its rank `here`, and the height that it has.
 
-        Ordered by where they come from or go to, so that arrows do not cross at once.
+        The messages of a lane are ordered by their other ends, so that arrows do not cross at once.
         """
         groups: dict[tuple[int, int], list[Message]] = defaultdict(list)
         for message, column in self.timeline.messages.items():

@@ -1,4 +1,4 @@
-"""The words of a picture: what it shows, above; how to read it, below."""
+"""The texts of a picture: its facts, above, and its legend, below."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
 
 _SIZE, _ROW, _GAP = 12.0, 26.0, 24.0
 _SAMPLE = 46.0
-"""The width of what is explained."""
+"""The width of a sample."""
 _SWATCH, _SWATCH_HEIGHT = 26.0, 16.0
 _MOST_SLIVERS, _LONGEST_STRIP = 120, 480.0
 _Sample = Callable[[float, float], str]
-"""(left, middle) -> an element `_SAMPLE` wide at most."""
+"""(left, middle) -> an element, at most `_SAMPLE` wide."""
 
 
 def facts(schedule: Schedule, nodes: Sequence[Sequence[int]] | None, timeline: Timeline) -> str:
-    """Such as: 8 ranks on nodes of 3, 1 and 4 · 10 steps · 18 chunks · 92 messages."""
+    """Return text such as: 8 ranks on nodes of 3, 1 and 4 · 10 steps · 18 chunks · 92 messages."""
     steps = max((len(borders) - 1 for borders in timeline.borders), default=0)
     where = f" on {nodes_text([len(node) for node in nodes])}" if nodes else ""
     return " · ".join(
@@ -35,7 +35,7 @@ def facts(schedule: Schedule, nodes: Sequence[Sequence[int]] | None, timeline: T
 
 
 def nodes_text(sizes: Sequence[int]) -> str:
-    """Such as: 1 node, 4 nodes of 2, nodes of 3, 1 and 4, 40 nodes of 1 to 8."""
+    """Return text such as 1 node, 4 nodes of 2, nodes of 3, 1 and 4, 40 nodes of 1 to 8."""
     if len(sizes) == 1:
         return "1 node"
     if min(sizes) == max(sizes):
@@ -48,7 +48,7 @@ def nodes_text(sizes: Sequence[int]) -> str:
 def legend(
     schedule: Schedule, timeline: Timeline, paints: Paints, width: float
 ) -> tuple[list[str], float]:
-    """How to read the picture: elements from (0, 0) down and `width` wide, and their height."""
+    """Return the legend's elements, from (0, 0) down and `width` wide, and their height."""
     elements: list[str] = []
     x, y = 0.0, _ROW / 2
     for sample, meaning in _entries(schedule, timeline):
@@ -64,7 +64,7 @@ def legend(
 
 
 def _entries(schedule: Schedule, timeline: Timeline) -> Iterator[tuple[_Sample, str]]:
-    """What this picture has that must be known, with samples of it."""
+    """Yield a sample and its meaning for each kind of element that this picture has."""
     carrying = [message for message in timeline.messages if message.chunks]
     if any(message.reduce for message in carrying):
         yield partial(_arrow, reduce=True), "is added in"
@@ -101,7 +101,7 @@ def _bar(x: float, y: float) -> str:
 
 
 def _chunks(paints: Paints, y: float, width: float) -> list[str]:
-    """A numbered swatch a chunk, or where they are too many a strip of slivers."""
+    """Return a numbered swatch for each chunk; for many chunks, a strip of slivers."""
     number, top = len(paints.colours), y - _SWATCH_HEIGHT / 2
     elements = [text(0, y + 4, "chunks" if number > 1 else "chunk", _SIZE, fill=FAINT)]
     left = text_width("chunks", _SIZE) + 8

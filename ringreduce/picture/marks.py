@@ -1,4 +1,4 @@
-"""What an arrow is made of: its line, its head, and the label at its start."""
+"""The parts of an arrow: its line, its head, and the label at its start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def line(
     *,
     reduce: bool,
 ) -> str:
-    """Leaves and arrives level, so that heads point to the right."""
+    """Return a curve that begins and ends horizontally, so that heads point to the right."""
     (x1, y1), (x2, y2) = start, end
     bend = (x2 - x1) / 2
     dashes = {} if reduce else {"stroke_dasharray": "5 3"}
@@ -38,7 +38,7 @@ def line(
 
 
 def head(tip: tuple[float, float], size: float, paint: str, *, reduce: bool) -> str:
-    """A disc with a plus where contributions are added in, a hollow triangle where they replace."""
+    """Return a disc with a plus for a message that reduces, else a hollow triangle."""
     x, y = tip
     if not reduce:
         points = f"M{x - 2 * size:.6g},{y - size:.6g}L{x:.6g},{y:.6g}l{-2 * size:.6g},{size:.6g}z"
@@ -51,7 +51,7 @@ def head(tip: tuple[float, float], size: float, paint: str, *, reduce: bool) -> 
 
 
 def label(x: float, y: float, words: str, paint: str) -> str:
-    """A framed label whose left end is at `x` and whose middle is at `y`."""
+    """Return a framed label with its left end at `x` and its middle at `y`."""
     frame = element(
         "rect",
         x=x,
@@ -72,7 +72,7 @@ def label_width(words: str) -> float:
 
 
 def label_of(chunks: Chunks) -> str:
-    """Such as 3, 0-5 or 3,6; what is too long for a label ends in an ellipsis."""
+    """Return text such as 3, 0-5 or 3,6; a long list is cut and ends in an ellipsis."""
     words = range_texts(chunks)
     whole = ",".join(words)
     return whole if len(whole) <= _LONGEST_LABEL or len(words) == 1 else f"{words[0]},…"

@@ -1,4 +1,4 @@
-"""Colours for any number of chunks: alike in weight, and apart from their neighbours.
+"""Colours for any number of chunks: equally strong, and different from their neighbours.
 
 >>> colours(3)
 ['#2b87d9', '#cc566e', '#649420']
@@ -16,14 +16,16 @@ _FIRST_HUE = 250.0
 """Blue."""
 _FEW = 6
 _MOST_STOPS = 8
-"""Colours of one message."""
+"""The most colours of one message."""
 _NO_CHUNK = "#8c959f"
-_LIGHTNESS, _LIGHTNESSES = 0.61, (0.64, 0.48, 0.56)
-"""Of a few colours, and of many: their hues lie too close to tell neighbours apart alone."""
+_LIGHTNESS = 0.61
+"""Of at most `_FEW` colours."""
+_LIGHTNESSES = (0.64, 0.48, 0.56)
+"""Of more colours, in turn: their hues alone are too close to tell neighbours apart."""
 
 
 def colours(number: int) -> list[str]:
-    """This many colours as ``#rrggbb``, hues evenly round the circle, legible on white.
+    """Return `number` colours as ``#rrggbb``: hues evenly round the circle, legible on white.
 
     The hues are those of OKLCH, in which equal lightness looks equally light.
     Source: Björn Ottosson, "A perceptual color space for image processing", 2020.
@@ -36,21 +38,21 @@ def colours(number: int) -> list[str]:
 
 
 class Paints:
-    """What to paint messages with: the colour of their chunk, or a gradient through several."""
+    """The paint of messages: the colour of their chunk, or a gradient through several colours."""
 
     def __init__(self, chunks: int) -> None:
         self.colours = colours(chunks)
         self._gradients: dict[Chunks, str] = {}
 
     def of(self, chunks: Chunks) -> str:
-        """The value of a ``stroke`` or ``fill``; a copy has the colour of its chunk."""
+        """Return the value of a ``stroke`` or ``fill``; a copy has the colour of its chunk."""
         chunks = tuple(dict.fromkeys(map(chunk_of, chunks)))
         if len(chunks) < 2:
             return self.colours[chunks[0]] if chunks else _NO_CHUNK
         return f"url(#{self._gradients.setdefault(chunks, f'paint{len(self._gradients)}')})"
 
     def definitions(self) -> Iterable[str]:
-        """The gradients that were asked for, as elements."""
+        """Yield the elements of the gradients that `of` has returned."""
         for chunks, name in self._gradients.items():
             last = min(len(chunks), _MOST_STOPS) - 1
             stops = "".join(
@@ -65,7 +67,7 @@ class Paints:
 
 
 def _hex(lightness: float, hue: float) -> str:
-    """The most vivid colour of this lightness and hue that a screen can show."""
+    """Return the most vivid colour of this lightness and hue that a screen can show."""
     candidates = (_linear_rgb(lightness, percent / 100, hue) for percent in range(15, -1, -1))
     rgb = next(rgb for rgb in candidates if all(0 <= value <= 1 for value in rgb))
     return "#" + "".join(f"{round(255 * _gamma(value)):02x}" for value in rgb)

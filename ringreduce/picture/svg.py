@@ -1,4 +1,4 @@
-"""The few words of SVG that pictures are written in.
+"""Write elements of SVG.
 
 >>> element("circle", r=5.0, stroke_width=1.5)
 '<circle r="5" stroke-width="1.5"/>'
@@ -15,7 +15,7 @@ _LETTER = 0.6
 
 
 def element(name: str, content: str | None = None, /, **attributes: float | str) -> str:
-    """One element around `content`, which is SVG already; in names of attributes _ stands for -."""
+    """Return an element around `content`, which is SVG; attributes are named with _ for -."""
     words = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_value(value))}"
         for key, value in attributes.items()
@@ -24,17 +24,17 @@ def element(name: str, content: str | None = None, /, **attributes: float | str)
 
 
 def text(x: float, y: float, words: str, size: float, **attributes: float | str) -> str:
-    """A line of text that stands on `y`."""
+    """Return a line of text with its baseline at `y`."""
     return element("text", escape(words), x=x, y=y, font_size=size, **attributes)
 
 
 def tooltip(words: str) -> str:
-    """What a viewer shows for the element around it."""
+    """Return a tooltip for the element around it."""
     return element("title", escape(words))
 
 
 def text_width(words: str, size: float) -> float:
-    """About the width of a line of text, rather too much."""
+    """Estimate the width of a line of text, rather too high."""
     return _LETTER * size * len(words)
 
 

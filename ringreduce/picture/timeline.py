@@ -1,4 +1,4 @@
-"""When everything happens, if every message takes one column of time and nobody dawdles.
+"""The times of steps and messages, if every message takes one column and no rank is late.
 
 >>> from ringreduce.algorithms import build
 >>> timeline = Timeline.of(build("all_reduce", "ring", nodes=[[0, 1, 2]]))
@@ -20,18 +20,18 @@ from ringreduce.schedules.schedule import Schedule
 class Timeline:
     """The columns of a schedule's steps and messages.
 
-    A message is in the first column in which both its ranks are in their steps.  A step lasts from
-    the end of the one before until the column after its last message, and one column at least.
+    A message is in the first column in which both its ranks have entered their steps.  A step lasts
+    from the end of the step before until the column after its last message, at least one column.
     """
 
     borders: Sequence[Sequence[int]]
-    """Rank -> the column in which each step begins; at last, the one after its last step."""
+    """Rank -> the column in which each step begins, then the column after its last step."""
     messages: Mapping[Message, int]
     """Message -> its column."""
 
     @classmethod
     def of(cls, schedule: Schedule) -> Timeline:
-        """Raises ScheduleError when a message is left over, or nobody can go on."""
+        """Make the timeline.  Raises ScheduleError for unmatched messages and deadlocks."""
         ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
         messages: dict[Message, int] = {}
         posted: Posted = defaultdict(list)
@@ -52,10 +52,10 @@ class Timeline:
 
     @property
     def columns(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return max((borders[-1] for borders in self.borders), default=0)
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether column k is the step k of every rank that has one."""
+        """Whether column k is step k of every rank that has a step k."""
         return all(list(borders) == list(range(len(borders))) for borders in self.borders)

@@ -248,11 +248,11 @@ class _Execution:
         self._under_way: dict[Message, tuple[list[int], int]] = {}
         """Message -> the values sent, and the ranks that its sender had heard from."""
         self._posted = posted
-        self.everybody = [0] * len(schedule.weights)
-        """Chunk -> a bit for each rank that contributes to it."""
+        self.all_contributors = [0] * len(schedule.weights)
+        """Chunk -> a bit for each rank that contributes to its sum."""
         for rank in range(size):
             for chunk in schedule.holds_before(rank):
-                self.everybody[chunk] |= 1 << rank
+                self.all_contributors[chunk] |= 1 << rank
         self.completed: set[tuple[int, int, int]] = set()
 
     def enter(self, place: Place) -> None:
@@ -328,7 +328,7 @@ class _Execution:
         if name == len(self.expressions):
             self.expressions.append(tuple(self.expressions[value] for value in values))
             self.contributors.append(together)
-        if together == self.everybody[chunk]:
+        if together == self.all_contributors[chunk]:
             self.completed.add((place.rank, place.step, chunk))
         return name
 
@@ -340,7 +340,7 @@ class _Execution:
                 value = self.held[rank].get(chunk)
                 if value is None:
                     raise ScheduleError(f"at the end rank {rank} holds no value of chunk {chunk}")
-                if missing := self.everybody[chunk] & ~self.contributors[value]:
+                if missing := self.all_contributors[chunk] & ~self.contributors[value]:
                     raise ScheduleError(
                         f"at the end chunk {chunk} on rank {rank} lacks the contribution of "
                         f"{_ranks(_members(missing))}"

@@ -1,6 +1,6 @@
 """Data-parallel training on the library's public API.
 
-``python -m ringreduce.train`` trains a small network; `train` is the same as a function::
+``python -m ringreduce.train`` trains a small network.  The function `train` does the same::
 
     with rr.init() as comm:
         settings = Settings(seed=1)

@@ -30,9 +30,9 @@ _PROG = "python -m ringreduce.train"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the command line says.  Returns 0, 1 if training failed, 2 for a wrong option.
+    """Train by the options `argv`.  Returns 0, 1 if training failed, 2 for a wrong option.
 
-    Raises SystemExit with code 2 for what is wrong before there is a communicator.
+    Raises SystemExit with code 2 for errors that are found before there is a communicator.
     """
     given = read(sys.argv[1:] if argv is None else argv, _PROG)
     outputs = given.outputs()
@@ -58,20 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _WriteError(Exception):
-    """A checkpoint or metrics could not be written; all ranks raise it."""
+    """A checkpoint or another output could not be written; all ranks raise it."""
 
 
 def _failed(comm: rr.Communicator, error: Exception, code: int) -> int:
-    """Say why on rank 0: every rank has the same error, and ends in good order with `code`."""
+    """Print the error on rank 0, and return `code`; every rank has the same error."""
     if comm.rank == 0:
-        # The live line may not have ended.
+        # The line of progress may not have ended.
         print(f"\n{_PROG}: error: {error}", file=sys.stderr, flush=True)
-    comm.barrier()  # a job is stopped when the first rank ends with a code: not before it is said
+    comm.barrier()  # the first rank that ends with a code stops the job: wait for the text
     return code
 
 
 def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> int:
-    """Train once for each seed; rank 0 prints how it goes, and last the mean accuracy."""
+    """Train once for each seed; rank 0 prints the progress, and last the mean accuracy."""
     accuracies = []
     for seed in range(outputs.seeds):
         with ExitStack() as stack:
@@ -83,7 +83,7 @@ def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> int:
 
 
 class _Run:
-    """One run: what it goes on from, what it writes."""
+    """One run, with its checkpoint to continue from and its outputs."""
 
     def __init__(
         self, comm: rr.Communicator, given: Given, outputs: Outputs, stack: ExitStack, seed: int
@@ -92,7 +92,7 @@ class _Run:
         self._speaks = comm.rank == 0
         self._folder: Folder | None = None
         self._before: Checkpoint | None = None
-        """On rank 0, what the run goes on from."""
+        """On rank 0, the checkpoint to continue from, if any."""
         together(comm, self._open if self._speaks else nothing)
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
@@ -107,7 +107,7 @@ class _Run:
             self._restore(facts)
 
     def train(self) -> Result:
-        """Train to the end, and say what came of it."""
+        """Train to the end, and print the result."""
         start = time.perf_counter()
         history = History()
         watchers = together(self._comm, partial(self._watchers, history))
@@ -120,7 +120,7 @@ class _Run:
         return result
 
     def _end(self, watchers: Sequence[Careful], history: History, result: Result) -> None:
-        """Draw and close.  Raises _WriteError on all ranks if something could not be written."""
+        """Draw and close.  Raises _WriteError on all ranks if an output could not be written."""
 
         def end() -> None:
             if self._outputs.plot is not None and history.all_steps:
@@ -137,10 +137,10 @@ class _Run:
         except ValueError as error:
             raise _WriteError(str(error)) from None
 
-    # --- what there was ---
+    # --- before the run ---
 
     def _open(self) -> None:
-        """On rank 0: find the checkpoint to go on from, if there is one."""
+        """Find the checkpoint to continue from, if there is one; on rank 0 alone."""
         outputs = self._outputs
         if outputs.checkpoint_dir is None:
             return
@@ -178,10 +178,10 @@ class _Run:
             of, ranks = self._trainer.steps, facts["ranks"]
             print(f"goes on after step {state.step} of {of}, saved by {ranks} rank(s)", flush=True)
 
-    # --- what there will be ---
+    # --- outputs ---
 
     def _save(self, trainer: Trainer) -> None:
-        """Raises _WriteError on all ranks if it cannot be written."""
+        """Save a checkpoint.  Raises _WriteError on all ranks if it cannot be written."""
         state = trainer.state
         facts = {
             "epoch_loss": state.epoch_loss,
@@ -236,7 +236,7 @@ class _Run:
 
 
 def _settings_in(facts: Any) -> dict[str, Any]:
-    """Raises ValueError for a setting that there is no more."""
+    """Return the settings in a checkpoint.  Raises ValueError for an unknown setting."""
     return {name: from_plain(name, value) for name, value in facts["settings"].items()}
 
 
@@ -245,7 +245,7 @@ def _complain(text: str) -> None:
 
 
 def _load(settings: Settings) -> data.Split:
-    """The data that the settings name; read once, whatever else they say."""
+    """Return the data that the settings name; equal data are read once."""
     names = ["data", "dtype"]
     if settings.data == "synthetic":
         names += ["samples", "inputs", "classes", "seed"]
@@ -270,9 +270,9 @@ def _check_same_data(comm: rr.Communicator, split: data.Split) -> None:
 
 
 def _module(device: str, comm: rr.Communicator) -> ModuleType:
-    """The array module, with a card chosen for this rank where there are some.
+    """Return the array module of `device`; for CUDA, also choose a GPU for this rank.
 
-    Raises ImportError without CuPy, ValueError without a card.
+    Raises ImportError without CuPy, ValueError without a GPU.
     """
     if device == "cpu":
         return np
@@ -281,10 +281,10 @@ def _module(device: str, comm: rr.Communicator) -> ModuleType:
     except ImportError:
         raise ImportError("device cuda needs CuPy: pip install 'ringreduce[gpu]'") from None
     try:
-        cards = cupy.cuda.runtime.getDeviceCount()
-        cupy.cuda.Device(comm.local_rank % cards).use()
+        gpus = cupy.cuda.runtime.getDeviceCount()
+        cupy.cuda.Device(comm.local_rank % gpus).use()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ValueError(f"no card can be used: {error}") from None
+        raise ValueError(f"no GPU can be used: {error}") from None
     module: ModuleType = cupy
     return module
 

@@ -1,4 +1,4 @@
-"""Gradients that are reduced as one array: which go together, where they lie, what carries them."""
+"""Buckets of gradients: parameters that share one flat array and one all-reduce."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ringreduce as rr
 
 
 class Now:
-    """A call that is carried out at once; what it raises comes when it is waited for."""
+    """Makes a call at once; `wait` raises its error.  Stands in for `Work`."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         begin = time.perf_counter()
@@ -23,17 +23,17 @@ class Now:
         self.seconds = time.perf_counter() - begin
 
     def done(self) -> bool:
-        """It is over."""
+        """Return True."""
         return True
 
     def wait(self) -> None:
-        """Raise what there was to raise."""
+        """Raise the error of the call, if there was one."""
         if self._error is not None:
             raise self._error
 
 
 class Bucket:
-    """Gradients that are reduced as one array, which ranks of one host reach directly."""
+    """A flat array of gradients that is reduced as one; in shared memory if the ranks share it."""
 
     def __init__(self, comm: rr.Communicator, members: Sequence[tuple[str, Any]]) -> None:
         first, count = members[0][1], sum(array.size for _, array in members)
@@ -42,18 +42,24 @@ class Bucket:
         self.flat = comm.empty(count, first.dtype) if here else xp.empty(count, first.dtype)
         self.flat[...] = 0
         self.places: dict[str, Any] = {}
+        """Name -> view of the gradient, in the parameter's shape."""
         start = 0
         for name, array in members:
             self.places[name] = self.flat[start : start + array.size].reshape(array.shape)
             start += array.size
         self.missing = set(self.places)
+        """Names that are not reported yet in this step."""
         self.work: rr.Work | Now | None = None
 
 
 def cut(
     params: Sequence[tuple[str, Any]], first_bytes: int, others_bytes: int
 ) -> list[list[tuple[str, Any]]]:
-    """Parameters that follow each other in buckets, each of one dtype."""
+    """Divide the parameters, in order, into buckets of one dtype each.
+
+    The first bucket has at most `first_bytes`, the others `others_bytes`; a longer parameter has a
+    bucket of its own.
+    """
     buckets: list[list[tuple[str, Any]]] = []
     nbytes = 0
     for name, array in params:

@@ -1,8 +1,9 @@
-"""Checkpoints: files that are whole or not there, whenever the process or the machine stops.
+"""Checkpoints: complete or absent, even if the process or the machine stops at any moment.
 
-A checkpoint is ``step-000000120.safetensors`` with the arrays, and ``step-000000120.json``, the
-manifest, with the hash of the former and of itself.  Each is written under another name, brought to
-the disk, and renamed, the manifest last: what has no manifest is no checkpoint.
+A checkpoint is two files: ``step-000000120.safetensors`` with the arrays, and the manifest
+``step-000000120.json`` with the hashes of the arrays' file and of itself.  Each file is written
+under a temporary name, synchronised to disk, and renamed; the manifest comes last.  Arrays without
+a manifest are no checkpoint.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _UNFINISHED = ".unfinished"
 
 Arrays = Mapping[str, np.ndarray]
 Facts = Mapping[str, Any]
-"""What JSON can hold."""
+"""Names and values that JSON can represent."""
 
 
 class CheckpointError(ValueError):
-    """A file that is no whole checkpoint of this run; the text names it."""
+    """A file is not a complete checkpoint of this run; the text names the file."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved: arrays by name, and facts."""
+    """A saved state: arrays by name, and facts."""
 
     step: int
     arrays: Arrays
@@ -42,13 +43,14 @@ class Checkpoint:
 
 
 class Folder:
-    """A folder of checkpoints, for one process at a time.
+    """A folder of checkpoints, locked by one process at a time.
 
-    Raises OSError if it cannot be made or written to, CheckpointError if another process has it.
+    Raises OSError if the folder cannot be made or written to, and CheckpointError if another
+    process has locked it.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
-        # Refused here, and not after hours of training.
+        # Raise here, not after hours of training.
         try:
             import safetensors.numpy
         except ImportError:
@@ -70,18 +72,18 @@ class Folder:
             left.unlink()
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Unlock the folder."""
         self._lock.close()
 
     def manifests(self) -> list[Path]:
-        """Of all checkpoints, whole or not, the last one first."""
+        """Return the manifests of all checkpoints, damaged or not, the last step first."""
         found = [path for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
         return sorted(found, reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint; when this returns it will survive a power cut.  Gives its manifest.
+        """Write a checkpoint and return its manifest; from then on it survives a power cut.
 
-        Of the others, those up to this step, only the last ones are kept.
+        Of the checkpoints up to this step only the last `keep` are kept.
         """
         stem = f"step-{checkpoint.step:09d}"
         data = self._tensors.save(dict(checkpoint.arrays))
@@ -94,13 +96,13 @@ class Folder:
             **checkpoint.facts,
         }
         manifest["manifest_sha256"] = _own_hash(manifest)
-        # One of the same step goes first: its manifest would speak of the new tensors.
+        # Remove an older manifest of the same step first: it would describe the new tensors.
         (self.path / f"{stem}.json").unlink(missing_ok=True)
         self._write(f"{stem}.safetensors", data)
         self._write(f"{stem}.json", json.dumps(manifest, indent=1).encode())
         before = [path for path in self.manifests() if path.name <= f"{stem}.json"]
         for path in before[self._keep :]:
-            # The manifest first: without it tensors are no checkpoint; alone it is a damaged one.
+            # The manifest first: tensors alone are no checkpoint, a manifest alone is damaged.
             path.unlink()
             path.with_suffix(".safetensors").unlink(missing_ok=True)
         return self.path / f"{stem}.json"
@@ -108,11 +110,11 @@ class Folder:
     def last(
         self, fits: Callable[[Checkpoint], None], refused: Callable[[str], None]
     ) -> Checkpoint | None:
-        """The last whole checkpoint; None where there never was any.
+        """Return the last usable checkpoint; None if the folder has no checkpoints.
 
-        `fits` raises CheckpointError for one of another run; what else it raises ends the search.
-        `refused` is told of every one that is passed over, and why.  Raises CheckpointError if
-        there are some, and none can be used.
+        `fits` raises CheckpointError for a checkpoint of another run; its other errors end the
+        search.  `refused` is called with the reason for every checkpoint that is passed over.
+        Raises CheckpointError if there are checkpoints, but none can be used.
         """
         manifests = self.manifests()
         for manifest in manifests:
@@ -132,7 +134,7 @@ class Folder:
             )
         return None
 
-    # --- how ---
+    # --- implementation ---
 
     def _write(self, name: str, data: bytes) -> None:
         path = self.path / name

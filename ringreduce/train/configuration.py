@@ -1,6 +1,6 @@
 """Settings from a TOML file and the command line, and back to TOML.
 
-What the command line says goes before what the file says, and that before what a checkpoint says.
+The command line overrides the file, and the file overrides a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _PATHS = ("checkpoint_dir", "metrics", "tensorboard", "plot")
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What somebody asked for, by the names of the fields; the rest is as it was or by default."""
+    """The settings that were given, by field name; all others are as before, or the defaults."""
 
     values: Mapping[str, Any]
 
     def outputs(self) -> Outputs:
-        """What to write.  Raises ValueError for what cannot work."""
+        """Return what to write.  Raises ValueError for invalid settings."""
         return Outputs(**self._of(Outputs))
 
     def settings(self, before: Mapping[str, Any] | None = None) -> Settings:
-        """What to train, where a checkpoint was made with the settings `before`.
+        """Return what to train; `before` are the settings of the checkpoint to continue, if any.
 
-        Raises ValueError for what cannot work, or cannot change in the middle of a run.
+        Raises ValueError for invalid settings, and for changes that a run cannot make midway.
         """
         asked = self._of(Settings)
         if before is None:
@@ -52,9 +52,9 @@ class Given:
 
 
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given:
-    """What the command line, and the file that it may name, ask for.
+    """Read the command line, and the file that it may name.
 
-    Raises SystemExit, with code 2 after saying why, for what is wrong in either.
+    Prints the error and raises SystemExit with code 2 if either is wrong.
     """
     parser = _parser(prog)
     asked = vars(parser.parse_args(argv))
@@ -72,9 +72,9 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings in a file: name -> value.
+    """Return the settings in a file: name -> value.
 
-    Raises OSError if it cannot be read, ValueError for what is no TOML, or no setting.
+    Raises OSError if the file cannot be read, ValueError for invalid TOML and unknown settings.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -87,9 +87,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def from_plain(name: str, value: Any) -> Any:
-    """A setting's value from what TOML or JSON has for it.
+    """Return a setting's value from its value in TOML or JSON.
 
-    Raises ValueError for a name that is no setting's, or a value of another kind.
+    Raises ValueError for an unknown name, or a value of the wrong type.
     """
     if name not in FIELDS:
         near = difflib.get_close_matches(name, FIELDS, 1)
@@ -113,14 +113,14 @@ def from_plain(name: str, value: Any) -> Any:
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
-    """What `from_plain` makes the settings of, for JSON and TOML."""
+    """Return the settings as values for JSON and TOML; `from_plain` is the inverse."""
     values = dataclasses.asdict(settings).items()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
 
 def to_toml(values: Mapping[str, Any]) -> list[str]:
-    """A line of TOML for each plain value."""
-    # JSON's numbers, lists, bools and strings are TOML's, but for one character.
+    """Return a line of TOML for each plain value."""
+    # JSON's numbers, lists, bools and strings are valid TOML, except one character.
     written = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in written.items()]
 
@@ -129,14 +129,14 @@ _KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong, and not everything that there is."""
+    """Prints errors without the list of all options."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options\n")
 
 
 def explained() -> str:
-    """All options, for the end of another command's help."""
+    """Return the help of all options, for the end of another command's help."""
     return _parser("").format_help().partition("options:\n")[2]
 
 

@@ -1,6 +1,6 @@
-"""What is trained on: digits, the files of MNIST, or synthetic samples; and who trains on what.
+"""Data to train on: digits, the files of MNIST, or synthetic samples; and each rank's part of them.
 
-Everything here is a pure function of its arguments, so that ranks agree without a message.
+All functions here are pure functions of their arguments, so ranks agree without messages.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ CLASSES = 10
 PIXELS = 64
 _SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
 _HELD_OUT_SEED = 0
-# What a random stream is for is the last word of its seed, so that no two are the same.
+# The purpose of a random stream is the last word of its seed, so that no two streams are equal.
 _ORDER, _NOISE, _SYNTHETIC = 1, 2, 3
 _FAR = 4.0
-"""How far apart the centres of synthetic classes are, in standard deviations of the samples."""
+"""Distance of a synthetic class's centre from the origin, in standard deviations of the samples."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples in two parts that share none: one to train on, one held out.
+    """Samples in two disjoint parts: one to train on, one held out.
 
-    Samples are rows of numbers, labels (samples,) int64 from 0 to classes - 1.
+    Samples are rows of numbers; labels are (samples,) int64 from 0 to classes - 1.
     """
 
     name: str
@@ -50,28 +50,28 @@ class Split:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all of it."""
+        """SHA-256 of all samples and labels, in hexadecimal."""
         state = hashlib.sha256(f"{self.classes} {self.train_x.shape}".encode())
         for array in (self.train_x, self.train_labels, self.held_out_x, self.held_out_labels):
             state.update(np.ascontiguousarray(array).data)
         return state.hexdigest()
 
     def widths(self, hidden: Sequence[int]) -> tuple[int, ...]:
-        """Of a network with these hidden layers, from the numbers in a sample to the classes."""
+        """Return the widths of a network with these hidden layers, from inputs to classes."""
         return (self.train_x.shape[1], *hidden, self.classes)
 
     def check(self, batch: int) -> None:
-        """Raise ValueError if there are fewer samples to train on than a global batch has."""
+        """Raise ValueError if a global batch has more samples than there are to train on."""
         samples = len(self.train_labels)
         if batch > samples:
             raise ValueError(f"batch is {batch}; wanted at most the {samples} training samples")
 
 
 def load(settings: Settings) -> Split:
-    """The data that the settings name.
+    """Return the data that the settings name.
 
     Raises OSError or ValueError, naming the file, for files that are missing or damaged, and
-    ValueError if there are fewer samples than a global batch has.
+    ValueError if a global batch has more samples than there are to train on.
     """
     dtype = settings.dtype
     if settings.data == "digits":
@@ -86,9 +86,9 @@ def load(settings: Settings) -> Split:
 
 
 def load_digits(path: Path = DIGITS) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The digits: images (1797, 64) from 0 to 16, and labels (1797,).
+    """Return the digits: images (1797, 64) from 0 to 16, and labels (1797,).
 
-    Raises FileNotFoundError if the file is missing, ValueError if it is not the file we ship.
+    Raises FileNotFoundError if the file is missing, ValueError if it is not the one of the package.
     """
     packed = path.read_bytes()
     try:
@@ -105,9 +105,9 @@ def load_digits(path: Path = DIGITS) -> tuple[NDArray[np.uint8], NDArray[np.int6
 
 
 def held_out(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which samples are held out: a fifth of each class, always the same ones.
+    """Return a mask of the held-out samples: a fifth of each class, always the same samples.
 
-    They measure the result.  Nothing is chosen by them: neither a setting nor when to stop.
+    They measure the result.  Nothing is chosen by them: no setting, and not when to stop.
     """
     rng = np.random.default_rng(_HELD_OUT_SEED)
     chosen = np.zeros(len(labels), np.bool_)
@@ -118,7 +118,7 @@ def held_out(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def load_split(dtype: Any = np.float32, path: Path = DIGITS) -> Split:
-    """The digits as training and held-out part, pixels from 0 to 1.  Raises as `load_digits`."""
+    """Return the digits as a Split, pixels from 0 to 1.  Raises the errors of `load_digits`."""
     images, labels = load_digits(path)
     x = images.astype(dtype) / 16
     out = held_out(labels)
@@ -126,10 +126,10 @@ def load_split(dtype: Any = np.float32, path: Path = DIGITS) -> Split:
 
 
 def load_mnist(folder: Path, dtype: Any = np.float32) -> Split:
-    """MNIST, or what has its files, from `folder`: pixels from 0 to 1; its test part is held out.
+    """Return MNIST, or data in the same files, from `folder`: pixels from 0 to 1.
 
-    Raises OSError if a file cannot be read, ValueError, naming it, for one that is damaged or does
-    not go with the others.
+    The test part is held out.  Raises OSError if a file cannot be read, and ValueError, naming the
+    file, if it is damaged or does not fit the others.
     """
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -163,7 +163,7 @@ def _images_and_labels(
 
 
 def synthetic(samples: int, inputs: int, classes: int, seed: int, dtype: Any = np.float32) -> Split:
-    """So many samples to train on, and a fifth as many held out: normal clouds around centres.
+    """Return `samples` to train on, and a fifth as many held out, normal around their centres.
 
     Each class has one centre, drawn from the seed.
     """
@@ -177,22 +177,23 @@ def synthetic(samples: int, inputs: int, classes: int, seed: int, dtype: Any = n
     return Split("synthetic", x[:samples], labels[:samples], x[samples:], labels[samples:], classes)
 
 
-# --- who trains on what ---------------------------------------------------------------------------
+# --- each rank's part -----------------------------------------------------------------------------
 
 
 def order(samples: int, seed: int, epoch: int) -> NDArray[np.intp]:
-    """The indices of all samples as one epoch goes through them.
+    """Return the indices of all samples in the order of one epoch.
 
-    It depends on seed and epoch alone: every rank draws the same, and every epoch another.
+    The order depends on seed and epoch alone: all ranks draw the same order, and every epoch
+    another.
     """
     return np.random.default_rng((seed, epoch, _ORDER)).permutation(samples)
 
 
 def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[np.intp]:
-    """This rank's part of the indices 0 to n - 1, in an order of this epoch's own.
+    """Return this rank's part of the indices 0 to n - 1, in an order that every epoch draws anew.
 
-    All ranks draw the same order from seed and epoch, and each index is in one part; parts differ
-    by one in length at most.  Raises ValueError if `n` is negative.
+    All ranks draw the same order from seed and epoch, and each index is in the part of exactly one
+    rank.  The lengths of parts differ by at most one.  Raises ValueError if `n` is negative.
     """
     if n < 0:
         raise ValueError(f"shard: n is {n}; wanted at least 0")
@@ -200,9 +201,9 @@ def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[n
 
 
 def part(count: int, rank: int, size: int) -> slice:
-    """Which of `count` samples one of `size` ranks computes; none if there are too few.
+    """Return the slice of `count` samples that one of `size` ranks computes; it may be empty.
 
-    Parts differ by one in length at most.
+    The lengths of parts differ by at most one.
     """
     short, longer = divmod(count, size)
     start = rank * short + min(rank, longer)
@@ -210,14 +211,15 @@ def part(count: int, rank: int, size: int) -> slice:
 
 
 def noise(rows: slice, width: int, scale: float, key: tuple[int, int, int]) -> NDArray[np.float32]:
-    """Normal noise of standard deviation `scale`, (rows, width), for some rows of a global batch.
+    """Return normal noise of standard deviation `scale`, (rows, width), for `rows` of a batch.
 
-    `key` is (seed, epoch, number of the batch); row i is the same, whoever computes it.  Training
-    with noise smooths the function that is learnt.
+    `key` is (seed, epoch, number of the batch); row i of the global batch is the same on every
+    rank that computes it.  Training with noise smooths the function that is learnt.
 
     Sources: Bishop, "Training with noise is equivalent to Tikhonov regularization", Neural
     Computation 7(1), 1995; Box & Muller, "A note on the generation of random normal deviates",
-    1958, which takes the same number of draws for each value, so that one can go to a row.
+    1958.  Their method takes the same number of draws for each value, so the generator can skip to
+    any row.
     """
     half = (width + 1) // 2
     bits = np.random.PCG64((*key, _NOISE))

@@ -1,8 +1,9 @@
-"""Gradients added up over the ranks while the rest of them is still being computed.
+"""Reduce gradients over the ranks while the other gradients are still being computed.
 
-Gradients are gathered in buckets, flat arrays that are reduced as one.  Backward goes from the last
-layer to the first, so buckets are filled in the reverse order of the parameters; each is on its way
-as soon as it is full.  The first is small, so that communication begins early.
+Gradients are collected in buckets: flat arrays, each reduced by one all-reduce.  Backward goes from
+the last layer to the first, so buckets are filled in the reverse order of the parameters.  The
+all-reduce of a bucket starts as soon as the bucket is full.  The first bucket is small, so that
+communication begins early.
 
 Source: Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
 VLDB 13(12), 2020.
@@ -26,19 +27,20 @@ from ringreduce.train.together import gather_words
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where the time of one step went on this rank, in seconds."""
+    """Times of one step on this rank, in seconds."""
 
     communication_s: float
-    """All-reduces were under way, be it while this rank computed; waiting for others counts."""
+    """Time in which all-reduces were under way, including waits for other ranks."""
     exposed_s: float
-    """This rank was in `ready` and `finish`, and computed nothing."""
+    """Time in `ready` and `finish`, in which this rank computed nothing."""
 
 
 class DataParallel:
     """One rank's part of a data-parallel model: any model whose parameters are named arrays.
 
-    Every rank makes one with parameters of the same names, shapes and dtypes, NumPy's or CuPy's;
-    they are overwritten with rank 0's.  Then, in every step, on every rank::
+    Every rank makes a DataParallel, with parameters of the same names, shapes and dtypes; arrays
+    are NumPy's or CuPy's.  All ranks' parameters are overwritten with those of rank 0.  Then, in
+    every step, on every rank::
 
         for name, gradient in backward():      # from the last layer to the first
             dp.ready(name, gradient)
@@ -47,16 +49,16 @@ class DataParallel:
 
     Args:
         params: name -> array, in the order in which a forward pass uses them.
-        first_bucket_bytes, bucket_bytes: a bucket is full when the next gradient would make it
-            larger than this; one gradient may be larger alone.
-        op: "mean", or "sum" where a rank's gradients are its share of the mean already, that is, of
-            a sum over its samples divided by the number of all.
-        wire: "bfloat16" or "float16" halves what is sent; see `Communicator.all_reduce`.
+        first_bucket_bytes, bucket_bytes: the longest buckets, in bytes; a gradient that is longer
+            has a bucket of its own.
+        op: "mean"; or "sum", if a rank's gradients are its share of the mean already: sums over its
+            samples, divided by the number of samples of all ranks.
+        wire: "bfloat16" or "float16" sends half as many bytes; see `Communicator.all_reduce`.
         algorithm: of the all-reduces.
 
-    Raises MismatchError on all ranks, naming a parameter, if they differ; ValueError for sizes
-    below 1, for another op, and for a wire or algorithm that cannot be had; TypeError for what are
-    no arrays of floats.
+    Raises MismatchError on all ranks, naming a parameter, if parameters differ; ValueError for
+    sizes below 1, for another op, and for a wire or algorithm that is not available; TypeError for
+    parameters that are not arrays of floats.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class DataParallel:
         self._buckets = [Bucket(comm, each) for each in members]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.places}
         for bucket in self._buckets:
-            comm.all_reduce(bucket.flat[:0], op, **self._how)  # refused here if it cannot be had
+            comm.all_reduce(bucket.flat[:0], op, **self._how)  # raises here if not available
         self._started = 0
         """Buckets whose all-reduce is under way or done, in order."""
         self._ready: set[str] = set()
@@ -96,23 +98,24 @@ class DataParallel:
         self._synchronises = True
         self._samples: float | None = None
         self._share: float | None = None
-        """Of this rank's samples in those of all, once it is known."""
+        """This rank's samples divided by all ranks' samples, once known."""
         self._total: rr.Work | None = None
         self._exposed_s = 0.0
         self.times = StepTimes(0.0, 0.0)
-        """Of the last step that is finished."""
+        """Of the last finished step."""
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the parameters in each bucket, in the order in which they are reduced."""
+        """Names of the parameters in each bucket, in the order in which buckets are reduced."""
         return tuple(tuple(bucket.places) for bucket in self._buckets)
 
     def weigh(self, samples: int) -> None:
-        """Let this rank's gradients count for so many samples in this step, at least 0.
+        """Weight this rank's gradients of this step by `samples`, at least 0.
 
-        For batches that are not the same everywhere: gradients are means over a rank's own samples,
-        and `finish` gives the mean over all.  Those of no samples do not count, whatever they are.
-        Every rank calls it before its first `ready`, which then waits until all have.
+        For batches of different size: the gradients of a rank are means over its own samples, and
+        `finish` returns the mean over the samples of all ranks.  The gradients of a rank with 0
+        samples are ignored.  Every rank must call `weigh` before its first `ready` of the step;
+        that `ready` then waits until all ranks have called `weigh`.
         """
         if samples < 0:
             raise ValueError(f"weigh: {samples} samples; wanted at least 0")
@@ -125,21 +128,23 @@ class DataParallel:
         self._total = self._comm.all_reduce(mine, async_op=True)
 
     def buffer(self, name: str) -> Any:
-        """Where the gradient of a parameter is gathered, like the parameter in shape and dtype.
+        """Return the array in which the gradient of a parameter is reduced.
 
-        Written there, it need not be copied: say ``ready(name)``.  What is there between a `finish`
-        and the next step is the mean, and between a `ready` and a `finish` nobody's business.
+        It has the parameter's shape and dtype.  A gradient that is computed into this array is not
+        copied: call ``ready(name)`` without it.  After `finish`, until the next step, the array has
+        the mean.  Between `ready` and `finish` its contents are undefined.
         """
         return self._bucket(name, "buffer").places[name]
 
     def ready(self, name: str, gradient: Any = None) -> None:
-        """The gradient of a parameter is final; it is copied, and may be overwritten at once.
+        """Report the final gradient of a parameter.
 
-        Without `gradient`, it is in the parameter's `buffer`.
+        `gradient` is copied, and may be overwritten as soon as `ready` returns.  Without `gradient`
+        it is in the parameter's `buffer`.  The all-reduce of a bucket starts when the bucket is
+        full and the all-reduces of all buckets before it have started.
 
-        As soon as a bucket is full, and all before it are under way, its all-reduce starts.  Raises
-        ValueError for a parameter that there is not, one that was ready before in this step, or a
-        gradient of another shape or dtype.
+        Raises ValueError for an unknown parameter, for a parameter that was reported before in this
+        step, and for a gradient of another shape or dtype.
         """
         begin = time.perf_counter()
         bucket = self._bucket(name, "ready")
@@ -158,7 +163,7 @@ class DataParallel:
                 f"wanted {place.dtype}{list(place.shape)}"
             )
         if self._samples is not None:
-            # Not a number times no samples would still be none.
+            # NaN times a share of 0 would be NaN.
             share = self._weight()
             gradient = gradient * place.dtype.type(share) if share else place.dtype.type(0)
         if name in self._accumulated:
@@ -168,16 +173,18 @@ class DataParallel:
         if self._synchronises:
             self._ready.add(name)
             bucket.missing.discard(name)
-            self._start_full_ones()
+            self._start_full_buckets()
         else:
             self._accumulated.add(name)
         self._exposed_s += time.perf_counter() - begin
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it gradients are added up on this rank alone, and the next `ready` adds its own.
+        """Accumulate gradients on this rank alone, as a context manager.
 
-        For batches that are computed in several parts.  What comes out is their sum.
+        For batches that are computed in several parts: inside the block `ready` adds gradients up
+        without sending them.  The `ready` after the block adds its gradient to the sum, and sends
+        the result.
         """
         if self._ready:
             raise ValueError("no_sync: some gradients of this step are on their way already")
@@ -191,11 +198,11 @@ class DataParallel:
             self._synchronises = before
 
     def finish(self) -> dict[str, Any]:
-        """Wait for all buckets; parameter name -> the mean gradient, the same on all ranks.
+        """Wait for all buckets, and return name -> mean gradient, the same on all ranks.
 
-        The arrays are views that the next step overwrites.  Raises MismatchError on all ranks,
-        naming the parameters and the ranks, if a rank has not reported all gradients; the step is
-        then void, and the next one may begin.
+        With ``op="sum"`` the gradients are sums.  The arrays are views that the next step
+        overwrites.  Raises MismatchError on all ranks, naming parameters and ranks, if a rank has
+        not reported all gradients.  The step is then void, and the next step may begin.
         """
         if not self._synchronises:
             raise ValueError("finish: call it after the no_sync block, and after a ready outside")
@@ -213,15 +220,15 @@ class DataParallel:
             self._begin_again()
         return {name: bucket.places[name] for name, bucket in self._bucket_of.items()}
 
-    # --- how ---
+    # --- implementation ---
 
-    def _start_full_ones(self) -> None:
+    def _start_full_buckets(self) -> None:
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             bucket = self._buckets[self._started]
             op = self._op if self._samples is None else "sum"
             reduce = partial(self._comm.all_reduce, bucket.flat, op, out=bucket.flat, **self._how)
-            # With the last gradient backward is over.  If nothing else is under way either, this
-            # thread may as well do it: asking another would take longer than a small all-reduce.
+            # The last gradient ends backward.  If no other all-reduce is under way, this thread
+            # makes the call itself: a small all-reduce takes less time than to wake another thread.
             if bucket is self._buckets[-1] and self._all_over():
                 bucket.work = Now(reduce)
             else:
@@ -239,9 +246,9 @@ class DataParallel:
         return bucket
 
     def _weight(self) -> float:
-        """This rank's share of all samples; gradients so weighted add up to the mean.
+        """Return this rank's share of all samples; gradients times shares add up to the mean.
 
-        So they are never larger than it: 16 bits on the wire would not hold sums over samples.
+        Sums over samples, to be divided in the end, could overflow 16 bits on the wire.
         """
         if self._share is None:
             assert self._total is not None
@@ -249,7 +256,7 @@ class DataParallel:
             try:
                 self._share = self._samples / (float(self._total.wait()[0]) or 1.0)
             except rr.MismatchError:
-                self._share = 0.0  # `finish` says so, of all ranks alike
+                self._share = 0.0  # `finish` raises the same error on all ranks
         return self._share
 
     def _wait(self) -> None:
@@ -264,15 +271,15 @@ class DataParallel:
         return sum(work.seconds or 0.0 for work in works if work is not None)
 
     def _tell(self, missing: Sequence[str]) -> None:
-        """A call that ranks with all gradients do not make: so they learn that something is amiss.
-
-        Raises MismatchError on all ranks.
-        """
+        """Make a call that complete ranks do not make: raises MismatchError on all ranks."""
         self._exchange(missing)
         raise rr.MismatchError("finish: all ranks lack gradients")
 
     def _explained(self, missing: Sequence[str], seen: rr.MismatchError) -> rr.MismatchError:
-        """Once nothing of this step is under way on any rank: who lacks what, or what was seen."""
+        """Return the error that names the missing gradients of all ranks, or else `seen`.
+
+        First waits until no call of this step is under way on any rank.
+        """
         for bucket in self._buckets:
             _await_whatever(bucket.work)
         _await_whatever(self._total)
@@ -280,7 +287,7 @@ class DataParallel:
             try:
                 weighed, lists = self._exchange(missing)
             except rr.MismatchError as error:
-                seen = error  # others had more under way than this rank
+                seen = error  # other ranks had more calls under way than this rank
                 continue
             if any(lists):
                 return rr.MismatchError(_who_lacks_what(lists))
@@ -290,7 +297,7 @@ class DataParallel:
         return seen
 
     def _exchange(self, missing: Sequence[str]) -> tuple[list[bool], list[list[str]]]:
-        """Of every rank, whether it has called weigh, and the gradients that it lacks."""
+        """Return, for every rank, whether it has called `weigh`, and the gradients it lacks."""
         mine = ["weighed" if self._samples is not None else "", *missing]
         words = gather_words(self._comm, mine)
         return [bool(first) for first, *_ in words], [lacking for _, *lacking in words]
@@ -306,7 +313,7 @@ class DataParallel:
 
 
 def _check_arrays(params: Any) -> None:
-    """Raise TypeError for what is no mapping of names to arrays of floats."""
+    """Raise TypeError unless `params` maps names to arrays of floats."""
     if not isinstance(params, Mapping) or not params:
         raise TypeError(f"DataParallel: params is {params!r}; wanted a dict of names and arrays")
     for name, array in params.items():

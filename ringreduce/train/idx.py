@@ -1,7 +1,8 @@
 """IDX files, the format of MNIST and Fashion-MNIST: plain, or packed with gzip.
 
-Four bytes say what is in a file: two zeros, the kind of number (8: unsigned bytes), the number of
-dimensions; then come the dimensions, each a big-endian number of four bytes, and the numbers.
+A file begins with four bytes: two zeros, the type of its numbers (8: unsigned bytes), and the
+number of dimensions.  Then follow the dimensions, each a big-endian number of four bytes, and the
+numbers.
 
 Source: LeCun, Cortes & Burges, "The MNIST database of handwritten digits", 1998.
 """
@@ -20,9 +21,9 @@ _BYTES = 8
 
 
 def find(folder: Path, name: str) -> Path:
-    """The file of that name in `folder`, or the same with ``.gz``, or with a dot before "idx".
+    """Return the file `name` in `folder`, or with ``.gz`` added, or with a dot before "idx".
 
-    Raises FileNotFoundError, saying the first two, if there is none.
+    Raises FileNotFoundError, naming the first two, if there is none.
     """
     for base in (name, name.replace("-idx", ".idx")):
         for path in (folder / base, folder / f"{base}.gz"):
@@ -32,9 +33,10 @@ def find(folder: Path, name: str) -> Path:
 
 
 def read(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The numbers in a file, in its shape.
+    """Return the numbers in a file, in its shape.
 
-    Raises OSError if it cannot be read, ValueError, naming it, if it is damaged or something else.
+    Raises OSError if the file cannot be read, and ValueError, naming it, if it is damaged or not an
+    IDX file of bytes.
     """
     packed = path.read_bytes()
     try:

@@ -1,10 +1,10 @@
-"""Data-parallel training: every rank a replica, gradients added up while backward goes on.
+"""Data-parallel training: every rank has all parameters; gradients are summed during backward.
 
-A global batch is dealt to the ranks.  Each rank computes its share of the mean loss and of its
-gradient (`mlp` divides by the count of the whole batch), the all-reduce adds the shares, and every
-rank makes the same step: N ranks compute what one rank computes on the same global batch, up to the
-order of the additions.  The sum is bitwise the same on all ranks, and so are the parameters, which
-`check_equal` proves every so many steps, before each checkpoint, and at the end.
+A global batch is divided among the ranks.  Each rank computes its share of the mean loss and of the
+gradient (`mlp` divides by the count of the whole batch).  The all-reduce adds the shares, and every
+rank makes the same step.  So N ranks compute the same as one rank on the same global batch, up to
+the order of additions.  The sum is bitwise the same on all ranks, and so are the parameters.
+`check_equal` proves this every `check_every` steps, before each checkpoint, and at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DriftError(rr.RingReduceError):
 
 @dataclass(frozen=True)
 class Step:
-    """How one step went; the times are this rank's."""
+    """The loss and the times of one step; the times are this rank's, in seconds."""
 
     step: int
     """From 1."""
@@ -44,31 +44,31 @@ class Step:
     samples: int
     step_s: float
     compute_s: float
-    """What is left of the step without exposed communication."""
+    """The step without exposed communication."""
     communication_s: float
-    """All-reduces were under way; with what is computed meanwhile this can exceed `exposed_s`."""
+    """Time in which all-reduces were under way, overlapped with computation or not."""
     exposed_s: float
-    """Nothing was computed for the sake of communication."""
+    """Time in which communication kept this rank from computing."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """How an epoch went, over all ranks; times are this rank's."""
+    """The results of one epoch over all ranks, measured by this rank's times."""
 
     epoch: int
     """From 1."""
     loss: float
-    """Mean over the training samples, each taken when its batch was computed."""
+    """Mean over the training samples, each with the parameters before its step."""
     accuracy: float
     """On the held-out samples, from 0 to 1."""
     samples_per_s: float
     """Of all ranks together, while training."""
     exposed: float
-    """Share of the steps' time that was exposed communication, from 0 to 1."""
+    """Exposed communication divided by the time of the steps, from 0 to 1."""
 
 
 class Watcher(Protocol):
-    """Somebody who wants to know; nothing depends on what it is told."""
+    """Receives the steps and epochs of a run as they are made; the run does not depend on it."""
 
     def steps(self, steps: Sequence[Step]) -> None: ...
     def epoch(self, epoch: Epoch) -> None: ...
@@ -76,10 +76,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What training ends with: the same on every rank."""
+    """The result of training, the same on every rank."""
 
     parameters: Any
-    """Flat; `mlp.views` gives the layers."""
+    """Flat; `mlp.views` returns the layers."""
     digest: str
     """SHA-256 of the parameters' bytes, in hexadecimal."""
     loss: float
@@ -87,39 +87,41 @@ class Result:
     accuracy: float
     """On the held-out samples, from 0 to 1."""
     step_s: float
-    """Mean time of a step, over this run's steps and all ranks; 0 without any, as the next two."""
+    """Mean time of a step, over this run's steps and all ranks; 0 without steps."""
     communication_s: float
+    """The mean likewise."""
     exposed_s: float
+    """The mean likewise."""
 
     @property
     def efficiency(self) -> float:
         """Scaling efficiency, from 0 to 1: the share of a step that is not exposed communication.
 
-        Without communication N ranks would do N times what one does.
+        Without communication, N ranks would process N times the samples of one rank.
         """
         return 1 - self.exposed_s / self.step_s if self.step_s else 1.0
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands, besides its arrays."""
+    """The progress of a run, besides its arrays."""
 
     step: int
-    """So many are made."""
+    """Number of steps made."""
     epoch_loss: float
-    """The sum over the samples of this epoch so far."""
+    """Sum of the losses of this epoch's samples so far."""
     last_loss: float
-    """Of the last whole epoch, the mean."""
+    """Mean loss of the last complete epoch; NaN before."""
 
 
 class Trainer:
     """One rank's part of a run.
 
-    Every rank must make one with the same data and settings, and make the same calls; the
-    parameters are rank 0's.  `xp` is the array module, NumPy or CuPy.
+    Every rank must make a Trainer with the same data and settings, and make the same calls.  All
+    ranks start with the parameters of rank 0.  `xp` is the array module, NumPy or CuPy.
 
-    Raises ValueError on all ranks for an algorithm that there is not, a wire that does not go with
-    the dtype, or warming up that takes longer than the run.
+    Raises ValueError on all ranks for an unknown algorithm, for a wire that does not fit the dtype,
+    and for a warm-up that is longer than the run.
     """
 
     def __init__(
@@ -162,24 +164,24 @@ class Trainer:
 
     @property
     def epoch_steps(self) -> int:
-        """The steps of an epoch."""
+        """Number of steps in an epoch."""
         return -(-len(self._labels) // self.settings.batch)
 
     @property
     def steps(self) -> int:
-        """Those of the whole run."""
+        """Number of steps in the whole run."""
         return self.settings.epochs * self.epoch_steps
 
-    # --- what a checkpoint holds ---
+    # --- the contents of a checkpoint ---
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that changes from step to step, by name: parameters and the optimizer's own."""
+        """Return all arrays that steps change, by name: parameters and the optimizer's own."""
         return {name: _on_host(array) for name, array in self._arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State) -> None:
-        """Go on from `state`, with rank 0's `arrays`; the other ranks may pass None.
+        """Continue from `state`, with rank 0's `arrays`; the other ranks may pass None.
 
-        Raises ValueError on all ranks if the run has fewer steps than were made.
+        Raises ValueError on all ranks if `state` has more steps than the run.
         """
         if state.step > self.steps:
             raise ValueError(
@@ -208,17 +210,18 @@ class Trainer:
         save: Callable[[Trainer], None] | None = None,
         save_every: int = 0,
     ) -> Result:
-        """Train to the end, or what is left of it.
+        """Train from the present state to the end.
 
-        `watchers` may be others on every rank.  `save` is called on all ranks every `save_every`
-        steps, or after each epoch where that is 0, and at the end; parameters are then equal.
+        `watchers` may differ between ranks.  `save` is called on all ranks every `save_every`
+        steps, or after each epoch if `save_every` is 0, and at the end.  Before each call of `save`
+        the parameters are proven to be equal.
 
-        Raises FloatingPointError if the loss grows out of bounds, and DriftError if ranks have
-        different parameters: on all ranks alike.
+        Raises, on all ranks, FloatingPointError if the loss or a parameter is infinite or NaN, and
+        DriftError if ranks have different parameters.
         """
         every = self.settings.check_every
         while self.state.step < self.steps:
-            # A loss out of bounds is an error below; NumPy need not warn of it as well.
+            # An infinite loss is an error below; NumPy need not warn of it as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._make_step()
             made = self.state.step
@@ -242,7 +245,7 @@ class Trainer:
         return Result(self.flat, digest, self.state.last_loss, self.accuracy(), *self._mean_times())
 
     def gradients(self, x: Any, labels: Any, count: int) -> tuple[float, dict[str, Any]]:
-        """This rank's share of the mean loss, and the gradient of that mean: name -> array.
+        """Return this rank's share of the mean loss, and the mean's gradient: name -> array.
 
         `x` (samples, inputs) and `labels` (samples,) are this rank's part of a global batch of
         `count` samples, possibly empty.
@@ -253,7 +256,7 @@ class Trainer:
         return float(loss), self._dp.finish()
 
     def accuracy(self) -> float:
-        """On the held-out samples, from 0 to 1; each rank looks at a part of them."""
+        """Return the accuracy on the held-out samples, from 0 to 1; each rank computes a part."""
         right = mlp.right(self.parameters, self._held_out_x, self._held_out_labels, self._xp)
         total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
         return int(total[0]) / self._held_out_samples
@@ -298,7 +301,7 @@ class Trainer:
         return self._order[1]
 
     def _tell_steps(self, watchers: Sequence[Watcher]) -> None:
-        """Add up the ranks' shares of the losses since the last time."""
+        """Add up the ranks' shares of the losses since the last call, and tell the watchers."""
         shares = np.array([step.loss for step in self._untold])
         losses = self.comm.all_reduce(shares, algorithm=self.settings.algorithm).tolist()
         told = [replace(s, loss=loss) for s, loss in zip(self._untold, losses, strict=True)]
@@ -317,7 +320,10 @@ class Trainer:
             )
 
     def _check_finite(self) -> None:
-        """A loss is that before its step: the parameters may be worse.  All ranks have the same."""
+        """Raise if a parameter is not finite: the loss is computed before its step.
+
+        All ranks have the same parameters, so all raise.
+        """
         if not bool(self._xp.isfinite(self.flat).all()):
             raise FloatingPointError(
                 f"train: parameters are infinite or no numbers after step {self.state.step}; take "
@@ -343,7 +349,7 @@ class Trainer:
 
 
 def shapes(sizes: Sequence[int], optimizer: str) -> dict[str, tuple[int, ...]]:
-    """Those of `Trainer.arrays`, by name."""
+    """Return the shapes of `Trainer.arrays`, by name."""
     network = mlp.views(np.empty(mlp.parameter_count(sizes)), sizes)
     ours = {name: array.shape for name, array in mlp.named(network).items()}
     slots = optimizers.SLOTS[optimizer]
@@ -358,18 +364,18 @@ def train(
     watchers: Sequence[Watcher] = (),
     xp: ModuleType = np,
 ) -> Result:
-    """Train on the ranks of `comm`; every rank must call it with the same split and settings.
+    """Train on the ranks of `comm`; every rank must make this call with equal split and settings.
 
-    Raises as `Trainer` and `Trainer.run`.
+    Raises the errors of `Trainer` and `Trainer.run`.
     """
     return Trainer(comm, split, settings, xp).run(watchers)
 
 
 def check_equal(comm: rr.Communicator, parameters: Any) -> str:
-    """Prove that `parameters` is bitwise the same on all ranks; its SHA-256 in hexadecimal.
+    """Prove that `parameters` are bitwise the same on all ranks; return their SHA-256 in hex.
 
-    Every rank must call it.  Raises DriftError on all ranks, naming those that differ from the
-    majority (from rank 0 where there is none).
+    Every rank must make this call.  Raises DriftError on all ranks, naming the ranks that differ
+    from the most frequent parameters; among equally frequent, from those of the lowest rank.
     """
     digest = hashlib.sha256(_on_host(parameters).data).digest()
     gathered = comm.all_gather(np.frombuffer(digest, np.uint8).reshape(1, -1))
@@ -387,6 +393,6 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
 
 
 def _on_host(array: Any) -> np.ndarray:
-    """A contiguous NumPy array, of a NumPy or CuPy one."""
-    on_card = type(array).__module__.startswith("cupy")
-    return np.ascontiguousarray(array.get() if on_card else array)
+    """Return a NumPy or CuPy array as a contiguous NumPy array."""
+    on_gpu = type(array).__module__.startswith("cupy")
+    return np.ascontiguousarray(array.get() if on_gpu else array)

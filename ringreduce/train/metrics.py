@@ -1,6 +1,6 @@
-"""What a run leaves behind of how it went: lines of JSON, TensorBoard's files, a picture's numbers.
+"""Watchers that record a run: as lines of JSON, as TensorBoard's files, for a picture.
 
-Each is a `Watcher`, made on rank 0 alone.
+They are made on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ringreduce.train.loop import Epoch, Step
 
 
 class Sink(Protocol):
-    """A watcher that writes, and has to be closed."""
+    """A watcher that must be closed."""
 
     def steps(self, steps: Sequence[Step]) -> None: ...
     def epoch(self, epoch: Epoch) -> None: ...
@@ -24,22 +24,22 @@ class Sink(Protocol):
 
 
 class Careful:
-    """Watchers of whom one that fails, as on a full disk, does not end the run."""
+    """Passes steps and epochs on to watchers; one that fails, as on a full disk, is dropped."""
 
     def __init__(self, sinks: Sequence[Sink], complain: Callable[[str], None]) -> None:
         self._sinks, self._complain = list(sinks), complain
         self.failed = False
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Tell them."""
+        """Pass the steps on."""
         self._each(lambda sink: sink.steps(steps))
 
     def epoch(self, epoch: Epoch) -> None:
-        """Tell them."""
+        """Pass the epoch on."""
         self._each(lambda sink: sink.epoch(epoch))
 
     def close(self) -> None:
-        """All is written that can be; nobody is told anything any more."""
+        """Close all watchers; they receive nothing more."""
         self._each(lambda sink: sink.close())
         self._sinks = []
 
@@ -56,18 +56,19 @@ class Careful:
 class JsonLines:
     """A file with a line for each step, ``{"step": 1, "epoch": 1, "loss": ...}``, and each epoch.
 
-    Lines of an epoch have an "accuracy" and no "step".  Raises OSError if it cannot be written.
+    A line of an epoch has an "accuracy" and no "step".  Raises OSError if it cannot be written.
     """
 
     def __init__(self, path: Path, steps_made: int, epochs_made: int) -> None:
-        """Begin a file; after so many steps, go on with it.
+        """Begin a new file; if `steps_made` is not 0, continue the file that is there.
 
-        What it has of later steps was never saved, and will come; other lines are left alone.
+        Lines of later steps and epochs are removed: the run makes these again.  Lines of other
+        programs are kept.
         """
         path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.kept: list[Step | Epoch] = []
-        """What was told before, as far as it stands."""
+        """Steps and epochs in the lines that are kept."""
         goes_on = steps_made > 0 and path.is_file()
         if goes_on:
             self._keep(path, steps_made, epochs_made)
@@ -90,17 +91,17 @@ class JsonLines:
         os.replace(unfinished, path)
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Write a line each."""
+        """Write a line for each step."""
         self._file.writelines(_line(step) for step in steps)
         self._file.flush()
 
     def epoch(self, epoch: Epoch) -> None:
-        """Write a line."""
+        """Write a line for the epoch."""
         self._file.write(_line(epoch))
         self._file.flush()
 
     def close(self) -> None:
-        """All is written."""
+        """Close the file."""
         self._file.close()
 
 
@@ -116,7 +117,7 @@ class TensorBoard:
 
     @staticmethod
     def writer_type() -> Any:
-        """What writes event files.  Raises ImportError as above."""
+        """Return the class that writes event files.  Raises ImportError without tensorboard."""
         try:
             from tensorboard.summary import Writer
         except ImportError:
@@ -126,7 +127,7 @@ class TensorBoard:
         return Writer
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Write their scalars."""
+        """Write the scalars of the steps."""
         for step in steps:
             self._step = step.step
             for name in ("loss", "lr", "step_s", "compute_s", "communication_s", "exposed_s"):
@@ -135,34 +136,34 @@ class TensorBoard:
         self._writer.flush()
 
     def epoch(self, epoch: Epoch) -> None:
-        """Write its scalars."""
+        """Write the scalars of the epoch."""
         for name in ("loss", "accuracy", "samples_per_s"):
             self._writer.add_scalar(f"epoch/{name}", getattr(epoch, name), self._step)
         self._writer.flush()
 
     def close(self) -> None:
-        """All is written."""
+        """Close the event files."""
         self._writer.close()
 
 
 class History:
-    """All that was told, for a picture at the end."""
+    """Keeps all steps and epochs, for a picture at the end."""
 
     def __init__(self) -> None:
         self.all_steps: list[Step] = []
         self.all_epochs: list[tuple[int, Epoch]] = []
-        """(steps made, epoch)"""
+        """(the number of its last step, epoch)"""
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Keep them."""
+        """Keep the steps."""
         self.all_steps += steps
 
     def epoch(self, epoch: Epoch) -> None:
-        """Keep it."""
+        """Keep the epoch."""
         self.all_epochs.append((self.all_steps[-1].step, epoch))
 
     def again(self, kept: Sequence[Step | Epoch]) -> None:
-        """What was told before this run went on."""
+        """Keep the steps and epochs that were recorded before this run continued."""
         for told in kept:
             if isinstance(told, Step):
                 self.steps([told])
@@ -170,7 +171,7 @@ class History:
                 self.epoch(told)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is open."""
 
 
 def _line(told: Step | Epoch) -> str:
@@ -178,7 +179,7 @@ def _line(told: Step | Epoch) -> str:
 
 
 def _told(line: str) -> Step | Epoch | None:
-    """What a line tells; None where it is none of ours."""
+    """Return the step or epoch of a line; None for a line of another program."""
     try:
         fields = json.loads(line)
         return Step(**fields) if "step" in fields else Epoch(**fields)

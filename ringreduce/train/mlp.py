@@ -1,13 +1,12 @@
 """A multilayer perceptron as pure functions: parameters in, values out, nothing kept.
 
-``xp`` is the array module, NumPy unless said otherwise: any module with NumPy's names does, so
-that the same functions run on another device.  Shapes: ``samples`` rows; a layer maps ``inputs``
-columns to ``outputs`` columns; ``sizes`` are the widths from the input to the classes, such as
-(64, 128, 10).
+``xp`` is the array module, by default NumPy.  Any module with NumPy's names works, so the same
+functions run on another device.  Shapes: ``samples`` rows; a layer maps ``inputs`` columns to
+``outputs`` columns; ``sizes`` are the widths from the input to the classes, such as (64, 128, 10).
 
-A rank that holds a part of a batch passes the count of the *whole* batch: loss and gradients are
-then its share of the mean, and the shares of all ranks add up to the mean, however uneven the parts
-are.  A part may be empty; its share is zero.
+A rank with a part of a batch passes the count of the *whole* batch.  Its loss and gradients are
+then its share of the mean, and the shares of all ranks add up to the mean, for parts of any size.
+The share of an empty part is zero.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Rows that `right` takes at a time.  A larger product wakes the threads of OpenBLAS, and those
-# spin on afterwards, in the way of the other ranks on this host: training took several times as
+# Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These spin
+# on afterwards and take the cores of the other ranks on this host: training took several times as
 # long on 2 cores.
 _ROWS = 32
 
@@ -41,7 +40,7 @@ Parameters = tuple[Layer, ...]
 
 
 def parameter_count(sizes: Sequence[int]) -> int:
-    """How many numbers the layers of these sizes hold.
+    """Return the number of parameters in layers of these sizes.
 
     >>> parameter_count((64, 128, 10))
     9610
@@ -50,7 +49,7 @@ def parameter_count(sizes: Sequence[int]) -> int:
 
 
 def views(flat: Array, sizes: Sequence[int]) -> Parameters:
-    """The layers as views into `flat`, a contiguous 1-d array; writing to one writes to the other.
+    """Return the layers as views of `flat`, a contiguous 1-d array; they share its memory.
 
     Raises ValueError if the length of `flat` is not ``parameter_count(sizes)``.
     """
@@ -66,7 +65,7 @@ def views(flat: Array, sizes: Sequence[int]) -> Parameters:
 
 
 def named(parameters: Parameters) -> dict[str, Array]:
-    """The arrays of the layers by name, "0.weight" and "0.bias" first."""
+    """Return the arrays of the layers by name: "0.weight", "0.bias", "1.weight" and so on."""
     arrays: dict[str, Array] = {}
     for number, layer in enumerate(parameters):
         weight, bias = _names(number)
@@ -81,9 +80,9 @@ def _names(number: int) -> tuple[str, str]:
 def init_params(
     sizes: Sequence[int], seed: int, dtype: Any = np.float32, xp: ModuleType = np
 ) -> Array:
-    """Fresh parameters, flat: weights from N(0, 2 / inputs), biases zero.
+    """Return new parameters, flat: weights from N(0, 2 / inputs), biases zero.
 
-    They are drawn with NumPy whatever `xp` is, so that every device starts from the same numbers.
+    They are drawn with NumPy for any `xp`, so that every device starts from the same numbers.
     Source of the variance: He et al., "Delving deep into rectifiers", ICCV 2015.
     """
     rng = np.random.default_rng(seed)
@@ -95,12 +94,12 @@ def init_params(
 
 
 def forward(parameters: Parameters, x: Array, xp: ModuleType = np) -> Array:
-    """The logits (samples, classes) of the rows of `x` (samples, inputs)."""
+    """Return the logits (samples, classes) of the rows of `x` (samples, inputs)."""
     return _activations(parameters, x, xp)[-1]
 
 
 def loss(parameters: Parameters, x: Array, labels: Array, count: int, xp: ModuleType = np) -> Array:
-    """Softmax cross-entropy, summed over these samples and divided by `count`; 0-d.
+    """Return the softmax cross-entropy, summed over these samples and divided by `count`; 0-d.
 
     `labels` (samples,) are integers from 0 to classes - 1.
     """
@@ -115,11 +114,11 @@ def gradients(
     xp: ModuleType = np,
     into: Mapping[str, Array] | None = None,
 ) -> tuple[Array, Iterator[tuple[str, Array]]]:
-    """The loss, as `loss` gives it, and the gradient as pairs of a name, as in `named`, and array.
+    """Return the result of `loss`, and an iterator over the gradients as (name, array).
 
-    They come from the last layer to the first, each computed when it is asked for: so that one can
-    be on its way to other ranks while the next is computed.  They are written into the arrays of
-    those names in `into`, if given.
+    Names are those of `named`.  The gradients come from the last layer to the first, and each is
+    computed when the iterator reaches it: so one gradient can be sent to other ranks while the next
+    is computed.  A gradient is written into the array of its name in `into`, if there is one.
     """
     *inputs, logits = _activations(parameters, x, xp)
     log_p = _log_softmax(logits, xp)
@@ -137,7 +136,7 @@ def _backward(
     xp: ModuleType,
     into: Mapping[str, Array],
 ) -> Iterator[tuple[str, Array]]:
-    """`delta` is the slope of the loss by what leaves the last layer."""
+    """Yield the gradients; `delta` is the derivative of the loss by the logits."""
     for number in reversed(range(len(parameters))):
         weight, bias = _names(number)
         yield bias, xp.sum(delta, axis=0, out=into.get(bias))
@@ -148,7 +147,7 @@ def _backward(
 
 
 def right(parameters: Parameters, x: Array, labels: Array, xp: ModuleType = np) -> int:
-    """How many samples have their largest logit at their label."""
+    """Return the number of samples whose largest logit is at their label."""
     count = 0
     for start in range(0, len(x), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -157,7 +156,7 @@ def right(parameters: Parameters, x: Array, labels: Array, xp: ModuleType = np) 
 
 
 def _activations(parameters: Parameters, x: Array, xp: ModuleType) -> list[Array]:
-    """What enters each layer, and last the logits."""
+    """Return the input of each layer, and last the logits."""
     values = [x]
     for layer in parameters[:-1]:
         value = values[-1] @ layer.weight
@@ -168,7 +167,7 @@ def _activations(parameters: Parameters, x: Array, xp: ModuleType) -> list[Array
 
 
 def _log_softmax(logits: Array, xp: ModuleType) -> Array:
-    """Row by row; the largest logit is taken off first, so that `exp` cannot overflow."""
+    """Normalise row by row; the largest logit is subtracted first, so `exp` cannot overflow."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
 

@@ -1,7 +1,7 @@
-"""Optimizers: they turn a gradient into a step of the parameters; and how large a step should be.
+"""Optimizers, which turn a gradient into a step of the parameters, and learning rates.
 
-All arrays of a call have one shape and dtype; `gradient` is only read.  Equal inputs give bitwise
-equal results, so ranks that start alike and see one gradient stay alike.
+All arrays of a call have the same shape and dtype; `gradient` is only read.  Equal inputs give
+bitwise equal results: ranks with equal parameters that use equal gradients keep equal parameters.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Update = Callable[[Any, tuple[Any, ...], Any, float, int], None]
 """(parameters, the optimizer's own arrays, gradient, learning rate, step) -> None"""
 
 SLOTS = {"sgd": ("velocity",), "adam": ("mean", "square")}
-"""Optimizer -> its own arrays, each like the parameters and zero at first."""
+"""Optimizer -> names of its own arrays, each in the parameters' shape and initially zero."""
 
 _BLOCK = 1 << 14
-"""Numbers that are updated at once: all that a step reads and writes of them stays in cache."""
+"""Elements that are updated at once, so that all arrays of a block stay in the cache."""
 
 
 def sgd(
     parameters: Any, velocity: Any, gradient: Any, lr: float, momentum: float, decay: float = 0.0
 ) -> None:
-    """One step of stochastic gradient descent with momentum; two arrays change in place.
+    """Make one step of stochastic gradient descent with momentum; two arrays change in place.
 
         velocity   <- momentum * velocity + gradient + decay * parameters
         parameters <- parameters - lr * velocity
@@ -54,10 +54,10 @@ def adam(
     eps: float = 1e-8,
     decay: float = 0.0,
 ) -> None:
-    """One step of Adam, of number `step` from 0 on; three arrays change in place.
+    """Make step number `step`, from 0 on, of Adam; three arrays change in place.
 
     `mean` and `square`, the running means of the gradient and of its square, start at zero.
-    `decay` takes its share of the parameters besides, and not through the gradient (AdamW).
+    `decay` shrinks the parameters directly, not through the gradient (AdamW).
 
     Sources: Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015; Loshchilov &
     Hutter, "Decoupled weight decay regularization", ICLR 2019.
@@ -76,7 +76,7 @@ def adam(
 
 
 def update(settings: Settings) -> Update:
-    """The step that the settings ask for."""
+    """Return the update of the settings' optimizer."""
     momentum, decay = settings.momentum, settings.weight_decay
     if settings.optimizer == "adam":
         return lambda p, own, g, lr, step: adam(p, own[0], own[1], g, lr, step, decay=decay)
@@ -86,7 +86,7 @@ def update(settings: Settings) -> Update:
 def in_blocks(
     step: Update, parameters: Any, own: tuple[Any, ...], gradient: Any, lr: float, number: int
 ) -> None:
-    """The same step of contiguous arrays, NumPy's block by block."""
+    """Make one step on contiguous arrays; NumPy's are updated block by block."""
     flat = [array.reshape(-1) for array in (parameters, *own, gradient)]
     block = _BLOCK if isinstance(parameters, np.ndarray) else max(1, parameters.size)
     for start in range(0, parameters.size, block):
@@ -95,7 +95,7 @@ def in_blocks(
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
-    """Of a step, from 0 to steps - 1."""
+    """Return the learning rate of a step, from 0 to steps - 1."""
     lr = settings.lr
     if settings.lr_batch:
         lr = linear_scaling(lr, settings.batch, settings.lr_batch)
@@ -105,7 +105,7 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
 
 
 def linear_decay(lr: float, step: int, steps: int) -> float:
-    """The learning rate of a step, from 0 to steps - 1: from `lr` it falls evenly towards 0.
+    """Return the learning rate of a step, from 0 to steps - 1: falling evenly from `lr` towards 0.
 
     >>> [linear_decay(0.5, step, 4) for step in range(4)]
     [0.5, 0.375, 0.25, 0.125]
@@ -114,7 +114,7 @@ def linear_decay(lr: float, step: int, steps: int) -> float:
 
 
 def warm_up(lr: float, step: int, steps: int) -> float:
-    """The learning rate of a step: it rises evenly to `lr` over the first `steps`, and stays there.
+    """Return the learning rate of a step: it rises linearly to `lr` over `steps`, then stays.
 
     >>> [warm_up(0.5, step, 4) for step in range(6)]
     [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
@@ -123,7 +123,7 @@ def warm_up(lr: float, step: int, steps: int) -> float:
 
 
 def linear_scaling(lr: float, batch: int, base: int) -> float:
-    """The learning rate for a global batch, from one that is right for `base` samples.
+    """Return the learning rate for a global batch, from `lr` for a batch of `base` samples.
 
     Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
 

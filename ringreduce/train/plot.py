@@ -1,4 +1,4 @@
-"""A run as a picture: loss, accuracy, and where the time of the steps went."""
+"""Draw a run: loss, accuracy, and the times of its steps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LOSS, _SMOOTH, _ACCURACY = "#a8c7fa", "#1f6feb", "#2da44e"
 _COMPUTE, _EXPOSED = "#9fb3c8", "#d1572a"
 _GRID, _INK, _FAINT = "#d8dee4", "#1f2328", "#57606a"
 _BINS = 60
-"""Groups of steps whose times are drawn as one bar at most."""
+"""The most bars of times; a bar is the median of a group of steps."""
 
 
 def check() -> None:
-    """Raise ImportError, saying what to install, where nothing can be drawn."""
+    """Raise ImportError, with the command to install it, if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -27,14 +27,14 @@ def check() -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise OSError if no picture can be written there; make its folder."""
+    """Make the folder of `path`; raise OSError if no picture can be written there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise PermissionError(f"{path} cannot be written")
 
 
 def draw(path: Path, title: str, facts: str, history: History) -> None:
-    """Write a PNG.  `history` has a step at least."""
+    """Write a PNG; `history` has at least one step."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -80,7 +80,7 @@ def _draw_accuracy(axes: Any, history: History) -> None:
 
 
 def _draw_times(axes: Any, steps: np.ndarray, history: History) -> None:
-    """Medians of groups of steps: one that was interrupted does not hide the others."""
+    """Draw medians of groups of steps, so that a step that was interrupted hides no others."""
     groups: Sequence[Any] = np.array_split(np.arange(len(steps)), min(_BINS, len(steps)))
     compute, exposed = (
         1e3
@@ -91,7 +91,7 @@ def _draw_times(axes: Any, steps: np.ndarray, history: History) -> None:
     )
     at = np.array([steps[group].mean() for group in groups])
     width = (steps[-1] - steps[0] + 1) / len(groups)
-    # A little wider than they are apart: no light between them.
+    # A little wider than their distance: no gaps between bars.
     style = {"width": 1.05 * width, "linewidth": 0}
     axes.bar(at, compute, color=_COMPUTE, label="compute", **style)
     axes.bar(at, exposed, bottom=compute, color=_EXPOSED, label="exposed communication", **style)

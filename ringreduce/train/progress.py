@@ -1,4 +1,4 @@
-"""What is said of a run on the way: what it is, how it goes, what came of it."""
+"""Texts of a run for its user: heading, progress and summary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ringreduce.train.loop import Epoch, Result, Step
 from ringreduce.train.settings import Settings
 
 _LINES = 10
-"""So many lines a run at most, where the output is no terminal."""
+"""The most lines of a run, if the output is no terminal."""
 
 
 class ProgressLine:
-    """How training goes: on a terminal one line that lives, elsewhere up to ten lines a run."""
+    """Shows progress: on a terminal one line that is rewritten, elsewhere up to ten lines."""
 
     def __init__(self, epochs: int, out: TextIO) -> None:
         self._epochs = epochs
@@ -25,13 +25,13 @@ class ProgressLine:
         self._terminal = out.isatty()
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Nothing is shown of them."""
+        """Show nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is open."""
 
     def epoch(self, epoch: Epoch) -> None:
-        """Show it."""
+        """Show the epoch."""
         last = epoch.epoch == self._epochs
         every = math.ceil(self._epochs / _LINES)
         if not (self._terminal or last or epoch.epoch % every == 0):
@@ -43,7 +43,7 @@ class ProgressLine:
             f"  exposed communication {100 * epoch.exposed:.0f} %"
         )
         if self._terminal:
-            # Return and clear to the end of the line: what comes may be shorter than what was.
+            # Return and clear to the end of the line: the new text may be shorter than the old.
             self._out.write(f"\r{text}\x1b[K" + "\n" * last)
         else:
             self._out.write(f"{text}\n")
@@ -51,7 +51,7 @@ class ProgressLine:
 
 
 def heading(comm: rr.Communicator, split: data.Split, settings: Settings) -> str:
-    """What will be trained, on what, by whom, and with which settings, as TOML."""
+    """Return the data, the network, the ranks, and the settings as TOML."""
     sizes = split.widths(settings.hidden)
     written = to_toml(to_plain(settings))
     return (
@@ -64,7 +64,7 @@ def heading(comm: rr.Communicator, split: data.Split, settings: Settings) -> str
 
 
 def summary(comm: rr.Communicator, seed: int, result: Result, elapsed_s: float) -> str:
-    """What came of it, and where the time went."""
+    """Return the accuracy of a run, and the times of its steps."""
     ranks = f"{comm.size} rank{'s' * (comm.size > 1)}"
     lines = [
         f"seed {seed}: held-out {100 * result.accuracy:.1f} % in {elapsed_s:.2f} s; parameters "

@@ -1,6 +1,6 @@
-"""What a run of training depends on, and what it writes: two frozen values, checked when made.
+"""The settings of a run, and its outputs: two frozen values, checked when made.
 
-The command line, TOML files and checkpoints all speak of these by the names of their fields.
+The command line, TOML files and checkpoints use the names of their fields.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def _setting(default: Any, explained: str, choices: Sequence[str] = (), **more: 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the outcome depends on, the number of ranks aside.
+    """All settings that decide the result of a run, besides the number of ranks.
 
-    Raises ValueError for what cannot work.
+    Raises ValueError for values that cannot work.
     """
 
-    # Those for the digits were chosen without the hold-out, by cross-validation inside the other
-    # four fifths, in 4 stratified folds.
+    # The defaults, for the digits, were chosen without the held-out samples: by cross-validation in
+    # the other four fifths, in 4 stratified folds.
     data: str = _setting("digits", "digits, synthetic, or a folder with the four files of MNIST")
-    samples: int = _setting(10_000, "of synthetic data")
+    samples: int = _setting(10_000, "samples of synthetic data")
     inputs: int = _setting(64, "numbers in a sample of synthetic data")
-    classes: int = _setting(10, "of synthetic data")
+    classes: int = _setting(10, "classes of synthetic data")
     hidden: tuple[int, ...] = _setting((128,), "width of each hidden layer", fixed=True)
-    dtype: str = _setting("float32", "of parameters and gradients", DTYPES, fixed=True)
+    dtype: str = _setting("float32", "type of parameters and gradients", DTYPES, fixed=True)
     epochs: int = _setting(30, "passes over the training samples")
     batch: int = _setting(32, "samples a step, over all ranks", fixed=True)
     optimizer: str = _setting("sgd", "sgd with momentum, or adam", OPTIMIZERS, fixed=True)
@@ -48,18 +48,22 @@ class Settings:
     lr_batch: int = _setting(
         0, "global batch that lr is meant for; with another, lr is scaled in proportion; 0: any"
     )
-    lr_schedule: str = _setting("linear", "falls evenly to 0, or stays", SCHEDULES)
+    lr_schedule: str = _setting(
+        "linear", "learning rate falls evenly to 0, or stays constant", SCHEDULES
+    )
     warm_up: int = _setting(0, "steps in which the learning rate rises evenly from 0")
-    momentum: float = _setting(0.9, "of sgd, from 0 to below 1")
+    momentum: float = _setting(0.9, "momentum of sgd, from 0 to below 1")
     weight_decay: float = _setting(
         0.0, "this times the parameters is added to the gradient, with adam to the step alone"
     )
     noise: float = _setting(0.2, "standard deviation of noise on the inputs while training")
-    seed: int = _setting(0, "of first parameters, order of samples, noise", fixed=True)
-    algorithm: str = _setting("ring", "of the all-reduce; auto lets the library choose")
+    seed: int = _setting(
+        0, "seed of the first parameters, the order of samples, and noise", fixed=True
+    )
+    algorithm: str = _setting("ring", "algorithm of the all-reduce; auto lets the library choose")
     wire: str = _setting("none", "send gradients in 16 bits; they are computed in dtype", WIRES)
-    first_bucket_bytes: int = _setting(1 << 20, "gradients that are sent first")
-    bucket_bytes: int = _setting(25 << 20, "gradients that are sent at once, later")
+    first_bucket_bytes: int = _setting(1 << 20, "bytes of gradients that are reduced first")
+    bucket_bytes: int = _setting(25 << 20, "bytes of gradients that are reduced at once, later")
     check_every: int = _setting(
         100, "steps between proofs that ranks have equal parameters; 0: end"
     )
@@ -81,16 +85,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a run writes, where, and where it runs: nothing of it changes the outcome."""
+    """Where a run writes, and on which device it runs: none of these changes the result."""
 
     seeds: int = _setting(1, "train with so many seeds, counting from seed")
-    device: str = _setting("cpu", "cuda: CuPy on a card for each rank of a host", DEVICES)
+    device: str = _setting("cpu", "cuda: CuPy, with a GPU for each rank of a host", DEVICES)
     checkpoint_dir: Path | None = field(
         default=None, metadata=_about("folder for checkpoints", metavar="FOLDER")
     )
     checkpoint_every: int = _setting(0, "steps between checkpoints; 0: one after each epoch")
-    keep: int = _setting(3, "so many checkpoints are kept, the last ones")
-    resume: bool = _setting(False, "go on from the last good checkpoint, if there is one")
+    keep: int = _setting(3, "number of last checkpoints that are kept")
+    resume: bool = _setting(False, "continue from the last usable checkpoint, if there is one")
     metrics: Path | None = field(
         default=None, metadata=_about("write a line of JSON for each step and epoch")
     )
@@ -100,7 +104,8 @@ class Outputs:
     plot: Path | None = field(
         default=None,
         metadata=_about(
-            "draw loss, accuracy and times; going on, metrics tell what was before", metavar="PNG"
+            "draw loss, accuracy and times; with resume, earlier ones are read from metrics",
+            metavar="PNG",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What ranks find out together: each other's words, and whether what each has done went well."""
+"""Exchange texts and errors between ranks, so that all ranks go on, or fail, together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import ringreduce as rr
 
 T = TypeVar("T")
 REFUSED = (OSError, ValueError, ImportError, MemoryError)
-"""What is wrong with what was asked for, or with where it is to run."""
+"""Errors of wrong options, files or environment: reported without a traceback."""
 
 
 def gather_words(comm: rr.Communicator, words: Sequence[str]) -> list[list[str]]:
-    """Every rank's words.  Collective."""
+    """Return the words of every rank.  Collective."""
     text = np.frombuffer(json.dumps(list(words)).encode(), np.uint8)
     lengths = comm.all_gather(np.array([len(text)])).tolist()
     whole = comm.all_gather(text).tobytes()
@@ -25,13 +25,14 @@ def gather_words(comm: rr.Communicator, words: Sequence[str]) -> list[list[str]]
 
 
 def nothing() -> None:
-    """What other ranks do while rank 0 does something."""
+    """Do nothing: for the other ranks while rank 0 acts."""
 
 
 def together(comm: rr.Communicator, do: Callable[[], T]) -> T:
-    """What `do` gives on this rank.  Collective.
+    """Call `do` on every rank, and return its result on this rank.  Collective.
 
-    Raises ValueError on all ranks alike, saying where what went wrong, if it did on any.
+    If `do` fails on any rank, raises the same ValueError on all ranks, with the ranks that failed
+    unless the error concerns all.
     """
     made: list[T] = []
     problem = ""
@@ -51,10 +52,10 @@ def together(comm: rr.Communicator, do: Callable[[], T]) -> T:
 
 
 def from_rank_0(comm: rr.Communicator, value: Any) -> Any:
-    """What rank 0 passes, on all ranks; it is something that JSON can hold."""
+    """Return rank 0's `value` on all ranks; JSON must be able to represent it."""
     return json.loads(gather_words(comm, [json.dumps(value)])[0][0])
 
 
 def said(error: BaseException) -> str:
-    """Its words; MemoryError has none."""
+    """Return the text of an error; MemoryError has none of its own."""
     return str(error) or "there is not enough memory for this"

@@ -1,4 +1,4 @@
-"""What is said of single algorithms, besides that they are right: names, shapes, orders, plans."""
+"""Facts about single algorithms besides correctness: names, shapes, orders, plans."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_example_in_the_docstring_is_true(module: str) -> None:
     assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
-# --- who holds what -------------------------------------------------------------------------------
+# --- holders of chunks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
@@ -157,7 +157,7 @@ Formula = Callable[[int, int], float]
 def test_powers_of_two_take_the_published_steps_and_shares(
     collective: str, algorithm: str, steps: Formula, shares: Formula, p: int
 ) -> None:
-    """`shares`: how many times the data, of all ranks together, each rank sends and receives."""
+    """`shares`: the data that each rank sends and receives, in multiples of the array."""
     schedule, k = build(collective, algorithm, block_layout(p)), p.bit_length() - 1
     for rank in range(p):
         claim, chunks = schedule.claim(rank), len(schedule.weights)
@@ -222,11 +222,11 @@ def test_doubling_adds_alike_wherever_the_ranks_are(nodes: list[list[int]]) -> N
     )
 
 
-# --- what single algorithms come down to ----------------------------------------------------------
+# --- facts about single algorithms ----------------------------------------------------------------
 
 
 def same_steps(one: Schedule, other: Schedule) -> bool:
-    """The same messages in the same steps, whatever their order in a step."""
+    """Tell whether two schedules have the same messages in each step, in any order."""
     return all(
         [(set(a.sends), set(a.recvs)) for a in one.steps(rank)]
         == [(set(b.sends), set(b.recvs)) for b in other.steps(rank)]
@@ -265,7 +265,7 @@ def test_hierarchical_without_parameters_uses_rings(nodes: list[list[int]]) -> N
 
 @pytest.mark.parametrize(("collective", "algorithm"), HIERARCHICAL)
 def test_only_the_rails_of_hierarchical_cross_the_network(collective: str, algorithm: str) -> None:
-    """Two nodes of 4 ranks exchange each at most what their algorithm would on two ranks alone."""
+    """The first of two nodes sends the data across the network exactly once."""
     schedule = build(collective, algorithm, block_layout(4, 4))
     total = sum(schedule.weights)
     crossing = [

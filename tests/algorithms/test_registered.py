@@ -1,4 +1,4 @@
-"""Schedules of a person's own: proven, priced, drawn and run by their names."""
+"""Schedules of users: proven, priced, drawn and run by their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.strategies import block_layout
 
 
 def chain(size, rank):
-    """Sum along the ranks up to the last one, and hand the result back the same way."""
+    """Sum along the ranks up to the last, and pass the result back the same way."""
     before, after = rank - 1, rank + 1
     if rank > 0:
         yield Step(recvs=(Recv(before, (0,), reduce=True),))
@@ -27,7 +27,7 @@ def chain(size, rank):
 
 
 def deaf(size, rank):
-    """Wrong: nobody ever hears of rank 1."""
+    """Wrong: rank 1's contribution is never sent."""
     if rank == 0:
         yield Step(sends=tuple(Send(other, (0,)) for other in range(1, size)))
     else:
@@ -92,7 +92,7 @@ def test_ranks_that_mean_different_schedules_by_one_name_are_told_so():
 
 @pytest.mark.parametrize("collective", [name for name in ALGORITHMS if name != "barrier"])
 def test_any_collective_can_have_one(collective):
-    """One of the library's own under another name, for ranks on one node."""
+    """A schedule of the library is registered under another name, for ranks on one node."""
     first = next(iter(ALGORITHMS[collective]))
 
     def borrowed(size, rank, *root):
@@ -118,7 +118,7 @@ def test_unknown_collectives_are_refused():
 
 
 def sum_passed_on_to_the_root(size, rank, root):
-    """A rank that is not the root adds everything up, and the root gets it from there."""
+    """Sum on a rank that is not the root, and send the sum to the root."""
     adder = (root + 1) % size
     others = [other for other in range(size) if other != adder]
     if rank == adder:
@@ -131,7 +131,7 @@ def sum_passed_on_to_the_root(size, rank, root):
 
 
 def sum_that_comes_back(size, rank):
-    """Rank 0 has the sum, passes it on, and is given it again by the last."""
+    """Sum on rank 0 and pass the sum round; the last rank sends it to rank 0 again."""
     before, after = (rank - 1) % size, (rank + 1) % size
     if rank == 0:
         yield Step(recvs=tuple(Recv(other, (0,), reduce=True) for other in range(1, size)))

@@ -286,7 +286,7 @@ def test_a_read_only_view_of_out_is_in_place():
 
 @pytest.mark.parametrize("state", ["raise", "warn"])
 def test_the_callers_numpy_error_state_does_not_matter(state):
-    """What overflows on one rank is the result of all, whatever that rank thinks of overflow."""
+    """An overflow is part of the result; NumPy's error state on a rank does not change it."""
 
     def program(comm):
         with np.errstate(all=state), warnings.catch_warnings():
@@ -309,7 +309,7 @@ def test_counts_may_be_any_integers():
 
 
 def test_what_is_dropped_is_let_go_of():
-    """Planned calls that nobody keeps, and arrays that calls were made on."""
+    """Planned calls without references, and arrays that calls were made on."""
 
     def program(comm):
         arrays = []
@@ -373,7 +373,7 @@ def test_a_communicator_and_its_part_add_at_the_same_time():
 
 @pytest.mark.parametrize("count", [5, 40_000])
 def test_a_flow_of_few_or_many_messages_is_planned(count):
-    """Few are written out as one function; of thousands that would take seconds to compile."""
+    """Few messages are unrolled into one function; thousands would take seconds to compile."""
     config = rr.Config(segment_bytes=64)
 
     def program(comm):

@@ -1,4 +1,4 @@
-"""The collectives over MPI: any case gives what NumPy gives, and what only MPI can show."""
+"""The collectives over MPI: any case gives NumPy's result; and facts that only MPI can show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEW = settings(max_examples=200)
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """Starts MPI jobs; sweeps what is left of them at the end of the module."""
+    """Start MPI jobs; end the remaining processes after the module."""
     jobs = MpiJobs(tmp_path_factory.mktemp("jobs"))
     yield jobs
     jobs.sweep()
@@ -27,7 +27,7 @@ def jobs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def case_job(jobs):
-    """Five ranks that run the cases they are sent."""
+    """A job of five ranks that run the cases sent to them."""
     job = CaseJob(jobs, ranks=5)
     yield job
     job.close()
@@ -41,7 +41,7 @@ def test_any_case_gives_what_numpy_gives(case_job, case):
 
 @pytest.fixture(scope="module", params=["standard", "synchronous"])
 def logs(request, jobs):
-    """The message logs of every layout, rank by rank."""
+    """Rank -> message log of each layout."""
     return jobs.run_ok("call", 6, "tests.support.rails:over_mpi", request.param)
 
 
@@ -53,7 +53,7 @@ def test_hierarchical_crosses_nodes_along_rails_only(logs, index):
 
 @pytest.fixture(scope="module")
 def digests(jobs):
-    """Runs -> ranks -> algorithm -> call -> digests of the result: of two MPI jobs."""
+    """Of two MPI jobs: run -> rank -> algorithm -> call -> digests of the result."""
     return [jobs.run_ok("call", 5, "tests.support.bits:over_mpi") for _ in range(2)]
 
 
@@ -82,13 +82,13 @@ CHECKS = [
     "communicators_can_be_made_and_closed_many_times",
     "a_mismatch_leaves_the_communicator_usable",
 ]
-"""Those of `mpi_checks`, which cannot be imported here: that would initialise MPI."""
+"""The checks in `mpi_checks`, which cannot be imported here: that would initialise MPI."""
 
 
 @pytest.fixture(scope="module")
 def outcomes(jobs):
-    """What each check came to, rank by rank."""
-    # A check that fails leaves a broken communicator behind, and so a job that does not end well.
+    """Rank -> check -> its outcome."""
+    # A failed check leaves a broken communicator, so the job does not end well: not `run_ok`.
     done = jobs.run("call", 4, "tests.support.mpi_checks:over_mpi", timeout_s=100)
     assert None not in done.results, done.output
     return done.results

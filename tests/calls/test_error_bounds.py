@@ -1,4 +1,4 @@
-"""How far 16-bit sums, means and all-reduces can be from the exact ones."""
+"""Error bounds of sums, means and all-reduces in 16 bits."""
 
 from __future__ import annotations
 

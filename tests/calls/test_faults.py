@@ -1,4 +1,4 @@
-"""Ranks that stop, die, leave or never call: no other waits for ever, and all say the same."""
+"""Ranks that stop, die, leave or never call: the others raise the same error in bounded time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.long.faults import judge
 from tests.support.mpi import Finished, with_environment
 
 TOGETHER_S = 0.5
-"""Within this time of each other all ranks raise."""
+"""The longest time between the errors of two ranks, in seconds."""
 GONE_S = 3.0
-"""How long a process of a job that has ended may linger."""
+"""The longest time that a process may outlive its job, in seconds."""
 
 
 def test_the_exit_handlers_do_not_run_when_an_abort_comes_back_before_the_job_has_ended():
-    """They would close communicators, as if the rank had nothing more to say."""
+    """Exit handlers would close communicators as at a normal end."""
     script = """
 import atexit, sys, types
 from ringreduce.launch import job
@@ -49,7 +49,7 @@ job.end_job(3)
 
 
 def nothing_left(job) -> None:
-    """Wait until no process of the job is left; fail if one stays."""
+    """Wait until no process of the job is left; fail after `GONE_S`."""
     deadline = time.monotonic() + GONE_S
     while left := with_environment(str(job.results)):
         assert time.monotonic() < deadline, f"processes {left} are left"
@@ -64,7 +64,7 @@ def run_to_its_end(mpi, program, ranks, *arguments, timeout_s=30.0):
 
 
 def one_error(told, name, ranks=None):
-    """The text of the error that these ranks got: one kind, one text, at about the same time."""
+    """Check that all these ranks raised one error at about the same time; return its text."""
     assert {r["error"] for r in told} == {name}
     texts = {r["text"] for r in told}
     assert len(texts) == 1
@@ -75,12 +75,12 @@ def one_error(told, name, ranks=None):
 
 
 def others(done, *victims):
-    """What the ranks reported that are no victims.  Those may do anything when they are let go."""
+    """Return the reports of all ranks but the victims, which may do anything once continued."""
     return [result for rank, result in enumerate(done.results) if rank not in victims]
 
 
 def names(text, culprits, size):
-    """Check that a text says of the culprits, and of nobody else, that they stopped, and draws."""
+    """Check that a text names the culprits alone as stopped, and has a drawing."""
     head, *lines = text.splitlines()
     who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {culprits[0]} and {culprits[1]}"
     assert re.fullmatch(rf"{who} stopped answering: no progress for \d+\.\d s", head)
@@ -159,7 +159,7 @@ def test_ranks_that_are_stopped_and_continued_go_on(mpi):
     pids = read_pids(job)
     time.sleep(0.2)
     pause([pids[1]], 0.5)
-    # Longer than the timeout, but all at once: nobody was there to wait.
+    # Longer than the timeout, but all ranks at once: no rank was waiting.
     pause(pids, 3)
     done = mpi.finish(job, 30)
     assert done.results == [{"done": True}] * 3, done.output
@@ -167,7 +167,7 @@ def test_ranks_that_are_stopped_and_continued_go_on(mpi):
 
 
 def read_pids(job):
-    """The process ids that the ranks of a job report at first."""
+    """Return the process ids that the ranks of a job report when they start."""
     deadline = time.monotonic() + 20
     while len(list(job.results.glob("*.json"))) < job.ranks:
         assert time.monotonic() < deadline, "the job does not start"
@@ -265,7 +265,7 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(mpi):
 def on_threads(
     program, ranks, *, transport=ThreadTransport, timeout_s=20.0, config=None, devices=None
 ):
-    """What each rank's ``program(comm)`` returned or raised; `transport` makes the rank's end."""
+    """Run ``program(comm)`` on threads; return each rank's result or exception."""
     switchboard = Switchboard(ranks)
     outcomes = [None] * ranks
 
@@ -293,7 +293,7 @@ def on_threads(
 
 
 def all_timed_out(outcomes, culprits):
-    """Every rank has a PeerTimeoutError of one text, that names these and no others."""
+    """Check that every rank has the same PeerTimeoutError, naming exactly the culprits."""
     assert {type(outcome) for outcome in outcomes} == {rr.PeerTimeoutError}
     assert len({str(outcome) for outcome in outcomes}) == 1, outcomes
     assert all(outcome.ranks == tuple(culprits) for outcome in outcomes)
@@ -301,9 +301,9 @@ def all_timed_out(outcomes, culprits):
 
 
 IMPATIENT_S = 0.2
-"""The timeout of a call that is to fail."""
+"""The timeout of a call that must fail, in seconds."""
 LATE_S = 0.8
-"""Later than all others can have given up."""
+"""A time by which all other ranks have raised, in seconds."""
 
 
 @pytest.mark.parametrize("culprit", [0, 3])
@@ -427,14 +427,14 @@ SLICED = rr.Config(slice_bytes=1 << 12, in_flight=2)
 
 
 class SlowTransport(ThreadTransport):
-    """Every message takes its time."""
+    """Delays every message."""
 
     def sender(self, peer, flow, buffer):
         return _Late(super().sender(peer, flow, buffer))
 
 
 class _Late:
-    """A message that is sent a while after it was started."""
+    """A message that is sent some time after `Start`."""
 
     def __init__(self, message):
         self.message = message
@@ -463,7 +463,7 @@ def test_a_slow_call_that_moves_is_no_error():
 
 
 class FaultyTransport(ThreadTransport):
-    """Does something else with one of rank 0's messages: the one with the number `at`."""
+    """Applies `fault` to message number `at` of rank 0."""
 
     def __init__(self, switchboard, rank, at, fault):
         super().__init__(switchboard, rank)
@@ -526,7 +526,7 @@ def test_a_late_message_changes_nothing(at):
 
 
 class PausingDevice(CpuDevice):
-    """Folds only once it is told to go on: its rank is busy and answers nobody."""
+    """Waits for `go_on` before each fold: meanwhile its rank does not answer."""
 
     def __init__(self):
         self.go_on = threading.Event()
@@ -542,7 +542,7 @@ class PausingDevice(CpuDevice):
 
 
 def test_a_late_rank_writes_nothing_into_arrays_that_others_use_again():
-    """Rank 1 goes on after rank 0 has given the call up, written to its array, and dropped it."""
+    """Rank 1 continues after rank 0 has cancelled the call and written to its array again."""
     device, kept = PausingDevice(), []
 
     def program(comm):
@@ -569,21 +569,21 @@ def status(number, step, *waits_for):
 @pytest.mark.parametrize(
     ("collective", "size", "statuses", "culprits"),
     [
-        # Somebody waits for the silent rank.
+        # A rank waits for the silent rank.
         ("all_reduce", 3, {0: status(4, 0, 2), 1: status(4, 1, 0)}, [2]),
-        # Nobody waits for rank 1, but it needs more of rank 0 than has come.
+        # No rank waits for rank 1, but rank 1 still needs a message of rank 0.
         ("all_reduce", 4, {0: status(4, 1, 3), 3: status(4, 0, 2)}, [1, 2]),
-        # The root can have sent everything and gone.
+        # The root can have sent all its messages and be done.
         ("broadcast", 3, {2: status(4, 1, 1)}, [1]),
-        # Ranks 1 and 2 can have passed on all they had.
+        # Ranks 1 and 2 can have sent all their messages and be done.
         ("broadcast", 5, {4: status(4, 3, 3)}, [3]),
-        # Rank 0 has not even begun the call that rank 1 is silent in.
+        # Rank 0 has not begun the call in which rank 1 is silent.
         ("all_reduce", 3, {0: status(3, 2, 2), 2: status(4, 0, 1)}, [1]),
-        # In the last step of a ring the others may be through.
+        # In the last step of a ring the other ranks may be done.
         ("all_reduce", 4, {2: status(4, 5, 1)}, [1]),
-        # Nobody is silent: a message was lost.
+        # No rank is silent: a message was lost.
         ("all_reduce", 2, {0: status(4, 1, 1), 1: status(4, 1, 0)}, []),
-        # Whoever is silent has done its part.
+        # The silent rank has sent all its messages.
         ("broadcast", 3, {1: status(4, 1, 2), 2: status(4, 1, 1)}, []),
     ],
 )

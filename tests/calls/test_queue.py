@@ -1,4 +1,4 @@
-"""Asynchronous, persistent and fused calls, and communicators that are split off."""
+"""Asynchronous, planned and fused calls, and communicators made by `split`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.works import NEEDS_THREADS, PROGRAMS
 
 
 class LonelyTransport(ThreadTransport):
-    """Not to be used from another thread, as an MPI may be."""
+    """A transport for the main thread alone, like an MPI without MPI_THREAD_MULTIPLE."""
 
     threads = False
 

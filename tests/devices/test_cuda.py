@@ -1,4 +1,4 @@
-"""Calls on CuPy arrays, on a card."""
+"""Calls on CuPy arrays, on a GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.on_cards import PROGRAMS, CudaCard, ramp, run_case, total
 pytestmark = pytest.mark.gpu
 
 SECOND = 1_500_000_000
-"""Cycles; more or less."""
+"""About one second, in cycles of the GPU."""
 
 
 def spawn(program, ranks, *args, nodes=None, on_a_stream=False):
-    """Run ``program(comm, card, *args)`` on ranks that share the card, each a thread."""
+    """Run ``program(comm, card, *args)`` on ranks as threads that share the GPU."""
 
     def run(comm):
         card = CudaCard()
@@ -74,7 +74,7 @@ def test_every_kernel_compiles(dtype):
 
 
 def test_other_streams_are_not_waited_for():
-    """A call that synchronised the card would wait for all of them."""
+    """A call that synchronised the whole GPU would wait for all streams."""
 
     def program(comm, card):
         x = card.put(ramp(comm, 60_001))

@@ -1,4 +1,4 @@
-"""What allocates, views and adds in host memory; `test_device_contract` tests all devices."""
+"""The CPU device: allocation, views and reductions; `test_device_contract` tests all devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def device():
 
 
 def on(device, values, dtype):
-    """An array of these values on the device."""
+    """Return an array of these values on the device."""
     values = np.asarray(values, dtype)
     array = device.empty(values.shape, dtype)
     array[...] = values
@@ -30,7 +30,7 @@ def on(device, values, dtype):
 
 
 def folded(device, op, left, right, dtype):
-    """What the device makes of two arrays of plain numbers."""
+    """Return the device's reduction of two arrays."""
     into = device.empty(len(left), dtype)
     device.fold(op, dtype)(on(device, left, dtype), on(device, right, dtype), into)
     return into.tolist()
@@ -131,7 +131,7 @@ def test_infinities_fold_as_ieee_says(device, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_each_sum_is_rounded_once(device, dtype):
-    # Half of the last bit of 1 rounds to even; a hair more rounds up.
+    # 1 and half of its last bit rounds to even; a little more rounds up.
     one, two = np.asarray(1, dtype), np.asarray(2, dtype)
     eps = ml_dtypes.finfo(dtype).eps if dtype == "bfloat16" else np.finfo(dtype).eps
     hair = eps / two * (one + two * eps)

@@ -1,4 +1,4 @@
-"""What every device must do: host memory, a stand-in whose work is late, a card if there is one.
+"""The contract of every device: host memory, a stand-in whose work is late, a GPU if there is one.
 
 Results are compared with NumPy's, bit for bit but for the payload of a NaN.
 """
@@ -24,7 +24,7 @@ COUNT = 5003
 
 
 class OnHost:
-    """How to get values to and from arrays in host memory."""
+    """Moves values to and from arrays in host memory."""
 
     def __init__(self):
         self.device = CpuDevice()
@@ -83,7 +83,7 @@ def queued(request):
 
 
 def awkward(dtype: str, seed: int) -> np.ndarray:
-    """Random numbers up to the ends of the range; NaN, infinities and both zeros among floats."""
+    """Draw numbers from the whole range; of floats also NaN, infinities and both zeros."""
     rng = np.random.default_rng(seed)
     kind = np.dtype(dtype)
     if kind.kind == "b":
@@ -108,7 +108,7 @@ def can_be_reduced(dtype: str, op: str) -> bool:
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal to the last bit; NaN where the other is NaN."""
+    """Check that two arrays are equal to the last bit; any NaN equals any NaN."""
     if a.dtype.kind == "c":
         a, b = (x.view(x.real.dtype) for x in (a, b))
     bits_a, bits_b = (x.reshape(-1).view(np.uint8).reshape(-1, x.itemsize) for x in (a, b))
@@ -275,7 +275,7 @@ def test_overlap_is_about_shared_bytes(place, a, b, wanted):
 
 
 def round_trip(queued, content):
-    """Out to pinned memory and back in, polled to the end."""
+    """Copy to pinned memory and back, polling until both copies are complete."""
     stream, device = queued.device.stream, queued.device
     array, into = queued.put(content), device.empty(content.shape, content.dtype)
     host, mark = stream.pinned(content.nbytes), stream.mark()

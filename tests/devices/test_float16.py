@@ -1,4 +1,4 @@
-"""16-bit floats, by compiled kernels and by NumPy: every bit, beside exact arithmetic."""
+"""16-bit floats: kernels and NumPy are compared with exact arithmetic, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ringreduce.devices.float16 import NAN_BITS
 SHORT = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 FOLDS = ("sum", "prod", "min", "max")
 STRIDE = 211 if numba_config.DISABLE_JIT else 1
-"""Of all bit patterns every so many-th is tried: all, unless Python goes through them itself."""
+"""Step through all bit patterns: 1, or more if kernels run as plain Python."""
 PATTERNS = np.arange(0, 1 << 16, STRIDE, dtype=np.uint16)
 
 
 @pytest.fixture(params=["compiled", "with NumPy"])
 def device(request, monkeypatch):
-    """The device with its kernels, and as it is where there are none."""
+    """The device with its kernels, and without any."""
     if request.param == "with NumPy":
         monkeypatch.setattr(compiled, "kernel", lambda name: None)
     return CpuDevice()
@@ -36,7 +36,7 @@ def dtype(request):
 
 @pytest.fixture(autouse=True)
 def _silently():
-    """References overflow too."""
+    """Ignore overflow, which occurs in the references too."""
     with np.errstate(all="ignore"):
         yield
 
@@ -46,14 +46,15 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 
 def canonical(array: np.ndarray) -> np.ndarray:
-    """The bits of a 16-bit array, every NaN as the kernels write it."""
+    """Return the bits of a 16-bit array, with NaNs in the form that kernels write."""
     return np.where(np.isnan(array), np.uint16(NAN_BITS[array.dtype.name]), bits(array))
 
 
 def rounded(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """float64 rounded to nearest even by arithmetic alone, as float64.
+    """Round float64 to the nearest 16-bit value, ties to even, by arithmetic alone; as float64.
 
-    What is representable is a whole number of quanta, a power of two that depends on the exponent.
+    A representable value is an integer times a quantum: a power of two that depends on the
+    exponent.
     """
     digits, least, top = (11, -24, 2.0**16) if dtype == np.float16 else (8, -133, 2.0**128)
     _, exponent = np.frexp(exact)
@@ -64,7 +65,7 @@ def rounded(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def operands(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Every pattern beside many others, and every special value beside every other."""
+    """Return pairs: every pattern with 12 others, and every special value with every other."""
     left = np.concatenate([PATTERNS] * 12)
     right = np.concatenate([np.roll(PATTERNS, 7919 * i // STRIDE) for i in range(12)])
     nan, infinity = NAN_BITS[dtype.name], int(bits(np.asarray(np.inf, dtype).reshape(1))[0])
@@ -99,7 +100,7 @@ def test_the_reference_rounds_what_lies_between_to_the_nearest_and_ties_to_even(
 
 
 def exactly(op: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Sum or product in float64: what is lost of a sum is too little to matter to 16 bits."""
+    """Return the sum or product in float64: its rounding error is too small to change 16 bits."""
     return (np.add if op == "sum" else np.multiply)(left.astype(float), right.astype(float))
 
 
@@ -164,7 +165,7 @@ def test_with_and_without_compilation_the_bits_are_the_same(dtype, op, monkeypat
 
 
 def in_memory(values: np.ndarray, offset: int) -> np.ndarray:
-    """The values in a writeable array that begins `offset` bytes after one that a vector fits."""
+    """Return the values in a writeable array, `offset` bytes after an aligned address."""
     memory = np.full(values.nbytes + 128, 0xAA, np.uint8)
     start = -memory.__array_interface__["data"][0] % 64 + offset
     array = memory[start : start + values.nbytes].view(values.dtype)
@@ -213,7 +214,7 @@ def test_in_place_gives_the_same_bits(device, dtype, op, count, place):
 @pytest.mark.parametrize("op", FOLDS)
 @pytest.mark.parametrize("place", [0, 1])
 def test_in_place_is_as_fast(dtype, op, place):
-    """Where a compiler fears an overlap and goes element by element it takes 40 times as long."""
+    """A scalar loop, which a compiler makes if arrays may overlap, takes 40 times as long."""
     fold, arrays = CpuDevice().fold(op, dtype), [np.ones(1 << 16, dtype) for _ in range(3)]
     apart = min(timeit.repeat(lambda: fold(*arrays), number=5, repeat=20))
     inside = min(timeit.repeat(lambda: fold(*arrays[:2], arrays[place]), number=5, repeat=20))
@@ -270,8 +271,8 @@ def test_every_pattern_and_what_lies_beside_and_between_is_narrowed_to_the_neare
 
 
 def test_a_float64_beside_a_tie_is_not_first_rounded_to_it(device, dtype):
-    # Of the ties on both sides of 1 + 2u one goes down and one up.  A hair that float32 cannot hold
-    # brings both back to it.
+    # Of the ties on both sides of 1 + 2u, one rounds down and one rounds up.  With an addend that
+    # float32 cannot represent, both round to 1 + 2u.
     u = 2.0**-11 if dtype == np.float16 else 2.0**-8
     ties, hair = np.array([1 + u, 1 + 3 * u]), np.array([2.0**-40, -(2.0**-40)])
     into, tied = np.empty(2, dtype), np.empty(2, dtype)

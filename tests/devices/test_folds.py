@@ -1,4 +1,4 @@
-"""Folds of many arrays at once give the bits that folds by NumPy give, wherever the result goes."""
+"""Folds of many arrays at once have the same bits as NumPy's, for any place of the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringreduce.devices.cpu import CpuDevice
 from tests.support.case_strategies import DTYPES, OPS
 
 SOME = ("int16", "float32", "float16", "bfloat16", "bool")
-"""Those on which every operation is tried; each takes a while to compile."""
+"""Dtypes that are tested with every operation; each fold takes a while to compile."""
 PAIRS = [(op, d) for d in DTYPES for op in OPS[d] if d in SOME or op in ("sum", "mean")]
 COUNTS = (1, 7, 2048, 5001)
 NONE = {("prod", "complex64"), ("prod", "complex128")}
@@ -79,7 +79,7 @@ def test_the_bits_are_those_of_numpy(op, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
 def test_any_16_bits(op, dtype):
-    """All there are, each beside some others: ties, NaNs of all kinds, subnormals."""
+    """Every pattern is reduced with some others: ties, NaNs of all kinds, subnormals."""
     rng = np.random.default_rng(1)
     bits = np.arange(1 << 16, dtype=np.uint16)
     near = bits ^ rng.integers(0, 1 << 9, bits.size, np.uint16)
@@ -111,7 +111,7 @@ for op, wanted in (("max", [3, 7]), ("prod", [6, 35])):
 
 
 def test_code_that_two_processes_have_kept_is_told_apart_by_a_third(tmp_path):
-    """Each was the first that its process compiled."""
+    """Each fold was the first that its process compiled."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     for program in ([_ONE, "prod"], [_ONE, "max"], [_BOTH]):
         subprocess.run([sys.executable, "-c", *program], env=environment, check=True)

@@ -1,4 +1,4 @@
-"""Arrays that the processor cannot reach: in order with the caller's work, nothing too soon."""
+"""Calls on arrays in device memory: in order with the caller's work, and no copy too early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.on_cards import (
 
 
 def spawn(program, ranks, *args, nodes=None):
-    """Run ``program(comm, card, *args)`` on ranks that have a card each, of the rank's number."""
+    """Run ``program(comm, card, *args)`` on ranks with a GPU each, numbered by the rank."""
     cards = [Card(rank) for rank in range(ranks)]
     cuda = SimpleNamespace(
         CudaDevice=lambda number: LateDevice(cards[number]), as_card_array=lambda x: x
@@ -137,7 +137,7 @@ def test_what_lives_on_a_card_needs_cupy():
 
 
 def starts_at_once(self):
-    """A send does not wait for its copy."""
+    """Plant: a send is started before its copy is complete."""
     for send in self._sends[self._started :]:
         if send.header is not None:
             send.header[0][:] = send.header[1]
@@ -147,7 +147,7 @@ def starts_at_once(self):
 
 
 def posts_at_once(self):
-    """A receive does not wait until what came before is copied in."""
+    """Plant: a receive is posted into a block before the block's data are copied to the device."""
     for recv in self._recvs[self._started :]:
         recv.request.Start()
         self._started += 1
@@ -155,7 +155,7 @@ def posts_at_once(self):
 
 
 def copies_without_order(self, source, host):
-    """The copy does not wait for what was asked before."""
+    """Plant: a copy ignores the work queued before it."""
     host[...] = source.view(np.ndarray).view(np.uint8)
 
 
@@ -171,7 +171,7 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_found(bug):
-    """By some of the programs, at some try."""
+    """At least one program must fail, in one of several runs."""
     owner, name, wrong = BUGS[bug]
 
     def run_them():

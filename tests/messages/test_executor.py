@@ -1,4 +1,4 @@
-"""The executor on threads carries out schedules that no algorithm makes, to the last bit."""
+"""The executor on threads carries out arbitrary schedules, to the last bit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.schedules import any_schedule, one_shot, two_shot
 from tests.support.strategies import written
 
 KEPT, BOUND = 700, 5000
-"""Elements of an array whose messages are kept, and of one whose messages are made anew."""
+"""Elements of an array that is staged, and of one whose messages are bound to its address."""
 
 
 def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
-    """Run a plan as a collective would, twice: the second time all that is kept is used again."""
+    """Run a plan as a collective does, twice: the second run uses the cached flows."""
     signature, shapes = Signature("by hand", ()), (x.shape, out.shape)
     kinds = out.shape, x.dtype, x.dtype
     call = Call(signature, plan, comm._device, shapes, *kinds, op="sum", in_flight=3)
@@ -42,7 +42,7 @@ def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray)
 def assert_carries_out(
     schedule: Schedule, count: int, slices: int, in_place: bool, segment_bytes: int = 1 << 20
 ) -> None:
-    """Every rank has, of every chunk that it holds, what the schedule's tree comes to."""
+    """Check that every chunk a rank holds has the value of the schedule's tree."""
     inputs = [np.random.default_rng([5, r]).standard_normal(count) for r in range(schedule.size)]
     trees = chunk_trees(schedule)
 
@@ -86,8 +86,8 @@ def test_any_schedule_at_all(schedule, count, slices, in_place, segment_bytes):
     assert_carries_out(schedule, count, slices, in_place, segment_bytes)
 
 
-# Chunk 0 is folded three ways and chunk 1 two ways, and both come from rank 0 in one message: the
-# last folds of both are joined, the first one stands alone.
+# Chunk 0 has three values to fold and chunk 1 two, and rank 0 sends both chunks in one message: the
+# last folds of both chunks are merged, the first fold of chunk 0 is not.
 JOINED_IN_PART = """
 rank 0
   >2:0,1
@@ -105,14 +105,14 @@ def test_folds_of_one_message_that_are_joined_in_part(count):
 
 
 class Posted:
-    """The receives of one peer in the order they were started; a message goes to the first."""
+    """Receives posted to one peer, in order; an arriving message matches the first."""
 
     def __init__(self, *lengths: int) -> None:
         self.open = list(lengths)
         self.coming = [*lengths]
 
     def withdraw(self, receiver: int) -> bool | None:
-        """As over MPI, where the answer comes later, and a message may come before it."""
+        """Cancel a receive as over MPI: a message may arrive before the cancellation is known."""
         if receiver not in self.open:
             return False
         self.open.remove(receiver)
@@ -133,7 +133,7 @@ def test_a_message_that_comes_while_receives_are_taken_back_meets_its_own():
 
 
 class Unspoken:
-    """Does as it is told, and has no words for itself."""
+    """Records operations, and has no text of its own."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events

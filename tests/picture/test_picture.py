@@ -1,4 +1,4 @@
-"""A picture shows every message once, in its colours, in its place, and nothing out of sight."""
+"""A picture shows every message once, in its colours and place, and nothing is cut off."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def line_of(message: ET.Element) -> ET.Element:
 
 
 def ends_of(message: ET.Element) -> tuple[float, float, float, float]:
-    """Where its line begins and ends: x1, y1, x2, y2."""
+    """Return the ends of a message's line: x1, y1, x2, y2."""
     numbers = [float(word) for word in re.findall(r"-?[\d.]+", line_of(message).get("d", ""))]
     return numbers[0], numbers[1], numbers[-2], numbers[-1]
 
@@ -97,7 +97,7 @@ def bars(picture: ET.Element) -> dict[int, list[Box]]:
 
 
 def shapes(element: ET.Element, x: float = 0, y: float = 0) -> list[Box]:
-    """The boxes of all that is seen; of a line the points that it is drawn by."""
+    """Return the boxes of all visible shapes; for a line, its points."""
     moved = re.match(r"translate\((\S+) (\S+)\)", element.get("transform", ""))
     if moved:
         x, y = x + float(moved[1]), y + float(moved[2])
@@ -120,7 +120,7 @@ def shapes(element: ET.Element, x: float = 0, y: float = 0) -> list[Box]:
 
 
 def sent(schedule: Schedule) -> Counter[tuple[int, int, str, str]]:
-    """Sender, receiver, chunks and kind of every message that the schedule has."""
+    """Count the schedule's messages by sender, receiver, chunks and kind."""
     return Counter(
         (
             message.sender.rank,
@@ -302,7 +302,7 @@ def test_neighbours_are_easily_told_apart(count: int) -> None:
 
 @pytest.mark.parametrize("count", [3, 64])
 def test_colours_stand_out_from_white(count: int) -> None:
-    """WCAG asks a contrast of 3 of graphics."""
+    """WCAG requires a contrast of 3 for graphics."""
     for colour in colours(count):
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [((c + 0.055) / 1.055) ** 2.4 if c > 0.04 else c / 12.92 for c in channels]

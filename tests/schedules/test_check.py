@@ -87,7 +87,7 @@ def test_hierarchical_is_right_on_blocks(
     check(build(collective, algorithm, block_layout(*sizes)))
 
 
-# --- what a proof says ----------------------------------------------------------------------------
+# --- the contents of a proof ----------------------------------------------------------------------
 
 
 def test_the_example_in_the_docstring_is_true() -> None:
@@ -152,7 +152,7 @@ def test_messages_of_one_pair_match_first_in_first_out() -> None:
 
 
 def message_of(schedule: Schedule) -> str:
-    """What the checker says of a broken schedule."""
+    """Return the checker's error for a broken schedule."""
     with pytest.raises(ScheduleError) as error:
         check(schedule)
     return str(error.value)
@@ -264,7 +264,7 @@ def test_who_only_waits_behind_a_deadlock_is_not_blamed() -> None:
 
 
 def sums_on_two_ranks(text: str) -> Schedule:
-    """The schedule that the text spells, in which ranks 0 and 1 alone form the sum."""
+    """Return the schedule of a text in which ranks 0 and 1 alone form the sum."""
     two = written(text, collective="sums on two ranks")
     return replace(two, holds_after=lambda rank: (0,) if rank < 2 else ())
 
@@ -465,7 +465,7 @@ def test_what_a_rank_hears_in_a_step_it_cannot_pass_on_in_that_step() -> None:
     )
 
 
-# --- no single mutation goes unseen ---------------------------------------------------------------
+# --- every single mutation is found ---------------------------------------------------------------
 
 
 @st.composite
@@ -694,7 +694,7 @@ def test_copies_that_are_not_there_or_come_twice_are_rejected(text: str, reason:
 def test_our_sums_are_complete_where_a_rank_last_changes_what_it_keeps(
     collective: str, algorithm: str, nodes: list[list[int]]
 ) -> None:
-    """So the planner may divide a mean there, without knowing the other ranks' steps."""
+    """So the planner can divide a mean there without the other ranks' steps."""
     schedule = build(collective, algorithm, nodes)
     assume(schedule.size > 1)
     last = set()

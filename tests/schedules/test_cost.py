@@ -1,4 +1,4 @@
-"""Prices equal the published formulas, and the model shares what is shared."""
+"""Prices equal the published formulas, and messages share ports as the model states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringreduce.errors import ScheduleError
 from ringreduce.schedules.cost import Link, Profile, price
 from tests.support.strategies import block_layout, layouts, written
 
-# No two of these are alike, so that a formula which takes one for another does not come out right.
+# All of these differ, so that a formula that confuses two of them gives another result.
 A, B, G = 3e-6, 2e-10, 5e-11
 NET_A, NET_B = 70e-6, 9e-10
 PROFILE = Profile(Link(A, B), Link(NET_A, NET_B), G)
@@ -32,7 +32,7 @@ def seconds(text: str, nodes: list[list[int]], nbytes: int = NBYTES, chunks: int
 
 
 def words(value: object) -> str:
-    """The ids of cases: their names alone."""
+    """Return the names of cases as their ids."""
     return value if isinstance(value, str) else ""
 
 
@@ -238,7 +238,7 @@ HOPS = " >3:3\nrank 3\n <2:3\n >4:3\nrank 4\n <3:3\n >5:3\nrank 5\n <4:3"
 
 
 def test_two_messages_share_a_port_equally() -> None:
-    """The short one ends after 2 of its chunks' time; three more hops take 3."""
+    """The short message ends after 2 of its chunks' time; three more hops take 3."""
     cost = 5 * TRANSFER / 4 + 4 * A
     assert seconds(THREE_AND_ONE + HOPS, block_layout(6), chunks=4) == close(cost)
 
@@ -325,7 +325,7 @@ def test_slices_bring_hierarchical_to_the_bound_of_the_link(sizes: tuple[int, ..
 def test_no_layout_and_slicing_beats_the_bound(
     nodes: list[list[int]], slices: int, in_flight: int
 ) -> None:
-    """Each node sends 2(H-1)/H of the data over its one port out, and everything ends."""
+    """Each node sends 2(H-1)/H of the data through its one port out, so time has a lower bound."""
     schedule = build("all_reduce", "hierarchical", nodes)
     seconds = price(schedule, nodes, NBYTES, PROFILE, slices=slices, in_flight=in_flight)
     bound = 2 * (len(nodes) - 1) / len(nodes) * NBYTES * NET_B

@@ -1,4 +1,4 @@
-"""A drawing shows who sends what when, marks what failed, and stays small."""
+"""A drawing shows all messages by rank and step, marks failed steps, and stays small."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_step_without_messages_is_a_dash_and_after_the_last_step_there_is_noth
     ]
 
 
-def test_runs_of_chunks_are_shortened() -> None:
+def test_ranges_of_chunks_are_shortened() -> None:
     assert lines(from_text("rank 0\n >1:1,2,4,5,6,7,9"))[1] == "   0   >1:1,2,4-7,9"
 
 
@@ -71,7 +71,7 @@ def test_one_rank_has_no_steps() -> None:
     assert lines(ring(1)) == ["step  rank 0", LEGEND]
 
 
-# --- what failed ----------------------------------------------------------------------------------
+# --- failed steps ---------------------------------------------------------------------------------
 
 
 def test_the_step_that_failed_is_marked_on_its_rank() -> None:

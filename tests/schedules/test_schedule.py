@@ -85,7 +85,7 @@ def test_text_that_does_not_parse_names_its_line(text: str, message: str) -> Non
 
 
 def parallel(*texts: str) -> list[str]:
-    """Schedules, each a text of steps joined by ``/``, side by side as texts of steps."""
+    """Return the steps of parallel schedules as texts; each is given as steps joined by ``/``."""
     schedules = [[step_from_text(step) for step in text.split("/")] for text in texts]
     return [step_to_text(step) for step in in_parallel(*schedules)]
 

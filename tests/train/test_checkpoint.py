@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, damaged ones refused by name, and runs that go on from one."""
+"""Checkpoints: complete or absent, damaged files named, and runs that continue from one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_one_that_was_saved_before_is_written_again(tmp_path):
 
 
 def test_a_later_one_of_another_time_is_left_alone(tmp_path):
-    """Training goes on from an earlier one: what it saves is not thrown away for the later."""
+    """A run that continues from an earlier step keeps its own checkpoints besides the later one."""
     with opened(tmp_path, keep=1) as folder:
         folder.save(checkpoint(9))
         folder.save(checkpoint(2))
@@ -220,7 +220,7 @@ def test_without_its_manifest_there_is_no_checkpoint(tmp_path):
 def test_stopping_at_any_moment_of_saving_leaves_the_one_before(
     stops_before, tmp_path, monkeypatch
 ):
-    """The process ends, as far as the files can tell, in the middle of the second save."""
+    """The second save is interrupted before one of the calls that write, sync or rename files."""
     calls = {"replace": 0}
 
     def stop(*_):
@@ -253,12 +253,12 @@ def test_stopping_at_any_moment_of_saving_leaves_the_one_before(
 
 
 def parameters(folder: Path) -> str:
-    """The hash of the arrays of the last checkpoint."""
+    """Return the hash of the arrays of the last checkpoint."""
     return json.loads(sorted(folder.glob("step-*.json"))[-1].read_bytes())["sha256"]
 
 
 def stop_after(folder: Path, step: int) -> None:
-    """Leave what there would be if the run had been killed before the next checkpoint."""
+    """Leave the files of a run that was killed before the next checkpoint."""
     for path in folder.glob("step-*"):
         if int(path.name[5:14]) > step:
             path.unlink()
@@ -288,7 +288,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(
 
 
 def outcome(metrics: Path) -> list[tuple]:
-    """Of all that is told in a file of metrics, what does not depend on time."""
+    """Return the lines of a file of metrics without the times."""
     told = map(json.loads, metrics.read_text().splitlines())
     return [(t.get("step"), t["epoch"], t["loss"], t.get("accuracy"), t.get("lr")) for t in told]
 
@@ -391,7 +391,7 @@ def test_the_same_checkpoint_can_be_copied_and_gone_on_from_elsewhere(tmp_path, 
 
 @pytest.mark.mpi
 def test_the_long_proof_notices_what_differs(tmp_path):
-    """One killed run beside what it should come to, and beside something else."""
+    """Compare a killed run with the right result, and with a wrong one."""
     jobs = MpiJobs(tmp_path)
     flags = resume.flags(tmp_path / "whole")
     assert jobs.run("train", resume.RANKS, *flags).returncode == 0

@@ -1,4 +1,4 @@
-"""Settings by command line and TOML: which goes before which, what is refused, what is written."""
+"""Settings from the command line and TOML: precedence, refused values, and output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def toml(tmp_path, text):
     return path
 
 
-# --- which goes before which ----------------------------------------------------------------------
+# --- precedence -----------------------------------------------------------------------------------
 
 
 def test_nothing_said_is_the_default():
@@ -62,7 +62,7 @@ def test_saying_again_what_a_checkpoint_says_is_no_change():
     assert read(["--batch", "16"]).settings(before) == Settings(batch=16)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refused values -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path, capsys):
     assert "none.toml" in capsys.readouterr().err
 
 
-# --- what is written ------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 SETTINGS = st.builds(
     Settings,

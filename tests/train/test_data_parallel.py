@@ -1,4 +1,4 @@
-"""DataParallel: means of gradients, in buckets, of any model, on any rank; and what it refuses."""
+"""DataParallel: means of gradients in buckets, for any model; and misuse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = {"w1": (7, 5), "b1": (5,), "w2": (5, 3), "b2": (3,), "scale": ()}
 
 
 def params(seed: int, dtype: str = "float64") -> dict[str, np.ndarray]:
-    """Whole numbers, others for every seed."""
+    """Return integers that differ by seed."""
     rng = np.random.default_rng(seed)
     return {n: np.asarray(rng.integers(-9, 9, shape), dtype) for n, shape in SHAPES.items()}
 
@@ -235,7 +235,7 @@ def test_blocks_without_synchronisation_may_be_nested():
     assert np.array_equal(rr.spawn(program, 1)[0], wanted)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- misuse ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("small", [1, 1 << 20])

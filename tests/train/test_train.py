@@ -1,4 +1,4 @@
-"""Training: the ranks together, what is sent when, and the command line."""
+"""Training: ranks compared with one rank, the times of messages, and the command line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FLOAT64 = Settings(hidden=(20, 15), dtype="float64")
 
 
 def gradient_of_parts(comm, flat, x, labels, count):
-    """Mean loss and gradient as every rank ends up with them."""
+    """Return the mean loss and gradient as every rank gets them."""
     trainer = Trainer(comm, split_of(x, labels), FLOAT64)
     trainer.flat[...] = flat
     mine = data.part(len(x), comm.rank, comm.size)
@@ -68,7 +68,7 @@ def test_ranks_compute_the_gradient_of_one_rank(ranks, count):
 
 
 def mean_of_means(comm, flat, x, labels):
-    """What many a program computes: right only where all parts are equally long."""
+    """Compute a mean of means, a frequent mistake: right only for parts of equal length."""
     mine = data.part(len(x), comm.rank, comm.size)
     _, layers = loss_and_layers(mlp.views(flat, SIZES), x[mine], labels[mine], len(x[mine]))
     return comm.all_reduce(flatten(layers), op="mean")
@@ -83,7 +83,7 @@ def test_the_bound_notices_a_mean_of_means_over_uneven_parts():
 
 
 def parameters_after(comm, split, settings, nudge):
-    """The parameters at the end, if those at the start are moved by `nudge`."""
+    """Return the parameters after training, if `nudge` is added to them before."""
     trainer = Trainer(comm, split, settings)
     trainer.flat += nudge
     return trainer.run().parameters
@@ -92,9 +92,10 @@ def parameters_after(comm, split, settings, nudge):
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_ranks_train_as_one_rank_does(ranks):
     # Each of T steps differs by at most 2 E in the gradient, thus by lr/(1 - momentum) 2 E in the
-    # parameters, the later effect of the velocity included.  What becomes of such a difference by
-    # the end is measured: a nudge of known length grows by kappa, or less if it comes later.  A
-    # random direction may miss the worst one, and E changes as training goes: 10 stands for both.
+    # parameters, including the later effect of the velocity.  How such a difference grows until the
+    # end is measured: a nudge of known length grows by a factor kappa; a later one grows less.  A
+    # random direction may not be the worst, and E changes during training: the factor 10 allows
+    # for both.
     split = load_split(np.float64)
     settings = Settings(epochs=2, batch=100, hidden=(20,), dtype="float64")
     sizes = (64, 20, 10)
@@ -185,7 +186,7 @@ def test_training_that_drifts_names_the_rank():
 
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_rank_that_drifts_is_named_within_so_many_steps(every):
-    """Rank 2's parameters go astray by one bit in the middle of the run."""
+    """One bit of rank 2's parameters is changed in the middle of the run."""
 
     class Astray:
         def __init__(self, trainer):
@@ -214,7 +215,7 @@ def test_a_rank_that_drifts_is_named_within_so_many_steps(every):
 
 
 class Told:
-    """A watcher that remembers."""
+    """A watcher that keeps all steps and epochs."""
 
     def __init__(self):
         self.all_steps, self.all_epochs = [], []
@@ -275,11 +276,11 @@ def test_the_loss_is_that_of_the_parameters_before_the_step():
     assert rr.spawn(run, 3) == pytest.approx([wanted] * 3, rel=1e-12)
 
 
-# --- what is sent when ----------------------------------------------------------------------------
+# --- messages and their times ---------------------------------------------------------------------
 
 
 def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
-    """Of the network's own backward: the last gradient is computed after the first bucket left."""
+    """The network's last gradient is computed after the first bucket is sent."""
 
     def run(comm):
         trainer = Trainer(comm, load_split(), Settings(hidden=(300, 200), first_bucket_bytes=1))
@@ -325,7 +326,7 @@ def test_16_bits_on_the_wire_still_learn(wire):
 
 @pytest.mark.parametrize("first_bucket_bytes", [1, 30_000, 1 << 20])
 def test_buckets_change_nothing_but_the_order_of_additions(first_bucket_bytes):
-    """With two ranks there is no other order."""
+    """With two ranks there is only one order of additions."""
 
     def run(comm):
         settings = Settings(epochs=1, first_bucket_bytes=first_bucket_bytes, bucket_bytes=1)
@@ -355,7 +356,7 @@ def test_adam_learns():
 
 
 def test_synthetic_samples_are_learnt_as_well_as_they_can_be():
-    """Centres are mostly 5.7 apart: the nearest one is right for all but some percent."""
+    """Centres are mostly 5.7 apart: the nearest centre is the right class but for a few percent."""
     settings = Settings(data="synthetic", samples=3000, inputs=20, epochs=5, lr=0.05)
 
     def run(comm):

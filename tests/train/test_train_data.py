@@ -1,4 +1,4 @@
-"""What is trained on: digits, files of MNIST, synthetic samples; and who trains on what."""
+"""Data for training: digits, files of MNIST, synthetic samples; and each rank's part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_digits_are_complete():
     images, labels = load_digits()
     assert images.shape == (1797, 64)
     assert (images.min(), images.max()) == (0, 16)
-    # As the source states them.
+    # The counts that the source states.
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
@@ -112,7 +112,7 @@ def test_noise_scales():
 
 
 def test_noise_is_normal():
-    """Mean, deviation and tails of 200,000 values, within five standard errors."""
+    """Mean, deviation and tails of 200,000 values are within five standard errors."""
     values = data.noise(slice(0, 2000), 100, 1.0, KEY).reshape(-1).astype(np.float64)
     n = values.size
     assert abs(values.mean()) < 5 / np.sqrt(n)
@@ -120,7 +120,7 @@ def test_noise_is_normal():
     for threshold, share in [(1, 0.317311), (2, 0.045500), (3, 0.002700)]:
         error = 5 * np.sqrt(share * (1 - share) / n)
         assert abs((np.abs(values) > threshold).mean() - share) < error
-    # No two of the values that one pair of uniform numbers gives go together.
+    # Neighbouring values are not correlated.
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / np.sqrt(n)
 
 

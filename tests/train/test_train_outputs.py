@@ -1,4 +1,4 @@
-"""What a run leaves behind: lines of JSON, TensorBoard's files, a picture, a summary."""
+"""Outputs of a run: lines of JSON, TensorBoard's files, a picture, a summary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def epoch(number: int) -> Epoch:
 
 
 def tell(watcher, first: int, last: int) -> None:
-    """Epochs of two steps each, those from first to last."""
+    """Tell a watcher epochs `first` to `last`, of two steps each."""
     for number in range(first, last + 1):
         watcher.steps([step(2 * number - 1), step(2 * number)])
         watcher.epoch(epoch(number))
@@ -127,7 +127,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
 
 
 def scalars(folder) -> dict[str, dict[int, float]]:
-    """As TensorBoard itself reads them."""
+    """Read event files as TensorBoard does."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
