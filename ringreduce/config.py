@@ -1,4 +1,4 @@
-"""All settings in one frozen object; the only reader of environment variables."""
+"""All settings, in one frozen object; the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -12,57 +12,59 @@ from ringreduce.schedules.cost import Profile
 
 @dataclass(frozen=True)
 class Memory:
-    """What the memory is good for that ranks of one host share."""
+    """What the ranks of a communicator can do with the memory they share."""
 
     pulls: bool
-    """Whether they can read each other's arrays where they lie."""
+    """Whether all ranks can read all other ranks' memory, shared or not."""
     crowded: bool
-    """Whether they outnumber the cores."""
+    """Whether there are more ranks than cores."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How calls are carried out.
+    """How calls are executed.
 
-    Ranks that work together agree on what decides what is sent; `init` sees to it.
+    All ranks must pass the same values of the settings that decide which messages are sent: `init`
+    raises MismatchError if they differ.
     """
 
     slice_bytes: int | None = None
-    """Bytes of the array that go through the schedule together.
+    """Bytes of a slice: a part of the array that goes through the schedule on its own.
 
-    None: across nodes 1 MiB, so that the network is busy while nodes reduce; on one node 64 MiB,
-    since there it would hide nothing; 4 MiB of what is staged in shared memory.
+    None: 1 MiB across nodes, so that the network is busy while nodes reduce; 64 MiB on one node,
+    where slices overlap with nothing; 4 MiB where data are staged in shared memory.
     """
     segment_bytes: int = 1 << 20
-    """Longer messages are cut in such segments, so that folds find in the cache what has come."""
+    """Bytes of a segment.  A longer message is received in segments, so that each segment is still
+    in the cache when it is reduced."""
     most_slices: int = 1024
-    """At most this many slices a call; larger arrays have larger slices."""
+    """Slices of a call at most; larger arrays have larger slices."""
     in_flight: int | None = None
     """Slices under way at once.  None: 1 on one node, 4 across nodes."""
     staged_bytes: int = 16 << 10
-    """Arrays up to this size are copied to memory whose messages are set up once and kept."""
+    """Bytes up to which an array is copied to memory of the library, whose messages stay bound."""
     kept_messages: int = 16384
-    """Messages of larger arrays that stay set up for the next call on the same arrays."""
+    """Messages of larger arrays that stay bound for the next call on the same arrays."""
     kept_plans: int = 64
-    """Plans that are kept for calls to come; the one unused for longest goes first."""
+    """Plans that are kept for later calls; the least recently used is dropped first."""
     profile: Profile = field(default_factory=Profile)
     """What links cost: decides the algorithm."""
     synchronous_sends: bool = False
-    """Let every send over MPI wait for its receive: finds schedules that rely on buffering."""
+    """Whether every send over MPI waits for its receive: finds schedules that need buffering."""
     shared_memory: bool | None = None
-    """Whether ranks of one host exchange data through memory that they share, where they can.
+    """Whether ranks of one host exchange data through shared memory, where possible.
 
-    None: those of `init` do, and those of `spawn` do not.
+    None: ranks of `init` do, ranks of `spawn` do not.  A communicator of `init` has the decision.
     """
     pull_bytes: int | None = None
-    """Through shared memory, arrays from this size on are read from where they lie, if allowed.
+    """Bytes from which on, with shared memory, peers read an array directly, if the system allows.
 
-    None: 4 MiB; 8 MiB where ranks share cores.
+    None: 4 MiB; 8 MiB where there are more ranks than cores.
     """
     memory: Memory | None = None
-    """What was found out about that: not to be given."""
+    """What the ranks can do with shared memory; None without.  Set by the library, not by users."""
     log_messages: bool = False
-    """Keep a record of every message in ``Communicator.message_log``."""
+    """Whether ``Communicator.message_log`` keeps a record of every message."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -73,22 +75,22 @@ class Config:
                 raise ValueError(f"Config: {name} is {value!r}; pass an int of at least 1")
 
     def pulls(self, nbytes: int) -> bool:
-        """Whether, in shared memory, an array of `nbytes` is read from where it lies."""
+        """Return whether peers read an array of `nbytes` directly, through shared memory."""
         return self.pulled_from is not None and nbytes >= self.pulled_from
 
     @property
     def pulled_from(self) -> int | None:
-        """From how many bytes on arrays are read from where they lie; None where none is."""
+        """Bytes from which on peers read arrays directly; None if they read none directly."""
         if self.memory is None or not self.memory.pulls:
             return None
         usual = _PULLED_IF_CROWDED if self.memory.crowded else _PULLED
         return self.pull_bytes or usual
 
     def plan_text(self) -> str:
-        """The settings that decide what is sent; ranks that differ in them cannot work together.
+        """Return the settings that decide which messages are sent, and must not differ.
 
-        How much is kept is up to each rank: it changes what is set up, not what is sent.  What
-        memory is good for all ranks have found out together.
+        The counts of kept plans and messages may differ between ranks: they change what stays
+        bound, not what is sent.  `memory` is the same on all ranks, which find it out together.
         """
         return repr(
             (
@@ -99,7 +101,7 @@ class Config:
 
 
 _PULLED, _PULLED_IF_CROWDED = 4 << 20, 8 << 20
-"""Bytes from which on pulling was found to be quicker than staging."""
+"""Bytes from which on a direct read was measured to be quicker than staging."""
 _MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes")
 _COUNTS = (
     *_MAY_BE_NONE,
@@ -113,18 +115,18 @@ _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 @dataclass(frozen=True)
 class Environment:
-    """What the launcher tells its ranks.  None where it says nothing."""
+    """The variables that the launcher sets for its ranks.  None: not set."""
 
     expected_size: int | None = None
     timeout_s: float | None = None
     transport: str | None = None
     nodes: tuple[int, ...] | None = None
     launched: bool = False
-    """Whether a process manager of an MPI started this process."""
+    """Whether the process manager of an MPI started this process."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
-        """Raises ValueError naming the variable that cannot be read."""
+        """Read the variables.  Raises ValueError naming a variable that cannot be read."""
         parsers: dict[str, Callable[[str], Any]] = {
             "expected_size": int,
             "timeout_s": float,

@@ -1,4 +1,4 @@
-"""The texts of errors that concern several ranks: what each did, and what all must do."""
+"""The texts of errors of several ranks: what each rank did, and what all ranks must do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CallText = Sequence[Any]
 """[collective, [[argument, value], ...]]"""
 
 _MOST_STEPS = 20_000
-"""Steps of all ranks together that are worth following to tell who is to blame."""
+"""Steps of all ranks together up to which a schedule is followed to find the ranks to blame."""
 
 
 def describe_mismatch(reports: Mapping[int, Mapping[str, Any]]) -> str:
-    """What differs in the earliest call that ranks did not make alike.
+    """Describe the earliest call in which the ranks differ.
 
-    A rank's report has the number of the `first` call it remembers, and for that and all that
-    follow which of its `signatures` the `calls` have.
+    A rank's report has the number of its `first` remembered call, a list of `signatures`, and
+    `calls`: for the first and each following call, the index of its signature in that list.
     """
     latest = {rank: r["first"] + len(r["calls"]) - 1 for rank, r in reports.items()}
     first = min(report["first"] for report in reports.values())
@@ -86,7 +86,7 @@ def _call(call: CallText) -> str:
 
 
 def _by_rank(said: Mapping[int, str], one: str, many: str) -> str:
-    """``rank 2 passes a, ranks 0, 1 and 3 pass b``: the odd ones out first."""
+    """Return ``rank 2 passes a, ranks 0, 1 and 3 pass b``: the smallest group first."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(said.items()):
         groups.setdefault(text, []).append(rank)
@@ -97,7 +97,7 @@ def _by_rank(said: Mapping[int, str], one: str, many: str) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 2``, ``ranks 0 and 3``, ``ranks 0, 1 and 3``."""
+    """Return ``rank 2``, ``ranks 0 and 3``, ``ranks 0, 1 and 3``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
@@ -106,10 +106,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def describe_timeout(
     schedule: Schedule, statuses: Mapping[int, Mapping[str, Any]], waited_s: float
 ) -> tuple[str, list[int]]:
-    """Who is to blame, who waits for whom, and the drawing of the call; and the first of these.
+    """Return the text of a timeout, and the ranks to blame.
 
-    `statuses` are the answers to a roll call: rank -> call number, step, and the peers that it
-    waits for.  `schedule` is that of the lowest of these ranks.
+    The text says which ranks are to blame and which ranks wait for which, and draws the call.
+    `statuses` are the answers to an alarm, by rank: call number, step, and the peers that the rank
+    waits for.  `schedule` is the schedule of the lowest of these ranks.
     """
     silent = [rank for rank in range(schedule.size) if rank not in statuses]
     culprits = _culprits(schedule, silent, statuses)
@@ -139,9 +140,9 @@ def describe_timeout(
 def _culprits(
     schedule: Schedule, silent: Sequence[int], statuses: Mapping[int, Mapping[str, Any]]
 ) -> list[int]:
-    """The silent ranks that somebody waits for, or that cannot have finished the call.
+    """Return the silent ranks that a rank waits for, or that cannot have completed the call.
 
-    The others may be far from any call, busy, and none the wiser.
+    The other silent ranks may be busy outside any call, after doing their part.
     """
     awaited = {peer for status in statuses.values() for peer in status["waits_for"]}
     if not awaited.issuperset(silent):
@@ -157,9 +158,10 @@ def _culprits(
 
 
 def _may_have_finished(schedule: Schedule, stuck: Mapping[int, int]) -> set[int]:
-    """The ranks that can do all their steps though those `stuck` in a step never end it.
+    """Return the ranks that can complete all steps though `stuck` ranks never end theirs.
 
-    -1 is the step before the first.  Sends are taken not to wait for their receives.
+    `stuck` has the step of such a rank; -1: it has not begun the first.  Sends are assumed to
+    complete without their receives.
     """
     ranks = range(schedule.size)
     if sum(schedule.claim(rank).steps for rank in ranks) > _MOST_STEPS:
