@@ -1,4 +1,4 @@
-"""How a communicator comes into being: over MPI with `init`, among threads with `spawn`."""
+"""Make a communicator: over MPI with `init`, among threads with `spawn`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
 
 DEFAULT_TIMEOUT_S = 600.0
 _GRACE_S = 5.0
-"""How long `spawn` waits for the other ranks after one has failed."""
+"""Seconds that `spawn` waits for the other ranks after a rank has raised."""
 
 
 class UnavailableError(Exception):
-    """The transport that is asked for cannot be had, on any rank."""
+    """The ranks cannot share memory, although the caller asks for it.  Raised on all ranks."""
 
 
 def init(
@@ -40,21 +40,21 @@ def init(
     timeout_s: float | None = None,
     config: Config | None = None,
 ) -> Communicator:
-    """A communicator of all MPI ranks, on duplicates of its own of `mpi_comm`.  Collective.
+    """Return a communicator of all ranks of `mpi_comm`, on duplicates of it.  Collective.
 
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``.
-        transport: ``"mpi"``: messages of MPI; ``"shm"``: ranks of one host exchange data through
-            memory that they share; or ``"auto"``: that, where it can be had.  None asks
-            RINGREDUCE_TRANSPORT, or else takes ``"auto"``.
-        nodes: the ranks of each node, ``(3, 1, 2)``, or which ranks, ``((0, 2), (1, 3))``, in place
-            of what is discovered.
-        timeout_s: seconds without any progress until a call raises PeerTimeoutError; 600 unless
-            the launcher says otherwise.
+        transport: ``"mpi"``: send data in messages of MPI; ``"shm"``: share memory, which needs all
+            ranks on one host; ``"auto"``: share memory if possible.  None reads
+            RINGREDUCE_TRANSPORT; without that variable it means ``"auto"``.
+        nodes: how many ranks each node has, ``(3, 1, 2)``, or the ranks, ``((0, 2), (1, 3))``.
+            None discovers them.
+        timeout_s: seconds without progress until a call raises PeerTimeoutError.  None takes the
+            launcher's timeout, or 600.
         config: the other settings.
 
-    Raises ImportError when there is no mpi4py or no MPI, ValueError for wrong arguments,
-    MismatchError when ranks pass different nodes or settings.
+    Raises ImportError without mpi4py or MPI, ValueError for wrong arguments, MismatchError if ranks
+    pass different nodes or settings, PeerTimeoutError if a rank does not call `init`.
     """
     environment = Environment.read()
     transport = transport or environment.transport or "auto"
@@ -128,10 +128,10 @@ def spawn(
     timeout_s: float | None = None,
     config: Config | None = None,
 ) -> list[Any]:
-    """Run ``fn(comm, *args)`` on `ranks` ranks, each a thread of this process; no MPI needed.
+    """Run ``fn(comm, *args)`` on `ranks` ranks, each a thread of this process, without MPI.
 
-    Returns what they returned, in rank order.  When one raises, the others are woken with
-    PeerLostError and its exception is raised here.
+    Returns the ranks' return values, in rank order.  If a rank raises, calls of the other ranks
+    raise PeerLostError, and `spawn` raises that rank's exception.
 
     >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1).item(), 3)
     [6, 6, 6]

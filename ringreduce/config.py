@@ -54,7 +54,7 @@ class Config:
     shared_memory: bool | None = None
     """Whether ranks of one host exchange data through shared memory, if the host allows it.
 
-    None: yes with `init`, no with `spawn`.
+    None: yes with `init`, no with `spawn`.  A communicator of `init` has the decision.
     """
     pull_bytes: int | None = None
     """Arrays from this size on, in bytes, are read directly from the other ranks' private memory.

@@ -1,4 +1,4 @@
-"""Which ranks share a node; a rank's place in its node and across nodes."""
+"""The ranks of each node; a rank's index in its node and across nodes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ Nodes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Topology:
-    """The ranks of each node, and where this rank stands among them."""
+    """The ranks of each node, and this rank's indices among them."""
 
     nodes: Nodes
     rank: int
 
     @property
     def local_rank(self) -> int:
-        """Place among the ranks of this node."""
+        """Index among the ranks of this node."""
         return self._node.index(self.rank)
 
     @property
     def local_size(self) -> int:
-        """Ranks on this node."""
+        """Number of ranks on this node."""
         return len(self._node)
 
     @property
     def cross_rank(self) -> int:
-        """Place among the ranks that have this `local_rank` on their nodes."""
+        """Index among the ranks that have this `local_rank` on their nodes."""
         return self._peers_across.index(self.rank)
 
     @property
     def cross_size(self) -> int:
-        """Nodes that have a rank of this `local_rank`."""
+        """Number of nodes that have a rank of this `local_rank`."""
         return len(self._peers_across)
 
     @property
@@ -46,9 +46,10 @@ class Topology:
 
 
 def parse_nodes(nodes: Sequence[int] | Sequence[Sequence[int]], size: int) -> Nodes:
-    """Nodes as a user states them: how many ranks, ``(3, 1, 2)``, or which, ``((0, 2), (1, 3))``.
+    """Return the ranks of each node, from sizes ``(3, 1, 2)`` or ranks ``((0, 2), (1, 3))``.
 
-    Sizes deal ranks out in order.  Raises ValueError unless every rank is on exactly one node.
+    Sizes place consecutive ranks on each node.  Raises ValueError unless each of the `size` ranks
+    is on exactly one node.
     """
     groups: list[tuple[int, ...]] = []
     for node in nodes:

@@ -1,1 +1,1 @@
-"""The control protocol: numbers and signatures of calls, aborts, alarms and the texts of errors."""
+"""The control protocol: calls are numbered and signed, aborted, timed out, and errors described."""

@@ -1,4 +1,4 @@
-"""Lends parts of a stretch of memory as arrays: what peers reach directly is allocated from it."""
+"""Allocate arrays in a rank's segment, so that peers read and write them directly."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from typing import Any
 import numpy as np
 
 _ALIGNMENT = 4096
-"""Bytes: no two arrays share a page, so that a page is given back with its array."""
+"""Bytes.  No two arrays share a page, so that the pages of a freed array can go to the system."""
 _WORTH_GIVING_BACK = 32 << 20
-"""Bytes of a freed array from which its pages go back to the system; smaller ones are kept."""
+"""Bytes of a freed array from which on its pages go to the system; those of others are kept."""
 
 
 class Arena:
-    """Memory to be lent: `memory` is an array of its bytes."""
+    """Allocates arrays in `memory`, an array of bytes."""
 
     def __init__(self, memory: np.ndarray) -> None:
         self._memory = memory
         self._free: list[tuple[int, int]] = [(0, memory.size)] if memory.size else []
-        """(start, stop) of what is not lent, in order; no two of them touch."""
+        """Free intervals (start, stop), in bytes, ascending; no two are adjacent."""
         self._returned: deque[tuple[int, int]] = deque()
-        """What arrays have given back that are no more: at any time, in any thread."""
+        """Intervals of freed arrays, not yet in `_free`.  Finalizers append at any time, in any
+        thread, so they may not touch `_free` itself."""
 
     @property
     def free_bytes(self) -> int:
-        """How much is not lent."""
+        """Bytes that are not allocated."""
         self._take_back()
         return sum(stop - start for start, stop in self._free)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray | None:
-        """An uninitialised array, freed with its last view; None if there is no room for it."""
+        """Allocate an uninitialised array, freed with its last view; None if there is no room."""
         nbytes = prod(shape) * dtype.itemsize
         self._take_back()
         if nbytes == 0:
             return None
-        start = self._lend(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
+        start = self._allocate(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
         if start is None:
             return None
         stop = start + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        lent = _Lent(self._memory[start : start + nbytes])
-        weakref.finalize(lent, self._returned.append, (start, stop)).atexit = False
-        array: np.ndarray = np.asarray(lent).view(dtype).reshape(shape)
+        owner = _Owner(self._memory[start : start + nbytes])
+        weakref.finalize(owner, self._returned.append, (start, stop)).atexit = False
+        array: np.ndarray = np.asarray(owner).view(dtype).reshape(shape)
         return array
 
-    def _lend(self, nbytes: int) -> int | None:
+    def _allocate(self, nbytes: int) -> int | None:
         for place, (start, stop) in enumerate(self._free):
             if stop - start >= nbytes:
                 left = (start + nbytes, stop)
@@ -75,7 +76,7 @@ class Arena:
             self._free[max(0, place - 1) : place + 2] = joined
 
     def _give_back(self, start: int, stop: int) -> None:
-        """Let the system have the pages; if they are used again they are zero."""
+        """Return the pages of an interval to the system; they are zero if used again."""
         base: Any = self._memory
         while base is not None and not isinstance(base, mmap.mmap):
             base = base.obj if isinstance(base, memoryview) else base.base
@@ -84,8 +85,8 @@ class Arena:
             base.madvise(mmap.MADV_REMOVE, offset + start, stop - start)
 
 
-class _Lent:
-    """Keeps the arena's memory for an array, which keeps this."""
+class _Owner:
+    """The base object of an allocated array and its views; refers to the arena's memory."""
 
     def __init__(self, memory: np.ndarray) -> None:
         self._memory = memory

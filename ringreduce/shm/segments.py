@@ -1,7 +1,9 @@
-"""Memory that the ranks of one host share without names: nothing of it outlives them.
+"""Segments: a block of memory of every rank, which all ranks of a host map.
 
-Every rank makes a file that is in no folder, and maps it; the others open it through /proc and map
-it too.  When the last of them ends, however it ends, the memory is gone.
+Every rank makes a memory file, which is in no folder, and maps it.  The other ranks open the file
+through /proc and map it too.  The kernel frees the memory when the last of these processes ends, in
+whatever way it ends: nothing is left behind.  Where such files are forbidden, the transport
+allocates the segments: threads use memory of their process, MPI a shared window.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.transports.base import Transport
 
 _TOKEN_BYTES = 16
+"""Bytes of a random token, by which a rank recognises another rank's file and memory."""
 _PLACE = struct.Struct(f"<qqqq{_TOKEN_BYTES}s")
-"""Process, file descriptor, length of the file, where in the process the token lies, and the token:
-what the file begins with."""
+"""Process, file descriptor, bytes of the file, address of the token in the process, and the token.
+The file begins with the token."""
 _NOTHING, _SHARES, _PULLS = bytes((0,)), bytes((1,)), bytes((2,))
+"""What a rank can do with the others' files and memory: map no file or not all; map all files; also
+read all memory."""
 
 
 class Segments:
@@ -38,7 +43,7 @@ class Segments:
     addresses: Sequence[int]
     """The address of each rank's segment in this process, by rank."""
     processes: Sequence[int]
-    """The process to name when reading a rank's other memory, by rank; 0: this process."""
+    """The process id with which to read a rank's other memory, by rank; 0: this process."""
     pulls: bool
     """Whether all ranks can read all other ranks' memory."""
 
@@ -98,59 +103,61 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
         place = _PLACE.pack(os.getpid(), mark, length, here.ctypes.data, token)
         places = list(_PLACE.iter_unpack(collect(place)))
         segments = [_opened(*place) for place in places]
-        said = _NOTHING
+        mine_can = _NOTHING
         if not any(segment is None for segment in (mine, *segments)):
-            said = _PULLS if all(_reads(place[0], *place[3:]) for place in places) else _SHARES
-        everybody = collect(said)  # from here on all have read all tokens: overwrite them
+            reads = all(_reads(place[0], *place[3:]) for place in places)
+            mine_can = _PULLS if reads else _SHARES
+        all_can = collect(mine_can)  # from here on all ranks have read all tokens
     finally:
         if file is not None:
             os.close(file)
-    if _NOTHING in everybody:
+    if _NOTHING in all_can:
         return None
     segments[rank] = mine
     mine[:_TOKEN_BYTES] = 0
     collect(_SHARES)  # from here on all segments are zero
     processes = [place[0] for place in places]
-    return Segments(segments, rank, nbytes, processes, pulls=set(everybody) == set(_PULLS))
+    return Segments(segments, rank, nbytes, processes, pulls=set(all_can) == set(_PULLS))
 
 
 def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
+    """Make this rank's file and map it; (None, None) if that is impossible."""
     try:
         file = os.memfd_create("ringreduce")
     except (AttributeError, OSError):  # no such call, or it is forbidden
         return None, None
-    block = None
+    segment = None
     for length in (nbytes + _arena_bytes(), nbytes):
         with contextlib.suppress(OSError, ValueError):
             os.ftruncate(file, length)
-            block = _mapped(file, length)
+            segment = _mapped(file, length)
             break
-    if block is None:
+    if segment is None:
         os.close(file)
         return None, None
-    block[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
-    return file, block
+    segment[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
+    return file, segment
 
 
 def _arena_bytes() -> int:
-    """All of the machine's memory: what is lent is as much as is asked for."""
+    """Return the bytes of the machine's memory: a limit that no program can exceed anyway."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def _opened(process: int, file: int, nbytes: int, _: int, token: bytes) -> Any:
-    """Another rank's block, or this rank's own again; None if it is not to be had."""
+    """Map the segment of a rank, given its place; None if that is impossible."""
     try:
         there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
     except OSError:
         return None
     try:
-        block = _mapped(there, nbytes)
-    except (OSError, ValueError):  # another process's file that has that number
+        segment = _mapped(there, nbytes)
+    except (OSError, ValueError):  # of a rank on another host: its ids name another file here
         return None
     finally:
         os.close(there)
-    return block if block[:_TOKEN_BYTES].tobytes() == token else None
+    return segment if segment[:_TOKEN_BYTES].tobytes() == token else None
 
 
 def _mapped(file: int, nbytes: int) -> Any:
@@ -158,15 +165,18 @@ def _mapped(file: int, nbytes: int) -> Any:
 
 
 def _reads(process: int, address: int, token: bytes) -> bool:
-    """Whether this process may read that one's memory, as the kernel or a container decides."""
+    """Return whether this process can read the token at `address` of `process`.
+
+    The kernel or a container may forbid it.
+    """
     try:
         function = ctypes.CDLL(None, use_errno=True).process_vm_readv
     except (OSError, AttributeError):
         return False
     function.restype = ctypes.c_ssize_t
-    come = ctypes.create_string_buffer(_TOKEN_BYTES)
-    here = (ctypes.c_size_t * 2)(ctypes.addressof(come), _TOKEN_BYTES)
+    read = ctypes.create_string_buffer(_TOKEN_BYTES)
+    here = (ctypes.c_size_t * 2)(ctypes.addressof(read), _TOKEN_BYTES)
     there = (ctypes.c_size_t * 2)(address, _TOKEN_BYTES)
     one, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
     done = function(ctypes.c_int(process), here, one, there, one, flags)
-    return bool(done == _TOKEN_BYTES and come.raw == token)
+    return bool(done == _TOKEN_BYTES and read.raw == token)

@@ -1,1 +1,1 @@
-"""What moves bytes between ranks."""
+"""Move bytes between ranks: over MPI, or among threads of one process."""

@@ -1,8 +1,8 @@
-"""What every transport offers: messages that can be started again and again, and a control channel.
+"""The interface of a transport: persistent data messages, and a control channel.
 
-A transport moves bytes between the ranks of one communicator and knows nothing of what they mean.
-Data messages are bound once to a peer, a flow and a buffer, and then started any number of times.
-Control messages are short, rare, and received by whoever asks.
+A transport moves bytes between the ranks of one communicator, and does not interpret them.
+A data message is bound once to a peer, a flow and a buffer, and then started any number of times.
+Control messages are short and rare; a rank polls for them, from any peer.
 """
 
 from __future__ import annotations
@@ -14,94 +14,104 @@ from ringreduce.errors import PeerTimeoutError
 
 
 class Request(Protocol):
-    """A message bound to its peer, flow and buffer; mpi4py's persistent requests are such."""
+    """A message bound to its peer, flow and buffer, such as a persistent request of mpi4py."""
 
     def Start(self) -> None:  # noqa: N802 - mpi4py's name
-        """Put the message under way."""
+        """Start the message, which is not under way."""
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        """Whether the message is complete, or was never started; makes progress."""
+        """Make progress; return whether the message is complete or was never started."""
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
-        """Let go of it; it is not under way."""
+        """Free the request, which is not under way."""
 
 
 class Transport(Protocol):
-    """Moves bytes between ranks.
+    """One rank's end of the messages between the ranks of a communicator.
 
-    `collect`, `allocate_shared`, `split` and `close` wait for the other ranks; nothing else waits.
+    `collect`, `allocate_shared`, `split` and `close` wait for other ranks; no other method waits.
     """
 
     rank: int
     size: int
+    """Number of ranks."""
     name: str
+    """For people: ``"mpi"``, ``"thread"``."""
     spins: int
-    """Idle polls worth making before the first `pause`."""
+    """Idle polls to make before the first `pause`; 0 where ranks share cores."""
     threads: bool
-    """Whether another thread may use it, one at a time."""
+    """Whether any thread may call the transport, one thread at a time."""
     one_process: bool
     """Whether all ranks are threads of this process, so that each can read all memory."""
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
-        """A message, not yet started, that sends `buffer` to `peer`."""
+        """Bind a message that sends `buffer` to `peer`; it is not started."""
 
     def receiver(self, peer: int, flow: int, buffer: memoryview) -> Request:
-        """A message, not yet started, that receives at most ``len(buffer)`` bytes from `peer`.
+        """Bind a message that receives at most ``len(buffer)`` bytes from `peer`; not started.
 
-        Nothing longer may come: whoever posts it knows.  Messages of one ordered pair of ranks and
-        one flow match first in, first out.
+        The caller starts it only if it knows that no longer message can match: Open MPI writes the
+        excess past the end of the buffer.  Messages of one ordered pair of ranks and one flow match
+        first in, first out.
         """
 
     def translate(self, error: Exception) -> Exception:
-        """What an error out of a request means: PeerLostError, or itself."""
+        """Return PeerLostError if `error`, raised by a request, means that; else `error`."""
 
     def withdraw(self, receiver: Any) -> bool | None:
-        """Take back a receiver: True if no message came, False if one did, None to ask again."""
+        """Take back a started receive.
+
+        Returns True if it matched no message, False if it received one, None if neither is known
+        yet: call again.
+        """
 
     def discard(self, peer: int) -> bool:
-        """Receive and drop the earliest message from `peer` that nobody took; False if none."""
+        """Receive and drop the earliest unmatched message from `peer`, of any flow.
+
+        Returns False if there is none or it has not arrived whole: call again.
+        """
 
     def send_control(self, peer: int, message: bytes) -> None:
-        """Send a control message.  It is delivered once, in order, whenever the peer listens."""
+        """Send a control message.  The peer's `poll_control` returns it once, in order."""
 
     def control_sent(self, peers: Iterable[int]) -> bool:
-        """Whether all that was told to `peers` reaches them with no further call of this rank."""
+        """Return whether all control messages to `peers` arrive without further calls here."""
 
     def poll_control(self) -> list[tuple[int, bytes]]:
-        """The control messages that have come since, each with the rank that sent it."""
+        """Return the control messages that arrived since the last poll, each with its sender."""
 
     def pause(self, idle: int) -> None:
-        """Leave the core to others for a moment, longer as the count of `idle` polls grows."""
+        """Let other threads and processes use the core; longer after more `idle` polls."""
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each node, as far as the transport can tell."""
+        """Return the ranks of each node, as far as the transport can tell."""
 
     def collect(self, mine: bytes) -> bytes:
         """Return the bytes that the ranks pass, in rank order; all pass the same length.
 
-        Collective.  For the time before the first call alone: raises PeerTimeoutError if not all
-        ranks get here within the timeout that the transport was made with.
+        Collective, before the first call.  Raises PeerTimeoutError if some rank does not call it
+        within the timeout that the transport was made with.
         """
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:
-        """Allocate `nbytes` bytes for each rank, mapped by all ranks.  Collective.
+        """Allocate `nbytes` bytes for each rank, in memory that all ranks map.
 
-        Returns a buffer for each rank, or None on all ranks if they are not on one host.  Once a
-        transport, before the first call.  The memory is freed by `close`.
+        Collective, once, before the first call.  Returns the ranks' buffers in rank order, or None
+        on all ranks if they are not on one host.
         """
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> Transport:
-        """One for these ranks alone, in this order.  Collective among them.
+        """Make a transport between `members` alone, ranked in that order.
 
-        `number` says which split of this transport it is, the same on all ranks.
+        Collective among them.  `number` counts the splits of this transport, alike on all ranks.
         """
 
     def close(self) -> None:
-        """Let go of everything.  Collective."""
+        """Free what the transport holds.  Collective."""
 
 
 def not_assembled(timeout_s: float, missing: Sequence[int]) -> PeerTimeoutError:
-    """Return the error of a rank that has waited for all ranks, given those that are missing."""
+    """Return the error of a rank that has waited `timeout_s` seconds for the ranks `missing`."""
     absent = f"not there: {', '.join(map(str, missing))}" if missing else "none gets on"
     return PeerTimeoutError(
         f"init: waited {timeout_s:g} s for all ranks of the communicator; {absent}", tuple(missing)

@@ -1,8 +1,11 @@
 """Point-to-point messages of any MPI, through mpi4py.
 
-Uses two duplicates of the caller's communicator, one for data and one for control, so no message of
-ours can meet one of the caller's.  Nothing here blocks: every wait of the library is a loop of
-polls above it.  Importing this module imports mpi4py.MPI and so initialises MPI.
+Data and control messages each have a communicator of their own, a duplicate of the caller's: a
+message of the library never matches a receive of the caller.
+
+Data and control messages never block, because a blocking call of MPI cannot be given up when a peer
+dies: the library polls with a deadline, above this module.  MPI makes progress only inside its
+calls, so every poll is one.  Importing this module imports mpi4py.MPI, which initialises MPI.
 """
 
 from __future__ import annotations
@@ -23,20 +26,23 @@ from ringreduce.transports.base import not_assembled
 
 _CONTROL_TAG = 0
 _YIELDS = 2000
-"""Idle polls that only yield the core, before polls begin to sleep."""
+"""Idle polls after each of which a rank only yields the core; after later polls it sleeps."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
+"""Seconds."""
 _HOST_BYTES = 16
+"""Bytes of the hash of a host's name."""
 _MOST_CORES = 4096
+"""Bits in the mask of a rank's cores."""
 _GROUP_TAGS = 1 << 15
-"""Tags that every MPI has."""
+"""Number of tags that every MPI has, from 0."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
-"""How long a rank in init has to answer one that gives up."""
+"""Seconds in which a rank in `init` has to answer a rank that gives up."""
 _SPINS = 200
-"""Idle polls that do nothing but poll, where every rank has a core of its own."""
+"""Idle polls without a pause, where every rank has a core of its own."""
 
 
 class MpiTransport:
-    """One rank's end of two duplicates of an MPI communicator.  Collective over `parent`."""
+    """One rank's end of two MPI communicators, for data and for control."""
 
     name = "mpi"
     one_process = False
@@ -48,10 +54,11 @@ class MpiTransport:
         synchronous_sends: bool = False,
         owns_parent: bool = False,
     ) -> None:
-        """Make a transport over the ranks of `parent`.
+        """Make a transport between the ranks of `parent`.  Collective over `parent`.
 
-        With `owns_parent`, `parent` itself carries the data and is freed by `close`; without, the
-        data travel on a duplicate.
+        With `owns_parent` the data are sent on `parent` itself, which `close` frees; without, on a
+        duplicate.  With `synchronous_sends` a send completes only once its receive is posted, so
+        that a schedule which relies on MPI's buffering hangs.
         """
         parent = MPI.COMM_WORLD if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
@@ -68,11 +75,15 @@ class MpiTransport:
         cores = int(masks.any(axis=0).sum())
         self.spins = _SPINS if len(here) <= cores else 0
         self._window: MPI.Win | None = None
-        """What `allocate_shared` allocated."""
+        """The memory of `allocate_shared`."""
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        """MPI_THREAD_MULTIPLE: other threads of the process may call MPI at the same time."""
         self._withdrawing: set[int] = set()
+        """Identities of receives that were cancelled and are not complete yet."""
         self._discarding: dict[int, MPI.Request] = {}
+        """By peer: the receive of a message to be dropped."""
         self._control_sends: dict[int, list[MPI.Request]] = {}
+        """By peer: control messages that were not complete when the latest was sent."""
         self._control_receive: tuple[MPI.Request, int, bytearray] | None = None
 
     # --- data ---
@@ -89,6 +100,7 @@ class MpiTransport:
         return PeerLostError(f"MPI reports: {error}; the communicator is broken")
 
     def withdraw(self, receiver: Any) -> bool | None:
+        # MPI_Cancel may lose against a message: only the status of the completed receive tells.
         status = MPI.Status()
         if receiver.Test(status):
             self._withdrawing.discard(id(receiver))
@@ -101,6 +113,7 @@ class MpiTransport:
     def discard(self, peer: int) -> bool:
         if peer not in self._discarding:
             status = MPI.Status()
+            # A matched probe gives the length: a receive of any fixed length could be too short.
             message = self._data.Improbe(peer, MPI.ANY_TAG, status)
             if message is None:
                 return False
@@ -124,15 +137,15 @@ class MpiTransport:
         )
 
     def poll_control(self) -> list[tuple[int, bytes]]:
-        heard = []
+        arrived = []
         while self._control_receive is not None or self._next_control():
             assert self._control_receive is not None
             request, peer, buffer = self._control_receive
             if not request.Test():
                 break
-            heard.append((peer, bytes(buffer)))
+            arrived.append((peer, bytes(buffer)))
             self._control_receive = None
-        return heard
+        return arrived
 
     def _next_control(self) -> bool:
         status = MPI.Status()
@@ -165,7 +178,11 @@ class MpiTransport:
         return [self._window.Shared_query(rank)[0] for rank in range(self.size)]
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> MpiTransport:
-        """MPI makes groups in calls that cannot be given up: a thread makes it, if it may."""
+        """See `Transport.split`.  Raises PeerTimeoutError if a member does not take part.
+
+        MPI_Comm_create_group blocks and cannot be given up, so another thread calls it, if MPI
+        allows threads.  Otherwise this rank may wait for ever.
+        """
         made: list[MPI.Comm] = []
 
         def make() -> None:
@@ -191,16 +208,17 @@ class MpiTransport:
 
 
 class _Assembly:
-    """The ranks of `parent` in their first collectives, which are MPI's and cannot be given up.
+    """The collectives of MPI over `parent` before the first call, with a deadline for all of them.
 
-    A rank whose patience ends tells all others on `parent` itself, under the highest tag there is;
-    so do they when they hear it; whoever does not is named.
+    MPI cannot cancel a collective.  A rank whose deadline passes sends an empty message to all
+    ranks on `parent`, with the highest tag that MPI has.  A rank that receives one gives up, too,
+    and sends its own.  The error names the ranks that have sent none.
     """
 
     def __init__(self, parent: MPI.Comm, timeout_s: float) -> None:
         self._parent, self._timeout_s = parent, timeout_s
         self._deadline = time.monotonic() + timeout_s
-        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI says it of no other
+        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI: no attribute of others
         assert isinstance(tag, int), "MPI has no highest tag"
         self._tag = tag
         self._others = set(range(parent.Get_size())) - {parent.Get_rank()}
@@ -212,19 +230,19 @@ class _Assembly:
         return comm
 
     def collect(self, mine: bytes) -> bytearray:
-        """What every rank passes, one behind the other; all pass as much."""
+        """Return the bytes that the ranks pass, in rank order; all pass the same length."""
         everybody = bytearray(len(mine) * self._parent.Get_size())
         self._finish(self._parent.Iallgather([mine, MPI.BYTE], [everybody, MPI.BYTE]))
         return everybody
 
     def _finish(self, request: MPI.Request) -> None:
         while not request.Test():
-            self._listen()
+            self._poll()
             if self._gave_up or time.monotonic() > self._deadline:
                 raise self._give_up()
             time.sleep(1e-4)
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         status = MPI.Status()
         while message := self._parent.Improbe(MPI.ANY_SOURCE, self._tag, status):
             message.Recv([bytearray(), MPI.BYTE])
@@ -235,7 +253,7 @@ class _Assembly:
             self._parent.Isend([b"", MPI.BYTE], peer, self._tag)
         end = time.monotonic() + _ASSEMBLY_ROLL_CALL_S
         while self._gave_up != self._others and time.monotonic() < end:
-            self._listen()
+            self._poll()
             time.sleep(1e-3)
         return not_assembled(self._timeout_s, sorted(self._others - self._gave_up))
 
@@ -253,7 +271,7 @@ def _on_one_host(comm: MPI.Comm) -> bool:
 
 
 def _cores() -> bytes:
-    """A mask of the cores that this rank may use, which its MPI may have told apart by rank."""
+    """Return a mask of the cores that this rank may use: its MPI may have bound it to some."""
     mask = np.zeros(_MOST_CORES, np.uint8)
     mask[[core % _MOST_CORES for core in os.sched_getaffinity(0)]] = 1
     return np.packbits(mask).tobytes()

@@ -1,7 +1,7 @@
-"""Ranks as threads of one process: for notebooks, for tests, for a first look.
+"""Messages between ranks that are threads of one process: for notebooks and for tests.
 
-The strictest transport there is: a send completes only once its receive is posted, so a schedule
-that runs here cannot rely on buffering anywhere.
+No message is buffered: a send completes only once its receive is posted.  A schedule that runs here
+therefore needs no buffering of any transport.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ import numpy as np
 from ringreduce.transports.base import not_assembled
 
 _LONGEST_PAUSE_S = 0.002
+"""Seconds; a message that arrives ends the pause."""
 
 
 class Switchboard:
-    """Connects the ranks of one group of threads: a mailbox each."""
+    """Connects the ranks of one group of threads: a mailbox for each rank."""
 
     def __init__(self, size: int) -> None:
         self.mailboxes = [_Mailbox() for _ in range(size)]
         self._parts: dict[tuple[int, ...], Switchboard] = {}
         self._lock = threading.Lock()
+        """Guards `_parts` and `_shared`."""
         self._collected = threading.Condition()
+        """Guards `_collections`, and wakes the ranks that wait in one."""
         self._collections: dict[int, dict[int, bytes]] = {}
-        """By number of the collection: the bytes of the ranks that have passed theirs."""
+        """By number of the collection and rank: the bytes that ranks have passed."""
         self._shared: Any = None
-        """The segments of all ranks, once some rank has allocated them."""
+        """The memory of `allocate_shared`, once some rank has called it."""
 
     def part(self, number: int, members: Sequence[int]) -> Switchboard:
         """Return the switchboard of `members` in split `number`: the same for all of them."""
@@ -58,7 +61,10 @@ class Switchboard:
 
 @dataclass(eq=False)
 class _Mailbox:
-    """What lies waiting at one rank.  Its condition guards it and wakes the rank."""
+    """Messages to one rank: sends and receives without a counterpart yet, and control messages.
+
+    `changed` guards them; a notification wakes the rank.
+    """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     sends: list[_Message] = field(default_factory=list)
@@ -72,7 +78,7 @@ class _Mailbox:
 
 @dataclass(eq=False)
 class _Message:
-    """One side of a message; complete once it has met the other side."""
+    """A send or a receive; complete once it has matched its counterpart."""
 
     boxes: list[_Mailbox]
     source: int
