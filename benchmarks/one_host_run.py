@@ -1,4 +1,4 @@
-"""One run of `benchmarks.one_host`: ours and the peers of one environment, interleaved.
+"""One run of `benchmarks.one_host`: ours and the baselines of one environment, interleaved.
 
     mpirun -n 2 python -m benchmarks.one_host_run FILE DTYPE SIZE...
 

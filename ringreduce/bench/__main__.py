@@ -107,8 +107,8 @@ class _Run:
         self._progress(0, len(counts))
         for done, row in enumerate(self._measurement.run(), 1):
             if table is None:
-                peers = [(t.contender, t.place) for t in row if t.contender != OURS]
-                table = Table(self._options, self._world.size, peers)
+                baselines = [(t.contender, t.place) for t in row if t.contender != OURS]
+                table = Table(self._options, self._world.size, baselines)
                 self._say_all(table.head())
             self._rows.append(row)
             self._say_all([table.line(row)])
@@ -121,7 +121,9 @@ class _Run:
         rates = [t.busbw(options.collective, self._world.size) for t in self._ours()]
         lines = [f"# average busbw of {OURS}: {np.mean(rates) / 1e9:.2f} GB/s"]
         if options.checks:
-            lines.append(f"# wrong elements: {ours_wrong} of {OURS}, {wrong - ours_wrong} of peers")
+            lines.append(
+                f"# wrong elements: {ours_wrong} of {OURS}, {wrong - ours_wrong} of baselines"
+            )
         fitted = self._fit()
         if fitted is not None:
             lines += _fit_text(fitted)
@@ -145,7 +147,7 @@ class _Run:
             f"# {' '.join(where['mpi'].split())}, thread level {where['thread_level']}, "
             f"{where['cpu']}, {where['cores']} cores",
             f"# {options.warmup} calls untimed, {options.iterations} timed, interleaved with the "
-            "peers; inputs rewritten before each; time is the median",
+            "baselines; inputs rewritten before each; time is the median",
             "#",
         ]
 

@@ -1,6 +1,7 @@
-"""The collectives that can be measured: their buffers, who carries them out, what must come out.
+"""The collectives that can be measured: contenders, their buffers and the results to verify.
 
-For each there are contenders, ours and the peers', in place or not; each has buffers of its own.
+Each collective has contenders, ours and the baselines', in place and out of place.  Each contender
+has buffers of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gloo, by way of torch.distributed, where torch is installed: a peer of the all-reduce."""
+"""Gloo, by way of torch.distributed, where torch is installed: a baseline for all-reduce."""
 
 from __future__ import annotations
 

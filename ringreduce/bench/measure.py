@@ -67,10 +67,10 @@ class Measurement:
         here = world.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_clock = here.size == world.size
         here.Free()
-        self.gloo = Gloo.start(world) if options.peers else None
+        self.gloo = Gloo.start(world) if options.baselines else None
 
     def close(self) -> None:
-        """Let go of peers that have to be told."""
+        """Close the baselines.  Collective."""
         if self.gloo is not None:
             self.gloo.close()
 
@@ -84,7 +84,7 @@ class Measurement:
         at = Setting(self.comm, self.world, count, options.op, options.dtype, options.algorithm)
         collective = COLLECTIVES[options.collective]
         contenders = list(collective.make(at))
-        if not options.peers:
+        if not options.baselines:
             contenders = [c for c in contenders if c.name == "ringreduce"]
         elif self.gloo is not None and options.collective == "all_reduce":
             contenders += self.gloo.contenders(at)

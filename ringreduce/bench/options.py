@@ -40,7 +40,7 @@ class Options:
     checks: int
     op: str
     dtype: str
-    peers: bool
+    baselines: bool
     json: Path | None
     plot: Path | None
 
@@ -112,7 +112,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("-c", dest="checks", type=int, default=1, metavar="N", help="results to verify; default: 1")
     add("-o", dest="op", type=_op, default="sum", metavar="OP", help=f"{', '.join(OPS)}; or avg")
     add("-d", dest="dtype", type=_dtype, default="float32", metavar="TYPE", help="default: float32")
-    add("--no-peers", dest="peers", action="store_false", help="time ringreduce alone")
+    add("--no-peers", dest="baselines", action="store_false", help="time ringreduce alone")
     add("--json", type=Path, metavar="FILE", help="write a row a measurement, with the environment")
     add("--plot", type=Path, metavar="FILE", help="draw it as PNG; pip install 'ringreduce[plot]'")
     return parser
