@@ -30,14 +30,14 @@ from benchmarks.rows import RESULTS, replace
 NAME = "one_host"
 BASELINES = ("MPI", "Gloo")
 SAME_BYTES = "as float32"
-"""What `one_host_run` calls our calls on float32 of the same bytes."""
+"""The name in `one_host_run` of our calls on float32 of the same bytes."""
 OURS = {
     "call": "ringreduce",
     "planned": "ringreduce planned",
     "registered": "registered",
     "both": "registered planned",
 }
-"""What the table calls it -> the contender."""
+"""Column of the table -> contender."""
 PICTURE = environments.ROOT / "docs" / "one_host.png"
 _STYLES: dict[str, dict[str, Any]] = {
     "call": {"color": "#1f6feb"},

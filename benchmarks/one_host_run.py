@@ -48,7 +48,7 @@ class Contender:
 
 
 class _OneArray(Setting):
-    """A setting in which whoever asks for a buffer gets the same."""
+    """A setting whose contenders all get the same buffer."""
 
     array: np.ndarray
 

@@ -51,7 +51,7 @@ class Gloo:
         return cls(torch)
 
     def contenders(self, at: Setting) -> list[Contender]:
-        """Its all-reduce, which is in place; none where it has no such op or dtype."""
+        """Gloo's all-reduce, which is in place; none where Gloo lacks the op or the dtype."""
         name = _OPS.get(at.op)
         if name is None:
             return []

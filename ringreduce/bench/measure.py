@@ -24,7 +24,7 @@ _SHORT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """What was seen of one contender at one size."""
+    """The times of one contender at one size."""
 
     contender: str
     place: str
@@ -33,7 +33,7 @@ class Timing:
     seconds: tuple[float, ...]
     """Of each timed call, in order."""
     wrong: int | None
-    """Elements that were wrong on all ranks together; None if none was looked at."""
+    """Wrong elements on all ranks together; None if no result was verified."""
 
     @property
     def median_s(self) -> float:
@@ -55,7 +55,7 @@ class Timing:
         return self.nbytes / self.median_s
 
     def busbw(self, collective: str, ranks: int) -> float:
-        """Bytes a second that links carry, if no algorithm could carry less."""
+        """Bytes a second on each link, for the least bytes that any algorithm must move."""
         return self.algbw() * COLLECTIVES[collective].busbw(ranks)
 
 

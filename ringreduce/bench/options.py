@@ -1,4 +1,4 @@
-"""What to measure, as the command line says it: the flags of nccl-tests, and a few of our own."""
+"""The options of the command line: the flags of nccl-tests, and a few of our own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPS = {"avg": "mean"}
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.  Raises ValueError where that makes no sense."""
+    """Options of a run.  Raises ValueError where they contradict each other."""
 
     collective: str
     algorithm: str
@@ -69,7 +69,7 @@ class Options:
 
     @property
     def redop(self) -> str:
-        """What is done with the elements of different ranks; "none" where they are only moved."""
+        """The op that combines elements of different ranks; "none" where they are only moved."""
         return self.op if COLLECTIVES[self.collective].reduces else "none"
 
     def counts(self, ranks: int) -> list[int]:
@@ -85,7 +85,7 @@ class Options:
 
 
 def read(argv: Sequence[str], prog: str) -> Options:
-    """The options of a command line.  Raises SystemExit with code 2, having said why."""
+    """Read a command line.  Raises SystemExit with code 2, after printing the reason."""
     parser = _parser(prog)
     given = parser.parse_args(argv)
     try:

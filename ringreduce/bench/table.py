@@ -1,4 +1,4 @@
-"""The measurements as nccl-tests prints them, one line a size, and the baselines behind."""
+"""The table of measurements: the columns of nccl-tests, one line a size, then the baselines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Table:
         self._options, self._ranks, self._baselines = options, ranks, baselines
 
     def head(self) -> list[str]:
-        """What stands above the columns: groups, names, units."""
+        """The lines above the columns: groups, names, units."""
         group = len(_TIMES) * 9 + 2 * 8 + 7
         baselines = len(self._baselines)
         groups = "".join(f"  {place:^{group}}" for place in _PLACES)
