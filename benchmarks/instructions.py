@@ -1,11 +1,11 @@
-"""How many machine instructions each compiled function has, read from the kept object files.
+"""Count the machine instructions of each compiled function, from the kept object files.
 
     python -m benchmarks.instructions [--against OTHER_CHECKOUT]
 
 Starts two ranks that find no machine code and compile everything: the functions of shared memory
 and the loops that reduce.  Disassembles what they keep with ``objdump`` (Debian: binutils), and
-writes ``bench_results/instructions.json``: function -> instructions, without those that only fill
-space between functions.  With ``--against`` the other checkout is compiled too, by this
+writes ``bench_results/instructions.json``: function -> instructions, without the
+padding between functions.  With ``--against`` the other checkout is compiled too, by this
 environment, and the ratio new / old of each function is printed.
 """
 
@@ -55,7 +55,7 @@ with rr.init() as comm:
     if comm.rank == 0: print(json.dumps(where), flush=True)
     comm.barrier(timeout_s=300)
 """
-"""A program that makes the library compile what it has."""
+"""A program that makes the library compile all its functions."""
 _ELF = b"\x7fELF"
 _INSTRUCTION = re.compile(r"^\s+[0-9a-f]+:\t(.+)$", re.MULTILINE)
 _FILLS = re.compile(r"(?:(?:data16|cs|ds|es|ss)\s+)*(?:nop[wl]?|int3|xchg\s+%ax,%ax|udf)\b")
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def of_checkout(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
-    """Function -> instructions, for all that a checkout compiles, and where that was."""
+    """Function -> instructions of all that a checkout compiles, and the origin of the figures."""
     with tempfile.TemporaryDirectory() as cache:
         program = Path(cache) / "program.py"
         program.write_text(_USE_ALL)
@@ -103,7 +103,7 @@ _ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1
 
 
 def disassembled(kept: bytes) -> str:
-    """The object file that stands at the end of a kept file, as `objdump` writes it."""
+    """The disassembly, by ``objdump``, of the object file at the end of a kept file."""
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
         file.write(kept[kept.index(_ELF) :])
         file.flush()
@@ -112,7 +112,7 @@ def disassembled(kept: bytes) -> str:
 
 
 def count(disassembly: str) -> int:
-    """Instructions of all functions in an object file, without those that fill space."""
+    """Count the instructions of all functions in an object file, without padding."""
     lines = _INSTRUCTION.findall(disassembly)
     return sum(1 for line in lines if not _FILLS.match(line.strip()))
 

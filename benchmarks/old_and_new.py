@@ -1,4 +1,4 @@
-"""Is this checkout slower than an older one?  The same benchmarks of both, in alternating runs.
+"""Compare the speed of this checkout with an older one: the same benchmarks, in alternating runs.
 
     python -m benchmarks.old_and_new OLD_CHECKOUT [--runs 5] [--only small_calls lists ...]
 
@@ -45,8 +45,10 @@ _SAME_PROGRAM = (
     *("benchmarks/rows.py", "ringreduce/bench/collectives.py", "ringreduce/bench/environment.py"),
     "ringreduce/bench/inputs.py",
 )
-"""Files of this checkout that are put into the copy of the older one: what they measure is public,
-and the time of a small call depends on the lines around it."""
+"""Files of this checkout that replace those of the older one in its copy.
+
+They call public names alone, and the time of a small call depends on the lines around the call.
+"""
 _LEFT_BEHIND = (".git", ".venv*", ".environments", "__pycache__", "*.egg-info", ".*_cache", "dist")
 
 Figures = dict[tuple[str, int], float]
@@ -62,7 +64,7 @@ class Checkout:
     ranks: int
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows that its benchmark of that name has written."""
+        """The rows that the benchmark of that name has written in the copy."""
         text = (self.folder / "bench_results" / f"{name}.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 

@@ -5,8 +5,8 @@
 Makes an environment for each MPI, runs `benchmarks.one_host_run` in it at MPI's default thread
 level and at `serialized` (not with more ranks than cores: there MPICH spins without yielding), and
 writes ``bench_results/one_host.jsonl``.  Then, or with ``--draw`` at once, prints a table for each
-dtype and number of ranks: how many times as fast as the best peer, in that peer's own run.  Then
-comes our time in units of one copy of the same bytes by all ranks at once, and for floats of 16
+dtype and number of ranks: how many times as fast ours is as the best baseline, in the run of that
+baseline; our time in units of one copy of the same bytes by all ranks at once; and for floats of 16
 bits in units of the time of float32 of the same bytes.  Draws ``docs/one_host.png``.
 """
 
@@ -28,16 +28,16 @@ from benchmarks import environments
 from benchmarks.rows import RESULTS, replace
 
 NAME = "one_host"
-PEERS = ("MPI", "Gloo")
+BASELINES = ("MPI", "Gloo")
 SAME_BYTES = "as float32"
-"""What `one_host_run` calls our calls on float32 of the same bytes."""
+"""The name in `one_host_run` of our calls on float32 of the same bytes."""
 OURS = {
     "call": "ringreduce",
     "planned": "ringreduce planned",
     "registered": "registered",
     "both": "registered planned",
 }
-"""What the table calls it -> the contender."""
+"""Column of the table -> contender."""
 PICTURE = environments.ROOT / "docs" / "one_host.png"
 _STYLES: dict[str, dict[str, Any]] = {
     "call": {"color": "#1f6feb"},
@@ -112,10 +112,10 @@ def _runs(rows: Sequence[dict[str, Any]]) -> dict[int, dict[tuple[str, str], Tim
 
 
 def _best(runs: dict[tuple[str, str], Times]) -> tuple[float, str, Times]:
-    """The best peer's time and name, and all times of its run."""
-    peers = {(times[p], p, run) for run, times in runs.items() for p in PEERS if p in times}
-    best, peer, run = min(peers)
-    return best, run[0] if peer == "MPI" else peer, runs[run]
+    """The best baseline's time and name, and all times of its run."""
+    baselines = {(times[p], p, run) for run, times in runs.items() for p in BASELINES if p in times}
+    best, baseline, run = min(baselines)
+    return best, run[0] if baseline == "MPI" else baseline, runs[run]
 
 
 def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
@@ -123,7 +123,7 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
 
     short = dtype in ("float16", "bfloat16")
     heads = " | ".join([*OURS, "copies", *(["float32", "registered float32"] if short else [])])
-    lines = [f"| size | best peer, µs | {heads} |", "|" + "---|" * (heads.count("|") + 3)]
+    lines = [f"| size | best baseline, µs | {heads} |", "|" + "---|" * (heads.count("|") + 3)]
     ratios: dict[str, list[float]] = {name: [] for name in OURS}
     below: dict[str, list[str]] = {name: [] for name in OURS}
     for nbytes, runs in sorted(_runs(rows).items()):
@@ -171,7 +171,7 @@ def _draw(rows: Sequence[dict[str, Any]]) -> None:
             style = {"marker": "o", "markersize": 3.5, **_STYLES[name]}
             axes.plot(sizes, ratios, label=name, **style)
         axes.axhline(1, color="#57606a", linewidth=1)
-        dress(axes, f"{ranks} ranks: times as fast as the best peer", sizes)
+        dress(axes, f"{ranks} ranks: times as fast as the best baseline", sizes)
         axes.set_ylim(bottom=0)
     figure.axes[0].legend(frameon=False, fontsize=9)
     for axes in list(panels)[len(all_ranks) :]:

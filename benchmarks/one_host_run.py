@@ -1,4 +1,4 @@
-"""One run of `benchmarks.one_host`: ours and the peers of one environment, interleaved.
+"""One run of `benchmarks.one_host`: ours and the baselines of one environment, interleaved.
 
     mpirun -n 2 python -m benchmarks.one_host_run FILE DTYPE SIZE...
 
@@ -48,7 +48,7 @@ class Contender:
 
 
 class _OneArray(Setting):
-    """A setting in which whoever asks for a buffer gets the same."""
+    """A setting whose contenders all get the same buffer."""
 
     array: np.ndarray
 

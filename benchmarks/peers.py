@@ -1,4 +1,4 @@
-"""All-reduce beside every peer that one host has: Open MPI, MPICH, Intel MPI, and Gloo.
+"""All-reduce beside every baseline that one host has: Open MPI, MPICH, Intel MPI, and Gloo.
 
     python -m benchmarks.peers [--environments FOLDER] [--ranks 2 4] [--torch torch]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 RESULTS = Path(__file__).parent.parent / "bench_results"
 HOSTS = "BENCHMARK_HOSTS"
-"""What `benchmarks.hosts` was told, where it has made hosts for the ranks."""
+"""The variable with the options of `benchmarks.hosts`, set where it has made the hosts."""
 
 
 def environment(command: str) -> dict[str, Any]:
-    """Where a figure comes from.  Called on a rank of the job."""
+    """The origin of a figure.  Call it on a rank of the job."""
     from ringreduce.bench.environment import environment as of_the_run
 
     hosts = {"hosts": os.environ[HOSTS]} if HOSTS in os.environ else {}

@@ -1,4 +1,4 @@
-"""Does the suite find bugs?  Plants each of `mutations` in a copy of the package and runs tests.
+"""Plant each bug of `mutations` in a copy of the package, and run the tests, which must fail.
 
     python -m tests.planted_bugs [--out bench_results/planted_bugs.json] [--only NAME ...]
     python -m tests.planted_bugs --markdown > docs/planted-bugs.md
@@ -75,20 +75,20 @@ _FIRST = {
 _OTHERS = sorted({name for suite in (*_BY_FILE.values(), *_FIRST.values()) for name in suite})
 COPIED = ("ringreduce", "tests", "benchmarks", "pyproject.toml")
 _MOST_S = 240.0
-"""A suite that takes longer hangs, and so has found the bug too."""
+"""Seconds; a suite that takes longer hangs, which counts as finding the bug."""
 _MOST_S_WITHOUT = 1200.0
-"""The same for all suites together, without a bug: more than they take on a busy machine."""
+"""Seconds for all suites together, without a bug: more than they take on a busy machine."""
 
 
 def suite_for(mutation: Mutation) -> tuple[str, ...]:
-    """The tests to run, those that ought to know first."""
+    """The tests to run, the likeliest to find the bug first."""
     if mutation.file.startswith("transports/"):
         return tuple(sorted(QUICK, key=lambda name: name != "tests/transports/test_transports.py"))
     return _FIRST.get(mutation.name, _BY_FILE.get(mutation.file, QUICK))
 
 
 def found_by(folder: Path, suite: Sequence[str], most_s: float = _MOST_S) -> str:
-    """The test that fails in this copy; "" if none does."""
+    """The first test that fails in this copy; "" if none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "tests.support.unshrunk"]
     process = subprocess.Popen(
         [*command, "-p", "no:cacheprovider", *suite],
@@ -118,7 +118,7 @@ def plant(mutation: Mutation, folder: Path) -> None:
 
 
 def copy_all(source: Path, folder: Path) -> None:
-    """What the suite needs, from one folder into another."""
+    """Copy the files that the suite needs."""
     for name in COPIED:
         if (source / name).is_dir():
             ignored = shutil.ignore_patterns("__pycache__")

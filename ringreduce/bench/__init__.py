@@ -1,1 +1,1 @@
-"""`ringreduce bench`: how fast this machine adds arrays, beside the other ways that it has."""
+"""`ringreduce bench`: time collectives on this machine beside MPI's own and Gloo's."""

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
 
 
 def _cannot_write(options: Options) -> str:
-    """Why the files that are asked for cannot be written; "" if they can."""
+    """The reason why a requested file cannot be written; "" if all can."""
     if options.plot is not None:
         try:
             import matplotlib  # noqa: F401
@@ -77,7 +77,7 @@ def _cannot_write(options: Options) -> str:
 
 
 def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
-    """Make the call once, so that it is refused before there is any output."""
+    """Make the call once, so that a refusal comes before any output."""
     how = {"algorithm": options.algorithm}
     call = getattr(comm, options.collective)
     if COLLECTIVES[options.collective].reduces:
@@ -95,20 +95,20 @@ class _Run:
         self._measurement, self._options = measurement, options
         self._where = environment(command)
         self._bar = measurement.world.rank == 0 and leads_to_a_terminal(sys.stderr)
-        """Whether there is somebody to show how far it is."""
+        """Whether to show a progress bar: rank 0 writes to a terminal."""
         self._comm, self._world = measurement.comm, measurement.world
         self._rows: list[list[Timing]] = []
 
     def measure(self) -> None:
-        """Measure size by size; print each when it is done."""
+        """Measure size by size; print each size when it is measured."""
         table: Table | None = None
         counts = self._options.counts(self._world.size)
         self._say_all(self._introduction())
         self._progress(0, len(counts))
         for done, row in enumerate(self._measurement.run(), 1):
             if table is None:
-                peers = [(t.contender, t.place) for t in row if t.contender != OURS]
-                table = Table(self._options, self._world.size, peers)
+                baselines = [(t.contender, t.place) for t in row if t.contender != OURS]
+                table = Table(self._options, self._world.size, baselines)
                 self._say_all(table.head())
             self._rows.append(row)
             self._say_all([table.line(row)])
@@ -121,7 +121,9 @@ class _Run:
         rates = [t.busbw(options.collective, self._world.size) for t in self._ours()]
         lines = [f"# average busbw of {OURS}: {np.mean(rates) / 1e9:.2f} GB/s"]
         if options.checks:
-            lines.append(f"# wrong elements: {ours_wrong} of {OURS}, {wrong - ours_wrong} of peers")
+            lines.append(
+                f"# wrong elements: {ours_wrong} of {OURS}, {wrong - ours_wrong} of baselines"
+            )
         fitted = self._fit()
         if fitted is not None:
             lines += _fit_text(fitted)
@@ -145,7 +147,7 @@ class _Run:
             f"# {' '.join(where['mpi'].split())}, thread level {where['thread_level']}, "
             f"{where['cpu']}, {where['cores']} cores",
             f"# {options.warmup} calls untimed, {options.iterations} timed, interleaved with the "
-            "peers; inputs rewritten before each; time is the median",
+            "baselines; inputs rewritten before each; time is the median",
             "#",
         ]
 
@@ -163,12 +165,12 @@ class _Run:
     # --- what comes of it ---
 
     def _ours(self) -> list[Timing]:
-        """Ours, in place where there is that."""
+        """Our timings, in place where the collective can be."""
         found = [{t.place: t for t in row if t.contender == OURS} for row in self._rows]
         return [places.get(IN_PLACE) or next(iter(places.values())) for places in found]
 
     def _fit(self) -> Fit | None:
-        """The cost model, fitted to our times; None where there are too few."""
+        """The cost model, fitted to our times; None with too few sizes."""
         points: list[Point] = [(t.nbytes, t.median_s) for t in self._ours()]
         if self._world.size < 2 or len(points) < 4:
             return None

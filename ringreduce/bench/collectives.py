@@ -1,6 +1,7 @@
-"""The collectives that can be measured: their buffers, who carries them out, what must come out.
+"""The collectives that can be measured: contenders, their buffers and the results to verify.
 
-For each there are contenders, ours and the peers', in place or not; each has buffers of its own.
+Each collective has contenders, ours and the baselines', in place and out of place.  Each contender
+has buffers of its own.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class Contender:
     source: np.ndarray
     """Rewritten before every call."""
     result: np.ndarray | None
-    """Where the result is after it; None on a rank that gets none."""
+    """Where the call leaves its result; None on a rank that gets no result."""
     wanted: Callable[[np.ndarray], np.ndarray] = field(default=lambda whole: whole)
-    """What of the whole array's result must be there."""
+    """The part of the whole array's result that must be in `result`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all contenders of one size have in common."""
+    """The arguments that all contenders of one size share."""
 
     comm: Communicator
     world: MPI.Intracomm
@@ -70,7 +71,7 @@ class Setting:
 
     @property
     def part(self) -> int:
-        """A rank's share of the elements, where they are divided."""
+        """Elements of a rank's share, where the array is divided."""
         return self.count // self.comm.size
 
     @property
@@ -84,14 +85,14 @@ class Setting:
         return slice(self.comm.rank * self.part, (self.comm.rank + 1) * self.part)
 
     def buffer(self, divided: bool = False) -> np.ndarray:
-        """Memory that has been touched."""
+        """A new array of zeros: the whole array's length, or a share's."""
         return np.zeros(self.part if divided else self.count, self.dtype)
 
     @property
     def mpi_op(self) -> MPI.Op | None:
-        """What MPI calls the op; None where it has no such, or not for the dtype.
+        """MPI's name of the op; None where MPI lacks the op, or does not have it for the dtype.
 
-        That is asked with one element and one rank.
+        An all-reduce of one element on one rank shows whether MPI has it.
         """
         names = _MPI_LOGICAL if np.dtype(self.dtype).kind == "b" else _MPI_OPS
         op, one = names.get(self.op), np.zeros(1, self.dtype)
@@ -106,7 +107,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Collective:
-    """One that can be measured."""
+    """A collective that can be measured."""
 
     make: Callable[[Setting], Sequence[Contender]]
     busbw: Callable[[int], float]
@@ -115,7 +116,7 @@ class Collective:
     """Whether every rank has a share: the length is a multiple of the ranks."""
     reduces: bool = True
     moves: bool = True
-    """Whether there are data, so that sizes make a difference."""
+    """Whether the collective moves data, so that the size matters."""
 
 
 def _all_reduce(at: Setting) -> list[Contender]:
@@ -217,7 +218,7 @@ def _all_to_all(at: Setting) -> list[Contender]:
 
 
 def _as_bytes(array: np.ndarray) -> list[Any]:
-    """The array as MPI takes any dtype, and as mpi4py reads it in the least time."""
+    """The array as bytes: MPI takes any dtype so, and mpi4py reads this form fastest."""
     return [array.view(np.uint8), MPI.BYTE]
 
 
@@ -243,7 +244,7 @@ COLLECTIVES = {
 
 
 def wanted(collective: str, inputs: Inputs, at: Setting, iteration: int) -> np.ndarray:
-    """The whole array's result, of which each rank gets its part."""
+    """The result of the whole array; each rank gets its part of it."""
     if COLLECTIVES[collective].reduces:
         return inputs.result(iteration)
     if collective == "broadcast":

@@ -1,4 +1,4 @@
-"""Where a figure comes from: machine, versions, command and day."""
+"""The origin of a figure: machine, versions, command and day."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEVELS = ("single", "funneled", "serialized", "multiple")
 
 
 def environment(command: str) -> dict[str, Any]:
-    """What every row of a result says of its run.  Called on a rank of the job."""
+    """The fields that every row has of its run.  Call it on a rank of the job."""
     library = MPI.Get_library_version().splitlines()[0].split(",")[0]
     return {
         "date": datetime.date.today().isoformat(),

@@ -1,4 +1,4 @@
-"""Gloo, by way of torch.distributed, where torch is installed: a peer of the all-reduce."""
+"""Gloo, by way of torch.distributed, where torch is installed: a baseline for all-reduce."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gloo:
         return cls(torch)
 
     def contenders(self, at: Setting) -> list[Contender]:
-        """Its all-reduce, which is in place; none where it has no such op or dtype."""
+        """Gloo's all-reduce, which is in place; none where Gloo lacks the op or the dtype."""
         name = _OPS.get(at.op)
         if name is None:
             return []

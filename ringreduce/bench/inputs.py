@@ -24,7 +24,7 @@ OPS: dict[str, Ufunc] = {
     "xor": np.bitwise_xor,
 }
 _BLOCK = 5 * 4096
-"""Elements that are written at once: a whole number of periods."""
+"""Elements written at once: a whole number of periods."""
 
 
 class Inputs:
@@ -39,11 +39,11 @@ class Inputs:
         self._values = np.array(_VALUES.get(op, _VALUES["sum"])).astype(self.dtype)
 
     def fill(self, array: np.ndarray, rank: int, iteration: int) -> None:
-        """Write what `rank` puts in, in the iteration of that number."""
+        """Write the input of `rank` in that iteration."""
         _repeat(self._of(rank, iteration), array)
 
     def result(self, iteration: int) -> np.ndarray:
-        """What comes of all ranks' inputs."""
+        """The result of all ranks' inputs in that iteration."""
         total = self._of(0, iteration)
         for rank in range(1, self.ranks):
             total = OPS[self.op](total, self._of(rank, iteration)).astype(self.dtype)
@@ -74,7 +74,7 @@ def _repeat(values: np.ndarray, array: np.ndarray) -> None:
 
 
 def refusal(op: str, dtype: np.dtype) -> str:
-    """Why these two do not go together; "" if they do."""
+    """The reason why op and dtype do not go together; "" if they do."""
     if dtype.kind not in "biufcV" or dtype.hasobject:
         return f"-d {dtype.name} cannot be sent"
     bits, numbers = ("and", "or", "xor"), ("sum", "prod", "mean")

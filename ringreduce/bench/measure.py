@@ -24,7 +24,7 @@ _SHORT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """What was seen of one contender at one size."""
+    """The times of one contender at one size."""
 
     contender: str
     place: str
@@ -33,7 +33,7 @@ class Timing:
     seconds: tuple[float, ...]
     """Of each timed call, in order."""
     wrong: int | None
-    """Elements that were wrong on all ranks together; None if none was looked at."""
+    """Wrong elements on all ranks together; None if no result was verified."""
 
     @property
     def median_s(self) -> float:
@@ -55,7 +55,7 @@ class Timing:
         return self.nbytes / self.median_s
 
     def busbw(self, collective: str, ranks: int) -> float:
-        """Bytes a second that links carry, if no algorithm could carry less."""
+        """Bytes a second on each link, for the least bytes that any algorithm must move."""
         return self.algbw() * COLLECTIVES[collective].busbw(ranks)
 
 
@@ -67,10 +67,10 @@ class Measurement:
         here = world.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_clock = here.size == world.size
         here.Free()
-        self.gloo = Gloo.start(world) if options.peers else None
+        self.gloo = Gloo.start(world) if options.baselines else None
 
     def close(self) -> None:
-        """Let go of peers that have to be told."""
+        """Close the baselines.  Collective."""
         if self.gloo is not None:
             self.gloo.close()
 
@@ -84,7 +84,7 @@ class Measurement:
         at = Setting(self.comm, self.world, count, options.op, options.dtype, options.algorithm)
         collective = COLLECTIVES[options.collective]
         contenders = list(collective.make(at))
-        if not options.peers:
+        if not options.baselines:
             contenders = [c for c in contenders if c.name == "ringreduce"]
         elif self.gloo is not None and options.collective == "all_reduce":
             contenders += self.gloo.contenders(at)

@@ -1,4 +1,4 @@
-"""What to measure, as the command line says it: the flags of nccl-tests, and a few of our own."""
+"""The options of the command line: the flags of nccl-tests, and a few of our own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPS = {"avg": "mean"}
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.  Raises ValueError where that makes no sense."""
+    """Options of a run.  Raises ValueError where they contradict each other."""
 
     collective: str
     algorithm: str
@@ -40,7 +40,7 @@ class Options:
     checks: int
     op: str
     dtype: str
-    peers: bool
+    baselines: bool
     json: Path | None
     plot: Path | None
 
@@ -69,7 +69,7 @@ class Options:
 
     @property
     def redop(self) -> str:
-        """What is done with the elements of different ranks; "none" where they are only moved."""
+        """The op that combines elements of different ranks; "none" where they are only moved."""
         return self.op if COLLECTIVES[self.collective].reduces else "none"
 
     def counts(self, ranks: int) -> list[int]:
@@ -85,7 +85,7 @@ class Options:
 
 
 def read(argv: Sequence[str], prog: str) -> Options:
-    """The options of a command line.  Raises SystemExit with code 2, having said why."""
+    """Read a command line.  Raises SystemExit with code 2, after printing the reason."""
     parser = _parser(prog)
     given = parser.parse_args(argv)
     try:
@@ -112,7 +112,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("-c", dest="checks", type=int, default=1, metavar="N", help="results to verify; default: 1")
     add("-o", dest="op", type=_op, default="sum", metavar="OP", help=f"{', '.join(OPS)}; or avg")
     add("-d", dest="dtype", type=_dtype, default="float32", metavar="TYPE", help="default: float32")
-    add("--no-peers", dest="peers", action="store_false", help="time ringreduce alone")
+    add("--no-peers", dest="baselines", action="store_false", help="time ringreduce alone")
     add("--json", type=Path, metavar="FILE", help="write a row a measurement, with the environment")
     add("--plot", type=Path, metavar="FILE", help="draw it as PNG; pip install 'ringreduce[plot]'")
     return parser

@@ -1,4 +1,4 @@
-"""The run as a picture: time and bus bandwidth over size, ours, the peers' and the model's."""
+"""The run as a picture: time and bus bandwidth over size, ours, the baselines' and the model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements as nccl-tests prints them, one line a size, and the peers behind."""
+"""The table of measurements: the columns of nccl-tests, one line a size, then the baselines."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _TIMES = ("min", "time", "p99")
 class Table:
     """Lines for a terminal; all times in microseconds, all rates in GB/s."""
 
-    def __init__(self, options: Options, ranks: int, peers: Sequence[tuple[str, str]]) -> None:
-        self._options, self._ranks, self._peers = options, ranks, peers
+    def __init__(self, options: Options, ranks: int, baselines: Sequence[tuple[str, str]]) -> None:
+        self._options, self._ranks, self._baselines = options, ranks, baselines
 
     def head(self) -> list[str]:
-        """What stands above the columns: groups, names, units."""
+        """The lines above the columns: groups, names, units."""
         group = len(_TIMES) * 9 + 2 * 8 + 7
-        peers = len(self._peers)
+        baselines = len(self._baselines)
         groups = "".join(f"  {place:^{group}}" for place in _PLACES)
-        groups += "".join(f"  {f'{name}, {place}':>20}" for name, place in self._peers)
+        groups += "".join(f"  {f'{name}, {place}':>20}" for name, place in self._baselines)
         ours = "  " + "".join(f"{name:>9}" for name in _TIMES)
         ours += f"{'algbw':>8}{'busbw':>8}{'#wrong':>7}"
         of_ours = "  " + f"{'(us)':>9}" * len(_TIMES) + f"{'(GB/s)':>8}" * 2 + f"{'':>7}"
         names = f"{'size':>11}{'count':>12}{'type':>9}{'redop':>7}"
-        peer, of_peer = f"  {'time':>9}{'busbw':>8}   ", f"  {'(us)':>9}{'(GB/s)':>8}   "
+        baseline, of_baseline = f"  {'time':>9}{'busbw':>8}   ", f"  {'(us)':>9}{'(GB/s)':>8}   "
         units = f"{'(B)':>11}{'(elements)':>12}{'':>9}{'':>7}"
         return [
             f"#{'':>39}{groups}",
-            f"#{names}{ours * 2}{peer * peers}".rstrip(),
-            f"#{units}{of_ours * 2}{of_peer * peers}".rstrip(),
+            f"#{names}{ours * 2}{baseline * baselines}".rstrip(),
+            f"#{units}{of_ours * 2}{of_baseline * baselines}".rstrip(),
         ]
 
     def line(self, timings: Sequence[Timing]) -> str:
@@ -46,8 +46,8 @@ class Table:
         words = f"{first.nbytes:>12}{first.count:>12}{dtype:>9}{options.redop:>7}"
         for place in _PLACES:
             words += "  " + self._ours(found.get((OURS, place)))
-        for peer in self._peers:
-            words += "  " + self._peer(found.get(peer))
+        for baseline in self._baselines:
+            words += "  " + self._baseline(found.get(baseline))
         return words.rstrip()
 
     def _ours(self, timing: Timing | None) -> str:
@@ -58,7 +58,7 @@ class Table:
         words = "".join(f"{_digits(1e6 * seconds):>9}" for seconds in times)
         return words + f"{self._rates(timing)}{wrong:>7}"
 
-    def _peer(self, timing: Timing | None) -> str:
+    def _baseline(self, timing: Timing | None) -> str:
         if timing is None:
             return f"{'N/A':>9}{'N/A':>8}   "
         wrong = " !!" if timing.wrong else "   "

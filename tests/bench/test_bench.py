@@ -207,7 +207,7 @@ def bench(tmp_path: Path, ranks: int, *flags: str) -> subprocess.CompletedProces
 
 
 TORCH = importlib.util.find_spec("torch") is not None
-"""Gloo is a peer where there is torch."""
+"""Gloo is a baseline where there is torch."""
 QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "-n", "3", "-w", "1", "-c", "3")
 
 
@@ -225,7 +225,7 @@ QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "-n", "3", "-w", "1", "-c", "3
         ("barrier", {"out of place"}),
     ],
 )
-def test_every_collective_is_measured_beside_its_peer(tmp_path, collective, places):
+def test_every_collective_is_measured_beside_its_baseline(tmp_path, collective, places):
     ended = bench(tmp_path, 3, "--collective", collective, *QUICKLY, "--json", "rows.jsonl")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -238,7 +238,7 @@ def test_every_collective_is_measured_beside_its_peer(tmp_path, collective, plac
     for row in rows:
         assert 0 < row["min_us"] <= row["median_us"] <= row["p99_us"]
         assert row["command"].startswith("mpirun -n 3 python benchmarks/all_reduce.py --collective")
-    assert "# wrong elements: 0 of ringreduce, 0 of peers" in ended.stdout
+    assert "# wrong elements: 0 of ringreduce, 0 of baselines" in ended.stdout
 
 
 @pytest.mark.mpi
@@ -332,7 +332,7 @@ def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
     )
     assert ended.returncode == 1
     # Of two sizes three results each are looked at, in two places.
-    assert "# wrong elements: 12 of ringreduce, 0 of peers" in ended.stdout
+    assert "# wrong elements: 12 of ringreduce, 0 of baselines" in ended.stdout
 
 
 @pytest.mark.mpi

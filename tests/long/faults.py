@@ -30,12 +30,12 @@ ENDINGS = ("caught", "uncaught")
 RANKS = (2, 3, 4)
 STARTS = 3
 NEVER_STARTED = ("listener thread failed to start", "internal_Init_thread")
-"""What Open MPI's mpiexec, and MPICH itself, say when now and then they cannot start a job: no
-fault of a rank's."""
+"""Messages of Open MPI's mpiexec and of MPICH when they cannot start a job, which happens now and
+then and is no fault of a rank."""
 LIMIT_S = 30.0
-"""A job that takes longer hangs."""
+"""Seconds; a job that takes longer hangs."""
 LINGERING_S = 3.0
-"""A process that is there for longer after its job is left over."""
+"""Seconds; a process that lives longer after the end of its job is left over."""
 TOGETHER_S = 0.5
 """Within this time of each other all ranks raise."""
 COUNTED = (
@@ -80,7 +80,7 @@ def run_once(
 
 
 def judge(done: Finished, how: str, victim: int) -> list[str]:
-    """What the ranks say that they should not.  A rank that was ended with its job says nothing."""
+    """The wrong results and errors of ranks.  A rank that ended with its job has none."""
     results = [r for rank, r in enumerate(done.results) if rank != victim and r is not None]
     wrong = ["wrong_results"] * any("wrong_result" in r for r in results)
     errors = [r for r in results if "error" in r]
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def repeat(jobs: MpiJobs, how: str, ending: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one kind as often as is wanted; say what went wrong, with the seed that repeats it."""
+    """Run one kind `options.times` times; print each failure with the seed that repeats it."""
     wrong: Counter[str] = Counter()
     worst_s, started = 0.0, time.monotonic()
     for index in range(options.times):

@@ -34,14 +34,14 @@ from tests.support.mpi import MpiJobs
 
 RANKS = 5
 DRAWN_TOGETHER = 10
-"""Cases an example: Hypothesis costs less by the case when it draws several."""
+"""Cases in an example: Hypothesis takes less time for a case when it draws several."""
 SENT_TOGETHER = 50
 MOST_FAILURES = 10
 """After so many failures the run ends."""
 
 
 class TooManyFailures(Exception):  # noqa: N818 - ends the run, and is reported as failures
-    """There is no point in going on."""
+    """Raised to end the run after `MOST_FAILURES`."""
 
 
 class Feeder:
@@ -64,14 +64,14 @@ class Feeder:
             self.flush()
 
     def flush(self) -> None:
-        """Wait for what is under way, and send what was drawn."""
+        """Wait for the cases under way, and send the drawn ones."""
         self.settle()
         self._under_way, self._drawn = self._drawn, []
         if self._under_way:
             self.job.send([case for _, case in self._under_way])
 
     def settle(self) -> None:
-        """Wait until nothing is under way; cases behind one that failed are run again."""
+        """Wait until no case is under way; cases behind a failed one are run again."""
         while self._under_way:
             failure = self.job.receive()
             ended = len(self._under_way) if failure is None else failure[0] + 1

@@ -1,4 +1,4 @@
-"""Training that is killed at random moments, and goes on, ends as if nothing had been.
+"""Training that is killed at random moments and resumed ends with the same bits.
 
     python -m tests.long.resume --times 50 --seed 1 --out bench_results/resume.json
 
@@ -34,11 +34,11 @@ RUN = (
     *("--lr", "0.002", "--checkpoint-every", "2", "--keep", "2", "--check-every", "5"),
 )
 STEPS = 90
-"""That these settings make."""
+"""Steps that the settings of `RUN` make."""
 LIMIT_S = 60.0
 COUNTED = ("other_parameters", "other_metrics", "damaged", "failed")
 AGAIN = 0.3
-"""How likely a run that goes on is killed as well."""
+"""Probability that a resumed run is killed as well."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,7 +142,7 @@ def kill(job: subprocess.Popen[str], here: Path, after_s: float, rng: random.Ran
 
 
 def is_rank(pid: int) -> bool:
-    """Whether a process is Python with the trainer, and not what started it."""
+    """Whether a process is Python with the trainer, and not the launcher."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return command[0] == sys.executable.encode() and command[1].endswith(b"programs/train.py")
@@ -155,7 +155,7 @@ def flags(here: Path) -> list[str]:
 
 
 def told(here: Path) -> list[dict[str, Any]]:
-    """What the metrics say; a line that is being written does not count."""
+    """The metrics; a line that is only partly written does not count."""
     if not (here / "m.jsonl").exists():
         return []
     lines = (here / "m.jsonl").read_text().splitlines(keepends=True)
