@@ -51,7 +51,7 @@ _BY_FILE = {
     "devices/vectors.py": ("tests/devices/test_folds.py",),
     "shm/copies.py": _SHARED,
     "shm/executor.py": _SHARED,
-    "shm/protocol.py": _SHARED,
+    "shm/protocol.py": ("tests/shm/test_protocol.py", *_SHARED),
     "shm/entry.py": ("tests/shm/test_fast_path.py", "tests/shm/test_lists.py"),
     "shm/intervals.py": ("tests/shm/test_lists.py",),
     "shm/iovec.py": ("tests/shm/test_lists.py",),

@@ -17,7 +17,7 @@ from ringreduce.devices.base import Device
 from ringreduce.messages.binding import Arithmetic, Flow, bind
 from ringreduce.messages.device_staging import Blocks, bind_staging
 from ringreduce.planning.plan import Plan
-from ringreduce.planning.shm_instructions import Rows
+from ringreduce.planning.shm_instructions import Instructions
 from ringreduce.shm.program import Exchange
 from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
@@ -44,7 +44,7 @@ class Prepared:
     """Its only flow, bound to the only arrays that it is ever run on."""
     shares: bool = True
     """Whether it may go through shared memory, on all ranks alike."""
-    rows: dict[int, Rows | None] = field(default_factory=dict)
+    rows: dict[int, Instructions | None] = field(default_factory=dict)
     """Of slices, for shared memory."""
     last_run: int = 0
     """When it was last run, counted in runs; the store keeps what ran last."""
@@ -238,7 +238,7 @@ class FlowCache:
             blocks = self._blocks[device, slot] = Blocks(device.stream)
         return bind_staging(*bound_to, blocks, index, slot)
 
-    def _rows(self, prepared: Prepared, index: int) -> Rows | None:
+    def _rows(self, prepared: Prepared, index: int) -> Instructions | None:
         """What shared memory makes of a slice; None where messages do it."""
         if (
             self.exchange is None

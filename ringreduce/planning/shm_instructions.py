@@ -1,16 +1,19 @@
-"""A slice of a plan as rows for shared memory: put, wait, copy, fold.
+"""A slice of a plan as instructions for shared memory: free a slot, post, wait, copy, reduce.
 
-The schedule stays the only place that knows the algorithm.  From the plans of all ranks follows
-who puts what where, so a row says where in a peer's memory its data lie, and nothing about that
-travels.
+The schedule stays the only place that knows the algorithm.  Each rank plans for all ranks, so an
+instruction names the place in a peer's memory where the data are, and no message carries it.
 
-Data go one of two ways.  Staged, a rank copies what it sends in a step to its slot, and may go on
-when it has what it needs.  Pulled, peers read it from where it lies; before it is written to, and
-before the call ends, they have to have done so.
+Data go one of two ways:
 
-What lies in shared memory need not be staged where that is known to be over in time: a rank lends
-it in any exchange but the last, and what it has just folded it writes to where peers want it, who
-then need not pull it either.  Whether it lies there, and there, each rank tells: nobody else's rows
+- *Staged* (copy-in, copy-out): a rank copies what it sends in a step to its slot, and goes on as
+  soon as it has what it needs.
+- *Single-copy*: peers read the data where they are.  They have to have read them before the rank
+  writes there again, and before the call ends.
+
+Data in shared memory need not be staged where the plans show that the time suffices.  A rank
+*exposes* its array in any round but the last: peers read the array in place of the slot.  A rank
+*writes directly* to OUTPUT of its peers what it has just reduced: then they need not read it.
+Each rank publishes whether its arrays are shared memory; the instructions of its peers do not
 depend on it.
 """
 
@@ -31,51 +34,57 @@ from ringreduce.planning.operations import (
 )
 
 ALIGNMENT = 32
-BESIDE_BYTES = 512
-"""More than these do not stand beside the number and the header: ranks tell where they lie."""
+IN_SLOT_BYTES = 512
+"""The most bytes that are staged in the slot itself; more are staged in the ring."""
 DIRECT_BYTES = 4 << 10
-"""Fewer than these it is no use to lend, or to write to where peers want them."""
+"""The fewest bytes that are worth exposing or writing directly."""
 SLOT = 3
-"""A place besides INPUT, OUTPUT and SCRATCH: what is put in the exchange under way."""
+"""A buffer besides INPUT, OUTPUT and SCRATCH: a rank's data of the current round."""
 
 
 class Place(NamedTuple):
-    """Bytes from `offset` on: of a rank's INPUT, OUTPUT, SCRATCH, or of its SLOT."""
+    """Bytes of a buffer from an offset on."""
 
     rank: int
+    """The rank that has the buffer."""
     buffer: int
+    """INPUT, OUTPUT, SCRATCH or SLOT."""
     offset: int
+    """In bytes."""
 
 
-class MakeRoom(NamedTuple):
-    """Wait until the slot of this exchange may be written, and take memory for what it holds.
+class FreeSlot(NamedTuple):
+    """Wait until the slot of a round may be written, and reserve memory for the round's data."""
 
-    None is needed if the buffer `unless` of this rank is shared memory.
-    """
-
-    exchange: int
+    round: int
+    """From 1."""
     nbytes: int = 0
-    unless: int | None = None
+    """Bytes to reserve."""
+    unless_shared: int | None = None
+    """INPUT or OUTPUT: reserve nothing if this buffer of the rank is shared memory."""
 
 
-class Put(NamedTuple):
-    """Say that what there is to say in this exchange is there."""
+class Post(NamedTuple):
+    """Publish this rank's part of a round."""
 
-    exchange: int
-    lends: Place | None = None
-    """From where on peers read it, as if that were the slot, if that buffer is shared memory."""
+    round: int
+    """From 1."""
+    exposes: Place | None = None
+    """What peers read in place of the slot if this buffer of the rank is shared memory."""
 
 
-class Await(NamedTuple):
-    """Wait until a peer has put this exchange.
-
-    If it is for what the peer says there, the header is compared.  If it is to know that the peer
-    has done with the one before, it may have gone on since.
-    """
+class Wait(NamedTuple):
+    """Wait until a peer has posted a round."""
 
     peer: int
-    exchange: int
-    listens: bool
+    """A rank."""
+    round: int
+    """From 1."""
+    reads: bool
+    """Whether the rank reads data of the round, and so compares the header.
+
+    Else it only waits until the peer has done with the round before; the peer may be further.
+    """
 
 
 class CopyBytes(NamedTuple):
@@ -84,111 +93,122 @@ class CopyBytes(NamedTuple):
     into: Place
     source: Place
     nbytes: int
-    unless: int | None = None
-    """There is nothing to copy if this buffer of the rank's own, INPUT or OUTPUT, is shared."""
+    unless_shared: int | None = None
+    """INPUT or OUTPUT: copy nothing if this buffer of the rank is shared memory."""
 
 
 class Reduce(NamedTuple):
-    """``into`` = the sources, folded from left to right, and divided if that `finishes` a mean."""
+    """``into`` = the sources, reduced from left to right."""
 
     into: Place
     sources: tuple[Place, ...]
+    """Two or more."""
     nbytes: int
     finishes: bool
-    wanted: tuple[Place, ...] = ()
-    """Where peers want the result: it is written there, if that is shared memory."""
+    """Whether the result has all contributions; a mean is divided then."""
+    direct: tuple[Place, ...] = ()
+    """Places in OUTPUT of peers: the result is written to those that are shared memory."""
     staged: Place | None = None
-    """Where in the slot it is put, unless it was written so to all the ranks that read it."""
+    """Where the result is staged in this rank's slot, unless all readers were written directly."""
     readers: int = 0
-    """How many ranks read it, there or where they want it; 0 if it is pulled."""
+    """How many ranks read the result; 0 if it is single-copy."""
 
 
-Row = MakeRoom | Put | Await | CopyBytes | Reduce
+Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce
 
 
-class Rows(NamedTuple):
+class Instructions(NamedTuple):
     """One rank's part of a slice."""
 
-    rows: tuple[Row, ...]
-    exchanges: int
+    instructions: tuple[Instruction, ...]
+    rounds: int
     """The same on all ranks."""
     slot_bytes: int
-    """The most that any rank puts into its slot."""
+    """The most bytes that any rank stages in a round."""
     scratch: int
-    """Elements."""
-    pulls: bool
-    tells: bool
-    """Whether ranks tell where what there is to read lies, and their OUTPUT."""
+    """Elements of SCRATCH that the rank needs."""
+    single_copy: bool
+    """Whether peers read the data where they are."""
+    publishes: bool
+    """Whether ranks publish where the data of a round and OUTPUT are."""
     notes: tuple[tuple[int, str, int, int], ...]
     """(step, "send" or "recv", peer, bytes of data): for the message log."""
 
 
-def rows_of(
-    plans: Sequence[PlannedSlice], rank: int, itemsize: int, pulls: bool, in_place: bool
-) -> Rows | None:
-    """The rows of `rank`, given the plans of all ranks, whose messages are not cut in segments.
+def instructions_of(
+    plans: Sequence[PlannedSlice], rank: int, itemsize: int, single_copy: bool, in_place: bool
+) -> Instructions | None:
+    """Return the instructions of `rank`, given the plans of all ranks; None if there are none.
 
-    `in_place` says that on some ranks OUTPUT may be INPUT.  None where there are no such rows, on
-    all ranks: a message is received in another step than it is sent in, or would be pulled from
-    memory that is written to in that step.
+    Messages of the plans are not cut in segments.  `in_place` says that OUTPUT may be INPUT on some
+    ranks.  The answer is None on all ranks if a message is received in another step than it is sent
+    in, or if data that should be single-copy are written in the same step.
     """
-    table = _Table(plans, itemsize, in_place, pulls)
-    if not table.exchanges or not table.in_step():
+    table = _Table(plans, itemsize, in_place, single_copy)
+    if not table.rounds or not table.is_in_step():
         return None
-    if pulls and not table.can_pull():
+    if single_copy and not table.can_be_single_copy():
         return None
     table.lay_out()
-    rows = tuple(_Writer(table, rank).rows())
-    scratch = plans[rank].scratch if any(map(_touches_scratch, rows)) else 0
-    notes, most = tuple(_notes(table, rank)), table.most_in_slot
-    return Rows(rows, table.exchanges + pulls, most, scratch, pulls, table.tells, notes)
+    instructions = tuple(_Writer(table, rank).instructions())
+    scratch = plans[rank].scratch if any(map(_touches_scratch, instructions)) else 0
+    return Instructions(
+        instructions,
+        table.rounds + single_copy,
+        table.most_in_slot,
+        scratch,
+        single_copy,
+        table.publishes,
+        tuple(_notes(table, rank)),
+    )
 
 
 class _Table:
-    """All messages: where in its sender's memory each lies, and where it may go from there."""
+    """All messages of all ranks: where each is in its sender's memory, and how it is read."""
 
     def __init__(
-        self, plans: Sequence[PlannedSlice], itemsize: int, in_place: bool, pulls: bool
+        self, plans: Sequence[PlannedSlice], itemsize: int, in_place: bool, single_copy: bool
     ) -> None:
-        self.plans, self.itemsize, self.in_place, self.pulls = plans, itemsize, in_place, pulls
+        self.plans, self.itemsize = plans, itemsize
+        self.in_place, self.single_copy = in_place, single_copy
         self.steps: list[dict[int, PlannedStep]] = [
             {step.index: step for step in plan.steps} for plan in plans
         ]
-        self.exchanges = max((index + 1 for steps in self.steps for index in steps), default=0)
+        self.rounds = max((index + 1 for steps in self.steps for index in steps), default=0)
         self.slot_bytes: dict[tuple[int, int], int] = {}
-        """By rank and step."""
-        self.lent: dict[tuple[int, int], Span] = {}
-        """What covers all that a rank sends in a step, if it lends that."""
-        self.pushed: dict[tuple[int, int, Span], dict[int, Span]] = {}
-        """What a rank has just folded and sends in a step: who takes it where, of its OUTPUT."""
+        """(rank, step) -> the bytes that the rank stages in the step."""
+        self.exposed: dict[tuple[int, int], Span] = {}
+        """(rank, step) -> the span that the rank exposes in the step: it covers all it sends."""
+        self.direct: dict[tuple[int, int, Span], dict[int, Span]] = {}
+        """(rank, step, span just reduced and now sent) -> {peer: span of its OUTPUT to write}."""
         self._in_slot: dict[tuple[int, int], dict[Span, int]] = {}
         self._received: dict[tuple[int, int], list[tuple[int, Span, Span]]] = {}
 
     @property
-    def tells(self) -> bool:
-        return bool(self.lent or any(self.pushed.values())) or self.most_in_slot > BESIDE_BYTES
+    def publishes(self) -> bool:
+        return bool(self.exposed or any(self.direct.values())) or self.most_in_slot > IN_SLOT_BYTES
 
     @property
     def most_in_slot(self) -> int:
         return max(self.slot_bytes.values(), default=0)
 
     def lay_out(self) -> None:
-        """Decide where in the slots data are staged, and where they need not be."""
+        """Decide which data are exposed or written directly, and where the others are staged."""
         for rank, steps in enumerate(self.steps):
             for index in steps:
-                covering = None if self.pulls else self._lendable(rank, index)
+                covering = None if self.single_copy else self._exposable(rank, index)
                 if covering is not None:
-                    self.lent[rank, index] = covering
-                for span in self._just_folded(rank, index):
-                    self.pushed[rank, index, span] = {}
-        for rank, index, span in self.pushed:
-            self.pushed[rank, index, span] = dict(self._pushable(rank, index, span))
-        for rank, steps in enumerate([] if self.pulls else self.steps):
+                    self.exposed[rank, index] = covering
+                for span in self._just_reduced(rank, index):
+                    self.direct[rank, index, span] = {}
+        for rank, index, span in self.direct:
+            self.direct[rank, index, span] = dict(self._direct_writes(rank, index, span))
+        for rank, steps in enumerate([] if self.single_copy else self.steps):
             for index in steps:
                 self._lay_out(rank, index)
 
     def _lay_out(self, rank: int, index: int) -> None:
-        covering = self.lent.get((rank, index))
+        covering = self.exposed.get((rank, index))
         offsets: dict[Span, int] = {}
         end = 0
         for span in self.sent(rank, index):
@@ -200,22 +220,22 @@ class _Table:
                 end = max(end, offsets[span] + self.nbytes(span))
         self._in_slot[rank, index], self.slot_bytes[rank, index] = offsets, end
 
-    def _lendable(self, rank: int, index: int) -> Span | None:
+    def _exposable(self, rank: int, index: int) -> Span | None:
         sent = self.sent(rank, index)
-        if index + 1 == self.exchanges or not self.may_stay(rank, index):
+        if index + 1 == self.rounds or not self.stays_unchanged(rank, index):
             return None
         if len({span.buffer for span in sent}) != 1 or not self._worth_it(sent):
             return None
         start, stop = min(span.start for span in sent), max(span.stop for span in sent)
         covering = Span(sent[0].buffer, start, stop)
-        # Where it is not shared memory after all, the slot has the same gaps.
+        # If the buffer is not shared memory after all, the slot has the same gaps.
         dense = self.nbytes(covering) <= 2 * sum(map(self.nbytes, sent))
         return covering if dense else None
 
-    def _just_folded(self, rank: int, index: int) -> Iterator[Span]:
-        """What a rank sends in a step, not lent, as it was folded in the step before."""
+    def _just_reduced(self, rank: int, index: int) -> Iterator[Span]:
+        """The spans that a rank reduces in one step and sends, not exposed, in the step `index`."""
         before = self.steps[rank].get(index - 1)
-        if before is None or (rank, index) in self.lent:
+        if before is None or (rank, index) in self.exposed:
             return
         changed = [copy.into for copy in self.steps[rank][index].packs]
         folded = [fold.into for fold in before.folds]
@@ -224,16 +244,16 @@ class _Table:
             if meeting == [span] and span in folded and self._worth_it([span]):
                 yield span
 
-    def _pushable(self, rank: int, index: int, span: Span) -> Iterator[tuple[int, Span]]:
-        """Who can have it written to the one place where it belongs, as soon as it is folded."""
-        heard = {m.peer for m in self.steps[rank][index - 1].recvs}
-        for peer in {m.peer for m in self.steps[rank][index].sends if m.span == span} & heard:
+    def _direct_writes(self, rank: int, index: int, span: Span) -> Iterator[tuple[int, Span]]:
+        """The peers in whose OUTPUT a span can be written as soon as it is reduced, and where."""
+        read_from = {m.peer for m in self.steps[rank][index - 1].recvs}
+        for peer in {m.peer for m in self.steps[rank][index].sends if m.span == span} & read_from:
             places = [r for p, s, r in self.received(peer, index) if (p, s) == (rank, span)]
             if len(places) == 1 and self._is_free(peer, index, places[0], rank):
                 yield peer, places[0]
 
     def _is_free(self, rank: int, index: int, into: Span, writer: int) -> bool:
-        """Whether `into` may be written to by `writer` while the rank is still a step behind."""
+        """Whether `writer` may write `into` while the rank is still in the step before."""
         before, now = self.steps[rank].get(index - 1), self.steps[rank][index]
         if into.buffer != OUTPUT or before is None:
             return False
@@ -242,7 +262,9 @@ class _Table:
             used += [fold.into, *fold.sources]
         for copy in now.packs:
             used += [copy.into, copy.source]
-        for message in before.sends if self.pulls or (rank, index - 1) in self.lent else ():
+        for message in (
+            before.sends if self.single_copy or (rank, index - 1) in self.exposed else ()
+        ):
             if message.peer != writer or message.span[1:] != into[1:]:
                 used.append(message.span)
         return not any(_may_meet(each, into, self.in_place) for each in used)
@@ -251,7 +273,7 @@ class _Table:
         return sum(map(self.nbytes, spans)) >= DIRECT_BYTES
 
     def sent(self, rank: int, index: int) -> list[Span]:
-        """What a rank sends in a step, everything once."""
+        """The spans that a rank sends in a step, each once."""
         step = self.steps[rank].get(index)
         sends = () if step is None else step.sends
         return list(dict.fromkeys(m.span for m in sends if m.span.start < m.span.stop))
@@ -259,13 +281,14 @@ class _Table:
     def readers(self, rank: int, index: int, span: Span) -> int:
         return len({m.peer for m in self.steps[rank][index].sends if m.span == span})
 
-    def can_pull(self) -> bool:
-        return all(self.may_stay(r, s) for r, steps in enumerate(self.steps) for s in steps)
+    def can_be_single_copy(self) -> bool:
+        return all(self.stays_unchanged(r, s) for r, steps in enumerate(self.steps) for s in steps)
 
-    def may_stay(self, rank: int, index: int) -> bool:
-        """Whether what a rank sends in a step, none of it from scratch, stays as it is for a while.
+    def stays_unchanged(self, rank: int, index: int) -> bool:
+        """Whether the spans that a rank sends in a step stay as they are until the next step.
 
-        Until all have come to the next step: so nobody waits for that before he has come there.
+        They do if none is in SCRATCH, and nothing is written to them before all ranks are in the
+        next step.  So a rank waits for its readers only after it has posted that step itself.
         """
         step, after = self.steps[rank][index], self.steps[rank].get(index + 1)
         sent = [m.span for m in step.sends if m.span.start < m.span.stop]
@@ -275,8 +298,8 @@ class _Table:
             return False
         return not any(_may_meet(a, b, self.in_place) for a in sent for b in written)
 
-    def in_step(self) -> bool:
-        """Whether every message is received in the step in which it is sent, and fits."""
+    def is_in_step(self) -> bool:
+        """Whether every message is received in the step in which it is sent, with its size."""
         for rank, steps in enumerate(self.steps):
             for index, step in steps.items():
                 for peer in {m.peer for m in (*step.sends, *step.recvs)}:
@@ -288,7 +311,7 @@ class _Table:
         return True
 
     def received(self, rank: int, index: int) -> list[tuple[int, Span, Span]]:
-        """(peer, the span that it sends, the span that this rank receives it in)"""
+        """(peer, the span that the peer sends, the span that the rank receives it in)"""
         if (rank, index) not in self._received:
             self._received[rank, index] = list(self._receive(rank, index))
         return self._received[rank, index]
@@ -312,120 +335,123 @@ class _Table:
 
 
 class _Writer:
-    """Writes the rows of one rank."""
+    """Writes the instructions of one rank."""
 
     def __init__(self, table: _Table, rank: int) -> None:
-        self._table, self._rank, self._pulls = table, rank, table.pulls
-        self._heard: dict[int, int] = defaultdict(int)
-        """Peer -> the latest exchange in which it was listened to."""
-        self._awaited: dict[int, int] = defaultdict(int)
-        self._lent: list[tuple[Span, int, int]] = []
-        """What peers may read: the span, the peer, in which exchange."""
+        self._table, self._rank, self._single_copy = table, rank, table.single_copy
+        self._read_in: dict[int, int] = defaultdict(int)
+        """Peer -> the latest round whose data the rank has waited for."""
+        self._waited_for: dict[int, int] = defaultdict(int)
+        """Peer -> the latest round that the rank has waited for."""
+        self._exposed: list[tuple[Span, int, int]] = []
+        """(span, peer, round): what peers read where it is, and when."""
 
-    def rows(self) -> Iterator[Row]:
-        table, rank, exchanges = self._table, self._rank, self._table.exchanges
-        for index in range(exchanges):
-            exchange = index + 1
+    def instructions(self) -> Iterator[Instruction]:
+        table, rank, rounds = self._table, self._rank, self._table.rounds
+        for index in range(rounds):
+            number = index + 1
             step = table.steps[rank].get(index)
             if step is not None:
                 for copy in step.packs:
                     yield from self._copy(copy.into, table.place(rank, copy.source))
-            if not self._pushes(index):
-                yield self._make_room(index)
+            if not self._writes_directly(index):
+                yield self._free_slot(index)
             if step is not None:
                 yield from self._send(step)
             else:
-                yield Put(exchange)
+                yield Post(number)
             if step is not None:
-                yield from self._receive(step, exchange)
-        if self._pulls:
-            yield MakeRoom(exchanges + 1)
-            yield Put(exchanges + 1)
+                yield from self._receive(step, number)
+        if self._single_copy:
+            yield FreeSlot(rounds + 1)
+            yield Post(rounds + 1)
         for settle in table.plans[rank].settles:
             yield from self._copy(settle.into, table.place(rank, settle.source))
         yield from self._until_read(lambda _: True)
 
-    def _pushes(self, index: int) -> bool:
-        """Whether what is sent in a step is on its way before the step begins."""
-        return any((self._rank, index, s) in self._table.pushed for s in self._sent(index))
+    def _writes_directly(self, index: int) -> bool:
+        """Whether data of a step are written to peers before the step begins."""
+        return any((self._rank, index, s) in self._table.direct for s in self._sent(index))
 
-    def _make_room(self, index: int) -> MakeRoom:
+    def _free_slot(self, index: int) -> FreeSlot:
         nbytes = self._table.slot_bytes.get((self._rank, index), 0)
-        covering = self._table.lent.get((self._rank, index))
-        return MakeRoom(index + 1, nbytes, None if covering is None else covering.buffer)
+        covering = self._table.exposed.get((self._rank, index))
+        return FreeSlot(index + 1, nbytes, None if covering is None else covering.buffer)
 
     def _sent(self, index: int) -> list[Span]:
         return self._table.sent(self._rank, index)
 
-    def _send(self, step: PlannedStep) -> Iterator[Row]:
+    def _send(self, step: PlannedStep) -> Iterator[Instruction]:
         table, rank, index = self._table, self._rank, step.index
-        covering = table.lent.get((rank, index))
-        lends = None
-        if not self._pulls:
+        covering = table.exposed.get((rank, index))
+        exposes = None
+        if not self._single_copy:
             for span in self._sent(index):
-                if (rank, index, span) not in table.pushed:
+                if (rank, index, span) not in table.direct:
                     into, source = table.in_slot(rank, index, span), table.place(rank, span)
-                    unless = covering and covering.buffer
-                    yield CopyBytes(into, source, table.nbytes(span), unless)
+                    unless_shared = covering and covering.buffer
+                    yield CopyBytes(into, source, table.nbytes(span), unless_shared)
         if covering is not None:
-            lends = table.place(rank, covering)
-        yield Put(index + 1, lends)
-        if self._pulls or covering is not None:
-            self._lent += [(m.span, m.peer, index + 1) for m in step.sends]
+            exposes = table.place(rank, covering)
+        yield Post(index + 1, exposes)
+        if self._single_copy or covering is not None:
+            self._exposed += [(m.span, m.peer, index + 1) for m in step.sends]
 
-    def _receive(self, step: PlannedStep, exchange: int) -> Iterator[Row]:
+    def _receive(self, step: PlannedStep, number: int) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
         operands: dict[Span, Place] = {}
         for peer, sent, received in table.received(rank, step.index):
-            if self._heard[peer] < exchange:
-                self._heard[peer] = self._awaited[peer] = exchange
-                yield Await(peer, exchange, listens=True)
-            if self._pulls:
+            if self._read_in[peer] < number:
+                self._read_in[peer] = self._waited_for[peer] = number
+                yield Wait(peer, number, reads=True)
+            if self._single_copy:
                 source = table.place(peer, sent)
             else:
                 source = table.in_slot(peer, step.index, sent)
-            if self._only_folded(received, step):
+            if self._only_reduced(received, step):
                 operands[received] = source
             else:
-                pushed = table.pushed.get((peer, step.index, sent), {})
-                yield from self._copy(received, source, OUTPUT if rank in pushed else None)
-        if self._pushes(step.index + 1):
-            yield self._make_room(step.index + 1)
+                direct = table.direct.get((peer, step.index, sent), {})
+                yield from self._copy(received, source, OUTPUT if rank in direct else None)
+        if self._writes_directly(step.index + 1):
+            yield self._free_slot(step.index + 1)
         for fold in step.folds:
-            yield from self._fold(step.index, fold, operands)
+            yield from self._reduce(step.index, fold, operands)
 
-    def _fold(self, index: int, fold: Fold, operands: dict[Span, Place]) -> Iterator[Row]:
+    def _reduce(self, index: int, fold: Fold, operands: dict[Span, Place]) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
         if fold.into.start < fold.into.stop:
             yield from self._until_read(lambda span: self._overlap(span, fold.into))
             sources = [operands.get(s) or table.place(rank, s) for s in fold.sources]
             into, nbytes = table.place(rank, fold.into), table.nbytes(fold.into)
-            pushed = table.pushed.get((rank, index + 1, fold.into))
-            row = Reduce(into, tuple(sources), nbytes, fold.finishes)
-            if pushed is not None:
-                wanted = tuple(table.place(peer, span) for peer, span in pushed.items())
-                row = row._replace(wanted=wanted)
-                if not self._pulls:
+            direct = table.direct.get((rank, index + 1, fold.into))
+            instruction = Reduce(into, tuple(sources), nbytes, fold.finishes)
+            if direct is not None:
+                places = tuple(table.place(peer, span) for peer, span in direct.items())
+                instruction = instruction._replace(direct=places)
+                if not self._single_copy:
                     staged = table.in_slot(rank, index + 1, fold.into)
                     readers = table.readers(rank, index + 1, fold.into)
-                    row = row._replace(staged=staged, readers=readers)
-            yield row
+                    instruction = instruction._replace(staged=staged, readers=readers)
+            yield instruction
 
-    def _copy(self, into: Span, source: Place, unless: int | None = None) -> Iterator[Row]:
+    def _copy(
+        self, into: Span, source: Place, unless_shared: int | None = None
+    ) -> Iterator[Instruction]:
         if into.start < into.stop:
             yield from self._until_read(lambda span: self._overlap(span, into))
             place, nbytes = self._table.place(self._rank, into), self._table.nbytes(into)
-            yield CopyBytes(place, source, nbytes, unless)
+            yield CopyBytes(place, source, nbytes, unless_shared)
 
-    def _until_read(self, concerns: Callable[[Span], bool]) -> Iterator[Row]:
-        """Wait until peers have read, as far as that `concerns` anybody, what they may read."""
-        for span, peer, exchange in self._lent:
-            if concerns(span) and self._awaited[peer] <= exchange:
-                self._awaited[peer] = exchange + 1
-                yield Await(peer, exchange + 1, listens=False)
+    def _until_read(self, concerns: Callable[[Span], bool]) -> Iterator[Instruction]:
+        """Wait until peers have read the exposed spans for which `concerns` is true."""
+        for span, peer, number in self._exposed:
+            if concerns(span) and self._waited_for[peer] <= number:
+                self._waited_for[peer] = number + 1
+                yield Wait(peer, number + 1, reads=False)
 
-    def _only_folded(self, span: Span, step: PlannedStep) -> bool:
-        """Whether what comes for a span is folded in this step, whole, and not needed after."""
+    def _only_reduced(self, span: Span, step: PlannedStep) -> bool:
+        """Whether received data are only reduced: whole, in this step, and never read again."""
         if span.buffer != SCRATCH or span.start == span.stop:
             return False
         folded = [source for fold in step.folds for source in fold.sources]
@@ -442,12 +468,12 @@ class _Writer:
         return _may_meet(a, b, self._table.in_place)
 
 
-def _touches_scratch(row: Row) -> bool:
+def _touches_scratch(instruction: Instruction) -> bool:
     places: tuple[Place, ...] = ()
-    if isinstance(row, CopyBytes):
-        places = (row.into, row.source)
-    elif isinstance(row, Reduce):
-        places = (row.into, *row.sources)
+    if isinstance(instruction, CopyBytes):
+        places = (instruction.into, instruction.source)
+    elif isinstance(instruction, Reduce):
+        places = (instruction.into, *instruction.sources)
     return any(place.buffer == SCRATCH for place in places)
 
 

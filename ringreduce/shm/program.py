@@ -1,7 +1,7 @@
-"""Slices that ranks of one host carry out through memory that they share: a compiled call each.
+"""Programs: slices that ranks of one host carry out through memory that they share.
 
-Which slices, and how their data go, follows from the call and from what all ranks can do, so that
-all decide alike.  Everything else about such a call is as with messages.
+Which slices, and which way their data go, follows from the call and from the abilities of all
+ranks, so all ranks decide alike.  Everything else about such a call is as with messages.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import (
     SLOT,
-    Await,
     CopyBytes,
-    MakeRoom,
+    FreeSlot,
+    Instructions,
     Place,
-    Put,
+    Post,
     Reduce,
-    Rows,
-    rows_of,
+    Wait,
+    instructions_of,
 )
 from ringreduce.shm import layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
@@ -91,26 +91,26 @@ class Exchange:
 
     def rows(
         self, plan: Plan, index: int, device: Device, op: str | None, dtype: Any
-    ) -> Rows | None:
-        """This rank's rows of a slice; None, on all ranks, if it is to be done by messages."""
+    ) -> Instructions | None:
+        """Return this rank's instructions of a slice; None, on all ranks, if messages do it."""
         if device.stream is not None or len(self._peers) >= _MAX_RANKS:
             return None
         if op is not None and jit.fold(op, dtype) is None:
             return None
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
-        pulls = self._config.pulls(plan.count * plan.itemsize)
-        for way in (True, False) if pulls else (False,):
-            rows = rows_of(every, self._rank, plan.itemsize, way, plan.in_place)
-            if rows is not None and rows.slot_bytes <= layout.MAX_STAGED_BYTES:
-                return rows
+        single_copy = self._config.pulls(plan.count * plan.itemsize)
+        for way in (True, False) if single_copy else (False,):
+            instructions = instructions_of(every, self._rank, plan.itemsize, way, plan.in_place)
+            if instructions is not None and instructions.slot_bytes <= layout.MAX_STAGED_BYTES:
+                return instructions
         return None
 
     # --- programs ---
 
     def flow(
         self,
-        rows: Rows,
+        instructions: Instructions,
         memory: tuple[Any, Any, Any],
         device: Device,
         op: str | None,
@@ -119,12 +119,12 @@ class Exchange:
         sizes: tuple[int, int],
         in_place: bool,
     ) -> Flow:
-        """A flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH.
+        """Return a flow that carries out a slice in `memory`: INPUT, OUTPUT and SCRATCH.
 
-        Or in others that it is told of later; `sizes` are the bytes of INPUT and OUTPUT then,
-        and `in_place` is whether they may be the same.
+        A run may name another INPUT and OUTPUT.  They have `sizes` in bytes, and `in_place` says
+        whether they may be the same.
         """
-        words = self._program(rows, memory, device, op)
+        words = self._program(instructions, memory, device, op)
         program = Program(_address(words))
         program.input_bytes, program.output_bytes = sizes
         program.in_place = in_place
@@ -141,7 +141,7 @@ class Exchange:
             return bool(result == layout.DONE)
 
         def where() -> tuple[int, list[int]]:
-            return self._where(program, rows)
+            return self._where(program, instructions)
 
         def reset() -> None:
             program.instruction = 0
@@ -149,22 +149,28 @@ class Exchange:
         flow.memory = words, memory
         flow.compiled = Compiled(enter, address, done)
         step.tests, step.where, step.reset = [done], where, reset
-        step.notes = list(rows.notes)
+        step.notes = list(instructions.notes)
         return flow
 
     def _program(
-        self, rows: Rows, memory: tuple[Any, Any, Any], device: Device, op: str | None
+        self,
+        instructions: Instructions,
+        memory: tuple[Any, Any, Any],
+        device: Device,
+        op: str | None,
     ) -> Any:
-        """The memory of a program, as words."""
-        size = size_of(Program) + layout.INSTRUCTION_BYTES * (len(rows.rows) + 1)
-        lists = sum(_list_bytes(row) for row in rows.rows if isinstance(row, Reduce))
+        """Return the memory of a program, as words."""
+        size = size_of(Program) + layout.INSTRUCTION_BYTES * (len(instructions.instructions) + 1)
+        reduces = [each for each in instructions.instructions if isinstance(each, Reduce)]
+        lists = sum(map(_list_bytes, reduces))
         words = np.zeros((size + lists) // WORD, np.int64)
         program = Program(_address(words))
         program.team, program.run = address_of(self.team), self._run
-        program.rounds = rows.exchanges
-        program.publishes = layout.PUBLISHES_DATA if rows.tells else layout.PUBLISHES_NOTHING
-        if rows.pulls:
+        program.rounds = instructions.rounds
+        if instructions.single_copy:
             program.publishes = layout.PUBLISHES_ARRAYS
+        elif instructions.publishes:
+            program.publishes = layout.PUBLISHES_DATA
         dtype = memory[SCRATCH].dtype
         program.item_bytes = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         program.fold = (0 if op is None else jit.fold(op, dtype)) or 0
@@ -176,11 +182,11 @@ class Exchange:
         self._locate(program.output, program.output_location)
         at = address_of(program) + size_of(Program)
         free = address_of(program) + size
-        for row in rows.rows:
-            if isinstance(row, Reduce):
-                free = self._write_reduce(program, layout.Reduce(at), row, free)
+        for instr in instructions.instructions:
+            if isinstance(instr, Reduce):
+                free = self._write_reduce(program, layout.Reduce(at), instr, free)
             else:
-                self._write(program, at, row)
+                self._write(program, at, instr)
             at += layout.INSTRUCTION_BYTES
         layout.Instruction(at).opcode = layout.END
         return words
@@ -192,47 +198,47 @@ class Exchange:
         location.address = offset if location.in_segment else buffer.address
 
     def _write(
-        self, program: Program, at: Address, row: MakeRoom | Put | Await | CopyBytes
+        self, program: Program, at: Address, instr: FreeSlot | Post | Wait | CopyBytes
     ) -> None:
         """Write an instruction to the memory at `at`."""
-        if isinstance(row, MakeRoom):
+        if isinstance(instr, FreeSlot):
             free_slot = layout.FreeSlot(at)
-            free_slot.opcode, free_slot.round = layout.FREE_SLOT, row.exchange
-            free_slot.nbytes = row.nbytes
-            free_slot.shared_flag = _shared_flag(program, row.unless)
-        elif isinstance(row, Put):
+            free_slot.opcode, free_slot.round = layout.FREE_SLOT, instr.round
+            free_slot.nbytes = instr.nbytes
+            free_slot.shared_flag = _shared_flag(program, instr.unless_shared)
+        elif isinstance(instr, Post):
             post = layout.Post(at)
-            post.opcode, post.round = layout.POST, row.exchange
-            if row.lends is not None:
-                post.shared_flag = _shared_flag(program, row.lends.buffer)
-                self._point(program, post.exposed, row.lends)
-        elif isinstance(row, Await):
+            post.opcode, post.round = layout.POST, instr.round
+            if instr.exposes is not None:
+                post.shared_flag = _shared_flag(program, instr.exposes.buffer)
+                self._point(program, post.exposed, instr.exposes)
+        elif isinstance(instr, Wait):
             wait = layout.Wait(at)
-            wait.opcode, wait.round = layout.WAIT, row.exchange
-            wait.peer, wait.reads = self._peers.index(row.peer), row.listens
+            wait.opcode, wait.round = layout.WAIT, instr.round
+            wait.peer, wait.reads = self._peers.index(instr.peer), instr.reads
         else:
             copy = layout.Copy(at)
-            copy.opcode, copy.nbytes = layout.COPY, row.nbytes
-            self._point(program, copy.target, row.into)
-            self._point(program, copy.source, row.source)
-            copy.staged = row.into.buffer == SLOT and row.nbytes >= layout.STAGED_FROM_BYTES
-            copy.shared_flag = _shared_flag(program, row.unless)
+            copy.opcode, copy.nbytes = layout.COPY, instr.nbytes
+            self._point(program, copy.target, instr.into)
+            self._point(program, copy.source, instr.source)
+            copy.staged = instr.into.buffer == SLOT and instr.nbytes >= layout.STAGED_FROM_BYTES
+            copy.shared_flag = _shared_flag(program, instr.unless_shared)
 
     def _write_reduce(
-        self, program: Program, reduce: layout.Reduce, row: Reduce, free: Address
+        self, program: Program, reduce: layout.Reduce, instr: Reduce, free: Address
     ) -> Address:
         """Write a REDUCE, and its lists to the memory at `free`; the address behind them."""
-        reduce.opcode, reduce.nbytes, reduce.divides = layout.REDUCE, row.nbytes, row.finishes
-        self._point(program, reduce.target, row.into)
-        reduce.source_count, reduce.sources = len(row.sources), free
-        for source in row.sources:
+        reduce.opcode, reduce.nbytes, reduce.divides = layout.REDUCE, instr.nbytes, instr.finishes
+        self._point(program, reduce.target, instr.into)
+        reduce.source_count, reduce.sources = len(instr.sources), free
+        for source in instr.sources:
             self._point(program, layout.Operand(free), source)
             free += size_of(layout.Operand)
         reduce.destinations, wanted = free, layout.Destinations(free)
         free += size_of(layout.Destinations)
-        wanted.direct_count, wanted.direct, wanted.readers = len(row.wanted), free, row.readers
-        wanted.slot_offset = 0 if row.staged is None else row.staged.offset
-        for place in row.wanted:
+        wanted.direct_count, wanted.direct, wanted.readers = len(instr.direct), free, instr.readers
+        wanted.slot_offset = 0 if instr.staged is None else instr.staged.offset
+        for place in instr.direct:
             direct = layout.DirectWrite(free)
             direct.peer, direct.offset = address_of(self._peer(place.rank)), place.offset
             free += size_of(layout.DirectWrite)
@@ -267,8 +273,8 @@ class Exchange:
         frees = instruction.opcode == layout.FREE_SLOT
         return program.base + instruction.round - frees
 
-    def _where(self, program: Program, rows: Rows) -> tuple[int, list[int]]:
-        """The step that a program is at, and the peers that it waits for."""
+    def _where(self, program: Program, instructions: Instructions) -> tuple[int, list[int]]:
+        """Return the step that a program is at, and the peers that it waits for."""
         if program.instruction == 0:
             return 0, []
         opcode = layout.Instruction(program.instruction).opcode
@@ -276,7 +282,7 @@ class Exchange:
             return 0, list(self._peers)
         sequence = self._awaited(program)
         missing = [peer for peer in self._peers if self._latest(peer) < sequence]
-        step = min(sequence - program.base, rows.exchanges - rows.pulls)
+        step = min(sequence - program.base, instructions.rounds - instructions.single_copy)
         return max(step - 1, 0), missing
 
     def _latest(self, rank: int) -> int:
@@ -289,7 +295,7 @@ class Exchange:
         return self.team.rounds
 
     def go_on_from(self, count: int) -> None:
-        """Forget the call under way; all ranks do, and go on counting from the same number."""
+        """Forget the call under way and count rounds from `count` on, the same on all ranks."""
         self.team.rounds = count
         for peer in self._peer_records:
             peer.seen, peer.compared = 0, count
@@ -298,10 +304,10 @@ class Exchange:
         self._slot(self._rank, count).sequence = count
 
 
-def _list_bytes(row: Reduce) -> int:
+def _list_bytes(instr: Reduce) -> int:
     """The size of the lists of a REDUCE."""
-    operands = size_of(layout.Operand) * len(row.sources)
-    direct = size_of(layout.DirectWrite) * len(row.wanted)
+    operands = size_of(layout.Operand) * len(instr.sources)
+    direct = size_of(layout.DirectWrite) * len(instr.direct)
     return operands + size_of(layout.Destinations) + direct
 
 

@@ -1,4 +1,4 @@
-"""Small calls through shared memory: the protocol, the memory, results, disagreements, faults."""
+"""Small calls through shared memory: the memory, results, disagreements, faults."""
 
 from __future__ import annotations
 
@@ -20,33 +20,11 @@ from tests.control.test_agreement import agreed, check_words, in_threads
 from tests.support.case_strategies import OUTS, VIEWS, cases
 from tests.support.cases import CONFIG, run_case
 from tests.support.disagreements import CALLS, mix, mixtures
-from tests.support.flag_protocol import Protocol, TornError, explore
 
 SHARED = replace(CONFIG, shared_memory=True)
 pytestmark = pytest.mark.skipif(
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled, so nothing exchanged"
 )
-
-
-# --- the protocol ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("from_root", [False, True])
-@pytest.mark.parametrize(("ranks", "exchanges"), [(2, 3), (2, 6), (3, 3)])
-def test_every_interleaving_reads_what_was_meant(ranks, exchanges, from_root):
-    assert explore(Protocol(ranks, exchanges, from_root)) > 50
-
-
-@pytest.mark.parametrize("from_root", [False, True])
-@pytest.mark.parametrize("mistake", ["one_slot", "number_first"])
-def test_a_mistake_in_the_protocol_is_found(mistake, from_root):
-    with pytest.raises(AssertionError):
-        explore(Protocol(3, 3, from_root, **{mistake: True}))
-
-
-def test_who_waits_for_nobody_has_to_ask_for_room():
-    with pytest.raises(TornError):
-        explore(Protocol(2, 4, from_root=True, no_room=True))
 
 
 # --- the memory -----------------------------------------------------------------------------------

@@ -361,8 +361,8 @@ MUTATIONS = [
     Mutation(
         "lent-to-the-end",
         "planning/shm_instructions.py",
-        "if index + 1 == self.exchanges or not self.may_stay(rank, index):",
-        "if not self.may_stay(rank, index):",
+        "if index + 1 == self.rounds or not self.stays_unchanged(rank, index):",
+        "if not self.stays_unchanged(rank, index):",
         "Peers read an array after the call, when it is the caller's again.",
     ),
     Mutation(
@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "written-before-it-is-read",
         "planning/shm_instructions.py",
-        "if concerns(span) and self._awaited[peer] <= exchange:",
-        "if concerns(span) and self._awaited[peer] < exchange:",
+        "if concerns(span) and self._waited_for[peer] <= number:",
+        "if concerns(span) and self._waited_for[peer] < number:",
         "What peers read from where it lies is written to before they have.",
     ),
     Mutation(

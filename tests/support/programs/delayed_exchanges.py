@@ -23,11 +23,11 @@ CALLS = (
 def main(count: int, seed: int) -> None:
     """Every rank draws the same calls, and delays of its own.
 
-    Half the times few bytes are lent, written to peers and put into the ring as many are.
+    Half the times a few bytes are exposed, written directly and staged in the ring as many are.
     """
     rng = random.Random(seed)
     if rng.random() < 0.5:
-        shm_instructions.DIRECT_BYTES, shm_instructions.BESIDE_BYTES = 1, 0
+        shm_instructions.DIRECT_BYTES, shm_instructions.IN_SLOT_BYTES = 1, 0
     config = rr.Config(pull_bytes=rng.choice([256, 4096, 1 << 20]), slice_bytes=1 << 14)
     with rr.init(transport="shm", timeout_s=30, config=config) as comm:
         exchange = comm._engine.executor.store.exchange
