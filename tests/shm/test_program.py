@@ -289,8 +289,8 @@ def test_a_call_from_within_a_call_is_refused():
     """As from a signal handler, which Python runs as soon as it is back from compiled code."""
 
     def program(comm):
-        engine, tried = comm._engine, []
-        go_on = engine._go_on
+        executor, tried = comm._engine.executor, []
+        await_ = executor.await_
 
         def interrupted(*arguments):
             with pytest.raises(ValueError, match="within a call"):
@@ -298,9 +298,9 @@ def test_a_call_from_within_a_call_is_refused():
             with pytest.raises(ValueError, match="within a call"):
                 comm.all_reduce(x)
             tried.append(True)
-            go_on(*arguments)
+            await_(*arguments)
 
-        engine._go_on = interrupted
+        executor.await_ = interrupted
         x, parts = np.ones(6), np.empty(3)
         op = comm.plan("all_reduce", x, out=np.empty(6))
         for turn in range(5):
