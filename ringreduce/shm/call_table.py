@@ -86,6 +86,14 @@ class FastPathState(Record):
     name_counts: Address
     # The text "algorithm".
     name_algorithm: Address
+    # The text "wire".
+    name_wire: Address
+    # The text "timeout_s".
+    name_timeout_s: Address
+    # The text "async_op".
+    name_async_op: Address
+    # False.
+    false: Address
     # The text "sum": the op of a call that names none.
     default_op: Address
     # The text "auto": the algorithm of a call that names none.

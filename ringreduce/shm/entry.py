@@ -128,6 +128,16 @@ def _read_arrays(path: FastPathState, given: Arguments, x: Address) -> bool:
 
 
 @compilable
+def _is_default(path: FastPathState, entry: EntryPoint, name: Address, value: Address) -> bool:
+    """Whether an argument names the default of a parameter that only the general path knows."""
+    if name == path.name_async_op:
+        return value == path.false
+    has_wire = entry.op_at >= 0
+    known = name == path.name_timeout_s or (name == path.name_wire and has_wire)
+    return known and value == path.none
+
+
+@compilable
 def _read(
     path: FastPathState,
     entry: EntryPoint,
@@ -160,7 +170,7 @@ def _read(
             counts = value
         elif name == path.name_algorithm:
             algorithm = value
-        else:
+        elif not _is_default(path, entry, name, value):
             return False
     given.collective, given.op, given.algorithm, given.out = entry.collective, op, algorithm, out
     given.root = _natural(path, root) if root else 0

@@ -180,6 +180,10 @@ class FastPath:
             "name_root": "root",
             "name_counts": "counts",
             "name_algorithm": "algorithm",
+            "name_wire": "wire",
+            "name_timeout_s": "timeout_s",
+            "name_async_op": "async_op",
+            "false": False,
             "default_op": "sum",
             "default_algorithm": "auto",
         }

@@ -18,6 +18,8 @@ import pytest
 
 import ringreduce as rr
 from ringreduce import bootstrap
+from ringreduce.compiler.interpreter import let_go_of_object
+from ringreduce.shm import entry
 from ringreduce.shm.fast_path import COLLECTIVES
 from tests.support.cases import CONFIG
 
@@ -58,6 +60,9 @@ FORMS = {
     "out, op named": lambda c, x, out: c.all_reduce(x, out=out, op="sum"),
     "two named": lambda c, x, out: c.all_reduce(x, out=out, algorithm="auto"),
     "another algorithm": lambda c, x, _: c.all_reduce(x, algorithm="ring"),
+    "no wire": lambda c, x, _: c.all_reduce(x, wire=None),
+    "no timeout": lambda c, x, _: c.all_reduce(x, timeout_s=None),
+    "not asynchronous": lambda c, x, _: c.all_reduce(x, async_op=False),
 }
 OTHER_FORMS = {
     "named": lambda c, x, _: c.all_reduce(x=x),
@@ -257,8 +262,6 @@ UNUSUAL = {
     "no counts": lambda c, x: c.all_gather(x),
     "a timeout": lambda c, x: c.broadcast(x, 1, timeout_s=5),
     "asynchronous": lambda c, x: c.all_to_all(x, async_op=True).wait(),
-    "not asynchronous": lambda c, x: c.all_to_all(x, async_op=False),
-    "no wire": lambda c, x: c.reduce_scatter(x, wire=None),
     "named": lambda c, x: c.all_to_all(x=x),
     "a list": lambda c, x: c.broadcast(memoryview(x), 1),
     "strided": lambda c, x: c.broadcast(np.repeat(x, 2)[::2], 1),
@@ -297,6 +300,11 @@ REFUSED = {
     "a root of text": (lambda c, x: c.broadcast(x, "1"), TypeError, "root is '1'"),
     "a root twice": (lambda c, x: c.broadcast(x, 1, root=1), TypeError, "multiple values"),
     "an op where there is none": (lambda c, x: c.broadcast(x, op="sum"), TypeError, "unexpected"),
+    "a wire where there is none": (
+        lambda c, x: c.broadcast(x, 1, wire=None),
+        TypeError,
+        "unexpected",
+    ),
     "counts where there are none": (
         lambda c, x: c.all_to_all(x, counts=counts_of(c)),
         TypeError,
@@ -795,5 +803,45 @@ def test_a_child_process_makes_no_calls():
                 os._exit(2)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert (comm.all_reduce(np.ones(5)) == 2).all()
+
+    spawn(program)
+
+
+def uncompiled(function, *given, **named):
+    """Call a compiled function of the fast path by running its source as Python."""
+    values = [*given, *named.values()]
+    args, names = np.array([*map(id, values)], np.int64), tuple(named)
+    kwnames = id(names) if names else 0
+    address = entry.call(id(function.__self__), args.ctypes.data, len(given), kwnames)
+    result = ctypes.cast(address, ctypes.py_object).value
+    let_go_of_object(address)
+    return result
+
+
+def test_the_entry_runs_uncompiled_too():
+    def program(comm):
+        x, y = np.full(5, comm.rank + 1.0), np.full((2, 3), 1.0 * comm.rank)
+        out, members, counts = np.empty(5), [x, y], [2, 2]
+        planned = comm.plan("all_reduce", x, out=out)
+        for _ in range(2):
+            comm.all_reduce(x)
+            comm.all_reduce(members)
+            comm.gather(y, 1, counts=counts)
+            comm.barrier()
+            planned()
+        made = general_calls(comm)
+        for _ in range(3):
+            assert (uncompiled(comm.all_reduce, x) == 3).all()
+            assert uncompiled(comm.all_reduce, x, "sum", out=out) is out
+            first, second = uncompiled(comm.all_reduce, members)
+            assert (first == 3).all()
+            assert (second == 1).all()
+            gathered = uncompiled(comm.gather, y, 1, counts=counts)
+            assert gathered is None if comm.rank == 0 else gathered.sum() == 6
+            assert uncompiled(comm.barrier) is None
+            assert uncompiled(planned) is out
+        assert made == []
+        assert (uncompiled(comm.all_reduce, x, timeout_s=5) == 3).all()
+        assert made == ["all_reduce"]
 
     spawn(program)
