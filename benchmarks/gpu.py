@@ -2,8 +2,8 @@
 
     mpirun -n 2 python -m benchmarks.gpu
 
-All ranks share the card that is current, unless they are told otherwise.  Both in place, float32,
-interleaved in one run, until the result is on the card; the other way's host memory is pinned too.
+All ranks share the GPU that is current, unless they are told otherwise.  Both in place, float32,
+interleaved in one run, until the result is on the GPU; the other way's host memory is pinned too.
 Inputs are rewritten before each call and results are verified against sums that are exact.
 """
 
@@ -26,12 +26,12 @@ SIZES = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 _SECONDS_A_SIZE = 6.0
 
 
-def card() -> dict[str, Any]:
+def gpu() -> dict[str, Any]:
     """What the figures depend on besides the host."""
     properties = runtime.getDeviceProperties(cupy.cuda.Device().id)
     return {
-        "card": properties["name"].decode(),
-        "cards": runtime.getDeviceCount(),
+        "gpu": properties["name"].decode(),
+        "gpus": runtime.getDeviceCount(),
         "cuda": runtime.runtimeGetVersion(),
         "driver": runtime.driverGetVersion(),
         "cupy": cupy.__version__,
@@ -90,7 +90,7 @@ def main() -> None:
                 "benchmark": "gpu",
                 "bytes": nbytes,
                 **environment(command_line("gpu")),
-                **card(),
+                **gpu(),
                 "milliseconds": {name: round(1e3 * t, 4) for name, t in medians.items()},
             }
             ours, theirs = medians.values()
@@ -99,7 +99,7 @@ def main() -> None:
             if world.rank == 0:
                 print(nbytes >> 20, "MiB", row["milliseconds"], row["times_faster"], flush=True)
     if world.rank == 0:
-        replace("gpu", rows, same=("mpi", "ranks", "bytes", "card"))
+        replace("gpu", rows, same=("mpi", "ranks", "bytes", "gpu"))
 
 
 if __name__ == "__main__":

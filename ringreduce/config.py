@@ -14,7 +14,7 @@ from ringreduce.schedules.cost import Profile
 class Memory:
     """Facts about the ranks of one host that share memory."""
 
-    pulls: bool
+    single_copy: bool
     """Whether every rank can read the other ranks' private arrays directly (single-copy)."""
     crowded: bool
     """Whether there are more ranks than cores."""
@@ -75,16 +75,16 @@ class Config:
                     continue
                 raise ValueError(f"Config: {name} is {value!r}; pass an int of at least 1")
 
-    def pulls(self, nbytes: int) -> bool:
+    def is_single_copy(self, nbytes: int) -> bool:
         """Whether peers read an array of `nbytes` directly from its private memory."""
-        return self.pulled_from is not None and nbytes >= self.pulled_from
+        return self.single_copy_from is not None and nbytes >= self.single_copy_from
 
     @property
-    def pulled_from(self) -> int | None:
+    def single_copy_from(self) -> int | None:
         """The least bytes of an array that peers read directly; None if they read none."""
-        if self.memory is None or not self.memory.pulls:
+        if self.memory is None or not self.memory.single_copy:
             return None
-        usual = _PULLED_IF_CROWDED if self.memory.crowded else _PULLED
+        usual = _SINGLE_COPY_IF_CROWDED if self.memory.crowded else _SINGLE_COPY
         return self.pull_bytes or usual
 
     def plan_text(self) -> str:
@@ -101,7 +101,7 @@ class Config:
         )
 
 
-_PULLED, _PULLED_IF_CROWDED = 4 << 20, 8 << 20
+_SINGLE_COPY, _SINGLE_COPY_IF_CROWDED = 4 << 20, 8 << 20
 """Bytes from which on a direct read was measured to be faster than a copy in and out."""
 _MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes")
 _COUNTS = (

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.support import (
-    cards,
+    gpus,
     unclocked,  # noqa: F401
 )
 from tests.support.mpi import MpiJobs
 
 
 def pytest_collection_modifyitems(config, items):
-    """Where there is no card, deselect what needs one; where there is one, it must pass."""
-    if not cards.has_card():
+    """Deselect the tests that need a GPU if the machine has none."""
+    if not gpus.has_gpu():
         needs_one = [item for item in items if item.get_closest_marker("gpu")]
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=needs_one)

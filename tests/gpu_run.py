@@ -1,9 +1,9 @@
-"""All that is to be run on a machine with a card: the tests marked gpu, and the benchmark.
+"""Run the tests marked gpu and the benchmark, on a machine with a GPU.
 
     python -m tests.gpu_run
 
 With CuPy, pytest, Hypothesis and one MPI in the environment.  The tests run over MPI with 2 and 4
-ranks on one card, so does the benchmark, which writes bench_results/gpu.jsonl.  Exits with 1 when
+ranks on one GPU, so does the benchmark, which writes bench_results/gpu.jsonl.  Exits with 1 when
 anything fails.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.support.cards import has_card
+from tests.support.gpus import has_gpu
 from tests.support.mpi import ROOT, environment, mpiexec
 
 TESTS = (
@@ -32,8 +32,8 @@ def run(*command: str) -> bool:
 
 
 def main() -> int:
-    if not has_card():
-        print("no card here: /dev/nvidia0 is missing", file=sys.stderr)
+    if not has_gpu():
+        print("no GPU here: /dev/nvidia0 is missing", file=sys.stderr)
         return 1
     about = "import cupy; cupy.show_config()"
     passed = [

@@ -160,7 +160,7 @@ def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
     assert not any("mpi4py" in ast.unparse(node) for node in top_level)
 
 
-def test_cupy_is_imported_by_what_runs_on_a_card_alone():
+def test_cupy_is_imported_by_what_runs_on_a_gpu_alone():
     # The trainer's command is a user's program, and chooses arrays as one does.
     assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.__main__"}
 

@@ -50,9 +50,9 @@ OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code]
 
 
 def marked(block: Block) -> object:
-    """Blocks that use CuPy need a card."""
-    on_a_card = "import cupy" in block.code
-    return pytest.param(block, marks=pytest.mark.gpu if on_a_card else (), id=str(block))
+    """Blocks that use CuPy need a GPU."""
+    on_a_gpu = "import cupy" in block.code
+    return pytest.param(block, marks=pytest.mark.gpu if on_a_gpu else (), id=str(block))
 
 
 @pytest.mark.parametrize("block", [b for b in PYTHON if b not in OVER_MPI], ids=str)

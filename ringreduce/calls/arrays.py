@@ -10,19 +10,19 @@ from ringreduce.calls.arguments import as_out as as_host_out
 from ringreduce.calls.arguments import check_overlap, overlap_error, same_memory
 from ringreduce.devices.base import Device
 
-_CARD_MEMORY = (2, 13)
+_GPU_MEMORY = (2, 13)
 """DLPack's device types of CUDA memory: of a GPU, and managed."""
 
 
-def card_of(x: Any) -> int | None:
+def gpu_of(x: Any) -> int | None:
     """Return the number of the GPU whose memory holds `x`; None if `x` is not on a GPU."""
     if not hasattr(x, "__dlpack_device__"):
         return None
     kind, number = x.__dlpack_device__()
-    return int(number) if kind in _CARD_MEMORY else None
+    return int(number) if kind in _GPU_MEMORY else None
 
 
-def card_of_name(where: str, device: str) -> int:
+def gpu_of_name(where: str, device: str) -> int:
     """Return the number of the GPU that `device` names: ``"cuda"`` is 0, ``"cuda:1"`` is 1.
 
     Raises ValueError for any other name.
@@ -33,7 +33,7 @@ def card_of_name(where: str, device: str) -> int:
     return int(number or 0)
 
 
-def open_card(number: int) -> Device:
+def open_gpu(number: int) -> Device:
     """Make a device for arrays on the GPU `number`, with a stream of its own."""
     device: Device = _cuda("a call").CudaDevice(number)
     return device
@@ -45,7 +45,7 @@ def as_array(where: str, x: Any) -> Any:
     Raises TypeError unless `x` is an array or a number, ImportError if it is on a GPU and CuPy is
     missing.
     """
-    return as_host_array(where, x) if card_of(x) is None else _cuda(where).as_card_array(x)
+    return as_host_array(where, x) if gpu_of(x) is None else _cuda(where).as_gpu_array(x)
 
 
 def as_out(where: str, out: Any, x: Any) -> Any:
@@ -53,10 +53,10 @@ def as_out(where: str, out: Any, x: Any) -> Any:
 
     Raises TypeError if `out` exposes no memory, or is not in the same place as `x`.
     """
-    place, card = card_of(x), card_of(out)
-    view = as_host_out(where, out) if card is None else _cuda(where).as_card_array(out)
-    if place != card:
-        raise TypeError(f"{where}: out is {_place(card)}, the array is {_place(place)}")
+    place, gpu = gpu_of(x), gpu_of(out)
+    view = as_host_out(where, out) if gpu is None else _cuda(where).as_gpu_array(out)
+    if place != gpu:
+        raise TypeError(f"{where}: out is {_place(gpu)}, the array is {_place(place)}")
     return view
 
 
@@ -64,9 +64,9 @@ def check_together(where: str, arrays: list[Any]) -> None:
     """Check that all `arrays` of a list are in the same place.  Raises TypeError."""
     places: dict[int | None, int] = {}
     for index, array in enumerate(arrays):
-        places.setdefault(card_of(array), index)
+        places.setdefault(gpu_of(array), index)
     if len(places) > 1:
-        said = ", ".join(f"member {i} is {_place(card)}" for card, i in places.items())
+        said = ", ".join(f"member {i} is {_place(gpu)}" for gpu, i in places.items())
         raise TypeError(f"{where}: {said}; pass lists of arrays that live in the same place")
 
 
@@ -87,8 +87,8 @@ def is_input(where: str, device: Device, x: Any, out: Any, allowed: bool) -> boo
     return False
 
 
-def _place(card: int | None) -> str:
-    return "in host memory" if card is None else f"on card {card}"
+def _place(gpu: int | None) -> str:
+    return "in host memory" if gpu is None else f"on GPU {gpu}"
 
 
 def _cuda(where: str) -> ModuleType:
@@ -96,6 +96,6 @@ def _cuda(where: str) -> ModuleType:
         from ringreduce.devices import cuda
     except ImportError as error:
         raise ImportError(
-            f"{where}: the array lives on a card; pip install 'ringreduce[gpu]' ({error})"
+            f"{where}: the array lives on a GPU; pip install 'ringreduce[gpu]' ({error})"
         ) from None
     return cuda

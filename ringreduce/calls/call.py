@@ -113,11 +113,11 @@ class Calls:
         device: Device,
         config: Config,
         free: Callable[[Call], None],
-        travels: tuple[tuple[str, str], ...] = (),
+        memory_kind: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._free = free
         """Called with each call that is no longer kept."""
-        self.travels = travels
+        self.memory_kind = memory_kind
         """What signatures say of the way that the data go, where not all arrays go the same."""
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
@@ -180,7 +180,7 @@ class Calls:
             turns = [(0, len(sizes))]
             if self.config.memory is not None and algorithm == "auto":
                 most = self.config.slice_bytes or STAGED_BYTES
-                pulled = self.config.pulled_from
+                pulled = self.config.single_copy_from
                 turns = _cut(sizes, most if pulled is None else min(most, pulled - 1))
             for begin, end in turns:
                 part = indices[begin:end]
@@ -296,29 +296,31 @@ class Calls:
 
     # --- calls before and besides calls ---
 
-    def exchange(
+    def exchange_counts(
         self,
         collective: str,
         array: np.ndarray,
         algorithm: str,
         root: int | None = None,
-        travels: tuple[tuple[str, str], ...] = (),
+        memory_kind: tuple[tuple[str, str], ...] = (),
     ) -> Call:
         """The all-gather before a gather of unknown counts: two integers from every rank.
 
         It carries the signature of the call that it opens.
         """
         kind = array.dtype, array.shape[1:]
-        key = ("exchange", collective, *kind, algorithm, root, type(root), travels)
-        return self._get(key, self._exchange, collective, array, algorithm, root, travels)
+        key = ("exchange counts", collective, *kind, algorithm, root, type(root), memory_kind)
+        return self._get(
+            key, self._exchange_counts, collective, array, algorithm, root, memory_kind
+        )
 
-    def _exchange(
+    def _exchange_counts(
         self,
         collective: str,
         array: np.ndarray,
         algorithm: str,
         root: int | None,
-        travels: tuple[tuple[str, str], ...],
+        memory_kind: tuple[tuple[str, str], ...],
     ) -> Call:
         check_movable(collective, array.dtype)
         if root is not None:
@@ -329,7 +331,7 @@ class Calls:
         text = array_text(array, first=False)
         rooted = {} if root is None else {"root": str(root)}
         signature = _signature(collective, text, algorithm, **rooted, counts="None")
-        signature = Signature(collective, (*signature.arguments, *travels))
+        signature = Signature(collective, (*signature.arguments, *memory_kind))
         return self._call(signature, plan, integers, (self.size, 2), integers.dtype)
 
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
@@ -424,7 +426,7 @@ class Calls:
 
     def _said(self, signature: Signature, digest: str = "") -> Signature:
         """With what else has to be alike: a schedule of one's own, how the data travel."""
-        besides = [("schedule", digest)] * bool(digest) + list(self.travels)
+        besides = [("schedule", digest)] * bool(digest) + list(self.memory_kind)
         if not besides:
             return signature
         return Signature(signature.collective, (*signature.arguments, *besides))

@@ -16,7 +16,7 @@ from ringreduce.calls.arguments import (
     check_timeout,
     reduction,
 )
-from ringreduce.calls.arrays import as_array, as_out, card_of, check_together, is_input, open_card
+from ringreduce.calls.arrays import as_array, as_out, check_together, gpu_of, is_input, open_gpu
 from ringreduce.calls.call import PLANNED, Call, Calls
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.calls.engine import Engine
@@ -48,7 +48,7 @@ class Collectives:
         if len(topology.nodes) > 1:
             segments = None
         if segments is not None:
-            memory = Memory(segments.pulls, crowded=transport.spins == 0)
+            memory = Memory(segments.single_copy, crowded=transport.spins == 0)
             config = replace(config, memory=memory)
         self.config = config
         self._topology, self._device = topology, device
@@ -57,7 +57,7 @@ class Collectives:
         self._calls = Calls(topology, device, config, self._engine.discard)
         self._messages = Calls(topology, device, self._given, self._engine.discard)
         """Calls on host arrays that go by messages, whatever is shared."""
-        self._on_cards: dict[int, Calls] = {}
+        self._on_gpus: dict[int, Calls] = {}
         """Calls on arrays that live on a GPU, by its number."""
         path = self._engine.fast_path
         for name in COLLECTIVES:
@@ -210,13 +210,13 @@ class Collectives:
             return self._make(Calls.all_gather, array, how, out, timeout_s, async_op)
         with self._queue.lock:
             self._engine.check_usable()
-            travels = self._calls_on(array).travels
-            opening = self._calls.exchange("all_gather", array, algorithm, travels=travels)
+            kind = self._calls_on(array).memory_kind
+            first = self._calls.exchange_counts("all_gather", array, algorithm, memory_kind=kind)
 
             def known(counts: tuple[int, ...]) -> Call:
                 return self._calls_on(array).all_gather(array, counts, algorithm)
 
-            return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
+            return self._gather_unknown(first, known, array, out, timeout_s, async_op)
 
     def gather(
         self,
@@ -241,13 +241,13 @@ class Collectives:
             return self._make(Calls.gather, array, how, out, timeout_s, async_op)
         with self._queue.lock:
             self._engine.check_usable()
-            travels = self._calls_on(array).travels
-            opening = self._calls.exchange("gather", array, algorithm, root, travels)
+            kind = self._calls_on(array).memory_kind
+            first = self._calls.exchange_counts("gather", array, algorithm, root, kind)
 
             def known(counts: tuple[int, ...]) -> Call:
                 return self._calls_on(array).gather(array, root, counts, algorithm)
 
-            return self._gather_unknown(opening, known, array, out, timeout_s, async_op)
+            return self._gather_unknown(first, known, array, out, timeout_s, async_op)
 
     def scatter(
         self,
@@ -267,13 +267,13 @@ class Collectives:
         check_selectors("scatter", root=root, algorithm=algorithm)
         with self._queue.lock:
             self._engine.check_usable()
-            opening = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
+            first = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
             array = self._to_scatter(x, root)
             view = None if out is None else as_out("scatter", out, out if array is None else array)
             here = next((a for a in (array, view) if a is not None), NOTHING)
             calls = self._calls_on(here)
             if calls is self._calls:
-                calls = self._messages  # the root's may be on a card, which others cannot know
+                calls = self._messages  # the root's may be on a GPU, which others cannot know
             empty = _maker_of_results(calls.device)
             if timeout_s is not None:
                 check_timeout("scatter", timeout_s)
@@ -283,10 +283,10 @@ class Collectives:
 
             def body(header: bytes) -> Body:
                 engine = self._engine
-                part = yield from scatter(engine, opening, known, array, view, empty, header)
+                part = yield from scatter(engine, first, known, array, view, empty, header)
                 return out if part is view and out is not None else part
 
-            return self._engine.run(opening, body, timeout_s, async_op, calls.device.stream)
+            return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
 
     def all_to_all(
         self,
@@ -359,16 +359,16 @@ class Collectives:
 
     def _calls_on(self, array: Any) -> Calls:
         """The calls on arrays that live where this one does."""
-        card = None if type(array) is np.ndarray else card_of(array)
-        return self._calls if card is None else self._calls_on_card(card)
+        gpu = None if type(array) is np.ndarray else gpu_of(array)
+        return self._calls if gpu is None else self._calls_on_gpu(gpu)
 
-    def _calls_on_card(self, card: int) -> Calls:
-        calls = self._on_cards.get(card)
+    def _calls_on_gpu(self, gpu: int) -> Calls:
+        calls = self._on_gpus.get(gpu)
         if calls is None:
-            travels = () if self.config.memory is None else (("travels", "from a card"),)
-            device, free = open_card(card), self._engine.discard
-            calls = Calls(self._topology, device, self._given, free, travels)
-            self._on_cards[card] = calls
+            memory_kind = () if self.config.memory is None else (("memory", "GPU"),)
+            device, free = open_gpu(gpu), self._engine.discard
+            calls = Calls(self._topology, device, self._given, free, memory_kind)
+            self._on_gpus[gpu] = calls
         return calls
 
     def _placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
@@ -431,7 +431,7 @@ class Collectives:
 
     def _gather_unknown(
         self,
-        opening: Call,
+        first: Call,
         known: Callable[[tuple[int, ...]], Call],
         array: np.ndarray,
         out: Any,
@@ -439,7 +439,7 @@ class Collectives:
         async_op: bool,
     ) -> Any:
         """Exchange first dimensions, then gather.  A wrong `out` on one rank is an error on all."""
-        name = _name(opening)
+        name = _name(first)
         if timeout_s is not None:
             check_timeout(name, timeout_s)
         device = self._calls_on(array).device
@@ -453,10 +453,10 @@ class Collectives:
 
         def body(header: bytes) -> Body:
             engine = self._engine
-            result = yield from gather_unknown(engine, opening, known, array, view, empty, header)
+            result = yield from gather_unknown(engine, first, known, array, view, empty, header)
             return out if result is view and out is not None else result
 
-        return self._engine.run(opening, body, timeout_s, async_op, device.stream)
+        return self._engine.run(first, body, timeout_s, async_op, device.stream)
 
     def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
         """The root's array; None elsewhere."""

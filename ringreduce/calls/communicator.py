@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ringreduce.calls.arguments import check_movable, check_timeout
-from ringreduce.calls.arrays import as_array, card_of_name
+from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.collectives import NOTHING, Collectives
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
@@ -82,14 +82,14 @@ class Communicator(Collectives):
 
         Args:
             shape, dtype: as for ``numpy.empty``.
-            device: ``"cpu"``, or ``"cuda"`` or ``"cuda:1"`` for a CuPy array of that card.
+            device: ``"cpu"``, or ``"cuda"`` or ``"cuda:1"`` for a CuPy array of that GPU.
 
         Raises TypeError for dtypes that cannot be sent, ValueError for other wrong arguments.
         """
         dtype = np.dtype(dtype)
         check_movable("empty", dtype)
         if device != "cpu":
-            return self._calls_on_card(card_of_name("empty", device)).device.empty(shape, dtype)
+            return self._calls_on_gpu(gpu_of_name("empty", device)).device.empty(shape, dtype)
         sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise ValueError(f"empty: shape is {shape}; pass lengths of at least 0")

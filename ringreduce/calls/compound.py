@@ -75,7 +75,7 @@ def reduce_list(
 
 def gather_unknown(
     engine: Engine,
-    opening: Call,
+    first: Call,
     known: Callable[[tuple[int, ...]], Call],
     array: np.ndarray,
     out: np.ndarray | None,
@@ -86,12 +86,12 @@ def gather_unknown(
     size = engine.size
     rows = np.array([array.shape[0], -1 if out is None else out.shape[0]], np.int64)
     table = np.empty((size, 2), np.int64)
-    yield from engine.advance(opening, rows, table, header)
+    yield from engine.advance(first, rows, table, header)
     counts = tuple(table[:, 0].tolist())
     wrong = [rank for rank in range(size) if table[rank, 1] not in (-1, sum(counts))]
     if wrong:
         return ValueError(
-            f"{opening.signature.collective}: out on rank {wrong[0]} has first dimension "
+            f"{first.signature.collective}: out on rank {wrong[0]} has first dimension "
             f"{table[wrong[0], 1]}, the result has {sum(counts)}"
         )
     call = known(counts)
@@ -104,7 +104,7 @@ def gather_unknown(
 
 def scatter(
     engine: Engine,
-    opening: Call,
+    first: Call,
     known: Callable[[tuple[int, ...], np.dtype[Any]], Call],
     array: np.ndarray | None,
     out: np.ndarray | None,
@@ -116,7 +116,7 @@ def scatter(
     if array is not None:
         said = json.dumps([array.dtype.name, array.shape]).encode()
         announced[: len(said)] = np.frombuffer(said, np.uint8)
-    yield from engine.advance(opening, announced, announced, header)
+    yield from engine.advance(first, announced, announced, header)
     name, shape = json.loads(announced.tobytes().rstrip(b"\0"))
     call = known(tuple(shape), named_dtype(name))
     assert call.shape is not None

@@ -33,7 +33,7 @@ from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.executable import Executable as ShmExecutable
 from ringreduce.shm.fast_path import CompiledCall, FastPath, key_of
 from ringreduce.shm.list_table import ListTable
-from ringreduce.shm.program import Exchange
+from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
@@ -81,11 +81,13 @@ class Engine:
         record = None if self.log is None else self._record
         self._control = Control(self.wait_until, self.wait_for, self._report_mismatch, record)
         self._flows = FlowCache(transport, config)
-        self.shared: Exchange | None = None
+        self.shared_memory: SharedMemory | None = None
         """The shared memory of this node's ranks, if all ranks of the communicator share it."""
         if config.memory is not None:
             assert segments is not None
-            self.shared = Exchange(segments, transport.rank, config, self._report_mismatch)
+            self.shared_memory = SharedMemory(
+                segments, transport.rank, config, self._report_mismatch
+            )
         self.running: list[Executable] = []
         """The executable that is running; empty between calls."""
         self._discarded: deque[Call] = deque()
@@ -95,7 +97,7 @@ class Engine:
         """Why no further call can be made; None while the communicator is usable."""
         self.fast_path: FastPath | None = None
         """Repeats calls in compiled code; None where no memory is shared."""
-        if self.shared is not None:
+        if self.shared_memory is not None:
             self.fast_path = self.queue.lock = FastPath(
                 self.queue.lock,
                 self._is_idle,
@@ -153,7 +155,7 @@ class Engine:
         try:
             path.take_over()
             with self.queue.lock:
-                header = agreement.begin(call.opening.signature, call.timeout_s)
+                header = agreement.begin(call.engine_call.signature, call.timeout_s)
                 for index, executable in enumerate(call.executables[first:], first):
                     if index == first:
                         executable.adopt((x, out, call))
@@ -166,7 +168,7 @@ class Engine:
                 self.running.clear()
                 agreement.completed += 1
         except BaseException as error:
-            raise self._broken_off(error, call.opening.schedule) from None
+            raise self._broken_off(error, call.engine_call.schedule) from None
 
     def run(
         self,
@@ -227,13 +229,13 @@ class Engine:
 
     def _through_shared_memory(self, call: Call) -> Executable | None:
         """None, on all ranks alike, if messages have to run the plan."""
-        if self.shared is None or not call.shares:
+        if self.shared_memory is None or not call.shares:
             return None
         plan, device, op, dtype = call.plan, call.device, call.op, call.wire_dtype
-        first = self.shared.instructions(plan, 0, device, op, dtype)
+        first = self.shared_memory.instructions(plan, 0, device, op, dtype)
         if first is None:
             return None
-        return ShmExecutable(plan, device, op, dtype, first, self.shared, self._control)
+        return ShmExecutable(plan, device, op, dtype, first, self.shared_memory, self._control)
 
     def _by_messages(self, call: Call) -> Executable:
         device, op, dtype, size = call.device, call.op, call.wire_dtype, self.size
@@ -288,12 +290,12 @@ class Engine:
         if key is None or any(array.dtype != dtype for array in arrays):
             return
         known = path.call_of(key)
-        if known is not None and known.opening is fused:
+        if known is not None and known.engine_call is fused:
             return
         admitted = self._compiled_call(fused, fused.calls)
         if admitted is not None:
             batches = [[shapes[index] for index in members] for _, members in fused.groups]
-            admitted.table = ListTable(batches, dtype, self._config.pulled_from)
+            admitted.table = ListTable(batches, dtype, self._config.single_copy_from)
             path.admit(key, admitted, tuple(shapes))
 
     def admit_barrier(self, call: Call) -> None:
@@ -320,18 +322,18 @@ class Engine:
         admitted.timeout_s = timeout_s
         return self.fast_path.planned(admitted, result, general)
 
-    def _compiled_call(self, opening: Call | Fused, calls: Sequence[Call]) -> CompiledCall | None:
-        """A call with its compiled programs; None if it needs anything else."""
-        if self.log is not None or any(call.converts for call in calls):
+    def _compiled_call(self, call: Call | Fused, batches: Sequence[Call]) -> CompiledCall | None:
+        """Return `call` with the compiled program of each batch; None if a batch has none."""
+        if self.log is not None or any(batch.converts for batch in batches):
             return None
         executables = []
-        for call in calls:
-            executable = self.executable(call)
+        for batch in batches:
+            executable = self.executable(batch)
             if not isinstance(executable, ShmExecutable) or executable.program is None:
                 return None
-            executable.sign(opening.signature.digest)
+            executable.sign(call.signature.digest)
             executables.append(executable)
-        return CompiledCall(opening, executables)
+        return CompiledCall(call, executables)
 
     # --- what executables ask for ---
 
@@ -352,7 +354,7 @@ class Engine:
                 self._agreement.wait(idle - spins)
 
     def _report_mismatch(self, peer: int, header: bytes) -> None:
-        self._agreement.foreign(peer, header)
+        self._agreement.report_mismatch(peer, header)
 
     def _record(self, index: int, notes: Iterable[Note]) -> None:
         assert self.log is not None
@@ -380,19 +382,19 @@ class Engine:
         return all(executable.sends_done() for executable in self.running)
 
     @property
-    def exchanges(self) -> int:
+    def rounds(self) -> int:
         """Rounds through shared memory that were ever begun."""
-        return 0 if self.shared is None else self.shared.count
+        return 0 if self.shared_memory is None else self.shared_memory.rounds
 
-    def start_afresh(self, exchanges: int) -> None:
+    def start_afresh(self, rounds: int) -> None:
         """Forget the call under way; its messages are all withdrawn, drained or complete.
 
-        `exchanges` is the most rounds that any rank has begun.
+        `rounds` is the most rounds that any rank has begun.
         """
         for executable in self.running:
             executable.reset()
-        if self.shared is not None:
-            self.shared.go_on_from(exchanges)
+        if self.shared_memory is not None:
+            self.shared_memory.go_on_from(rounds)
         self.running.clear()
         self._flows.forget_counts()
 

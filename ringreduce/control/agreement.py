@@ -84,11 +84,11 @@ class Recovery(Protocol):
         """Return whether no send is under way."""
 
     @property
-    def exchanges(self) -> int:
-        """How many exchanges through shared memory were ever begun."""
+    def rounds(self) -> int:
+        """Number of rounds through shared memory that were ever begun."""
 
-    def start_afresh(self, exchanges: int) -> None:
-        """Forget the call, and count exchanges from `exchanges` on."""
+    def start_afresh(self, rounds: int) -> None:
+        """Forget the call, and count rounds from `rounds` on."""
 
 
 class Agreement:
@@ -161,7 +161,7 @@ class Agreement:
             raise Aborted
         self.warned = bool(self._expected) or self._abort_at is not None
 
-    def foreign(self, peer: int, header: bytes) -> None:
+    def report_mismatch(self, peer: int, header: bytes) -> None:
         """Abort after `peer` sent the header of another call: the lower number of the two."""
         self._abort(min(number_of(header), self.number))
 
@@ -339,7 +339,7 @@ class Agreement:
         sent, received = recovery.tally()
         mine = {
             "next": self.number + 1,
-            "exchanges": recovery.exchanges,
+            "rounds": recovery.rounds,
             **self._history(),
         }
         for peer in self._others():
@@ -351,7 +351,7 @@ class Agreement:
         self._poll_until(lambda: self._drain(owed))
         self._poll_until(recovery.sends_done)
         self._poll_until(self._all_sent)
-        recovery.start_afresh(max(report["exchanges"] for report in reports.values()))
+        recovery.start_afresh(max(report["rounds"] for report in reports.values()))
         self._forget_calls(max(report["next"] for report in reports.values()))
         text, alike = describe_mismatch(reports)
         return MismatchError(text, not any(self.transport.rank in ranks[1:] for ranks in alike))

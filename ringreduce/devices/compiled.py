@@ -20,7 +20,7 @@ FOLD_BYTES = 64
 def fold(op: str, dtype: DTypeLike) -> int | None:
     """Return the address of the fold of `op` and `dtype`; None if there is no such fold.
 
-    `devices.folds` describes the function.  To be called where `shm.functions.can_exchange`: there
+    `devices.folds` describes the function.  To be called where `shm.functions.is_available`: there
     all ranks have the same folds.  Elsewhere it may raise `jit.CompilationError`.
     """
     op, dtype = "sum" if op == "mean" else op, np.dtype(dtype)

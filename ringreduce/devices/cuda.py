@@ -32,7 +32,7 @@ _MOST_WORK = 100_000
 """Steps of `numpy.shares_memory` after which two strided arrays are taken to overlap."""
 
 
-def as_card_array(x: Array) -> Array:
+def as_gpu_array(x: Array) -> Array:
     """Return a CuPy array of the same memory, which CuPy's current stream may use."""
     return x if isinstance(x, cupy.ndarray) else cupy.from_dlpack(x)
 
@@ -42,16 +42,16 @@ class CudaDevice:
 
     name = "cuda"
 
-    def __init__(self, card: int = 0) -> None:
-        self.card = card
-        self.stream = CudaStream(card)
+    def __init__(self, gpu: int = 0) -> None:
+        self.gpu = gpu
+        self.stream = CudaStream(gpu)
         self._modules: dict[str, cupy.RawModule] = {}
         self._kernels: dict[str, cupy.RawKernel] = {}
 
     # --- memory ---
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
-        with cupy.cuda.Device(self.card):
+        with cupy.cuda.Device(self.gpu):
             return cupy.empty(shape, dtype)
 
     def scratch(self, nbytes: int) -> Array:
@@ -68,7 +68,7 @@ class CudaDevice:
         return address
 
     def unowned(self, array: Array) -> Array:
-        memory = cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, None, self.card)
+        memory = cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, None, self.gpu)
         return cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def overlap(self, a: Array, b: Array) -> bool:
@@ -139,7 +139,7 @@ class CudaDevice:
                     options=cuda_kernels.OPTIONS,
                     name_expressions=cuda_kernels.names_for(dtype),
                 )
-            with cupy.cuda.Device(self.card):
+            with cupy.cuda.Device(self.gpu):
                 self._kernels[kernel] = self._modules[dtype].get_function(kernel)
         return self._kernels[kernel]
 
@@ -171,9 +171,9 @@ def _layout(array: Array) -> np.ndarray:
 class CudaMark:
     """An event of a `CudaStream`."""
 
-    def __init__(self, card: int, stream: cupy.cuda.Stream) -> None:
+    def __init__(self, gpu: int, stream: cupy.cuda.Stream) -> None:
         self._stream = stream
-        with cupy.cuda.Device(card):
+        with cupy.cuda.Device(gpu):
             self.event = cupy.cuda.Event(disable_timing=True)
 
     def set(self) -> None:
@@ -189,18 +189,18 @@ class CudaMark:
 class CudaStream:
     """A stream of CUDA.  It and the default stream wait for each other only where asked to."""
 
-    def __init__(self, card: int) -> None:
-        self._card = card
-        with cupy.cuda.Device(card):
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+        with cupy.cuda.Device(gpu):
             self._stream = cupy.cuda.Stream(non_blocking=True)
 
     @contextmanager
     def selected(self) -> Iterator[None]:
-        with cupy.cuda.Device(self._card), self._stream:
+        with cupy.cuda.Device(self._gpu), self._stream:
             yield
 
     def follow(self) -> None:
-        with cupy.cuda.Device(self._card):
+        with cupy.cuda.Device(self._gpu):
             asked = cupy.cuda.Event(disable_timing=True)
             asked.record(cupy.cuda.get_current_stream())
             self._stream.wait_event(asked)
@@ -208,7 +208,7 @@ class CudaStream:
     def lead(self) -> None:
         mark = self.mark()
         mark.set()
-        with cupy.cuda.Device(self._card):
+        with cupy.cuda.Device(self._gpu):
             cupy.cuda.get_current_stream().wait_event(mark.event)
 
     def callers_empty(self) -> Callable[[int | tuple[int, ...], DTypeLike], Array]:
@@ -216,11 +216,11 @@ class CudaStream:
 
         CuPy reuses freed memory on the stream that allocated it.
         """
-        with cupy.cuda.Device(self._card):
+        with cupy.cuda.Device(self._gpu):
             stream = cupy.cuda.get_current_stream()
 
         def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
-            with cupy.cuda.Device(self._card), stream:
+            with cupy.cuda.Device(self._gpu), stream:
                 return cupy.empty(shape, dtype)
 
         return empty
@@ -245,7 +245,7 @@ class CudaStream:
         runtime.memcpyAsync(into, source, nbytes, kind, self._stream.ptr)
 
     def mark(self) -> CudaMark:
-        return CudaMark(self._card, self._stream)
+        return CudaMark(self._gpu, self._stream)
 
     def close(self) -> None:
         self._stream.synchronize()

@@ -54,7 +54,7 @@ class BoundStep:
     starts: list[Act] = field(default_factory=list)
     """Receivers stand before senders."""
     tests: list[Callable[[], bool]] = field(default_factory=list)
-    gates: list[Callable[[], bool]] = field(default_factory=list)
+    started: list[Callable[[], bool]] = field(default_factory=list)
     """Whether what was started is under way: asked where messages wait for a device."""
     recvs: list[tuple[int, Request]] = field(default_factory=list)
     sends: list[tuple[int, Request]] = field(default_factory=list)

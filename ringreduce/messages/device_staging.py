@@ -194,9 +194,9 @@ class StagingBinder(Binder):
         for part in bound:
             inbox = Inbox(self._stream, [recv for step, recv in self._recvs if step is part])
             awaits = part is bound[-1] and not planned.more_parts
-            exchange = StagedStep(inbox, tuple(self._outboxes), awaits)
+            staged = StagedStep(inbox, tuple(self._outboxes), awaits)
             part.starts = [inbox.start, outbox.start] if part is bound[0] else [inbox.start]
-            part.tests, part.gates = [exchange.test], [exchange.started]
+            part.tests, part.started = [staged.test], [staged.started]
         self._sends, self._recvs = [], []
         if not planned.more_parts:
             self._outboxes, self._taken = [], 0

@@ -219,7 +219,7 @@ class Executable:
             if flow.finished:
                 continue
             step = flow.steps[flow.at]
-            if not all(gate() for gate in step.gates):
+            if not all(started() for started in step.started):
                 return False
             for peer, request in reversed(step.recvs):
                 if id(request) not in self._withdrawn:

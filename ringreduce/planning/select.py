@@ -46,7 +46,7 @@ class Choice:
 def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
     """Return how many slices an array of `nbytes` is divided into."""
     large = 64 << 20 if len(nodes) == 1 else 1 << 20
-    if config.memory is not None and not config.pulls(nbytes):
+    if config.memory is not None and not config.is_single_copy(nbytes):
         large = STAGED_BYTES
     slice_bytes = config.slice_bytes or large
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))

@@ -9,7 +9,7 @@ from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import Instructions
-from ringreduce.shm.program import Exchange, SliceProgram
+from ringreduce.shm.program import SharedMemory, SliceProgram
 
 
 class Executable:
@@ -22,11 +22,11 @@ class Executable:
         op: str | None,
         dtype: Any,
         first: Instructions,
-        exchange: Exchange,
+        shared_memory: SharedMemory,
         control: Control,
     ) -> None:
         self._plan, self._device, self._op, self._dtype = plan, device, op, dtype
-        self._first, self._exchange, self._control = first, exchange, control
+        self._first, self._shared_memory, self._control = first, shared_memory, control
         self.moved = False
         """Whether the latest `test` has completed a slice."""
         self._programs: list[SliceProgram] = []
@@ -138,10 +138,12 @@ class Executable:
         for following in range(len(self._programs), index + 1):
             instructions = self._first
             if following:
-                other = self._exchange.instructions(plan, following, device, self._op, self._dtype)
+                other = self._shared_memory.instructions(
+                    plan, following, device, self._op, self._dtype
+                )
                 assert other is not None, "what one slice can do, all can"
                 instructions = other
-            made = self._exchange.program(instructions, plan, device, self._op, self._dtype)
+            made = self._shared_memory.program(instructions, plan, device, self._op, self._dtype)
             self._programs.append(made)
         return self._programs[index]
 

@@ -76,7 +76,7 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
-class Opening(Protocol):
+class EngineCall(Protocol):
     """A call as the engine knows it."""
 
     @property
@@ -90,7 +90,7 @@ class Opening(Protocol):
 class CompiledCall:
     """A call that compiled code makes, as `Engine.finish` needs it."""
 
-    opening: Opening
+    engine_call: EngineCall
     executables: Sequence[Executable]
     """One for each batch, each with one program; a call on one array is one batch."""
     timeout_s: float | None = None
@@ -308,7 +308,7 @@ class FastPath:
 
     def planned(self, call: CompiledCall, result: Any, general: Function) -> Function:
         """A compiled function that makes `call` on the arrays that it is bound to."""
-        call.named = (result, call.opening.signature)
+        call.named = (result, call.engine_call.signature)
         function, entry, cached = self._function("planned", general, call)
         _fill_own(entry, cached, call, result)
         return function
@@ -334,7 +334,7 @@ class FastPath:
     def admit_barrier(self, call: CompiledCall) -> None:
         """Let compiled code make the communicator's barrier from now on."""
         if self._barrier is not None:
-            call.named = (call.opening.signature,)
+            call.named = (call.engine_call.signature,)
             self._barrier_call = call
             _fill_own(*self._barrier, call, None)
 
@@ -359,7 +359,7 @@ class FastPath:
         given.root, given.counts = key.root, _address(counts)
         given.count_of_counts = len(key.counts)
         cached = CachedCall(self._slot(key, hash_of(given)))
-        signature = call.opening.signature
+        signature = call.engine_call.signature
         has_result = shape is not None
         output = _like(shape, key.dtype) if has_result and call.table is None else like
         if not has_result:
@@ -394,7 +394,7 @@ class FastPath:
 
 def _fill_own(entry: EntryPoint, cached: CachedCall, call: CompiledCall, result: Any) -> None:
     """Let a function without arguments make `call`, and return `result`."""
-    cached.signature, cached.call = id(call.opening.signature), id(call)
+    cached.signature, cached.call = id(call.engine_call.signature), id(call)
     cached.output = cached.result = id(result)
     _fill_programs(cached, call)
     entry.own_call = address_of(cached)

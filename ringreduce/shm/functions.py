@@ -16,7 +16,7 @@ _WITH_KEYWORDS = ("call",)
 """Functions that Python calls with keyword arguments too."""
 
 
-def can_exchange() -> bool:
+def is_available() -> bool:
     """Whether this rank has all that it needs to exchange data through shared memory.
 
     Where all ranks have it, all have the folds of all dtypes, and choose alike which to use.

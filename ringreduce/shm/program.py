@@ -50,9 +50,9 @@ class SliceProgram:
     """The compiled program of one slice, with its memory."""
 
     def __init__(
-        self, exchange: Exchange, words: Any, instructions: Instructions, scratch: Any
+        self, shared_memory: SharedMemory, words: Any, instructions: Instructions, scratch: Any
     ) -> None:
-        self._exchange, self._instructions = exchange, instructions
+        self._shared_memory, self._instructions = shared_memory, instructions
         self._memory = words, scratch
         self._program = Program(_address(words))
         self.address = _address(words)
@@ -63,7 +63,7 @@ class SliceProgram:
 
     def bind(self, source: int, target: int) -> None:
         """Bind the program to the addresses of input and output: `enter` need not name them."""
-        self._exchange.bind(self._program, source, target)
+        self._shared_memory.bind(self._program, source, target)
 
     def enter(self, source: int = 0, target: int = 0) -> bool:
         """Go on as far as possible; return whether the run is complete.
@@ -71,21 +71,21 @@ class SliceProgram:
         `source` and `target` are input and output at the start of a run: addresses, or iovecs as
         `shm.executor.run` takes them.  0 keeps those of before.
         """
-        state = self._exchange.enter(self.address, -1, source, target)
+        state = self._shared_memory.enter(self.address, -1, source, target)
         if state == layout.MISMATCH:
-            self._exchange.report_mismatch(self._program)
+            self._shared_memory.report_mismatch(self._program)
         return bool(state == layout.DONE)
 
     def where(self) -> tuple[int, list[int]]:
         """Return the step that the program is at, and the peers that it waits for."""
-        return self._exchange.where(self._program, self._instructions)
+        return self._shared_memory.where(self._program, self._instructions)
 
     def reset(self) -> None:
         """Let the next run begin with the first instruction."""
         self._program.instruction = 0
 
 
-class Exchange:
+class SharedMemory:
     """One communicator's shared memory, and the programs that use it."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Exchange:
         memory: Segments,
         rank: int,
         config: Config,
-        foreign: Callable[[int, bytes], None],
+        on_mismatch: Callable[[int, bytes], None],
     ) -> None:
         assert config.memory is not None
         enter, run = functions.python_function("enter"), functions.address("run")
@@ -101,7 +101,7 @@ class Exchange:
         assert run is not None
         self._run = run
         self._scratch_bytes: Any = None
-        self.enter, self._memory, self._rank, self._foreign = enter, memory, rank, foreign
+        self.enter, self._memory, self._rank, self._on_mismatch = enter, memory, rank, on_mismatch
         self._config = config
         size = len(memory.addresses)
         peers = self._peers = [peer for peer in range(size) if peer != rank]
@@ -139,7 +139,7 @@ class Exchange:
             return None
         size = len(self._peers) + 1
         every = [plan.of(rank).slice(index) for rank in range(size)]
-        single_copy = self._config.pulls(plan.count * plan.itemsize)
+        single_copy = self._config.is_single_copy(plan.count * plan.itemsize)
         for way in (True, False) if single_copy else (False,):
             instructions = instructions_of(every, self._rank, plan.itemsize, way, plan.in_place)
             if instructions is not None and instructions.slot_bytes <= layout.MAX_STAGED_BYTES:
@@ -284,7 +284,7 @@ class Exchange:
     def report_mismatch(self, program: Program) -> None:
         peer = self._peers[program.blamed]
         header = self._slot(peer, self._awaited(program)).header
-        self._foreign(peer, ctypes.string_at(address_of(header), HEADER_BYTES))
+        self._on_mismatch(peer, ctypes.string_at(address_of(header), HEADER_BYTES))
 
     def _awaited(self, program: Program) -> int:
         """The sequence number that a program waits for."""
@@ -309,7 +309,7 @@ class Exchange:
         return max(load_acquire(self._slot(rank, parity), "sequence") for parity in range(2))
 
     @property
-    def count(self) -> int:
+    def rounds(self) -> int:
         """Rounds ever begun."""
         return self.team.rounds
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.shm.functions import can_exchange
+from ringreduce.shm.functions import is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.transports.base import Transport
 
@@ -28,7 +28,7 @@ _TOKEN_BYTES = 16
 _PLACE = struct.Struct(f"<qqqq{_TOKEN_BYTES}s")
 """Process, file descriptor, bytes of the file, address of the token in the process, and the token.
 The file begins with the token."""
-_NOTHING, _SHARES, _PULLS = bytes((0,)), bytes((1,)), bytes((2,))
+_NOTHING, _SHARES, _READS = bytes((0,)), bytes((1,)), bytes((2,))
 """What a rank can do with the others' files and memory: map no file or not all; map all files; also
 read all memory."""
 
@@ -44,17 +44,22 @@ class Segments:
     """The address of each rank's segment in this process, by rank."""
     processes: Sequence[int]
     """The process id with which to read a rank's other memory, by rank; 0: this process."""
-    pulls: bool
+    single_copy: bool
     """Whether all ranks can read all other ranks' memory."""
 
     def __init__(
-        self, segments: list[Any], rank: int, nbytes: int, processes: Sequence[int], pulls: bool
+        self,
+        segments: list[Any],
+        rank: int,
+        nbytes: int,
+        processes: Sequence[int],
+        single_copy: bool,
     ) -> None:
         self._segments = segments
         self.nbytes = segments[rank].size
         self.arena = segments[rank][nbytes:]
         self.addresses = [int(segment.ctypes.data) for segment in segments]
-        self.processes, self.pulls = processes, pulls
+        self.processes, self.single_copy = processes, single_copy
 
 
 def share_segments(transport: Transport) -> Segments | None:
@@ -63,7 +68,7 @@ def share_segments(transport: Transport) -> Segments | None:
     Returns None, on all ranks, if the ranks are on several nodes, if some rank lacks the compiled
     functions, or if no memory can be shared.
     """
-    if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((can_exchange(),))):
+    if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((is_available(),))):
         return None
     if not transport.one_process:
         segments = map_files(SEGMENT_BYTES, transport.collect, transport.rank)
@@ -106,7 +111,7 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
         mine_can = _NOTHING
         if not any(segment is None for segment in (mine, *segments)):
             reads = all(_reads(place[0], *place[3:]) for place in places)
-            mine_can = _PULLS if reads else _SHARES
+            mine_can = _READS if reads else _SHARES
         all_can = collect(mine_can)  # from here on all ranks have read all tokens
     finally:
         if file is not None:
@@ -117,7 +122,7 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
     mine[:_TOKEN_BYTES] = 0
     collect(_SHARES)  # from here on all segments are zero
     processes = [place[0] for place in places]
-    return Segments(segments, rank, nbytes, processes, pulls=set(all_can) == set(_PULLS))
+    return Segments(segments, rank, nbytes, processes, single_copy=set(all_can) == set(_READS))
 
 
 def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:

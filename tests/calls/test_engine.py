@@ -38,13 +38,13 @@ def test_a_first_call_makes_one_program_and_unrolls_nothing(name, monkeypatch):
 
     def program(comm):
         made = Counter()
-        make = comm._engine.shared.program
+        make = comm._engine.shared_memory.program
 
         def counted(*given):
             made["programs"] += 1
             return make(*given)
 
-        comm._engine.shared.program = counted
+        comm._engine.shared_memory.program = counted
         x = np.full(6, comm.rank + 1.0, np.float32)
         CALLS[name](comm, x)
         first = made["programs"]

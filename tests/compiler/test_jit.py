@@ -171,7 +171,7 @@ import numpy as np
 from ringreduce.devices import compiled
 from ringreduce.shm import functions
 
-can = "all" not in sys.argv or functions.can_exchange()
+can = "all" not in sys.argv or functions.is_available()
 left, right = np.arange(9, dtype=np.float32), np.ones(9, np.float32)
 if can:
     import ctypes
@@ -458,7 +458,7 @@ def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monk
         raise AlarmError
 
     def ask() -> object:
-        return compiled.kernel("sum-float16") if what == "kernel" else functions.can_exchange()
+        return compiled.kernel("sum-float16") if what == "kernel" else functions.is_available()
 
     monkeypatch.setattr(jit, "_kernel" if what == "kernel" else "_address", slow)
     monkeypatch.setattr(jit, "_KERNELS" if what == "kernel" else "_ADDRESSES", {})

@@ -14,7 +14,7 @@ from ringreduce.devices import cuda_kernels
 from ringreduce.train import Settings, load, train
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG, nodes_of
-from tests.support.on_cards import PROGRAMS, CudaCard, ramp, run_case, total
+from tests.support.on_gpus import PROGRAMS, CudaGpu, ramp, run_case, total
 
 pytestmark = pytest.mark.gpu
 
@@ -23,12 +23,12 @@ SECOND = 1_500_000_000
 
 
 def spawn(program, ranks, *args, nodes=None, on_a_stream=False):
-    """Run ``program(comm, card, *args)`` on ranks as threads that share the GPU."""
+    """Run ``program(comm, gpu, *args)`` on ranks as threads that share the GPU."""
 
     def run(comm):
-        card = CudaCard()
-        with card.cupy.cuda.Stream(non_blocking=True) if on_a_stream else nullcontext():
-            return program(comm, card, *args)
+        gpu = CudaGpu()
+        with gpu.cupy.cuda.Stream(non_blocking=True) if on_a_stream else nullcontext():
+            return program(comm, gpu, *args)
 
     return rr.spawn(run, ranks, nodes=nodes, timeout_s=60, config=CONFIG)
 
@@ -50,18 +50,18 @@ def test_programs_on_threads(program, ranks, on_a_stream):
 @pytest.mark.parametrize("on_a_stream", ["", "yes"], ids=["default stream", "own stream"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_programs_over_mpi(mpi, ranks, on_a_stream):
-    done = mpi.run_ok("call", ranks, "tests.support.on_cards:over_mpi", on_a_stream, timeout_s=300)
+    done = mpi.run_ok("call", ranks, "tests.support.on_gpus:over_mpi", on_a_stream, timeout_s=300)
     assert done == ["done"] * ranks
 
 
 def test_a_large_array_in_place():
-    def program(comm, card):
-        x = card.cupy.arange(1 << 24, dtype=np.float32) % 1000 * (comm.rank + 1)
-        wanted = card.cupy.arange(1 << 24, dtype=np.float32) % 1000 * 6
+    def program(comm, gpu):
+        x = gpu.cupy.arange(1 << 24, dtype=np.float32) % 1000 * (comm.rank + 1)
+        wanted = gpu.cupy.arange(1 << 24, dtype=np.float32) % 1000 * 6
         assert comm.all_reduce(x, out=x) is x
         assert bool((x == wanted).all())
 
-    rr.spawn(lambda comm: program(comm, CudaCard()), 3, timeout_s=60)
+    rr.spawn(lambda comm: program(comm, CudaGpu()), 3, timeout_s=60)
 
 
 @pytest.mark.parametrize("dtype", cuda_kernels.C_TYPES)
@@ -76,50 +76,50 @@ def test_every_kernel_compiles(dtype):
 def test_other_streams_are_not_waited_for():
     """A call that synchronised the whole GPU would wait for all streams."""
 
-    def program(comm, card):
-        x = card.put(ramp(comm, 60_001))
-        card.values(comm.all_reduce(x))
-        with card.cupy.cuda.Stream(non_blocking=True) as other:
-            card.spin(2 * SECOND)
+    def program(comm, gpu):
+        x = gpu.put(ramp(comm, 60_001))
+        gpu.values(comm.all_reduce(x))
+        with gpu.cupy.cuda.Stream(non_blocking=True) as other:
+            gpu.spin(2 * SECOND)
         start = time.perf_counter()
         result = comm.all_reduce(x)
         seconds = time.perf_counter() - start
         assert not other.done
         assert seconds < 0.5
-        assert np.array_equal(card.values(result), total(comm, 60_001))
+        assert np.array_equal(gpu.values(result), total(comm, 60_001))
 
     spawn(program, 1)
 
 
 def test_a_call_waits_for_what_the_caller_has_asked_before():
-    def program(comm, card):
-        x = card.put(ramp(comm, 5000))
-        card.spin(SECOND // 4)
+    def program(comm, gpu):
+        x = gpu.put(ramp(comm, 5000))
+        gpu.spin(SECOND // 4)
         x *= 2
-        assert np.array_equal(card.values(comm.all_reduce(x)), 2 * total(comm, 5000))
+        assert np.array_equal(gpu.values(comm.all_reduce(x)), 2 * total(comm, 5000))
 
     spawn(program, 2)
 
 
 def test_some_ranks_on_the_card_and_some_in_host_memory():
-    def program(comm, card):
+    def program(comm, gpu):
         for count in (1, 700, 60_001):
             x = ramp(comm, count)
-            result = comm.all_reduce(card.put(x) if comm.rank % 2 else x)
-            assert isinstance(result, card.cupy.ndarray) == bool(comm.rank % 2)
-            result = card.values(result) if comm.rank % 2 else result
+            result = comm.all_reduce(gpu.put(x) if comm.rank % 2 else x)
+            assert isinstance(result, gpu.cupy.ndarray) == bool(comm.rank % 2)
+            result = gpu.values(result) if comm.rank % 2 else result
             assert np.array_equal(result, total(comm, count))
 
     spawn(program, 4)
 
 
 def test_ranks_that_disagree_go_on():
-    def program(comm, card):
+    def program(comm, gpu):
         for count in (1, 60_001):
             with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
-                comm.all_reduce(card.put(np.ones(2 if comm.rank == 0 else count + 2)))
-            result = comm.all_reduce(card.put(ramp(comm, count)))
-            assert np.array_equal(card.values(result), total(comm, count))
+                comm.all_reduce(gpu.put(np.ones(2 if comm.rank == 0 else count + 2)))
+            result = comm.all_reduce(gpu.put(ramp(comm, count)))
+            assert np.array_equal(gpu.values(result), total(comm, count))
 
     spawn(program, 3)
 
@@ -129,9 +129,9 @@ def test_tensors_of_another_library():
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA")
 
-    def program(comm, card):
+    def program(comm, gpu):
         x = torch.arange(5000, device="cuda", dtype=torch.float64) * (comm.rank + 1)
-        assert np.array_equal(card.values(comm.all_reduce(x)), total(comm, 5000))
+        assert np.array_equal(gpu.values(comm.all_reduce(x)), total(comm, 5000))
         assert comm.all_reduce(x, out=x) is x
         assert np.array_equal(x.cpu().numpy(), total(comm, 5000))
 
@@ -139,7 +139,7 @@ def test_tensors_of_another_library():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_trainer_learns_on_a_card_what_it_learns_beside_it(optimizer):
+def test_the_trainer_learns_on_a_gpu_what_it_learns_beside_it(optimizer):
     import cupy
 
     settings = Settings(epochs=2, dtype="float64", optimizer=optimizer, lr=0.01)
@@ -148,18 +148,18 @@ def test_the_trainer_learns_on_a_card_what_it_learns_beside_it(optimizer):
         result = train(comm, load(settings), settings, xp=xp)
         return np.asarray(result.parameters.get() if xp is cupy else result.parameters)
 
-    on_card, beside = (rr.spawn(run, 2, xp, timeout_s=60)[0] for xp in (cupy, np))
-    assert np.allclose(on_card, beside, rtol=1e-6, atol=1e-9)
+    on_gpu, beside = (rr.spawn(run, 2, xp, timeout_s=60)[0] for xp in (cupy, np))
+    assert np.allclose(on_gpu, beside, rtol=1e-6, atol=1e-9)
 
 
 def test_gradients_of_a_model_of_ones_own():
-    def program(comm, card):
-        params = {"w": card.put(np.full((300, 200), comm.rank, "f4")), "b": card.put(np.zeros(7))}
+    def program(comm, gpu):
+        params = {"w": gpu.put(np.full((300, 200), comm.rank, "f4")), "b": gpu.put(np.zeros(7))}
         dp = rr.train.DataParallel(comm, params, first_bucket_bytes=1, bucket_bytes=1)
         assert not params["w"].any()
         for step in range(3):
             for name in ("b", "w"):
-                dp.ready(name, card.cupy.full_like(params[name], step + comm.rank))
+                dp.ready(name, gpu.cupy.full_like(params[name], step + comm.rank))
             means = dp.finish()
             assert bool((means["w"] == step + 0.5).all())
             assert bool((means["b"] == step + 0.5).all())

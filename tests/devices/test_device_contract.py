@@ -13,7 +13,7 @@ import pytest
 
 from ringreduce.calls.arguments import check_reduction
 from ringreduce.devices.cpu import OPS, CpuDevice
-from tests.support.late import Card, LateDevice
+from tests.support.late import Gpu, LateDevice
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -36,19 +36,19 @@ class OnHost:
         return array.copy()
 
 
-class OnLateCard(OnHost):
+class OnLateGpu(OnHost):
     def __init__(self):
-        self.card = Card(0)
-        self.device = LateDevice(self.card)
+        self.gpu = Gpu(0)
+        self.device = LateDevice(self.gpu)
 
     def put(self, content):
-        return self.card.put(content)
+        return self.gpu.put(content)
 
     def get(self, array):
-        return self.card.values(array)
+        return self.gpu.values(array)
 
 
-class OnCard(OnHost):
+class OnGpu(OnHost):
     def __init__(self):
         from ringreduce.devices.cuda import CudaDevice
 
@@ -65,8 +65,8 @@ class OnCard(OnHost):
         return cupy.asnumpy(array)
 
 
-CARD = pytest.param(OnCard, marks=pytest.mark.gpu, id="cuda")
-QUEUED = [pytest.param(OnLateCard, id="late"), CARD]
+GPU = pytest.param(OnGpu, marks=pytest.mark.gpu, id="cuda")
+QUEUED = [pytest.param(OnLateGpu, id="late"), GPU]
 
 
 @pytest.fixture(params=[pytest.param(OnHost, id="cpu"), *QUEUED])

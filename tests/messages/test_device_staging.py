@@ -14,8 +14,8 @@ from ringreduce.calls import arrays
 from ringreduce.messages import device_staging
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG, nodes_of
-from tests.support.late import Card, LateArray, LateDevice, LateMark, LateStream
-from tests.support.on_cards import (
+from tests.support.late import Gpu, LateArray, LateDevice, LateMark, LateStream
+from tests.support.on_gpus import (
     COUNTS,
     PROGRAMS,
     asynchronous,
@@ -28,14 +28,14 @@ from tests.support.on_cards import (
 
 
 def spawn(program, ranks, *args, nodes=None):
-    """Run ``program(comm, card, *args)`` on ranks with a GPU each, numbered by the rank."""
-    cards = [Card(rank) for rank in range(ranks)]
+    """Run ``program(comm, gpu, *args)`` on ranks with a GPU each, numbered by the rank."""
+    gpus = [Gpu(rank) for rank in range(ranks)]
     cuda = SimpleNamespace(
-        CudaDevice=lambda number: LateDevice(cards[number]), as_card_array=lambda x: x
+        CudaDevice=lambda number: LateDevice(gpus[number]), as_gpu_array=lambda x: x
     )
     with mock.patch.object(arrays, "_cuda", return_value=cuda):
         return rr.spawn(
-            lambda comm: program(comm, cards[comm.rank], *args),
+            lambda comm: program(comm, gpus[comm.rank], *args),
             ranks,
             nodes=nodes,
             timeout_s=20,
@@ -58,24 +58,24 @@ def test_programs(program, ranks):
     spawn(program, ranks)
 
 
-def test_some_ranks_on_cards_and_some_in_host_memory():
-    def program(comm, card):
+def test_some_ranks_on_gpus_and_some_in_host_memory():
+    def program(comm, gpu):
         for count in COUNTS:
             x = ramp(comm, count)
-            result = comm.all_reduce(card.put(x) if comm.rank % 2 else x)
+            result = comm.all_reduce(gpu.put(x) if comm.rank % 2 else x)
             assert isinstance(result, LateArray) == bool(comm.rank % 2)
-            result = card.values(result) if comm.rank % 2 else result
+            result = gpu.values(result) if comm.rank % 2 else result
             assert np.array_equal(result, total(comm, count))
 
     spawn(program, 4)
 
 
 def test_a_call_returns_before_the_device_is_done():
-    def program(comm, card):
+    def program(comm, gpu):
         returned_early = 0
         for _ in range(20):
-            comm.all_reduce(card.put(ramp(comm, 700)))
-            returned_early += bool(card.streams[0].operations)
+            comm.all_reduce(gpu.put(ramp(comm, 700)))
+            returned_early += bool(gpu.streams[0].operations)
         return returned_early
 
     assert all(spawn(program, 2))
@@ -83,20 +83,20 @@ def test_a_call_returns_before_the_device_is_done():
 
 @pytest.mark.parametrize("count", [1, 700, 60_001])
 def test_ranks_that_disagree_go_on(count):
-    def program(comm, card):
+    def program(comm, gpu):
         for number in range(3):
             with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
-                comm.all_reduce(card.put(np.ones(2 if comm.rank == 0 else count + 2)))
-            result = comm.all_reduce(card.put(ramp(comm, count, number)))
-            assert np.array_equal(card.values(result), total(comm, count, number))
+                comm.all_reduce(gpu.put(np.ones(2 if comm.rank == 0 else count + 2)))
+            result = comm.all_reduce(gpu.put(ramp(comm, count, number)))
+            assert np.array_equal(gpu.values(result), total(comm, count, number))
 
     spawn(program, 3)
 
 
 def test_a_device_that_does_nothing_any_more_is_not_waited_for_without_end():
-    def program(comm, card):
-        x = card.put(np.ones(700))
-        card.poll = lambda: None
+    def program(comm, gpu):
+        x = gpu.put(np.ones(700))
+        gpu.poll = lambda: None
         with pytest.raises(rr.PeerTimeoutError):
             comm.all_reduce(x, timeout_s=0.3)
         assert comm.broken
@@ -108,29 +108,29 @@ def test_a_device_that_does_nothing_any_more_is_not_waited_for_without_end():
 
 
 def test_out_lives_where_the_array_does():
-    def program(comm, card):
-        x, host = card.put(np.ones(4)), np.ones(4)
-        with pytest.raises(TypeError, match="out is in host memory, the array is on card 0"):
+    def program(comm, gpu):
+        x, host = gpu.put(np.ones(4)), np.ones(4)
+        with pytest.raises(TypeError, match="out is in host memory, the array is on GPU 0"):
             comm.all_reduce(x, out=host)
-        with pytest.raises(TypeError, match="out is on card 0, the array is in host memory"):
+        with pytest.raises(TypeError, match="out is on GPU 0, the array is in host memory"):
             comm.all_reduce(host, out=x)
-        with pytest.raises(TypeError, match="member 0 is on card 0, member 1 is in host memory"):
+        with pytest.raises(TypeError, match="member 0 is on GPU 0, member 1 is in host memory"):
             comm.all_reduce([x, host])
         with pytest.raises(ValueError, match="out overlaps the input"):
             comm.all_reduce(x[1:], out=x[:-1])
         with pytest.raises(TypeError, match="out has dtype float32"):
-            comm.all_reduce(x, out=card.put(np.ones(4, np.float32)))
-        assert np.array_equal(card.values(comm.all_reduce(x, out=x)), np.ones(4))
+            comm.all_reduce(x, out=gpu.put(np.ones(4, np.float32)))
+        assert np.array_equal(gpu.values(comm.all_reduce(x, out=x)), np.ones(4))
 
     spawn(program, 1)
 
 
-def test_what_lives_on_a_card_needs_cupy():
+def test_what_lives_on_a_gpu_needs_cupy():
     with (
         mock.patch.dict("sys.modules", {"cupy": None}),
         pytest.raises(ImportError, match=r"broadcast: .*pip install 'ringreduce\[gpu\]'"),
     ):
-        rr.spawn(lambda comm: comm.broadcast(Card(0).put(np.ones(2))), 1)
+        rr.spawn(lambda comm: comm.broadcast(Gpu(0).put(np.ones(2))), 1)
 
 
 # --- bugs that must be found ----------------------------------------------------------------------
@@ -165,7 +165,7 @@ BUGS = {
     "the call does not follow the caller": (LateStream, "follow", lambda self: None),
     "the caller does not wait for the call": (LateStream, "lead", lambda self: None),
     "a copy is out of order": (LateStream, "copy_out", copies_without_order),
-    "a mark is always reached": (LateMark, "reached", lambda self: not self._card.poll()),
+    "a mark is always reached": (LateMark, "reached", lambda self: not self._gpu.poll()),
 }
 
 

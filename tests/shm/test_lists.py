@@ -152,8 +152,8 @@ def test_any_lists_over_processes(mpi, ranks, seed):
         assert max(turns) > 5
 
 
-def pulled_lists(algorithm: str) -> int:
-    """Lists that are pulled, and that none but "auto" cuts; how many go by compiled calls."""
+def single_copy_lists(algorithm: str) -> int:
+    """Reduce single-copy lists, which only "auto" cuts; return how many calls are compiled."""
     rng, shapes = np.random.default_rng(1), [(300,), (0,), (1500,), (700,)]
     config = rr.Config(pull_bytes=5000)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
@@ -171,8 +171,8 @@ def pulled_lists(algorithm: str) -> int:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ["auto", "two_shot", "ring"])
-def test_lists_that_are_pulled_are_so_only_where_they_lie_end_to_end(mpi, algorithm):
-    assert mpi.run_ok("call", 2, "tests.shm.test_lists:pulled_lists", algorithm) == [1, 1]
+def test_lists_are_single_copy_only_where_they_lie_end_to_end(mpi, algorithm):
+    assert mpi.run_ok("call", 2, "tests.shm.test_lists:single_copy_lists", algorithm) == [1, 1]
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 100))
@@ -217,7 +217,7 @@ def test_only_short_arrays_that_lie_apart_are_brought_together(lies, count, brou
 
     def program(comm: rr.Communicator) -> bool:
         near, far = (laid(comm, lies, [(count,)] * 20, np.float32) for _ in range(2))
-        together = comm._engine.shared._gather_buffer
+        together = comm._engine.shared_memory._gather_buffer
         for turn in range(3):
             together[...] = 111
             for i, array in enumerate(near):

@@ -88,23 +88,23 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
 
 
 def test_what_is_needed_is_there():
-    assert functions.can_exchange()
+    assert functions.is_available()
 
 
 # --- results --------------------------------------------------------------------------------------
 
 
-def exchanged(comm) -> int:
+def rounds_of(comm) -> int:
     """How many flows of a communicator go through memory."""
-    exchange = comm._engine.shared
-    return 0 if exchange is None else exchange.count
+    shared_memory = comm._engine.shared_memory
+    return 0 if shared_memory is None else shared_memory.rounds
 
 
-PULLED = replace(SHARED, slice_bytes=None, pull_bytes=1)
+SINGLE_COPY = replace(SHARED, slice_bytes=None, pull_bytes=1)
 """Everything that can be is read from where it lies."""
 
 
-@pytest.mark.parametrize("config", [SHARED, PULLED], ids=["staged", "pulled"])
+@pytest.mark.parametrize("config", [SHARED, SINGLE_COPY], ids=["staged", "single-copy"])
 @pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree", "torus"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_all_ways_of_calling_again(ranks, algorithm, config):
@@ -129,7 +129,7 @@ def test_all_ways_of_calling_again(ranks, algorithm, config):
                 comm.all_reduce(x[:-1], out=x[1:], algorithm=algorithm) if count > 1 else _wrong()
             with pytest.raises((TypeError, ValueError)):
                 comm.all_reduce(x, out=y.astype("f8"), algorithm=algorithm)
-        return exchanged(comm)
+        return rounds_of(comm)
 
     assert all(rr.spawn(program, ranks, config=config, timeout_s=20))
 
@@ -147,7 +147,7 @@ def test_a_thousand_calls_in_a_row(ranks, count):
             y = comm.all_reduce(x, algorithm="one_shot")
             wanted = ranks * (np.arange(count) + turn % 5) + ranks * (ranks - 1) / 2
             assert np.array_equal(y, wanted)
-        return exchanged(comm)
+        return rounds_of(comm)
 
     assert all(rr.spawn(program, ranks, config=SHARED, timeout_s=20))
 
@@ -163,7 +163,7 @@ def test_calls_through_memory_and_through_messages_take_turns():
                 assert comm.all_gather(np.array([comm.rank])).tolist() == [0, 1]
             if turn % 5 == 0:
                 comm.barrier()
-        return exchanged(comm)
+        return rounds_of(comm)
 
     assert all(rr.spawn(program, 2, config=SHARED, timeout_s=20))
 
@@ -339,7 +339,7 @@ def test_parts_of_a_communicator_have_memory_of_their_own():
         part = comm.split(comm.rank % 2)
         totals = [part.all_reduce(np.array([comm.rank]))[0] for _ in range(20)]
         both = comm.all_reduce(np.array([1]), algorithm="one_shot")[0]
-        return int(totals[-1]), int(both), exchanged(part) > 0
+        return int(totals[-1]), int(both), rounds_of(part) > 0
 
     assert rr.spawn(program, 4, config=SHARED) == [(2, 4, True), (4, 4, True)] * 2
 
@@ -368,6 +368,6 @@ def test_two_who_only_speak_are_found_out():
         x = np.full(4, comm.rank)
         with pytest.raises(rr.MismatchError, match="root=1"):
             speak(comm, x)
-        return comm.broadcast(x, root=0)[0] == 0 and exchanged(comm) > 0
+        return comm.broadcast(x, root=0)[0] == 0 and rounds_of(comm) > 0
 
     assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True] * 2

@@ -10,7 +10,7 @@ import pytest
 
 import ringreduce as rr
 from tests.calls.test_faults import run_to_its_end
-from tests.shm.test_program import exchanged
+from tests.shm.test_program import rounds_of
 
 pytestmark = [
     pytest.mark.mpi,
@@ -28,7 +28,7 @@ def over_mpi(transport: str) -> list:
             x = np.arange(turn % 7 + 1.0) + comm.rank
             wanted = comm.size * np.arange(turn % 7 + 1.0) + comm.size * (comm.size - 1) / 2
             assert np.array_equal(comm.all_reduce(x, algorithm="one_shot"), wanted)
-        return [exchanged(comm) >= 2000, comm.all_reduce(np.ones(100_000))[-1]]
+        return [rounds_of(comm) >= 2000, comm.all_reduce(np.ones(100_000))[-1]]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def what_comes_of(collective: str, given: list[np.ndarray], rank: int) -> np.nda
 def registered_in_any_mixture(way: str, seed: str) -> int:
     """Which arrays are registered, and who works in place, each rank draws for itself."""
     common = random.Random(seed)
-    config = rr.Config(pull_bytes=1 if way == "pulled" else 1 << 40)
+    config = rr.Config(pull_bytes=1 if way == "single-copy" else 1 << 40)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
         own = random.Random(f"{seed} {comm.rank}")
         collectives = ["all_reduce", "all_reduce", "broadcast", "reduce", "all_gather"]
@@ -74,23 +74,23 @@ def registered_in_any_mixture(way: str, seed: str) -> int:
             wanted = what_comes_of(collective, given, comm.rank)
             assert out is None or np.array_equal(out, wanted), (turn, collective, algorithm, count)
             assert in_place or np.array_equal(x, given[comm.rank])
-        return exchanged(comm)
+        return rounds_of(comm)
 
 
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (3, 2), (4, 3)])
-@pytest.mark.parametrize("way", ["staged", "pulled"])
+@pytest.mark.parametrize("way", ["staged", "single-copy"])
 def test_registered_arrays_in_any_mixture(mpi, way, ranks, seed):
     done = mpi.run_ok(
         "call", ranks, "tests.shm.test_program_mpi:registered_in_any_mixture", way, str(seed)
     )
-    assert all(exchanges >= 150 for exchanges in done)
+    assert all(rounds >= 150 for rounds in done)
 
 
 def past_the_caches(way: str, kind: str) -> list[bool]:
     """Which of the three counts of times past the caches have gone down."""
-    config = rr.Config(pull_bytes=1 if way == "pulled" else 1 << 40)
+    config = rr.Config(pull_bytes=1 if way == "single-copy" else 1 << 40)
     with rr.init(transport="shm", timeout_s=20, config=config) as comm:
-        team = comm._engine.shared.team
+        team = comm._engine.shared_memory.team
         before = 1 << 40
         team.staged.stream_remaining = team.direct.stream_remaining = before
         team.indirect_reads = before
@@ -106,12 +106,12 @@ def past_the_caches(way: str, kind: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("kind", ["plain", "registered"])
-@pytest.mark.parametrize("way", ["staged", "pulled"])
+@pytest.mark.parametrize("way", ["staged", "single-copy"])
 def test_past_the_caches(mpi, way, kind):
     """As where those of other cores are far away, which else the clock decides."""
     done = mpi.run_ok("call", 3, "tests.shm.test_program_mpi:past_the_caches", way, kind)
     plain = kind == "plain"
-    used = [plain and way == "staged", not plain, plain and way == "pulled"]
+    used = [plain and way == "staged", not plain, plain and way == "single-copy"]
     assert done == [used] * 3
 
 
@@ -121,13 +121,13 @@ def test_where_the_best_way_cannot_be_had_another_is_taken(mpi, lacking):
 
 
 def test_delays_change_nothing(mpi):
-    done = mpi.run_ok("delayed_exchanges", 3, "300", "303", timeout_s=60)
+    done = mpi.run_ok("delayed_rounds", 3, "300", "303", timeout_s=60)
     assert [each["wrong"] for each in done] == [0] * 3
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_a_rank_that_stops_or_dies_is_an_error_and_no_spin_for_ever(mpi, how):
-    done = run_to_its_end(mpi, "exchange_fault", 3, how)
+    done = run_to_its_end(mpi, "shm_fault", 3, how)
     if how == "stop":
         # The third may be woken by its mpiexec; the first to end may take the other with it.
         told = [done.results[rank] for rank in (0, 2) if done.results[rank] is not None]

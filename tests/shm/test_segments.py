@@ -46,7 +46,7 @@ def shared(transport=ThreadTransport):
 @pytest.fixture
 def compiled(monkeypatch):
     """Let every rank have the compiled functions."""
-    monkeypatch.setattr(segments, "can_exchange", lambda: True)
+    monkeypatch.setattr(segments, "is_available", lambda: True)
 
 
 @pytest.mark.parametrize("transport", [ThreadTransport, OtherProcesses])
@@ -61,13 +61,15 @@ def test_every_rank_reads_what_the_owner_of_a_segment_writes(transport):
 
 @pytest.mark.usefixtures("compiled")
 def test_threads_of_one_process_read_all_memory_without_naming_a_process():
-    assert [(each.processes, each.pulls) for each in shared()] == [([0] * RANKS, True)] * RANKS
+    assert [(each.processes, each.single_copy) for each in shared()] == [
+        ([0] * RANKS, True)
+    ] * RANKS
 
 
 @pytest.mark.usefixtures("compiled")
 def test_processes_without_memory_files_share_what_the_transport_allocates(monkeypatch):
     monkeypatch.setattr(segments, "map_files", lambda *arguments: None)
-    assert [each.pulls for each in shared(OtherProcesses)] == [False] * RANKS
+    assert [each.single_copy for each in shared(OtherProcesses)] == [False] * RANKS
 
 
 @pytest.mark.usefixtures("compiled")
@@ -105,5 +107,5 @@ def test_no_memory_is_shared_between_nodes():
 
 def test_where_one_rank_lacks_the_compiled_functions_no_rank_shares(monkeypatch):
     answers = [True, False, True]
-    monkeypatch.setattr(segments, "can_exchange", answers.pop)
+    monkeypatch.setattr(segments, "is_available", answers.pop)
     assert shared() == [None] * RANKS

@@ -1,9 +1,8 @@
-"""A card that is not there: NumPy arrays on which all work is done late, in the order of streams.
+"""A simulated GPU: NumPy arrays on which all work is done late, in the order of streams.
 
-What is asked of a `Card` waits in a stream and is done, a little at a time, when somebody polls.
-New memory is poisoned, pinned memory too once it has been copied from.  So a message that starts
-too early, a block that is used again too soon, or a stream that does not wait for another gives a
-wrong result.
+Work for a `Gpu` waits in a stream.  Each poll does a little of it.  New memory is poisoned, and so
+is pinned memory after it was copied to the GPU.  So a message that starts too early, a block that
+is used again too soon, or a stream that does not wait for another gives a wrong result.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ringreduce.devices.cpu import CpuDevice
 
 POISON = 0xCB
 _CUDA = 2
-"""What DLPack calls memory of a card."""
+"""DLPack's device type of GPU memory."""
 
 Operation = Callable[[], bool]
 """Done unless it says that it has to wait."""
@@ -35,7 +34,7 @@ class Stream:
         self.operations: deque[Operation] = deque()
 
 
-class Card:
+class Gpu:
     """Streams and memory.  Each thread has a current stream, the same for all at first."""
 
     def __init__(self, number: int) -> None:
@@ -94,7 +93,7 @@ class Card:
         memory.reshape(-1).view(np.uint8)[...] = POISON
         self._memory.append(memory)
         late = memory.view(LateArray)
-        late.card = self
+        late.gpu = self
         return late
 
     def put(self, values: Any) -> LateArray:
@@ -126,14 +125,14 @@ class Event:
     def __init__(self) -> None:
         self._recorded = self._done = 0
 
-    def record(self, card: Card, stream: Stream) -> None:
+    def record(self, gpu: Gpu, stream: Stream) -> None:
         self._recorded += 1
-        card.ask(partial(setattr, self, "_done", self._recorded), stream)
+        gpu.ask(partial(setattr, self, "_done", self._recorded), stream)
 
-    def hold(self, card: Card, stream: Stream) -> None:
+    def hold(self, gpu: Gpu, stream: Stream) -> None:
         """Let the stream wait for what is recorded now."""
         wanted = self._recorded
-        card.ask(lambda: None if self._done >= wanted else _AGAIN, stream)
+        gpu.ask(lambda: None if self._done >= wanted else _AGAIN, stream)
 
     @property
     def done(self) -> bool:
@@ -143,23 +142,23 @@ class Event:
 class LateArray(np.ndarray):
     """Views are made at once, what is assigned comes late, what is read at once may be poison."""
 
-    card: Card | None = None
+    gpu: Gpu | None = None
 
     def __array_finalize__(self, parent: Any) -> None:
-        self.card = getattr(parent, "card", None)
+        self.gpu = getattr(parent, "gpu", None)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        assert self.card is not None
+        assert self.gpu is not None
         here, value = now(self), now(value) if isinstance(value, LateArray) else np.array(value)
-        self.card.ask(partial(here.__setitem__, key, value))
+        self.gpu.ask(partial(here.__setitem__, key, value))
 
     def tolist(self) -> Any:
-        assert self.card is not None
-        return self.card.values(self).tolist()
+        assert self.gpu is not None
+        return self.gpu.values(self).tolist()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        assert self.card is not None
-        return _CUDA, self.card.number
+        assert self.gpu is not None
+        return _CUDA, self.gpu.number
 
 
 def now(array: np.ndarray) -> np.ndarray:
@@ -172,12 +171,12 @@ class LateDevice:
 
     name = "late"
 
-    def __init__(self, card: Card) -> None:
-        self.card, self._cpu = card, CpuDevice()
-        self.stream = LateStream(card)
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self._cpu = gpu, CpuDevice()
+        self.stream = LateStream(gpu)
 
     def empty(self, shape: Any, dtype: Any) -> LateArray:
-        return self.card.array(shape, dtype)
+        return self.gpu.array(shape, dtype)
 
     def scratch(self, nbytes: int) -> LateArray:
         return self.empty(nbytes, np.uint8)
@@ -191,21 +190,21 @@ class LateDevice:
 
     def fold(self, op: str, dtype: Any) -> Callable[..., None]:
         fold = self._cpu.fold(op, dtype)
-        return lambda *arrays: self.card.ask(partial(fold, *map(now, arrays)))
+        return lambda *arrays: self.gpu.ask(partial(fold, *map(now, arrays)))
 
     def fold_many(self, op: str, dtype: Any) -> Callable[..., None]:
         fold = self._cpu.fold_many(op, dtype)
 
         def fold_many(sources: Any, into: LateArray) -> None:
-            self.card.ask(partial(fold, list(map(now, sources)), now(into)))
+            self.gpu.ask(partial(fold, list(map(now, sources)), now(into)))
 
         return fold_many
 
     def divide(self, array: LateArray, by: int) -> None:
-        self.card.ask(partial(self._cpu.divide, now(array), by))
+        self.gpu.ask(partial(self._cpu.divide, now(array), by))
 
     def convert(self, source: LateArray, into: LateArray) -> None:
-        self.card.ask(partial(self._cpu.convert, now(source), now(into)))
+        self.gpu.ask(partial(self._cpu.convert, now(source), now(into)))
 
     def bytes_of(self, array: np.ndarray) -> memoryview:
         return self._cpu.bytes_of(array)
@@ -215,7 +214,7 @@ class LateDevice:
 
     def unowned(self, array: LateArray) -> LateArray:
         unowned = self._cpu.unowned(now(array)).view(LateArray)
-        unowned.card = self.card
+        unowned.gpu = self.gpu
         return unowned
 
     def overlap(self, a: LateArray, b: LateArray) -> bool:
@@ -223,37 +222,37 @@ class LateDevice:
 
 
 class LateMark:
-    def __init__(self, card: Card, stream: Stream) -> None:
-        self._card, self._stream, self._event = card, stream, Event()
+    def __init__(self, gpu: Gpu, stream: Stream) -> None:
+        self._gpu, self._stream, self._event = gpu, stream, Event()
 
     def set(self) -> None:
-        self._event.record(self._card, self._stream)
+        self._event.record(self._gpu, self._stream)
 
     def reached(self) -> bool:
-        self._card.poll()
+        self._gpu.poll()
         return self._event.done
 
 
 class LateStream:
-    def __init__(self, card: Card) -> None:
-        self._card, self._stream = card, card.new_stream()
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._stream = gpu, gpu.new_stream()
 
     def selected(self) -> Any:
-        return self._card.using(self._stream)
+        return self._gpu.using(self._stream)
 
     def _let_wait(self, waiting: Stream, other: Stream) -> None:
         event = Event()
-        event.record(self._card, other)
-        event.hold(self._card, waiting)
+        event.record(self._gpu, other)
+        event.hold(self._gpu, waiting)
 
     def follow(self) -> None:
-        self._let_wait(self._stream, self._card.current)
+        self._let_wait(self._stream, self._gpu.current)
 
     def lead(self) -> None:
-        self._let_wait(self._card.current, self._stream)
+        self._let_wait(self._gpu.current, self._stream)
 
     def callers_empty(self) -> Callable[..., LateArray]:
-        return self._card.array
+        return self._gpu.array
 
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.full(nbytes, POISON, np.uint8)
@@ -261,7 +260,7 @@ class LateStream:
     def copy_out(self, source: LateArray, host: np.ndarray) -> None:
         assert source.nbytes == host.nbytes
         bytes_now = now(source).view(np.uint8)
-        self._card.ask(partial(host.__setitem__, ..., bytes_now), self._stream)
+        self._gpu.ask(partial(host.__setitem__, ..., bytes_now), self._stream)
 
     def copy_in(self, host: np.ndarray, into: LateArray) -> None:
         assert into.nbytes == host.nbytes
@@ -270,10 +269,10 @@ class LateStream:
             now(into).view(np.uint8)[...] = host
             host[...] = POISON
 
-        self._card.ask(copy, self._stream)
+        self._gpu.ask(copy, self._stream)
 
     def mark(self) -> LateMark:
-        return LateMark(self._card, self._stream)
+        return LateMark(self._gpu, self._stream)
 
     def close(self) -> None:
-        self._card.finish()
+        self._gpu.finish()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringreduce.transports.base import Transport
-from tests.support.exchanges import (
+from tests.support.messages import (
     DEADLINE_S,
     Ear,
     complete,

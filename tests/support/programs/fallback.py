@@ -25,4 +25,4 @@ with rr.init(transport="auto", timeout_s=10) as comm:
             comm.all_reduce(x, out=x)
             wrong += not np.array_equal(x, total)
     found = comm.config.memory
-    report(comm.rank, [wrong, found is not None, found is not None and found.pulls])
+    report(comm.rank, [wrong, found is not None, found is not None and found.single_copy])

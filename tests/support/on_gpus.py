@@ -1,7 +1,7 @@
-"""Calls on arrays that live on a card, between work of the caller's own: for any card.
+"""Calls on arrays on a GPU, between work of the caller: for a real and for a simulated GPU.
 
-A card, `tests.support.late.Card` or `CudaCard`, puts values in new arrays, in the order
-of the current stream, and says what an array has when all work is done.
+A GPU, `tests.support.late.Gpu` or `CudaGpu`, puts values in new arrays, in the order of the
+current stream, and returns the values of an array once all work is complete.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _A_MOMENT = 1_000_000
 """Cycles: much longer than the processor takes to ask for a few more things."""
 
 
-class CudaCard:
-    """The card that CuPy uses, through CuPy alone."""
+class CudaGpu:
+    """The GPU that CuPy uses, through CuPy alone."""
 
     def __init__(self) -> None:
         import cupy
@@ -79,28 +79,28 @@ def total(comm, count, number=0):
 # --- any call -------------------------------------------------------------------------------------
 
 
-def as_view(card: Any, content: np.ndarray, view: str) -> Any:
-    """The same values on the card, in memory of another order."""
+def as_view(gpu: Any, content: np.ndarray, view: str) -> Any:
+    """The same values on the GPU, in memory of another order."""
     if content.ndim == 0 or view == "plain":
-        return card.put(content)
+        return gpu.put(content)
     if view == "fortran":
-        array = card.array(content.shape[::-1], content.dtype).T
+        array = gpu.array(content.shape[::-1], content.dtype).T
     elif view == "strided":
-        array = card.array((*content.shape[:-1], 2 * content.shape[-1]), content.dtype)[..., ::2]
+        array = gpu.array((*content.shape[:-1], 2 * content.shape[-1]), content.dtype)[..., ::2]
     else:
-        array = card.array(content.shape, content.dtype)[::-1]
-    card.assign(array, content)
+        array = gpu.array(content.shape, content.dtype)[::-1]
+    gpu.assign(array, content)
     return array
 
 
-def run_case(comm: rr.Communicator, card: Any, case: Case) -> None:
+def run_case(comm: rr.Communicator, gpu: Any, case: Case) -> None:
     """The call, between work of the caller's own that must come before it and after it."""
     wanted = expected(case, comm.rank)
-    x = as_view(card, values_of(case, comm.rank), case.view)
+    x = as_view(gpu, values_of(case, comm.rank), case.view)
     out = None
     if wanted is not None and case.out != "new":
         in_place = case.out == "in_place" and case.collective in IN_PLACE
-        out = x if in_place else as_view(card, np.zeros(wanted.shape, wanted.dtype), case.view)
+        out = x if in_place else as_view(gpu, np.zeros(wanted.shape, wanted.dtype), case.view)
     result = call(comm, case, x, out)
     if wanted is None:
         assert result is None
@@ -110,72 +110,72 @@ def run_case(comm: rr.Communicator, card: Any, case: Case) -> None:
         assert case.collective == "scatter"
         got = result
     else:
-        kept = card.array(result.shape, result.dtype)
+        kept = gpu.array(result.shape, result.dtype)
         kept[...] = result
         for array in (x, result):
             array[...] = 0
-        got = card.values(kept)
+        got = gpu.values(kept)
     assert np.array_equal(got, wanted), f"rank {comm.rank}: {case}"
 
 
 # --- programs -------------------------------------------------------------------------------------
 
 
-def one_after_another(comm, card):
+def one_after_another(comm, gpu):
     """The same memory again and again; what comes of each call is copied by the caller's stream."""
     kept = []
     for number in range(12):
         count = COUNTS[number % len(COUNTS)]
-        x = card.put(ramp(comm, count, number))
+        x = gpu.put(ramp(comm, count, number))
         result = comm.all_reduce(x, out=x if number % 2 else None)
-        kept.append((card.array(count, np.float64), total(comm, count, number)))
+        kept.append((gpu.array(count, np.float64), total(comm, count, number)))
         kept[-1][0][...] = result
         x[...] = -1.0
-    assert all(np.array_equal(card.values(got), wanted) for got, wanted in kept)
+    assert all(np.array_equal(gpu.values(got), wanted) for got, wanted in kept)
 
 
-def on_the_same_arrays(comm, card):
+def on_the_same_arrays(comm, gpu):
     """Messages stay bound: the next call comes into blocks that may still be copied from."""
     for count in COUNTS:
-        x, out = card.array(count, np.float64), card.array(count, np.float64)
+        x, out = gpu.array(count, np.float64), gpu.array(count, np.float64)
         kept = []
         for number in range(4):
-            card.assign(x, ramp(comm, count, number))
+            gpu.assign(x, ramp(comm, count, number))
             assert comm.all_reduce(x, out=out) is out
-            kept.append((card.array(count, np.float64), total(comm, count, number)))
+            kept.append((gpu.array(count, np.float64), total(comm, count, number)))
             kept[-1][0][...] = out
-        assert all(np.array_equal(card.values(got), wanted) for got, wanted in kept)
+        assert all(np.array_equal(gpu.values(got), wanted) for got, wanted in kept)
 
 
-def asynchronous(comm, card):
+def asynchronous(comm, gpu):
     """When a Work is over its result is there, whatever stream looks at it."""
     works = []
     for number in range(8):
-        x = card.put(ramp(comm, COUNTS[number % len(COUNTS)], number))
+        x = gpu.put(ramp(comm, COUNTS[number % len(COUNTS)], number))
         works.append(comm.all_reduce(x, async_op=True))
-    last = comm.all_reduce(card.put(ramp(comm, 700)))
+    last = comm.all_reduce(gpu.put(ramp(comm, 700)))
     for number, work in enumerate(works):
-        result = card.at_once(work.wait())
+        result = gpu.at_once(work.wait())
         assert np.array_equal(result, total(comm, COUNTS[number % len(COUNTS)], number))
-    assert np.array_equal(card.values(last), total(comm, 700))
+    assert np.array_equal(gpu.values(last), total(comm, 700))
 
 
-def persistent(comm, card):
+def persistent(comm, gpu):
     for count in COUNTS:
-        x, out = card.array(count, np.float64), card.array(count, np.float64)
+        x, out = gpu.array(count, np.float64), gpu.array(count, np.float64)
         op = comm.plan("all_reduce", x, out=out)
         kept = []
         for number in range(3):
-            card.assign(x, ramp(comm, count, number))
+            gpu.assign(x, ramp(comm, count, number))
             assert op() is out
-            kept.append((card.array(count, np.float64), total(comm, count, number)))
+            kept.append((gpu.array(count, np.float64), total(comm, count, number)))
             kept[-1][0][...] = out
-        assert all(np.array_equal(card.values(got), wanted) for got, wanted in kept)
+        assert all(np.array_equal(gpu.values(got), wanted) for got, wanted in kept)
 
 
-def lists_and_wire(comm, card):
-    members = [card.put(ramp(comm, 700)), card.put(ramp(comm, 60).astype(np.int16).reshape(3, 20))]
-    members.append(card.put(ramp(comm, 5000))[::-2])
+def lists_and_wire(comm, gpu):
+    members = [gpu.put(ramp(comm, 700)), gpu.put(ramp(comm, 60).astype(np.int16).reshape(3, 20))]
+    members.append(gpu.put(ramp(comm, 5000))[::-2])
     results = comm.all_reduce(members)
     comm.all_reduce(members, out=members)
     for result, member, wanted in zip(
@@ -184,37 +184,37 @@ def lists_and_wire(comm, card):
         (total(comm, 700), total(comm, 60).reshape(3, 20), total(comm, 5000)[::-2]),
         strict=True,
     ):
-        assert np.array_equal(card.values(result), wanted)
-        assert np.array_equal(card.values(member), wanted)
-    small = card.put((ramp(comm, 100) % 8).astype(np.float32))
+        assert np.array_equal(gpu.values(result), wanted)
+        assert np.array_equal(gpu.values(member), wanted)
+    small = gpu.put((ramp(comm, 100) % 8).astype(np.float32))
     wanted = sum(np.arange(100) * (rank + 1.0) % 8 for rank in range(comm.size))
-    assert np.array_equal(card.values(comm.all_reduce(small, wire="float16")), wanted)
+    assert np.array_equal(gpu.values(comm.all_reduce(small, wire="float16")), wanted)
 
 
-def other_collectives(comm, card):
-    mine = card.put(np.full((comm.rank + 1, 3), comm.rank))
+def other_collectives(comm, gpu):
+    mine = gpu.put(np.full((comm.rank + 1, 3), comm.rank))
     everybody = np.concatenate([np.full((rank + 1, 3), rank) for rank in range(comm.size)])
-    assert np.array_equal(card.values(comm.all_gather(mine)), everybody)
+    assert np.array_equal(gpu.values(comm.all_gather(mine)), everybody)
     counts = range(1, comm.size + 1)
-    assert np.array_equal(card.values(comm.all_gather(mine, counts=counts)), everybody)
-    pieces = card.put(np.arange(comm.size) + 10 * comm.rank)
+    assert np.array_equal(gpu.values(comm.all_gather(mine, counts=counts)), everybody)
+    pieces = gpu.put(np.arange(comm.size) + 10 * comm.rank)
     swapped = comm.all_to_all(pieces)
-    assert np.array_equal(card.values(swapped), 10 * np.arange(comm.size) + comm.rank)
+    assert np.array_equal(gpu.values(swapped), 10 * np.arange(comm.size) + comm.rank)
     comm.barrier()
     for root in range(comm.size):
         at_root = comm.gather(mine, root)
-        summed = comm.reduce(card.put(ramp(comm, 5000)), root)
-        part = comm.scatter(card.put(everybody) if comm.rank == root else None, root)
+        summed = comm.reduce(gpu.put(ramp(comm, 5000)), root)
+        part = comm.scatter(gpu.put(everybody) if comm.rank == root else None, root)
         assert (at_root is None) == (summed is None) == (comm.rank != root)
         if comm.rank == root:
-            assert np.array_equal(card.values(at_root), everybody)
-            assert np.array_equal(card.values(summed), total(comm, 5000))
-            part = card.values(part)
+            assert np.array_equal(gpu.values(at_root), everybody)
+            assert np.array_equal(gpu.values(summed), total(comm, 5000))
+            part = gpu.values(part)
         assert np.array_equal(part, np.array_split(everybody, comm.size)[comm.rank])
-    assert np.array_equal(card.values(comm.broadcast(mine[:1], root=comm.size - 1)), everybody[-1:])
-    shard = comm.reduce_scatter(card.put(ramp(comm, 5000)), "max")
+    assert np.array_equal(gpu.values(comm.broadcast(mine[:1], root=comm.size - 1)), everybody[-1:])
+    shard = comm.reduce_scatter(gpu.put(ramp(comm, 5000)), "max")
     wanted = np.array_split(np.arange(5000.0) * comm.size, comm.size)[comm.rank]
-    assert np.array_equal(card.values(shard), wanted)
+    assert np.array_equal(gpu.values(shard), wanted)
 
 
 PROGRAMS = [
@@ -228,10 +228,10 @@ PROGRAMS = [
 
 
 def over_mpi(on_a_stream: str = "") -> str:
-    """On each rank of an MPI job: all programs on one card, which the ranks share."""
-    card = CudaCard()
-    stream = card.cupy.cuda.Stream(non_blocking=True) if on_a_stream else nullcontext()
+    """On each rank of an MPI job: all programs on one GPU, which the ranks share."""
+    gpu = CudaGpu()
+    stream = gpu.cupy.cuda.Stream(non_blocking=True) if on_a_stream else nullcontext()
     with stream, rr.init(config=CONFIG) as comm:
         for program in PROGRAMS:
-            program(comm, card)
+            program(comm, gpu)
     return "done"

@@ -1,9 +1,9 @@
-"""Many calls through shared memory with random delays at every flag, under the interpreter's MPI.
+"""Many calls through shared memory with random delays before instructions, under the interpreter's MPI.
 
-    python -m tests.long.exchanges --calls 100000 --seed 1 --out bench_results/exchanges.json
+    python -m tests.long.rounds --calls 100000 --seed 1 --out bench_results/rounds.json
 
-Calls of random collectives and sizes among 2, 3 and 4 ranks, with arrays of both kinds, staged and
-pulled.  Exits with 1 if any result was wrong or a job did not end.
+Calls of random collectives and sizes among 2, 3 and 4 ranks, with ordinary and registered
+arrays, staged and single-copy.  Exits with 1 if any result was wrong or a job did not end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.mpi import MpiJobs
 
 RANKS = (2, 3, 4)
 PARTS = 4
-"""Jobs for each number of ranks, each with a way of its own to carry calls out."""
+"""Jobs for each number of ranks, each with settings of its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where to record the run, as JSON")
     options = parser.parse_args(argv)
     arguments = " ".join(sys.argv[1:] if argv is None else argv)
-    calls = exchanges = wrong = 0
+    calls = rounds = wrong = 0
     with tempfile.TemporaryDirectory() as name:
         jobs = MpiJobs(Path(name))
-        command = f"python -m tests.long.exchanges {arguments}".strip()
+        command = f"python -m tests.long.rounds {arguments}".strip()
         (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
         del where["ranks"]
         started = time.monotonic()
@@ -43,14 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 count = -(-options.calls // (len(RANKS) * PARTS))
                 seed = 100 * options.seed + part
                 done = jobs.run_ok(
-                    "delayed_exchanges", ranks, str(count), str(seed), timeout_s=60 + count / 50
+                    "delayed_rounds", ranks, str(count), str(seed), timeout_s=60 + count / 50
                 )
                 calls += count
-                exchanges += done[0]["exchanges"]
+                rounds += done[0]["rounds"]
                 wrong += sum(each["wrong"] for each in done)
         seconds = round(time.monotonic() - started, 1)
-    row = {"proof": "exchanges", **where, "seed": options.seed, "ranks": list(RANKS)}
-    row |= {"calls": calls, "exchanges": exchanges, "wrong": wrong, "seconds": seconds}
+    row = {"proof": "rounds", **where, "seed": options.seed, "ranks": list(RANKS)}
+    row |= {"calls": calls, "rounds": rounds, "wrong": wrong, "seconds": seconds}
     print(json.dumps(row), flush=True)
     if options.out:
         record(options.out, [row])

@@ -1,4 +1,4 @@
-"""Many random calls through shared memory, with a delay now and then before any row: all right?"""
+"""Check many random calls through shared memory, with random delays before instructions."""
 
 import random
 import sys
@@ -23,23 +23,24 @@ CALLS = (
 def main(count: int, seed: int) -> None:
     """Every rank draws the same calls, and delays of its own.
 
-    Half the times a few bytes are exposed, written directly and staged in the ring as many are.
+    In half of the runs small arrays are exposed, written directly and staged in the ring, as
+    large arrays are.
     """
     rng = random.Random(seed)
     if rng.random() < 0.5:
         shm_instructions.DIRECT_BYTES, shm_instructions.IN_SLOT_BYTES = 1, 0
     config = rr.Config(pull_bytes=rng.choice([256, 4096, 1 << 20]), slice_bytes=1 << 14)
     with rr.init(transport="shm", timeout_s=30, config=config) as comm:
-        exchange = comm._engine.shared
-        exchange.team.delay_seed = 2 * (1000 * seed + comm.rank) + 1
+        shared_memory = comm._engine.shared_memory
+        shared_memory.team.delay_seed = 2 * (1000 * seed + comm.rank) + 1
         registered = comm.empty((2, 20_000), np.int64)
         wrong = sum(not right(comm, rng, registered) for _ in range(count))
-        exchange.team.delay_seed = 0
-        report(comm.rank, {"wrong": wrong, "calls": count, "exchanges": exchange.count})
+        shared_memory.team.delay_seed = 0
+        report(comm.rank, {"wrong": wrong, "calls": count, "rounds": shared_memory.rounds})
 
 
 def right(comm: rr.Communicator, rng: random.Random, registered: np.ndarray) -> bool:
-    """Make a call; whether its result is what it must be."""
+    """Make a call; return whether its result is right."""
     name, base, root = rng.choice(CALLS), rng.randrange(1000), rng.randrange(comm.size)
     size = rng.choice([1, 2, 3, 7, 30, 100, 500]) if rng.random() < 0.97 else rng.randrange(20_000)
     algorithm = rng.choice(["auto", "auto", "one_shot", "two_shot", "ring", "tree"])

@@ -1,4 +1,4 @@
-"""What transport checks are made of: messages sent, awaited and taken back, with a deadline."""
+"""Send, receive and withdraw messages in checks of a transport, with a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEADLINE_S = 10.0
 
 
 def until(transport: Transport, ready: Callable[[], Any]) -> None:
-    """Poll until something is so; an AssertionError after the deadline."""
+    """Poll until `ready`; raise AssertionError after the deadline."""
     end, idle = time.monotonic() + DEADLINE_S, 0
     while not ready():
         idle += 1
@@ -26,7 +26,7 @@ def complete(transport: Transport, *requests: Request) -> None:
 
 
 class Ear:
-    """What has been heard from each peer and not been taken yet."""
+    """The control messages of each peer that have not been taken yet."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
