@@ -67,7 +67,7 @@ def check_together(where: str, arrays: list[Any]) -> None:
         places.setdefault(gpu_of(array), index)
     if len(places) > 1:
         said = ", ".join(f"member {i} is {_place(gpu)}" for gpu, i in places.items())
-        raise TypeError(f"{where}: {said}; pass lists of arrays that live in the same place")
+        raise TypeError(f"{where}: {said}; pass lists of arrays in the same place")
 
 
 def is_input(where: str, device: Device, x: Any, out: Any, allowed: bool) -> bool:
@@ -96,6 +96,6 @@ def _cuda(where: str) -> ModuleType:
         from ringreduce.devices import cuda
     except ImportError as error:
         raise ImportError(
-            f"{where}: the array lives on a GPU; pip install 'ringreduce[gpu]' ({error})"
+            f"{where}: the array is on a GPU; pip install 'ringreduce[gpu]' ({error})"
         ) from None
     return cuda

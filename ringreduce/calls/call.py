@@ -1,4 +1,4 @@
-"""Calls that are checked and planned once, and kept for the next time they are made."""
+"""Calls: checked and planned once, then cached for the next call with the same arguments."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Everything about a call that is the same each time it is made."""
+    """A call as it is the same each time: signature, plan, shapes, dtypes and executable."""
 
     signature: Signature
     plan: Plan
     device: Device
-    """Where the arrays live."""
+    """The device of the arrays."""
     shapes: tuple[Shape, Shape]
-    """Of the plan's input and output on this rank."""
+    """Shapes of the plan's input and output on this rank."""
     shape: Shape | None
-    """Of the result; None where this rank gets none."""
+    """Shape of the result; None if this rank gets no result."""
     dtype: np.dtype[Any]
-    """Of the caller's arrays."""
+    """Dtype of the caller's arrays."""
     wire_dtype: np.dtype[Any]
-    """Of the elements that travel and are reduced."""
+    """Dtype of the elements that are sent and reduced."""
     op: str | None = None
-    """None where nothing is reduced."""
+    """Name of the op; None if the call reduces nothing."""
     in_place: bool = False
-    """Whether ``out=x`` makes sense."""
+    """Whether ``out=x`` is allowed."""
     in_flight: int = 1
-    """Slices under way at once, if messages run the plan."""
+    """The most slices under way at once, if messages run the plan."""
     shares: bool = False
-    """Whether shared memory may run the plan, on all ranks alike."""
+    """Whether shared memory may run the plan: the same on all ranks."""
     executable: Executable | None = None
-    """Runs the plan; None until the engine has made it, and after it is freed."""
+    """The executable that runs the plan; None before the engine makes it, and after it is freed."""
     last_use: int = 0
-    """When the call was last asked for, counted in calls."""
+    """Number of the latest use, counted over all calls of `Calls`."""
 
     @property
     def schedule(self) -> Schedule:
@@ -67,25 +67,25 @@ class Call:
 
     @property
     def converts(self) -> bool:
-        """Whether the data travel in another dtype than the caller's."""
+        """Whether messages have another dtype than the caller's arrays."""
         return self.wire_dtype != self.dtype
 
     @property
     def stream(self) -> Stream | None:
-        """The stream of the device where the arrays live, if the device has one."""
+        """The stream of the arrays' device; None if the device has no stream."""
         return self.device.stream
 
 
 @dataclass(slots=True, eq=False)
 class Fused:
-    """A call on a list of arrays: those of one dtype are laid end to end and reduced as one.
+    """A call on a list of arrays: arrays of one dtype are concatenated and reduced together.
 
-    In turns, if they are many, where ranks share memory.
+    If ranks share memory, a long list is cut into batches.
     """
 
     signature: Signature
     groups: list[tuple[Call, list[int]]]
-    """The call on each fused array, and which members of the list it holds, in order."""
+    """The call on each concatenated array, and the ascending indices of its members."""
     last_use: int = 0
 
     @property
@@ -101,10 +101,10 @@ _Kept = TypeVar("_Kept", Call, Fused)
 
 
 class Calls:
-    """One communicator's calls, by what makes them different; the longest unused goes first.
+    """A cache of one communicator's calls, by their arguments; the least recently used goes first.
 
-    Each method raises TypeError or ValueError for arguments that can never be right, before
-    anything is sent.
+    Each method returns the call with its arguments, and makes it if needed.  It raises TypeError or
+    ValueError for wrong arguments, before this rank sends a message.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Calls:
         memory_kind: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._free = free
-        """Called with each call that is no longer kept."""
+        """Called with each call that the cache drops."""
         self.memory_kind = memory_kind
-        """What signatures say of the way that the data go, where not all arrays go the same."""
+        """Arguments of all signatures of arrays on a GPU, if arrays of the host are shared."""
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
         self.config, self.device = config, device
@@ -175,14 +175,15 @@ class Calls:
         for dtype, indices in members.items():
             used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
             sizes = [arrays[index].nbytes for index in indices]
-            # What fits into a slice, and is staged, goes in one compiled call.  Of other algorithms
-            # some fold in an order that depends on where in the fused array one is.
-            turns = [(0, len(sizes))]
+            # A batch that is one slice, and is copied in and out, is one compiled program.  Other
+            # algorithms than "auto" are not cut: the order of some reductions depends on where an
+            # element is in the concatenated array.
+            batches = [(0, len(sizes))]
             if self.config.memory is not None and algorithm == "auto":
                 most = self.config.slice_bytes or STAGED_BYTES
-                pulled = self.config.single_copy_from
-                turns = _cut(sizes, most if pulled is None else min(most, pulled - 1))
-            for begin, end in turns:
+                least = self.config.single_copy_from
+                batches = _cut(sizes, most if least is None else min(most, least - 1))
+            for begin, end in batches:
                 part = indices[begin:end]
                 fused = np.empty(sum(arrays[index].size for index in part), dtype)
                 groups.append((self._all_reduce(fused, op, algorithm, used_wire), part))
@@ -190,7 +191,7 @@ class Calls:
         signature = _signature("all_reduce", f"[{text}]", algorithm, op=repr(op), **_if_given(wire))
         if not groups:
             groups.append((self.meeting("all_reduce", signature.arguments), []))
-        return Fused(self._said(signature), groups)
+        return Fused(self._complete(signature), groups)
 
     def reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
         key = ("reduce_scatter", array.dtype, array.shape, op, algorithm, wire)
@@ -237,7 +238,7 @@ class Calls:
         return self._call(signature, plan, array, array.shape, array.dtype, in_place=True)
 
     def all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
-        """`counts` are the first dimensions of all ranks' arrays."""
+        """`counts` are the first dimensions of the arrays, by rank."""
         key = ("all_gather", array.dtype, array.shape, counts, algorithm)
         return self._get(key, self._all_gather, array, counts, algorithm)
 
@@ -251,7 +252,7 @@ class Calls:
         return self._call(signature, plan, array, shape, array.dtype)
 
     def gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
-        """`counts` are the first dimensions of all ranks' arrays."""
+        """`counts` are the first dimensions of the arrays, by rank."""
         key = ("gather", array.dtype, array.shape, root, type(root), counts, algorithm)
         return self._get(key, self._gather, array, root, counts, algorithm)
 
@@ -266,7 +267,7 @@ class Calls:
         return self._call(signature, plan, array, shape, array.dtype)
 
     def scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
-        """`shape` and `dtype` are those of the root's array, which all ranks know by now."""
+        """Return the scatter of an array of `shape` and `dtype`, which all ranks have received."""
         key = ("scatter", dtype, shape, root, algorithm)
         return self._get(key, self._scatter, shape, dtype, root, algorithm)
 
@@ -294,7 +295,7 @@ class Calls:
         signature = _signature("all_to_all", array_text(array), algorithm)
         return self._call(signature, plan, array, array.shape, array.dtype)
 
-    # --- calls before and besides calls ---
+    # --- first calls of a gather or scatter, and meetings ---
 
     def exchange_counts(
         self,
@@ -304,9 +305,9 @@ class Calls:
         root: int | None = None,
         memory_kind: tuple[tuple[str, str], ...] = (),
     ) -> Call:
-        """The all-gather before a gather of unknown counts: two integers from every rank.
+        """Return the all-gather before a gather of unknown counts: two integers of every rank.
 
-        It carries the signature of the call that it opens.
+        Its signature is that of the gather.
         """
         kind = array.dtype, array.shape[1:]
         key = ("exchange counts", collective, *kind, algorithm, root, type(root), memory_kind)
@@ -335,7 +336,7 @@ class Calls:
         return self._call(signature, plan, integers, (self.size, 2), integers.dtype)
 
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
-        """The broadcast before a scatter: what the root's array is, in `nbytes` bytes."""
+        """Return the broadcast of `nbytes` before a scatter: the root's dtype and shape."""
         key = ("announcement", root, type(root), nbytes, algorithm)
         return self._get(key, self._announcement, root, nbytes, algorithm)
 
@@ -348,7 +349,7 @@ class Calls:
         return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
 
     def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
-        """A barrier under a name of its own: it moves nothing but its signature."""
+        """Return a barrier with a name of its own; ranks compare its `arguments`."""
         return self._get(("meeting", name, arguments), self._meeting, name, arguments)
 
     def _meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
@@ -359,10 +360,10 @@ class Calls:
     # --- by name ---
 
     def planned(self, collective: str, array: np.ndarray, arguments: dict[str, Any]) -> Call:
-        """The call that a collective of this name would make, not to be shared with others.
+        """Return a new call of `collective`, which is not cached: its caller owns it.
 
-        Raises ValueError for a collective that needs more than one plan, TypeError for arguments
-        that it does not have.
+        Raises ValueError for a collective that needs several plans, TypeError for arguments that
+        the collective does not have.
         """
         check_selectors("plan", collective=collective)
         defaults = PLANNED.get(collective)
@@ -387,7 +388,7 @@ class Calls:
         call: Call = getattr(self, f"_{collective}")(array, **given)
         return call
 
-    # --- what they share ---
+    # --- plans ---
 
     def _whole(
         self,
@@ -397,7 +398,7 @@ class Calls:
         dtype: np.dtype[Any],
         root: int = 0,
     ) -> Plan:
-        """A plan on the whole of an array that travels as `dtype`."""
+        """Plan a call on a whole array, whose elements are sent as `dtype`."""
         nbytes = array.size * dtype.itemsize
         schedule = self._schedule(collective, algorithm, nbytes, root)
         slices = slice_count(nbytes, self.nodes, self.config)
@@ -413,7 +414,7 @@ class Calls:
         root: int = 0,
         slices: int | None = None,
     ) -> Plan:
-        """A plan on chunks of `counts` elements."""
+        """Plan a call on chunks of `counts` elements."""
         nbytes = sum(counts) * dtype.itemsize
         schedule = self._schedule(collective, algorithm, nbytes, root)
         slices = slices or slice_count(nbytes, self.nodes, self.config)
@@ -424,12 +425,12 @@ class Calls:
         name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
         return build(collective, name, self.nodes, root)
 
-    def _said(self, signature: Signature, digest: str = "") -> Signature:
-        """With what else has to be alike: a schedule of one's own, how the data travel."""
-        besides = [("schedule", digest)] * bool(digest) + list(self.memory_kind)
-        if not besides:
+    def _complete(self, signature: Signature, digest: str = "") -> Signature:
+        """Add the arguments that all signatures have: a registered schedule, the kind of memory."""
+        added = [("schedule", digest)] * bool(digest) + list(self.memory_kind)
+        if not added:
             return signature
-        return Signature(signature.collective, (*signature.arguments, *besides))
+        return Signature(signature.collective, (*signature.arguments, *added))
 
     def _call(
         self,
@@ -441,9 +442,9 @@ class Calls:
         op: str | None = None,
         in_place: bool = False,
     ) -> Call:
-        """Make a call of a plan on arrays like `array`, whose elements travel as `dtype`."""
+        """Make a call of a plan on arrays like `array`, whose elements are sent as `dtype`."""
         return Call(
-            self._said(signature, plan.schedule.digest),
+            self._complete(signature, plan.schedule.digest),
             plan,
             self.device,
             shapes=(array.shape, (0,) if shape is None else shape),
@@ -495,11 +496,11 @@ PLANNED: dict[str, dict[str, Any]] = {
 """The arguments of each collective that is one plan, with their defaults."""
 
 WIRES = ("bfloat16", "float16")
-"""What data may travel as."""
+"""The dtypes that data may be rounded to for messages."""
 
 
 def _check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
-    """The dtype that travels.  Raises TypeError or ValueError when `wire` makes no sense."""
+    """Return the dtype of messages.  Raises TypeError or ValueError for a wrong `wire`."""
     if wire is None:
         return dtype
     if wire not in WIRES:
@@ -510,7 +511,7 @@ def _check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
 
 
 def named_dtype(name: str) -> np.dtype[Any]:
-    """A dtype by its name, those of ml_dtypes included."""
+    """Return the dtype of a name; dtypes of ml_dtypes are included."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -521,10 +522,10 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 
 def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Where to cut a list whose members have these sizes.
+    """Cut a list into parts of at most `most` bytes; return the (begin, end) indices of each part.
 
-    No part is larger than `most`, but for a single member's sake, and none is empty unless the list
-    is.
+    `sizes` are the bytes of the members.  A part is larger only if a single member is.
+    Only an empty list has an empty part.
     """
     bounds, held = [0], 0
     for place, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""The collectives: checked at the door, agreed on by all ranks, carried out by the executor."""
+"""The collectives: each checks its arguments, finds or makes its call, and runs it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Body = Generator[bool, None, Any]
 
 
 class Collectives:
-    """What the ranks of a `Communicator` do together."""
+    """The collectives of a `Communicator`."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Collectives:
         self._queue = self._engine.queue
         self._calls = Calls(topology, device, config, self._engine.discard)
         self._messages = Calls(topology, device, self._given, self._engine.discard)
-        """Calls on host arrays that go by messages, whatever is shared."""
+        """Calls on host arrays that are run by messages even if the ranks share memory."""
         self._on_gpus: dict[int, Calls] = {}
-        """Calls on arrays that live on a GPU, by its number."""
+        """Calls on arrays on a GPU, by the number of the GPU."""
         path = self._engine.fast_path
         for name in COLLECTIVES:
             if path is not None and getattr(type(self), name) is getattr(Collectives, name):
@@ -81,25 +81,25 @@ class Collectives:
         """Combine the arrays of all ranks elementwise; every rank gets the result.
 
         Args:
-            x: array of the same shape and dtype on every rank, or a list of arrays: those of one
-                dtype are then reduced as one.
+            x: an array, same shape and dtype on every rank; or a list of arrays: all of one dtype
+                are reduced in one call.
             op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, or on integers and bools
                 ``"and"``, ``"or"``, ``"xor"``.  Integers wrap; min and max propagate NaN; mean is
-                for floats.  An op of mpi4py that means the same, such as ``MPI.SUM``, will do;
-                logical ones, such as ``MPI.LAND``, are for bools.
-            out: where to put the result: an array of x's shape and dtype, or `x` itself (in
-                place); a list of such for a list.  None makes a new array and leaves `x` as it is.
-            algorithm: the name of one, or ``"auto"``: the one predicted cheapest.
-            wire: ``"bfloat16"`` or ``"float16"``: what float32 and float64 are rounded to on their
-                way, at each hop, for half or a quarter of the bytes.
-            async_op: return a `Work` in place of the result.
+                for floats.  Ops of mpi4py with the same meaning, such as ``MPI.SUM``, are accepted;
+                logical ops, such as ``MPI.LAND``, are for bools.
+            out: array for the result: x's shape and dtype, or `x` itself (in place); for a list, a
+                list of these.  None: a new array.
+            algorithm: name, or ``"auto"`` for the lowest predicted time.
+            wire: round float32 and float64 to ``"bfloat16"`` or ``"float16"`` for each message:
+                half or a quarter of the bytes.
+            async_op: return a `Work` instead of the result.
             timeout_s: seconds without any progress until PeerTimeoutError.
 
         Returns:
             `out`, or a new C-ordered array.  It is bitwise the same on every rank.
 
         Raises:
-            TypeError, ValueError: misuse that this rank can see; nothing was sent.
+            TypeError, ValueError: wrong arguments, found on this rank before it sends a message.
             MismatchError: ranks passed different arguments or made different calls.
             PeerTimeoutError, PeerLostError: a rank stopped answering, or left.
 
@@ -125,7 +125,7 @@ class Collectives:
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """Combine the arrays of all ranks elementwise; each rank gets its part of the flat result.
+        """Combine the arrays of all ranks; each rank gets its part of the flattened result.
 
         The first half of a ring all-reduce, also called scatter-reduce.  Returns the equivalent of
         ``np.array_split(result.reshape(-1), size)[rank]``: one-dimensional, possibly empty.
@@ -169,9 +169,9 @@ class Collectives:
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """Give every rank the array of rank `root`.
+        """Copy the array of rank `root` to every rank.
 
-        Every rank passes an array of the same shape and dtype; only the root's values count.
+        Every rank passes an array of the same shape and dtype; only the root's values are read.
         ``out=x`` overwrites it in place; otherwise the result is a new array, or `out`.
         Errors: those of `all_reduce`.
         """
@@ -194,10 +194,10 @@ class Collectives:
 
         Args:
             x: array; dtype and all dimensions but the first are the same on every rank.  A 0-d
-                array counts as one of shape (1,).
-            out: where to put the result; it does not overlap `x`.
-            counts: the first dimension of each rank's array; the same on every rank.  None lets
-                the ranks tell each other, which costs one more small all-gather.
+                array counts as an array of shape (1,).
+            out: array for the result; it does not overlap `x`.
+            counts: the first dimension of each rank's array; the same on every rank.  None: ranks
+                exchange them first, by one small all-gather.
             algorithm, async_op, timeout_s: as for `all_reduce`.
 
         Errors: those of `all_reduce`.
@@ -261,8 +261,9 @@ class Collectives:
     ) -> Any:
         """Split the array of rank `root` along the first axis; each rank gets its part.
 
-        The others pass None.  Rank r gets ``np.array_split(x, size)[r]``.  An `out` that does not
-        fit is a ValueError on its rank, after the call.  Other errors: those of `all_reduce`.
+        The other ranks pass None.  Rank r gets ``np.array_split(x, size)[r]``.  An `out` of the
+        wrong shape or dtype raises ValueError on its rank, after the call.  Other errors: those of
+        `all_reduce`.
         """
         check_selectors("scatter", root=root, algorithm=algorithm)
         with self._queue.lock:
@@ -273,7 +274,7 @@ class Collectives:
             here = next((a for a in (array, view) if a is not None), NOTHING)
             calls = self._calls_on(here)
             if calls is self._calls:
-                calls = self._messages  # the root's may be on a GPU, which others cannot know
+                calls = self._messages  # the root's array may be on a GPU: other ranks cannot know
             empty = _maker_of_results(calls.device)
             if timeout_s is not None:
                 check_timeout("scatter", timeout_s)
@@ -297,7 +298,7 @@ class Collectives:
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """Send piece j of the first axis to rank j; the result has what rank i sent as piece i.
+        """Send the j-th piece of the first axis to rank j; piece i of the result is from rank i.
 
         The first dimension is a multiple of the number of ranks; shape and dtype are the same on
         every rank.  `out` does not overlap `x`.  Errors: those of `all_reduce`.
@@ -308,12 +309,12 @@ class Collectives:
         return self._make(Calls.all_to_all, array, (algorithm,), out, timeout_s, async_op)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Return once every rank has called it.  Errors: those of `all_reduce`."""
+        """Wait until every rank has called `barrier`.  Errors: those of `all_reduce`."""
         with self._queue.lock:
             self._meet("barrier", (), timeout_s)
             self._engine.admit_barrier(self._calls.meeting("barrier", ()))
 
-    # --- how calls are carried out ---
+    # --- how calls are run ---
 
     def _make(
         self,
@@ -324,20 +325,20 @@ class Collectives:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Make a call on one array, which a method of `Calls` plans with the arguments `how`."""
+        """Make a call on one array; `method` of `Calls` plans it, with the arguments `how`."""
         with self._queue.lock:
             self._engine.check_usable()
             call = method(self._calls_on(array), array, *how)
-            result = self._carry_out(call, array, out, timeout_s, async_op)
+            result = self._run(call, array, out, timeout_s, async_op)
             if not async_op:
                 name = method.__name__
                 self._engine.admit(name, call, array, dict(zip(PLANNED[name], how, strict=True)))
             return result
 
-    def _carry_out(
+    def _run(
         self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
     ) -> Any:
-        """Run a call that is one plan."""
+        """Run a call that is one plan, and return its result or its Work."""
         result: Any
         target: Any
         if out is None and call.shape is not None and call.stream is None:
@@ -358,7 +359,7 @@ class Collectives:
         return result
 
     def _calls_on(self, array: Any) -> Calls:
-        """The calls on arrays that live where this one does."""
+        """Return the calls on arrays in the same place: host memory, or a GPU."""
         gpu = None if type(array) is np.ndarray else gpu_of(array)
         return self._calls if gpu is None else self._calls_on_gpu(gpu)
 
@@ -372,7 +373,7 @@ class Collectives:
         return calls
 
     def _placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
-        """Where the call reads and writes: one array if `out` is the input itself."""
+        """Return the arrays to read and to write: the same one twice for a call in place."""
         device = call.device
         if call.shape is None or out is None:
             if out is not None:
@@ -421,9 +422,9 @@ class Collectives:
             return done
 
     def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """An array that ranks of this host reach directly, if there is room for it."""
+        """Return an array in this rank's segment, or a private array without space there."""
         array = None
-        # A lost rank that was stopped and goes on may still write to what it was lent.
+        # A lost rank that was stopped may continue, and write to the memory of its peers.
         if self._arena is not None and not self._engine.broken:
             self._engine.free_discarded()
             array = self._arena.empty(shape, dtype)
@@ -438,7 +439,7 @@ class Collectives:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Exchange first dimensions, then gather.  A wrong `out` on one rank is an error on all."""
+        """Exchange first dimensions, then gather.  A wrong `out` on one rank raises on all."""
         name = _name(first)
         if timeout_s is not None:
             check_timeout(name, timeout_s)
@@ -459,7 +460,7 @@ class Collectives:
         return self._engine.run(first, body, timeout_s, async_op, device.stream)
 
     def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
-        """The root's array; None elsewhere."""
+        """Return the root's array on the root, None on other ranks."""
         if self.rank != root:
             if x is not None:
                 raise ValueError(f"scatter: rank {self.rank} passes an array; only the root does")
@@ -471,7 +472,7 @@ class Collectives:
         return array
 
     def _forget(self) -> None:
-        """Let go of all that is kept for the next calls; there are none."""
+        """Drop everything that is kept for later calls: the communicator is closed."""
         for name in COLLECTIVES:
             self.__dict__.pop(name, None)
         if self._engine.fast_path is not None:
@@ -483,14 +484,14 @@ class Collectives:
         arguments: tuple[tuple[str, str], ...],
         timeout_s: float | None = None,
     ) -> None:
-        """A barrier under a name of its own: what all ranks agree on besides array calls."""
+        """Make a barrier with a name of its own, and compare `arguments` between all ranks."""
         with self._queue.lock:
             self._engine.check_usable()
-            self._carry_out(self._calls.meeting(name, arguments), NOTHING, None, timeout_s, False)
+            self._run(self._calls.meeting(name, arguments), NOTHING, None, timeout_s, False)
 
 
 def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:
-    """Makes, in the middle of a call, arrays that the caller will have."""
+    """Return a function that makes arrays for the caller while a call is running."""
     return device.empty if device.stream is None else device.stream.callers_empty()
 
 
@@ -521,4 +522,4 @@ def _integers(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 NOTHING = np.empty(0, np.uint8)
-"""What a meeting moves besides its signature."""
+"""The data of a meeting: it has a signature only."""

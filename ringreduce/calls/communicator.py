@@ -1,4 +1,4 @@
-"""The public object: a group of ranks, its parts, its planned calls, its end."""
+"""The communicator: a group of ranks, its collectives, planned calls, split and close."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
 _WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
-"""How data travel by a transport of this name, as `repr` shows it."""
+"""How ranks exchange data, by the name of the transport, as `repr` shows it."""
 _MOST_LISTED = 16
-"""Ranks up to which `repr` lists the ranks of each node."""
+"""The most ranks for which `repr` lists the ranks of each node."""
 
 
 class Communicator(Collectives):
     """A group of ranks that compute together.  Every rank makes the same calls in the same order.
 
-    Made by `ringreduce.init` or `ringreduce.spawn`.  A context manager: leaving it closes it.
+    Made by `ringreduce.init` or `ringreduce.spawn`.  A context manager: its end closes the
+    communicator.
 
-    Arrays are what NumPy takes without a copy, and numbers, which count as 0-d arrays.  With
-    ``async_op=True`` a call returns a `Work` at once; leave its arrays alone until that is over.
+    Arrays: NumPy arrays, objects that NumPy views without a copy, CuPy arrays, or numbers (0-d).
+    With ``async_op=True`` a call returns a `Work` at once; do not use its arrays before `wait`
+    returns.
 
     Attributes: `rank` and `size`; `local_rank` and `local_size` among the ranks of this node;
     `cross_rank` and `cross_size` among the ranks with this `local_rank` on all nodes.
@@ -54,7 +56,7 @@ class Communicator(Collectives):
         self.nodes = topology.nodes
         self._transport, self._timeout_s = transport, timeout_s
         self._adopt = adopt
-        """Told of every communicator that is split off."""
+        """Called with every communicator that `split` makes."""
         self._splits = 0
         self._meet("init", (("nodes", repr(self.nodes)), ("config", self.config.plan_text())))
 
@@ -74,15 +76,15 @@ class Communicator(Collectives):
     # --- other forms ---
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any:
-        """An uninitialised array that this node's other ranks reach directly.  Not collective.
+        """Return an uninitialised array in shared memory.  Not collective.
 
-        An array like any other, and so are its slices and views, to be mixed with others at will;
-        its memory is used again when the last of them is gone.  Where ranks share no memory, or
-        there is no room left, or a rank was lost, it is one of the process's own.
+        The other ranks of this node read and write the array directly.  Slices and views of it are
+        shared too.  Its memory is reused after the last reference is dropped.  Without shared
+        memory, without space, or after a rank was lost, the array is private.
 
         Args:
             shape, dtype: as for ``numpy.empty``.
-            device: ``"cpu"``, or ``"cuda"`` or ``"cuda:1"`` for a CuPy array of that GPU.
+            device: ``"cpu"``, or ``"cuda"`` or ``"cuda:1"`` for a CuPy array on that GPU.
 
         Raises TypeError for dtypes that cannot be sent, ValueError for other wrong arguments.
         """
@@ -99,15 +101,15 @@ class Communicator(Collectives):
             return self._reachable(sizes, dtype)
 
     def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> Again:
-        """A call on these arrays to be made again and again: checked, planned and bound once.
+        """Check, plan and bind a call on these arrays once, to repeat it.
 
         Args:
             collective: ``"all_reduce"``, ``"reduce_scatter"``, ``"reduce"``, ``"broadcast"``,
                 ``"all_to_all"``, or with `counts` ``"all_gather"`` or ``"gather"``.
             x, out, arguments: those of the collective, but for `async_op`.
 
-        Returns a function of no arguments that makes the call once: it reads `x` anew each time,
-        and returns the result.
+        Returns a function without arguments.  Each call of it reads the present values of `x` and
+        returns the result.
         """
         timeout_s = arguments.pop("timeout_s", None)
         array = as_array("plan", x)
@@ -122,25 +124,25 @@ class Communicator(Collectives):
             return planned.on_fast_path()
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """A communicator of the ranks that pass the same `color`, ordered by `key`, then rank.
+        """Return a communicator of the ranks with the same `color`, ordered by `key`, then rank.
 
-        Collective.  ``color=None`` takes part and gets None.  Nodes, settings and timeout are those
-        of this communicator.
+        Collective.  A rank with ``color=None`` takes part and gets None.  Nodes, settings and
+        timeout are those of this communicator.
         """
         colored = -1 if color is None else color
         if not isinstance(colored, int) or colored < (0 if color is not None else -1):
             raise ValueError(f"split: color is {color!r}; pass an int of at least 0, or None")
         self._splits += 1
-        told = self.all_gather(np.array([[colored, key]], np.int64), counts=[1] * self.size)
-        ranks = sorted(range(self.size), key=lambda rank: (told[rank, 1], rank))
-        members = [rank for rank in ranks if told[rank, 0] == colored]
+        pairs = self.all_gather(np.array([[colored, key]], np.int64), counts=[1] * self.size)
+        ranks = sorted(range(self.size), key=lambda rank: (pairs[rank, 1], rank))
+        members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
             return None
         transport = self._transport.split(members, self._splits, self._timeout_s)
         placed = [[members.index(r) for r in node if r in members] for node in self.nodes]
         nodes = tuple(tuple(sorted(node)) for node in placed if node)
         topology = Topology(nodes, transport.rank)
-        # A device of its own: both communicators may be adding at the same time.
+        # A device of its own: both communicators may reduce at the same time.
         device = type(self._device)()
         segments = share_segments(transport) if self._given.shared_memory else None
         how = self._given, self._timeout_s, segments, self._adopt
@@ -149,34 +151,37 @@ class Communicator(Collectives):
             self._adopt(part)
         return part
 
-    # --- what this communicator would do, and has done ---
+    # --- inspection ---
 
     def explain(
         self, nbytes: int, dtype: Any = "float32", collective: str = "all_reduce"
     ) -> Choice:
-        """What ``algorithm="auto"`` chooses for `nbytes`, with every candidate's predicted time."""
+        """Return the algorithm that ``"auto"`` chooses for `nbytes`, and the predicted seconds.
+
+        The seconds are those of all candidates.
+        """
         itemsize = np.dtype(dtype).itemsize
         return choose(collective, self.nodes, nbytes // itemsize * itemsize, self.config)
 
     @property
     def message_log(self) -> list[LoggedMessage]:
-        """Every message that this rank has started; kept with ``Config(log_messages=True)``."""
+        """Messages that this rank has started, if ``Config(log_messages=True)``."""
         return self._engine.log or []
 
     # --- the end ---
 
     def close(self) -> None:
-        """End the communicator.  Collective: all ranks close, or all raise MismatchError.
+        """Close the communicator.  Collective: all ranks close, or all raise MismatchError.
 
-        Asynchronous calls are waited for; the error of one that nobody has waited for is raised.
-        A broken communicator closes at once and waits for nobody; so does one already closed.
+        Waits for asynchronous calls, and raises the error of one that was never waited for.  A
+        broken or closed communicator returns at once.
         """
         self._close()
 
     def close_at_end_of(self, place: str) -> None:
-        """Do what `close` does, because this rank has reached the end of `place`.
+        """Close the communicator because this rank has reached the end of `place`.
 
-        A MismatchError then says so, and names no `close()` that the user never wrote.
+        The text of a MismatchError then names `place`, not a `close()` that the user never wrote.
         """
         self._close(place)
 
@@ -187,16 +192,19 @@ class Communicator(Collectives):
         self._forget()
 
     def leave(self, reason: str) -> None:
-        """Give up without the others: they raise PeerLostError with `reason` in the next call."""
+        """Leave without the other ranks; their next call raises PeerLostError with `reason`."""
         self._engine.leave(reason)
 
     def farewell(self, seconds: float) -> None:
-        """Let the other living ranks of a broken communicator get this far, for so long at most."""
+        """Wait until the other living ranks of a broken communicator call this too.
+
+        Waits for at most `seconds`.
+        """
         self._engine.farewell(seconds)
 
     @property
     def broken(self) -> bool:
-        """Whether a rank was lost, so that no call can be made any more."""
+        """Whether no further call is possible, since a rank was lost or stopped answering."""
         return self._engine.broken
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""What calls do that are more than one plan on the caller's arrays, poll by poll.
+"""Calls of several plans, and calls on converted or concatenated arrays.
 
-Generators in the manner of `ringreduce.calls.queue`: they say whether they got any further, and
-return the result.  A ValueError that one returns is raised once the call is over, so that no rank
-is left waiting for the others.
+Each is a generator as `ringreduce.calls.queue` runs it: it yields at each poll whether it made
+progress, and returns the result.  A ValueError that a generator returns is raised after the call is
+complete, so that no rank waits for others in vain.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ringreduce.calls.engine import Engine
 
 Steps = Generator[bool, None, Any]
 Empty = Callable[[int | tuple[int, ...], Any], Any]
-"""Makes arrays for results."""
+"""Makes an array of a shape and dtype for a result."""
 
 ANNOUNCED_BYTES = 2048
-"""Room for dtype and shape of any array that NumPy can make."""
+"""Bytes that hold the dtype and shape of any array of NumPy, as text."""
 
 
 def move(
     engine: Engine, call: Call, source: np.ndarray, target: np.ndarray, header: bytes
 ) -> Steps:
-    """Run one plan, on converted copies if the data travel in another dtype."""
+    """Run one plan; on converted copies if messages have another dtype than the arrays."""
     if not call.converts:
         yield from engine.advance(call, source, target, header)
         return
@@ -51,11 +51,11 @@ def reduce_list(
     targets: Sequence[np.ndarray],
     header: bytes,
 ) -> Steps:
-    """Lay arrays of one dtype end to end, reduce them in place, and deal the result out.
+    """Concatenate the arrays of each dtype, reduce them in place, and copy them to `targets`.
 
-    All are read before any is written, so that a target may be any of the arrays.
+    Every array is read before any target is written, so a target may be any of the arrays.
     """
-    laid = []
+    concatenated = []
     for call, members in fused.groups:
         whole = call.device.empty(call.shape or 0, call.dtype)
         at = 0
@@ -63,8 +63,8 @@ def reduce_list(
             array = arrays[index]
             whole[at : at + array.size].reshape(array.shape)[...] = array
             at += array.size
-        laid.append(whole)
-    for (call, members), whole in zip(fused.groups, laid, strict=True):
+        concatenated.append(whole)
+    for (call, members), whole in zip(fused.groups, concatenated, strict=True):
         yield from move(engine, call, whole, whole, header)
         at = 0
         for index in members:
@@ -82,7 +82,10 @@ def gather_unknown(
     empty: Empty,
     header: bytes,
 ) -> Steps:
-    """Exchange first dimensions, then gather as `known` says.  A wrong `out` is an error on all."""
+    """Exchange first dimensions by the call `first`, then make the call `known(counts)`.
+
+    A wrong `out` on one rank is an error on all ranks.
+    """
     size = engine.size
     rows = np.array([array.shape[0], -1 if out is None else out.shape[0]], np.int64)
     table = np.empty((size, 2), np.int64)
@@ -111,11 +114,11 @@ def scatter(
     empty: Empty,
     header: bytes,
 ) -> Steps:
-    """Announce what the root's array is, then deal it out as `known` says."""
+    """Broadcast the root's dtype and shape by the call `first`, then make `known(shape, dtype)`."""
     announced = np.zeros(ANNOUNCED_BYTES, np.uint8)
     if array is not None:
-        said = json.dumps([array.dtype.name, array.shape]).encode()
-        announced[: len(said)] = np.frombuffer(said, np.uint8)
+        text = json.dumps([array.dtype.name, array.shape]).encode()
+        announced[: len(text)] = np.frombuffer(text, np.uint8)
     yield from engine.advance(first, announced, announced, header)
     name, shape = json.loads(announced.tobytes().rstrip(b"\0"))
     call = known(tuple(shape), named_dtype(name))

@@ -1,8 +1,8 @@
 """The engine of a communicator: runs its calls one at a time, in order, and ends it when one fails.
 
-A call is numbered, run by its executable, and broken off if anything goes wrong, here and nowhere
-else.  The compiled fast path (`ringreduce.shm.fast_path`) is a cache in front of the engine: it
-numbers and starts calls that were made before, and hands the ones that have to wait to `finish`.
+Only the engine numbers a call, runs its executable, and ends the communicator after an error.  The
+compiled fast path (`ringreduce.shm.fast_path`) is a cache in front of the engine: it numbers and
+starts repeated calls, and `Engine.finish` completes those that have to wait.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
-"""What a call does with the header of its messages; a ValueError that it returns is raised."""
+"""Runs a call, given the header of its messages; a ValueError that it returns is raised."""
 
 _WITHDRAWING_S = 0.05
-"""How long a broken communicator tries to take its receives back."""
+"""Seconds that a broken communicator tries to withdraw its receives."""
 _LEAVING_S = 1.0
-"""How long a call under way may take to notice that this rank leaves."""
+"""Seconds that a call under way may take to notice that this rank leaves."""
 
 _ABANDONED: list[Any] = []
-"""Executables of broken communicators with messages under way, and their memory: MPI may reach it
-until the process ends."""
+"""Executables of broken communicators whose messages were not withdrawn.  They keep their memory,
+which MPI may read and write until the process ends."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class LeavingError(PeerLostError):
-    """This rank gives up the communicator."""
+    """This rank leaves the communicator."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -77,12 +77,12 @@ class Engine:
         self.size = transport.size
         self._agreement = Agreement(transport, timeout_s)
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        """Every message that this rank has started, if a record is kept."""
-        record = None if self.log is None else self._record
-        self._control = Control(self.wait_until, self.wait_for, self._report_mismatch, record)
+        """Every message that this rank has started; None if messages are not logged."""
+        log = None if self.log is None else self._log
+        self._control = Control(self.wait_until, self.wait_for, self._report_mismatch, log)
         self._flows = FlowCache(transport, config)
         self.shared_memory: SharedMemory | None = None
-        """The shared memory of this node's ranks, if all ranks of the communicator share it."""
+        """The memory that all ranks of the communicator share; None if they share none."""
         if config.memory is not None:
             assert segments is not None
             self.shared_memory = SharedMemory(
@@ -91,12 +91,12 @@ class Engine:
         self.running: list[Executable] = []
         """The executable that is running; empty between calls."""
         self._discarded: deque[Call] = deque()
-        """Calls whose executables are to be freed when nothing is under way."""
+        """Calls whose executables are freed when no call is under way."""
         self.queue = CallQueue(self._agreement.wait, transport.spins, transport.threads)
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
         self.fast_path: FastPath | None = None
-        """Repeats calls in compiled code; None where no memory is shared."""
+        """Repeats calls in compiled code; None if the ranks share no memory."""
         if self.shared_memory is not None:
             self.fast_path = self.queue.lock = FastPath(
                 self.queue.lock,
@@ -113,7 +113,7 @@ class Engine:
     # --- calls ---
 
     def _is_idle(self) -> bool:
-        """Whether nothing is under way, announced or wrong."""
+        """Whether no call is under way or queued, no peer has warned, and the engine is usable."""
         busy = self.running or self.queue.works or self._agreement.warned
         return not busy and self.ended is None
 
@@ -124,14 +124,14 @@ class Engine:
             self._break(PeerLostError(reason), reason)
 
     def check_usable(self) -> None:
-        """Raise the reason when no call can be made.  The caller holds the queue's lock."""
+        """Raise an error if no call can be made now.  The caller holds the queue's lock."""
         if self.ended is not None:
             raise self.ended.with_traceback(None)
         if self.running and not self.queue.works:
             raise ValueError("a call from within a call, such as from a signal handler")
 
     def run_now(self, call: Call, source: Any, target: Any, timeout_s: float | None) -> None:
-        """Run a call that is one plan, at once; no other call is queued."""
+        """Run a call of one plan to its end.  No other call is queued."""
         if self._discarded:
             self.free_discarded()
         agreement = self._agreement
@@ -143,12 +143,12 @@ class Engine:
             self.running.clear()
             agreement.completed += 1
         except BaseException as error:
-            raise self._broken_off(error, call.schedule) from None
+            raise self._settle_error(error, call.schedule) from None
 
     def finish(self, call: CompiledCall, x: Any, out: Any, first: int) -> None:
-        """Complete a call of the fast path whose program `first` waits for other ranks.
+        """Complete a call of the fast path, of which program number `first` waits for other ranks.
 
-        The programs of the batches behind it are run here.  `x` and `out` are the caller's arrays.
+        Runs the programs of the later batches too.  `x` and `out` are the caller's arrays.
         """
         path, agreement = self.fast_path, self._agreement
         assert path is not None
@@ -168,7 +168,7 @@ class Engine:
                 self.running.clear()
                 agreement.completed += 1
         except BaseException as error:
-            raise self._broken_off(error, call.engine_call.schedule) from None
+            raise self._settle_error(error, call.engine_call.schedule) from None
 
     def run(
         self,
@@ -178,11 +178,11 @@ class Engine:
         async_op: bool = False,
         stream: Stream | None = None,
     ) -> Any:
-        """Run a call that does what `body` says, in its turn: return its result, or the Work.
+        """Run `body` behind all queued calls; return its result, or the Work if `async_op`.
 
-        With a `stream` the call's work on the device is ordered behind what the caller has asked
-        of the device before, and in front of what the caller asks afterwards.  A Work is over when
-        the device has done all of it.
+        With a `stream`, the call's work on the device runs after the caller's earlier work on the
+        device, and before the caller's later work.  A Work is over when the device has completed
+        all of the call.
         """
         if stream is not None:
             stream.follow()
@@ -205,13 +205,13 @@ class Engine:
             result = yield from body(header)
             self._agreement.completed += 1
         except BaseException as error:
-            raise self._broken_off(error, call.schedule) from None
+            raise self._settle_error(error, call.schedule) from None
         if isinstance(result, ValueError):
             raise result
         return result
 
     def advance(self, call: Call, source: Any, target: Any, header: bytes) -> Iterator[bool]:
-        """Run the plan of a call within a body, poll by poll: each says whether it got further."""
+        """Run the plan of a call within a body; yield at each poll whether it made progress."""
         executable = call.executable or self.executable(call)
         self.running.append(executable)
         executable.start(header, source, target)
@@ -222,13 +222,13 @@ class Engine:
     # --- executables ---
 
     def executable(self, call: Call) -> Executable:
-        """Return what runs the plan of a call, through shared memory or by messages."""
+        """Return the executable of a call; make it first if needed."""
         if call.executable is None:
             call.executable = self._through_shared_memory(call) or self._by_messages(call)
         return call.executable
 
     def _through_shared_memory(self, call: Call) -> Executable | None:
-        """None, on all ranks alike, if messages have to run the plan."""
+        """Make an executable of programs; None, on all ranks, if messages have to run the plan."""
         if self.shared_memory is None or not call.shares:
             return None
         plan, device, op, dtype = call.plan, call.device, call.op, call.wire_dtype
@@ -250,11 +250,11 @@ class Engine:
         return MessagesExecutable(task, self._flows, self._control)
 
     def discard(self, call: Call) -> None:
-        """Free the executable of a call soon.  From any thread at any time."""
+        """Have the executable of a call freed soon.  Any thread may call this at any time."""
         self._discarded.append(call)
 
     def free_discarded(self) -> None:
-        """Free the executables of discarded calls, unless a call is under way or queued."""
+        """Free the executables of discarded calls; do nothing if a call is under way or queued."""
         if self.running or self.queue.works:
             return
         while self._discarded:
@@ -268,7 +268,7 @@ class Engine:
     def admit(
         self, collective: str, call: Call, array: np.ndarray, arguments: Mapping[str, Any]
     ) -> None:
-        """Let the fast path repeat a call that the general path has made on `array`."""
+        """Admit a call to the fast path after the general path has made it on `array`."""
         path = self.fast_path
         if path is None or self.queue.works:
             return
@@ -281,7 +281,7 @@ class Engine:
     def admit_list(
         self, fused: Fused, arrays: Sequence[np.ndarray], arguments: Mapping[str, Any]
     ) -> None:
-        """Let the fast path repeat an all-reduce of a list that the general path has made."""
+        """Admit an all-reduce of a list to the fast path after the general path has made it."""
         path = self.fast_path
         if path is None or self.queue.works or not any(array.size for array in arrays):
             return
@@ -299,7 +299,7 @@ class Engine:
             path.admit(key, admitted, tuple(shapes))
 
     def admit_barrier(self, call: Call) -> None:
-        """Let the fast path repeat a barrier that the general path has made."""
+        """Admit a barrier to the fast path after the general path has made it."""
         path = self.fast_path
         if path is not None and not path.has_barrier and not self.queue.works:
             admitted = self._compiled_call(call, [call])
@@ -309,10 +309,10 @@ class Engine:
     def planned(
         self, call: Call, timeout_s: float | None, result: Any, general: Callable[[], Any]
     ) -> Callable[[], Any] | None:
-        """A compiled function that makes a call on the arrays that its executable is bound to.
+        """Return a compiled function that makes a call on the arrays its executable is bound to.
 
-        It returns `result`, and calls `general` where it is not eligible.  None if the call is not
-        one compiled program.
+        The function returns `result`.  It calls `general` if the call is not eligible for the fast
+        path at that time.  Returns None if the call is not one compiled program.
         """
         if self.fast_path is None:
             return None
@@ -335,10 +335,10 @@ class Engine:
             executables.append(executable)
         return CompiledCall(call, executables)
 
-    # --- what executables ask for ---
+    # --- functions for executables ---
 
     def wait_until(self, test: Callable[[], bool]) -> None:
-        """Poll `test` until it is true.  Raises an Interrupt when the call cannot go on."""
+        """Poll `test` until it is true.  Raises an Interrupt if the call cannot complete."""
         idle, spins = 0, self._transport.spins
         while not test():
             idle += 1
@@ -346,7 +346,7 @@ class Engine:
                 self._agreement.wait(idle - spins)
 
     def wait_for(self, executable: Executable) -> None:
-        """Test an executable until its run is complete.  Raises an Interrupt as `wait_until`."""
+        """Poll an executable until its run is complete.  Raises as `wait_until` does."""
         idle, spins = 0, self._transport.spins
         while not executable.test():
             idle = 0 if executable.moved else idle + 1
@@ -356,22 +356,25 @@ class Engine:
     def _report_mismatch(self, peer: int, header: bytes) -> None:
         self._agreement.report_mismatch(peer, header)
 
-    def _record(self, index: int, notes: Iterable[Note]) -> None:
+    def _log(self, index: int, notes: Iterable[Note]) -> None:
         assert self.log is not None
         self.log += [LoggedMessage(self._agreement.number, index, *note) for note in notes]
 
-    # --- what the agreement asks for when a call breaks off ---
+    # --- functions for the agreement, after an error ---
 
     def where(self) -> tuple[int | None, list[int]]:
-        """The step that the running executable is at, and the peers that it waits for."""
+        """Return the step of the running executable, and the peers that it waits for."""
         return self.running[0].where() if self.running else (None, [])
 
     def withdraw(self) -> bool:
-        """Take back the receives under way.  False: some must be asked for again."""
+        """Withdraw the receives under way; False if this has to be called again."""
         return all(executable.withdraw() for executable in self.running)
 
     def tally(self) -> tuple[Counter[int], Counter[int]]:
-        """Messages ever sent to and received from each peer, once all receives are withdrawn."""
+        """Return the messages ever sent to and received from each peer.
+
+        All receives are withdrawn before.
+        """
         self._flows.count_all()
         for executable in self.running:
             executable.tally()
@@ -383,13 +386,13 @@ class Engine:
 
     @property
     def rounds(self) -> int:
-        """Rounds through shared memory that were ever begun."""
+        """Number of rounds through shared memory that this rank has begun."""
         return 0 if self.shared_memory is None else self.shared_memory.rounds
 
     def start_afresh(self, rounds: int) -> None:
-        """Forget the call under way; its messages are all withdrawn, drained or complete.
+        """Forget the call under way, whose messages are all withdrawn, drained or complete.
 
-        `rounds` is the most rounds that any rank has begun.
+        Rounds are counted from `rounds` on: the most that any rank has begun.
         """
         for executable in self.running:
             executable.reset()
@@ -399,13 +402,13 @@ class Engine:
         self._flows.forget_counts()
 
     def _abandon(self) -> None:
-        """Give up what is under way, for good: take receives back, as far as time allows.
+        """Withdraw the receives under way, for `_WITHDRAWING_S` at most.
 
-        What cannot be taken back may still be written or read by peers, so its memory is kept for
-        as long as the process lives.
+        Peers may still read or write the memory of the other messages.  So that memory is kept
+        until the process ends.
         """
         end = time.monotonic() + _WITHDRAWING_S
-        with contextlib.suppress(Exception):  # whatever MPI says now, this rank is giving up
+        with contextlib.suppress(Exception):  # an error of MPI changes nothing now
             while not self.withdraw() and time.monotonic() < end:
                 self._transport.pause(1)
         _ABANDONED.extend(self.running)
@@ -413,11 +416,10 @@ class Engine:
     # --- the end ---
 
     def close(self, call: Call, nothing: Any, end_of: str = "") -> None:
-        """Finish what is queued, part from the others, and free everything.
+        """Complete the queued calls and the meeting `call`, and free everything.
 
-        `call`, a meeting, is the last one.  `end_of` names the place whose end this rank has
-        reached, for error texts; it is empty if the user closes.  Raises the error of a Work that
-        nobody has waited for.
+        `end_of` is for error texts: the place whose end this rank has reached, or empty if the user
+        closes.  Raises the error of a Work that was never waited for.
         """
         with self.queue.lock:
             self._agreement.end_of = end_of
@@ -429,7 +431,7 @@ class Engine:
                 try:
                     self._agreement.part()
                 except BaseException as error:
-                    raise self._broken_off(error, call.schedule) from None
+                    raise self._settle_error(error, call.schedule) from None
                 self._flows.close()
                 self._transport.close()
                 self.ended = ValueError("the communicator is closed")
@@ -444,11 +446,11 @@ class Engine:
 
     @property
     def broken(self) -> bool:
-        """Whether a rank was lost, so that no call can be made any more."""
+        """Whether an error ended the communicator, so that no further call is possible."""
         return isinstance(self.ended, RingReduceError)
 
     def leave(self, reason: str) -> None:
-        """Give up without the others: they raise PeerLostError with `reason` in the next call."""
+        """Leave without the other ranks; their next call raises PeerLostError with `reason`."""
         if self.ended is None:
             if self.queue.works:
                 self.queue.interrupt(LeavingError(reason), _LEAVING_S)
@@ -457,11 +459,11 @@ class Engine:
             self.queue.close()
 
     def farewell(self, seconds: float) -> None:
-        """Let the other living ranks of a broken communicator get this far, for so long at most."""
+        """Wait `seconds` at most until the other living ranks call `farewell` too."""
         self._agreement.farewell(seconds)
 
     def forked(self) -> None:
-        """This process is a child of the one that made the communicator: it makes no calls."""
+        """End the communicator in a forked child process, which cannot make calls."""
         self.ended = ValueError(
             "this process was forked from the one that made the communicator; "
             "make calls in that one, or start ranks with 'ringreduce run'"
@@ -472,8 +474,8 @@ class Engine:
 
     # --- errors ---
 
-    def _broken_off(self, error: BaseException, schedule: Schedule) -> BaseException:
-        """What to raise in place of `error`, which broke a call off."""
+    def _settle_error(self, error: BaseException, schedule: Schedule) -> BaseException:
+        """End the communicator after `error` if need be; return the error to raise."""
         if isinstance(error, Interrupt):
             try:
                 settled = self._agreement.settle(error, self, schedule)
@@ -493,7 +495,7 @@ class Engine:
         return error
 
     def _break(self, error: Exception, reason: str) -> None:
-        self.ended = copy.copy(error)  # this one keeps the caller's frames alive
+        self.ended = copy.copy(error)  # `error` itself keeps the caller's frames alive
         if self.fast_path is not None:
             self.fast_path.disable()
         self._agreement.leave(reason)
@@ -502,7 +504,7 @@ class Engine:
 
 @cache
 def _heed_forks() -> None:
-    """Once a process: asking for its number in every call would cost 0.2 us."""
+    """Register a hook for forks, once in a process: os.getpid() in every call would cost 0.2 us."""
 
     def forked() -> None:
         for engine in _engines:
@@ -514,7 +516,7 @@ def _heed_forks() -> None:
 def _on_stream(
     stream: Stream, body: Body, to_the_end: bool, header: bytes
 ) -> Generator[bool, None, Any]:
-    """What `body` does, with all that it asks of a device in its stream."""
+    """Run `body` with its device work in `stream`; `to_the_end`: until the device is done."""
     steps = body(header)
     result = None
     going_on = True

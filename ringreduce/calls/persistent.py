@@ -1,4 +1,4 @@
-"""A call on the same arrays, again and again, with everything checked and bound once."""
+"""Planned calls: repeated on the same arrays, checked and bound once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ringreduce.calls.compound import move
 from ringreduce.calls.engine import Engine
 
 Again = Callable[[], Any]
-"""Makes a call once, and returns its result: the same array each time."""
+"""Makes one call, and returns the result: the same array each time."""
 
 
 class PersistentCall:
-    """What `Communicator.plan` makes.  Every rank calls it as it would make the call itself.
+    """A planned call, made by `Communicator.plan`.  Collective, as the planned collective is.
 
-    Types, shapes and memory are checked once.  The signature still travels with each call.  The
-    arrays are read and written in place, so keep using them and do not resize them.
+    Types, shapes and memory are checked once.  The signature is still compared in each call.  Each
+    call reads and writes the same memory, so the caller must not resize the arrays.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PersistentCall:
         self._call, self._result = call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
         self.is_bound = False
-        """Whether one executable runs the call on these arrays and no others."""
+        """Whether the executable is bound to these arrays."""
         if not call.converts:
             engine.free_discarded()
             with nullcontext() if call.stream is None else call.stream.selected():
@@ -46,7 +46,7 @@ class PersistentCall:
         self._engine.discard(self._call)
 
     def __call__(self) -> Any:
-        """Make the call once, and return its result: the same array each time."""
+        """Make one call, and return the result: the same array each time."""
         call, queue = self._call, self._queue
         with queue.lock:
             self._engine.check_usable()
@@ -57,7 +57,10 @@ class PersistentCall:
         return self._result
 
     def on_fast_path(self) -> Again:
-        """A compiled function that makes the call and keeps this object alive, or this object."""
+        """Return a compiled function that makes the call; this object if there is none.
+
+        The function keeps this object alive.
+        """
         return self._engine.planned(self._call, self._timeout_s, self._result, self) or self
 
     def _body(self, header: bytes) -> Any:

@@ -1,6 +1,7 @@
-"""Binds a planned slice to memory and messages: a flow, ready to be started again and again.
+"""Bind a planned slice to memory and messages: a flow, which can be started any number of times.
 
-All that the executor's inner loop touches is looked up here once: bound methods, views, buffers.
+Everything that the executor's inner loop uses is looked up here once: bound methods, views,
+buffers.
 """
 
 from __future__ import annotations
@@ -36,49 +37,56 @@ Act = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a plan does with values besides moving them."""
+    """The functions by which a plan reduces values."""
 
     fold: FoldFunction | None = None
     fold_many: FoldManyFunction | None = None
     divide: Callable[[Any], Any] | None = None
-    """Done to what has all contributions."""
+    """Divides, for "mean", values that have all contributions."""
 
 
 @dataclass(slots=True)
 class BoundStep:
-    """A step with its memory and messages."""
+    """A planned step bound to memory and messages."""
 
     index: int
     packs: list[Act] = field(default_factory=list)
-    """Bring together what is sent."""
+    """Copy data to the memory that messages are sent from."""
     starts: list[Act] = field(default_factory=list)
-    """Receivers stand before senders."""
+    """Start the messages: the receives first."""
     tests: list[Callable[[], bool]] = field(default_factory=list)
+    """Whether a message is complete; the step is complete after all of them."""
     started: list[Callable[[], bool]] = field(default_factory=list)
-    """Whether what was started is under way: asked where messages wait for a device."""
+    """Whether the messages are under way; empty if no message waits for a device."""
     recvs: list[tuple[int, Request]] = field(default_factory=list)
+    """(peer, request) of each receive."""
     sends: list[tuple[int, Request]] = field(default_factory=list)
+    """(peer, request) of each send."""
     signatures: list[tuple[int, memoryview]] = field(default_factory=list)
-    """(peer, where its signature comes in)"""
+    """(peer, the memory that receives its signature)"""
     acts: list[Act] = field(default_factory=list)
-    """What is done with what has come: copied to its place, folded, divided."""
+    """Copy, fold or divide the received data."""
     notes: list[tuple[int, str, int, int]] = field(default_factory=list)
-    """(step, "send" or "recv", peer, bytes of data): for the message log."""
+    """(step, "send" or "recv", peer, bytes of data), for the message log."""
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One slice on its way: its steps, the step it is at, how many of its messages have come."""
+    """A slice bound to memory and messages, and how far its run is."""
 
     slice: int
+    """Index of the slice in its plan."""
     slot: int
+    """Index of the scratch memory that the flow uses."""
     steps: list[BoundStep] = field(default_factory=list)
     own_signatures: list[memoryview] = field(default_factory=list)
-    """Where this rank's signature goes out from."""
+    """The memory that this rank's signature is sent from."""
     at: int = 0
+    """Index of the current step; the number of steps if the run is complete."""
     tested: int = 0
+    """Tests of the current step that were true."""
     runs: int = 0
-    """How often it has run to its end, since its messages were last counted."""
+    """Complete runs since the messages of the flow were last counted."""
 
     @property
     def finished(self) -> bool:
@@ -91,11 +99,11 @@ class Flow:
 
     @property
     def size(self) -> int:
-        """How many messages it has."""
+        """Number of messages of the flow."""
         return sum(len(step.recvs) + len(step.sends) for step in self.steps)
 
     def messages(self, steps: int) -> tuple[Counter[int], Counter[int]]:
-        """How many messages the first `steps` steps send to and receive from each peer."""
+        """Count the messages that the first `steps` steps send to and receive from each peer."""
         done = self.steps[:steps]
         return (
             Counter(peer for step in done for peer, _ in step.sends),
@@ -118,13 +126,13 @@ def bind(
     index: int,
     slot: int = 0,
 ) -> Flow:
-    """A flow of slice `index` in `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
+    """Bind slice `index` to `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
     flow = Flow(index, slot)
     return fill(Binder(flow, memory, itemsize, transport, device, arithmetic), planned)
 
 
 def fill(binder: Binder, planned: PlannedSlice) -> Flow:
-    """Bind all steps of the binder's flow."""
+    """Bind all steps of the binder's flow, and return the flow."""
     flow, memory = binder.flow, binder.memory
     flow.steps = [step for planned_step in planned.steps for step in binder.steps(planned_step)]
     in_place = memory[INPUT] is memory[OUTPUT]
@@ -140,7 +148,7 @@ def fill(binder: Binder, planned: PlannedSlice) -> Flow:
 
 
 class Binder:
-    """Binds a slice whose arrays are in host memory: messages are sent from there."""
+    """Binds a slice of arrays in host memory, which messages are sent from."""
 
     def __init__(
         self,
@@ -155,15 +163,15 @@ class Binder:
         self.transport, self.device, self.arithmetic = transport, device, arithmetic
         self.dtype = memory[SCRATCH].dtype
         self._views: dict[Span, Any] = {}
-        self.unawaited: list[Callable[[], bool]] = []
-        """Tests of sends that an earlier part of the step has started."""
-        in_reach = device.stream is None
-        self.bytes = [device.bytes_of(array) for array in memory] if in_reach else []
+        self.untested: list[Callable[[], bool]] = []
+        """Tests of sends that earlier parts of the step have started."""
+        on_host = device.stream is None
+        self.bytes = [device.bytes_of(array) for array in memory] if on_host else []
 
     def view(self, span: Span) -> Any:
-        """The same array for the same memory: by that NumPy tells at once that a fold is in place.
+        """Return a view of `span`, the same object each time: NumPy sees that a fold is in place.
 
-        With another array of that memory a fold of two elements takes 0.17 us longer.
+        With another object of the same memory a fold of two elements takes 0.17 us longer.
         """
         in_place = span.buffer == OUTPUT and self.memory[OUTPUT] is self.memory[INPUT]
         place = span._replace(buffer=INPUT) if in_place else span
@@ -175,9 +183,9 @@ class Binder:
         return partial(setitem, self.view(copy.into), ..., self.view(copy.source))
 
     def steps(self, planned: PlannedStep) -> list[BoundStep]:
-        """One step, or two: what comes after a signature is received only once that is known.
+        """Bind a step as one or two: data behind a signature are received after its comparison.
 
-        So what is received always fits: some MPIs write past the end of a buffer that is too short.
+        So received data always fit: some MPIs write past the end of a buffer that is too short.
         """
         step = BoundStep(planned.index, packs=[self.copy(copy) for copy in planned.packs])
         after = BoundStep(planned.index)
@@ -195,30 +203,30 @@ class Binder:
         return bound
 
     def wire(self, planned: PlannedStep, bound: list[BoundStep]) -> None:
-        """Say how the messages of a step are started, and how it is known that they have come."""
+        """Set the functions that start the messages of a step, and that test them."""
         for part in bound:
             requests = [request for _, request in (*part.recvs, *part.sends)]
             part.starts = [request.Start for request in requests]
             part.tests = [request.Test for _, request in part.recvs]
-        self.unawaited += [request.Test for _, request in bound[0].sends]
+        self.untested += [request.Test for _, request in bound[0].sends]
         if not planned.more_parts:
-            bound[-1].tests += self.unawaited
-            self.unawaited = []
+            bound[-1].tests += self.untested
+            self.untested = []
 
     def _folds(
         self, planned: PlannedStep, step: BoundStep, operands: dict[Span, memoryview]
     ) -> None:
-        """Bind folds; values that came with a signature are folded from where they came in."""
+        """Bind folds; values that were received with a signature are folded in that buffer."""
         folded = {span for fold in planned.folds for span in fold.sources}
         for span in list(operands):
             if {other for other in folded if _overlap(span, other)} != {span}:
                 step.acts.append(copy_bytes(self._plain(span), operands.pop(span)))
-        came = {span: self._array(payload) for span, payload in operands.items()}
+        received = {span: self._array(payload) for span, payload in operands.items()}
         for fold in planned.folds:
-            sources = [came.get(span, self.view(span)) for span in fold.sources]
+            sources = [received.get(span, self.view(span)) for span in fold.sources]
             into = self.view(fold.into)
             if len(sources) == 2:
-                assert self.arithmetic.fold is not None, "a plan folds that has nothing to fold by"
+                assert self.arithmetic.fold is not None, "a plan without an op has folds"
                 step.acts.append(partial(self.arithmetic.fold, sources[0], sources[1], into))
             else:
                 assert self.arithmetic.fold_many is not None
@@ -266,18 +274,18 @@ class Binder:
         step.recvs.append((message.peer, request))
         return request
 
-    def _signed(self, span: Span, room: int = 0) -> tuple[memoryview, memoryview]:
-        """Memory for a message with its signature before it: all of it, and the data's part."""
+    def _signed(self, span: Span, least: int = 0) -> tuple[memoryview, memoryview]:
+        """Allocate a message: signature, then `span` or `least` bytes; return it, and its data."""
         nbytes = self.nbytes(span)
-        memory = self.device.bytes_of(self.device.empty(HEADER_BYTES + max(nbytes, room), "u1"))
+        memory = self.device.bytes_of(self.device.empty(HEADER_BYTES + max(nbytes, least), "u1"))
         return memory, memory[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def _array(self, payload: memoryview) -> Any:
-        """What came with a signature, to be folded."""
+        """View data that were received with a signature as an array."""
         return np.frombuffer(payload, self.dtype)
 
     def _landing(self, message: Message) -> tuple[memoryview, memoryview]:
-        """Memory for a first message, with room for as much as any brings: never too short."""
+        """Allocate memory for a message with a signature, long enough for any such message."""
         inside = message.span if message.signature == INSIDE else Span(SCRATCH, 0, 0)
         return self._signed(inside, INSIDE_BYTES)
 
@@ -289,7 +297,7 @@ class Binder:
 
 
 def copy_bytes(into: memoryview, source: memoryview) -> Act:
-    """Of a few bytes: half as long as from one array to another."""
+    """Return a copy of bytes: for a few bytes it takes half as long as a copy of arrays."""
     return partial(into.__setitem__, slice(None), source)
 
 

@@ -1,8 +1,9 @@
-"""Messages of arrays that the processor cannot reach: staged through pinned host memory.
+"""Messages of arrays in device memory: staged through blocks of pinned host memory.
 
-A send is copied out to a block of host memory, in its turn in the device's stream.  Its message
-starts when a mark behind the copy is reached.  A receive comes into a block, from where it is
-copied in.  Nothing waits: `StagedStep.test` is polled, and takes every message as far as it gets.
+To send, the device's stream copies the data to a block and then reaches a mark; only then the
+message starts.  To receive, the message is received in a block, and the stream copies the data to
+the device.  Nothing blocks: each poll of `StagedStep.test` advances every message as far as
+possible.
 """
 
 from __future__ import annotations
@@ -26,30 +27,31 @@ from ringreduce.planning.operations import (
 from ringreduce.transports.base import Request, Transport
 
 _SHORTEST_BLOCK = 8 << 10
+"""Bytes."""
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Pinned host memory of one message at a time."""
+    """Pinned host memory for one message at a time."""
 
     memory: Any
     copied: Mark
-    """Behind the latest copy from or to it."""
+    """Reached when the latest copy from or to the block is complete."""
 
 
 class Blocks:
-    """Pinned memory of the flows of one slot, which run one after another and all use it."""
+    """The blocks of one slot: its flows run one after another, and all use these blocks."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._blocks: list[Block] = []
         self._outgrown: list[Block] = []
-        """Flows that were bound before stay bound to these; copies from them may be under way."""
+        """Shorter blocks that were replaced: earlier flows stay bound to them."""
 
     def take(self, index: int, nbytes: int) -> Block:
-        """Block `index`, of at least so many bytes: the one there is, or else a longer one.
+        """Return block `index`; replace it first if it has less than `nbytes` bytes.
 
-        Lengths are powers of two, so all that were outgrown are no longer than those in use.
+        Lengths are powers of two, so all replaced blocks together are not longer than those in use.
         """
         if index < len(self._blocks) and self._blocks[index].memory.nbytes >= nbytes:
             return self._blocks[index]
@@ -62,27 +64,28 @@ class Blocks:
 
 @dataclass(slots=True, eq=False)
 class Staged:
-    """A message with its block; without one it is in host memory as it is."""
+    """A message, and the block that it is sent from or received in."""
 
     request: Request
     block: Block | None = None
+    """None: the message is in ordinary host memory."""
     host: Any = None
     """The block's bytes for the data."""
     array: Any = None
-    """Where the data are from, or go to, on the device; None for none."""
+    """The data on the device; None if the message has no data to copy."""
     header: tuple[memoryview, memoryview] | None = None
-    """Where the signature of what is sent goes in the block, and where it is from."""
+    """(place in the block, source) of the signature to send; None: the message has none."""
 
 
 class Outbox:
-    """The sends of one step: each starts when its data have arrived in its block, in order."""
+    """The sends of one step: each starts when its data are in its block, in order."""
 
     def __init__(self, stream: Stream, sends: Sequence[Staged]) -> None:
         self._stream, self._sends = stream, sends
         self._started = self._done = 0
 
     def start(self) -> None:
-        """Ask for all copies."""
+        """Enqueue all copies to blocks."""
         self._started = self._done = 0
         for send in self._sends:
             if send.block is not None:
@@ -96,7 +99,7 @@ class Outbox:
             if send.block is not None and not send.block.copied.reached():
                 return False
             if send.header is not None:
-                # Not before: until the mark is reached the block may still be copied in from.
+                # Not earlier: until the mark is reached, a copy to the device may read the block.
                 place, signature = send.header
                 place[:] = signature
             send.request.Start()
@@ -113,7 +116,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receives of one step, or of a part of one."""
+    """The receives of one step, or of a part of a step."""
 
     def __init__(self, stream: Stream, recvs: Sequence[Staged]) -> None:
         self._stream, self._recvs = stream, recvs
@@ -125,9 +128,9 @@ class Inbox:
         self.started()
 
     def started(self) -> bool:
-        """Post, in order, what could not be posted; True if all are.
+        """Post the receives that are not posted yet, in order; True if all are posted.
 
-        A block is not free while what came in it before is still being copied in.
+        A block is free when the copy of its earlier data to the device is complete.
         """
         for recv in self._recvs[self._started :]:
             if recv.block is not None and not recv.block.copied.reached():
@@ -137,7 +140,7 @@ class Inbox:
         return True
 
     def done(self) -> bool:
-        """Ask for the copies of what has come; True if all has."""
+        """Enqueue the copies of received data to the device; True if all data are received."""
         self.started()
         while self._done < self._started and self._recvs[self._done].request.Test():
             recv = self._recvs[self._done]
@@ -150,23 +153,25 @@ class Inbox:
 
 
 class StagedStep:
-    """All messages of one step, or of a part of one, as the executor sees them: one."""
+    """All messages of one step, or of a part of a step, with one test for the executor."""
 
-    def __init__(self, inbox: Inbox, outboxes: Sequence[Outbox], awaits: bool) -> None:
-        self._inbox, self._outboxes, self._awaits = inbox, outboxes, awaits
+    def __init__(self, inbox: Inbox, outboxes: Sequence[Outbox], waits: bool) -> None:
+        self._inbox, self._outboxes = inbox, outboxes
+        self._waits = waits
+        """Whether the step is complete only after its sends; else after its receives."""
 
     def started(self) -> bool:
-        """Whether all messages are under way, so that they can be counted and taken back."""
+        """Whether all messages are under way, so that they can be counted and withdrawn."""
         return all([self._inbox.started(), *(outbox.started() for outbox in self._outboxes)])
 
     def test(self) -> bool:
-        """Take all messages further; True when the step has all that it waits for."""
-        out = [outbox.done() if self._awaits else outbox.started() for outbox in self._outboxes]
-        return self._inbox.done() and (all(out) or not self._awaits)
+        """Advance all messages; True if the step is complete."""
+        out = [outbox.done() if self._waits else outbox.started() for outbox in self._outboxes]
+        return self._inbox.done() and (all(out) or not self._waits)
 
 
 class StagingBinder(Binder):
-    """Binds a slice whose arrays are on a device that has a stream."""
+    """Binds a slice of arrays on a device that has a stream."""
 
     def __init__(
         self,
@@ -182,19 +187,19 @@ class StagingBinder(Binder):
         assert device.stream is not None
         self._stream, self._blocks = device.stream, blocks
         self._taken = 0
-        """Blocks that are in use in this step of the schedule; the next one uses them again."""
+        """Blocks taken by the current step of the schedule; the next step takes them again."""
         self._sends: list[Staged] = []
         self._recvs: list[tuple[BoundStep, Staged]] = []
         self._outboxes: list[Outbox] = []
-        """Of this step and its earlier parts."""
+        """Outboxes of the current step, and of its earlier parts."""
 
     def wire(self, planned: PlannedStep, bound: list[BoundStep]) -> None:
         outbox = Outbox(self._stream, self._sends)
         self._outboxes.append(outbox)
         for part in bound:
             inbox = Inbox(self._stream, [recv for step, recv in self._recvs if step is part])
-            awaits = part is bound[-1] and not planned.more_parts
-            staged = StagedStep(inbox, tuple(self._outboxes), awaits)
+            waits = part is bound[-1] and not planned.more_parts
+            staged = StagedStep(inbox, tuple(self._outboxes), waits)
             part.starts = [inbox.start, outbox.start] if part is bound[0] else [inbox.start]
             part.tests, part.started = [staged.test], [staged.started]
         self._sends, self._recvs = [], []
@@ -217,7 +222,7 @@ class StagingBinder(Binder):
     def recv(
         self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
     ) -> None:
-        """Received data are copied to their span, and never folded from where they came in."""
+        """Bind a receive: data are copied from the block to their span before any fold."""
         if message.signature == INSIDE:
             self._recv_signed(message, step)
         else:
@@ -231,7 +236,7 @@ class StagingBinder(Binder):
         step.notes.append((step.index, "recv", message.peer, self.nbytes(message.span)))
 
     def _recv_signed(self, message: Message, step: BoundStep) -> None:
-        """A message with its signature inside: copied in once that is known to be right."""
+        """Bind a receive with a signature inside: copied to the device after its comparison."""
         block, host, buffer = self._block(message.span, HEADER_BYTES, INSIDE_BYTES)
         step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
         self._recvs.append((step, Staged(self.add_recv(message, buffer, step), block)))
@@ -244,10 +249,10 @@ class StagingBinder(Binder):
 
             step.acts.append(land)
 
-    def _block(self, span: Span, start: int = 0, room: int = 0) -> tuple[Block, Any, memoryview]:
-        """The next block, its bytes for the data from `start` on, and all that is a message."""
+    def _block(self, span: Span, start: int = 0, least: int = 0) -> tuple[Block, Any, memoryview]:
+        """Take the next block; return it, its bytes of data from `start` on, and the message."""
         nbytes = self.nbytes(span)
-        length = start + max(nbytes, room)
+        length = start + max(nbytes, least)
         block = self._blocks.take(self._taken, max(1, length))
         self._taken += 1
         whole = self.device.bytes_of(block.memory)
@@ -268,7 +273,7 @@ def bind_staging(
     index: int,
     slot: int,
 ) -> Flow:
-    """`ringreduce.messages.binding.bind` for a device that has a stream."""
+    """Bind a slice as `messages.binding.bind` does, for a device that has a stream."""
     flow = Flow(index, slot)
     return fill(
         StagingBinder(flow, memory, itemsize, transport, device, arithmetic, blocks), planned

@@ -15,7 +15,7 @@ import numpy as np
 _ALIGNMENT = 4096
 """Bytes.  No two arrays share a page, so that the pages of a freed array can go to the system."""
 _WORTH_GIVING_BACK = 32 << 20
-"""Bytes of a freed array from which on its pages go to the system; those of others are kept."""
+"""Bytes: the pages of freed arrays of this size or more return to the system."""
 
 
 class Arena:
@@ -36,7 +36,7 @@ class Arena:
         return sum(stop - start for start, stop in self._free)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray | None:
-        """Allocate an uninitialised array, freed with its last view; None if there is no room."""
+        """Allocate an uninitialised array, freed with its last view; None without space for it."""
         nbytes = prod(shape) * dtype.itemsize
         self._take_back()
         if nbytes == 0:

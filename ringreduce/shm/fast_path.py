@@ -1,10 +1,10 @@
-"""The fast path: repeated calls that compiled code makes without Python.
+"""The fast path: compiled code makes repeated calls without Python.
 
-A call that the general path has made is admitted to a table (`shm.call_table`) if it is one
-compiled program, or one for each batch of a list.  From then on compiled code (`shm.entry`) makes
-the same call, one at a time and without the communicator's lock, while nobody holds that lock and
-nothing is under way or wrong.  The calls' numbers are settled with the agreement when the lock is
-taken again.
+After the general path has made a call, the call is admitted to a table (`shm.call_table`) if it is
+one compiled program, or one program for each batch of a list.  From then on compiled code
+(`shm.entry`) makes the same call.  It makes one call at a time, without the communicator's lock.
+The fast path is enabled while nobody holds that lock, no call is under way, and the communicator is
+usable.  The agreement's counters are updated when a thread acquires the lock again.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ from ringreduce.shm.layout import WORD
 from ringreduce.shm.list_table import ListTable
 
 _BETWEEN_LOOKS_S = 2e-5
+"""Seconds between two looks at whether a call of the fast path is still under way."""
 Shape = tuple[int, ...]
 Function = Callable[..., Any]
 
 
 class _Collective(NamedTuple):
-    """How a collective is called."""
+    """The parameters of a collective."""
 
     number: int
-    """As in `call_table`."""
+    """Number of the collective in `call_table`."""
     positional: tuple[str, ...]
-    """The parameters behind `x` that may be passed by position."""
+    """The parameters after `x` that may be passed by position."""
     takes_counts: bool = False
+    """Whether the collective has the parameter `counts`."""
 
 
 _COLLECTIVES = {
@@ -77,35 +79,35 @@ class Lock(Protocol):
 
 
 class EngineCall(Protocol):
-    """A call as the engine knows it."""
+    """A call of the engine: its signature and schedule."""
 
     @property
     def signature(self) -> Signature: ...
     @property
     def schedule(self) -> Any:
-        """What `Engine.finish` needs to report a call that is broken off."""
+        """The schedule, for the error text of a call that fails."""
 
 
 @dataclass(slots=True, eq=False)
 class CompiledCall:
-    """A call that compiled code makes, as `Engine.finish` needs it."""
+    """A call that compiled code makes, with all that `Engine.finish` needs to complete it."""
 
     engine_call: EngineCall
     executables: Sequence[Executable]
-    """One for each batch, each with one program; a call on one array is one batch."""
+    """The executable of each batch, with one program each; a call on one array is one batch."""
     timeout_s: float | None = None
-    """Seconds without progress until the call is given up; None: the communicator's."""
+    """Seconds without progress until the call times out; None: those of the communicator."""
     table: ListTable | None = None
-    """The batches of a list; None: no list."""
+    """The batches of a list; None: the call is on one array."""
     named: tuple[Any, ...] = ()
-    """The objects that a `CachedCall` names by their addresses."""
+    """Keeps alive the objects whose addresses are in a `CachedCall`."""
 
 
 class Key(NamedTuple):
-    """All by which compiled code tells one call from another.
+    """The arguments by which compiled code finds a call.
 
-    `counts` are the first dimensions of all ranks' arrays.  Of a list, `shape` is that of the
-    first member, `last` that of the last.
+    `counts` are the first dimensions of the arrays, by rank.  For a list, `shape` is the shape of
+    the first member, and `last` the shape of the last member.
     """
 
     collective: str
@@ -126,7 +128,7 @@ def key_of(
     arguments: Mapping[str, Any],
     is_list: bool = False,
 ) -> Key | None:
-    """The key of a call with these arguments; None if compiled code does not know their types."""
+    """Return the key of a call; None if compiled code does not know the arguments' types."""
     op, algorithm = arguments.get("op"), arguments["algorithm"]
     root, counts = arguments.get("root", 0), arguments.get("counts", ())
     texts = [algorithm] if op is None else [op, algorithm]
@@ -161,7 +163,7 @@ class FastPath:
         self._is_idle, self._agreement, self._on_orphaned = is_idle, agreement, on_orphaned
         self._depth = 0
         self._waiting: list[None] = []
-        """An item for each thread that waits for the lock."""
+        """One item for each thread that waits for the lock."""
         head = size_of(FastPathState) + size_of(Arguments) + ranks * WORD
         self._memory = np.zeros((head + SLOTS * CALL_BYTES) // WORD, np.int64)
         self._slots = self._memory[head // WORD :].reshape(SLOTS, -1)
@@ -187,7 +189,7 @@ class FastPath:
             "default_op": "sum",
             "default_algorithm": "auto",
         }
-        """The objects that the state names by their addresses."""
+        """Keeps alive the objects whose addresses are in the state."""
         address = _address(self._memory)
         self.state = state = FastPathState(address)
         for field, named in self._named.items():
@@ -199,7 +201,7 @@ class FastPath:
         self._places: dict[Key, int] = {}
         """The address of the slot of each admitted call."""
         self._calls: dict[int, tuple[Key, CompiledCall]] = {}
-        """The call in each slot, by its address; the call admitted first comes first."""
+        """The call in each slot, by the slot's address, in the order of admission."""
         self._barrier: tuple[EntryPoint, CachedCall] | None = None
         self._barrier_call: CompiledCall | None = None
         self._clear()
@@ -231,10 +233,10 @@ class FastPath:
             self._on_orphaned()
 
     def release(self) -> None:
-        """Release the lock; enable the fast path if nothing is under way or wrong.
+        """Release the lock; enable the fast path if the communicator is idle and usable.
 
-        It stays disabled if another thread waits for the lock, which would find a call under way
-        each time that it looks.
+        The fast path stays disabled while another thread waits for the lock: that thread might
+        otherwise find a call under way each time that it looks.
         """
         try:
             if self._depth == 1 and not self._waiting and self._is_idle():
@@ -249,7 +251,7 @@ class FastPath:
         self._give()
 
     def _settle(self) -> None:
-        """Count the calls of the fast path.  No statement here lets a signal handler run."""
+        """Update the agreement's counters.  No statement here lets a signal handler run."""
         state, agreement = self.state, self._agreement
         if not state.settled:
             agreement.completed, agreement.number = state.next_number, state.next_number - 1
@@ -262,16 +264,16 @@ class FastPath:
         self.release()
 
     def disable(self) -> None:
-        """Let compiled code begin no more calls, whoever has the lock."""
+        """Disable the fast path, whether or not the caller holds the lock."""
         self.state.enabled = 0
         self._settle()
 
     def take_over(self) -> None:
-        """Answer for the errors of the call under way from now on: `Engine.finish` calls this."""
+        """Record that `Engine.finish` handles all errors of the call under way from now on."""
         self.state.taken_over = 1
 
     def forget(self) -> None:
-        """Disable the fast path for good, and drop all that is kept for it."""
+        """Disable the fast path for good, and drop its calls."""
         self.disable()
         self._clear()
 
@@ -293,7 +295,7 @@ class FastPath:
     # --- functions that CPython calls ---
 
     def entry(self, collective: str, general: Function) -> Function:
-        """A compiled function in place of the method `general`, which it calls if need be."""
+        """Return a compiled function for a collective; it calls `general` on the general path."""
         if collective == BARRIER:
             function, entry, cached = self._function(collective, general)
             self._barrier = entry, cached
@@ -307,7 +309,7 @@ class FastPath:
         return function
 
     def planned(self, call: CompiledCall, result: Any, general: Function) -> Function:
-        """A compiled function that makes `call` on the arrays that it is bound to."""
+        """Return a compiled function that makes `call` on the arrays it is bound to."""
         call.named = (result, call.engine_call.signature)
         function, entry, cached = self._function("planned", general, call)
         _fill_own(entry, cached, call, result)
@@ -324,15 +326,15 @@ class FastPath:
         assert function is not None
         return function, entry, CachedCall(_address(memory) + size_of(EntryPoint))
 
-    # --- which calls ---
+    # --- admitted calls ---
 
     def call_of(self, key: Key) -> CompiledCall | None:
-        """The call that was admitted under a key; None without one."""
+        """Return the call that was admitted with `key`; None if there is none."""
         place = self._places.get(key)
         return None if place is None else self._calls[place][1]
 
     def admit_barrier(self, call: CompiledCall) -> None:
-        """Let compiled code make the communicator's barrier from now on."""
+        """Admit the communicator's barrier."""
         if self._barrier is not None:
             call.named = (call.engine_call.signature,)
             self._barrier_call = call
@@ -340,14 +342,14 @@ class FastPath:
 
     @property
     def has_barrier(self) -> bool:
-        """Whether compiled code makes the communicator's barrier, or never will."""
+        """Whether the barrier is admitted, or cannot be."""
         return self._barrier is None or self._barrier_call is not None
 
     def admit(self, key: Key, call: CompiledCall, shape: Any) -> None:
-        """Let compiled code make a call from now on.
+        """Admit a call.
 
-        `shape` is that of the result; None: this rank gets none.  Of a list they are the shapes of
-        all results.
+        `shape` is the shape of the result; None if this rank gets no result.  For a list it is a
+        tuple of the shapes of all results.
         """
         memory = np.zeros(size_of(Arguments) // WORD, np.int64)
         given, like = Arguments(_address(memory)), _like(key.shape, key.dtype)
@@ -375,7 +377,7 @@ class FastPath:
         cached.hash, cached.call = hash_of(given), id(call)
 
     def _slot(self, key: Key, hashed: int) -> int:
-        """The address of the slot for a call: its own, a free one, or that of the oldest call."""
+        """Empty and return the slot for a call: its own, a free slot, or the oldest call's slot."""
         table = self.state.table
         places = [slot_address(table, hashed, way) for way in range(WAYS)]
         if key in self._places:
@@ -393,7 +395,7 @@ class FastPath:
 
 
 def _fill_own(entry: EntryPoint, cached: CachedCall, call: CompiledCall, result: Any) -> None:
-    """Let a function without arguments make `call`, and return `result`."""
+    """Set the only call of a function without arguments, which returns `result`."""
     cached.signature, cached.call = id(call.engine_call.signature), id(call)
     cached.output = cached.result = id(result)
     _fill_programs(cached, call)
@@ -418,13 +420,13 @@ def _program_address(executable: Executable) -> int:
 
 
 def _like(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array of this kind without memory of its own."""
+    """Make an array of this shape and dtype that has the memory of one element."""
     return np.broadcast_to(np.empty((), dtype), shape)
 
 
 @cache
 def _text_signature(function: Function) -> str:
-    """The parameters of a method without their annotations, as CPython reads them."""
+    """Return the parameters of a method without annotations, as CPython reads them."""
     signature = inspect.signature(function)
     bare = [
         parameter.replace(annotation=inspect.Parameter.empty)
@@ -435,7 +437,7 @@ def _text_signature(function: Function) -> str:
 
 
 def _documentation(name: str, general: Function) -> str:
-    """The docstring of a compiled function, which begins with its signature."""
+    """Return the docstring of a compiled function: its signature, then the method's."""
     method = getattr(general, "__func__", None) or type(general).__call__
     return f"{name}{_text_signature(method)}\n--\n\n{method.__doc__ or ''}"
 

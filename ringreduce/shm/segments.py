@@ -1,9 +1,9 @@
-"""Segments: a block of memory of every rank, which all ranks of a host map.
+"""Segments: memory that each rank of a host owns and all ranks of the host map.
 
 Every rank makes a memory file, which is in no folder, and maps it.  The other ranks open the file
-through /proc and map it too.  The kernel frees the memory when the last of these processes ends, in
-whatever way it ends: nothing is left behind.  Where such files are forbidden, the transport
-allocates the segments: threads use memory of their process, MPI a shared window.
+through /proc and map it too.  The kernel frees the memory when the last of these processes ends,
+even if it is killed.  Where memory files are forbidden, the transport allocates the segments:
+threads use memory of their process, MPI uses a shared window.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _PLACE = struct.Struct(f"<qqqq{_TOKEN_BYTES}s")
 """Process, file descriptor, bytes of the file, address of the token in the process, and the token.
 The file begins with the token."""
 _NOTHING, _SHARES, _READS = bytes((0,)), bytes((1,)), bytes((2,))
-"""What a rank can do with the others' files and memory: map no file or not all; map all files; also
-read all memory."""
+"""What a rank can do with the peers' files and memory: it cannot map all files; it maps all files;
+it also reads all memory."""
 
 
 class Segments:
     """A segment of every rank, mapped by all of them; its slots are zero at first."""
 
     nbytes: int
-    """Bytes of this rank's segment, with the arena."""
+    """Bytes of this rank's segment, the arena included."""
     arena: Any
     """An array of the bytes of this rank's segment that follow its slots and its ring."""
     addresses: Sequence[int]
     """The address of each rank's segment in this process, by rank."""
     processes: Sequence[int]
-    """The process id with which to read a rank's other memory, by rank; 0: this process."""
+    """The process id by which to read a rank's private memory, by rank; 0: this process."""
     single_copy: bool
-    """Whether all ranks can read all other ranks' memory."""
+    """Whether every rank can read the private memory of all other ranks."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None
 def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segments | None:
     """Map a segment of every rank from a memory file of that rank.  Collective.
 
-    A segment has `nbytes` bytes, at least 16, and then an arena: as many bytes as the machine has
-    memory, where the address space allows.  The system only takes memory for pages that are
+    A segment has `nbytes` bytes, at least 16, and then an arena.  The arena is as long as the
+    machine's memory, if the address space allows that; the system allocates only pages that are
     written.  `collect` returns the bytes that the ranks pass, in rank order.
 
     Returns None, on all ranks, if some rank cannot make a memory file, may not open another rank's
@@ -145,7 +145,7 @@ def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
 
 
 def _arena_bytes() -> int:
-    """Return the bytes of the machine's memory: a limit that no program can exceed anyway."""
+    """Return the bytes of the machine's memory: no arrays can take more."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages // mmap.PAGESIZE * mmap.PAGESIZE
 
@@ -172,7 +172,7 @@ def _mapped(file: int, nbytes: int) -> Any:
 def _reads(process: int, address: int, token: bytes) -> bool:
     """Return whether this process can read the token at `address` of `process`.
 
-    The kernel or a container may forbid it.
+    The kernel or a container may forbid the read.
     """
     try:
         function = ctypes.CDLL(None, use_errno=True).process_vm_readv

@@ -1,4 +1,4 @@
-"""Many calls through shared memory with random delays before instructions, under the interpreter's MPI.
+"""Run many calls through shared memory with random delays, under the interpreter's MPI.
 
     python -m tests.long.rounds --calls 100000 --seed 1 --out bench_results/rounds.json
 
