@@ -1,4 +1,4 @@
-"""A flow unrolled into one function: straight code, without a loop and with nothing to look up.
+"""A flow unrolled into one function: code without loops and with nothing to look up.
 
 A short message takes MPI no longer than Python takes to find its way through lists of steps.
 """
@@ -13,7 +13,7 @@ from ringreduce.messages.binding import Flow
 
 
 def unrolled(flow: Flow, under_way: list[Flow], control: Control) -> Callable[[bytes], None]:
-    """Return ``run(header)``, which runs `flow` alone to its end and awaits each message in turn.
+    """Return ``run(header)``, which runs `flow` alone to its end and waits for each message in turn.
 
     The flow is in `under_way` while it runs.
     """

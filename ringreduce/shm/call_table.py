@@ -1,7 +1,7 @@
-"""The table of calls that compiled code makes without Python, and the hash that finds a call in it.
+"""The table of calls that compiled code makes without Python, and its hash.
 
-A communicator has one table for all its collectives.  `ringreduce.shm.fast_path` fills it,
-`ringreduce.shm.entry` looks calls up in it.  Both compute the hash by the functions below.
+A communicator has one table for all its collectives.  `ringreduce.shm.fast_path` fills the table,
+`ringreduce.shm.entry` finds calls in it.  Both compute the hash of a call by `hash_of`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from ringreduce.shm.layout import WORD
 
 _SLOT_BITS = 9
 SLOTS = 1 << _SLOT_BITS
-"""Calls that a table has room for."""
+"""The most calls of a table."""
 WAYS = 8
-"""Neighbouring slots that a call may be in, from the slot of its hash on."""
+"""A call is in one of this many neighbouring slots, which begin at the slot of its hash."""
 EMPTY = -1
 """The hash of a slot without a call."""
 _HASH_BITS = 32
 _MASK = (1 << _HASH_BITS) - 1
 """Hashes are cut to 32 bits at each step, so that Python and compiled code compute the same."""
 _SPREAD = 0x61C88647
-"""2**32 minus 2**32 divided by the golden ratio: Fibonacci hashing, of which the upper bits count.
+"""2**32 minus 2**32 divided by the golden ratio: Fibonacci hashing, which uses the upper bits.
 
-It is less than 2**31, so the product of a hash and it fits into a word.
+The number is less than 2**31, so its product with a hash fits into a word.
 """
 
 ALL_REDUCE, REDUCE_SCATTER, REDUCE, BROADCAST, ALL_GATHER, GATHER, ALL_TO_ALL = range(7)
+"""Numbers of the collectives."""
 
 
 @record
@@ -36,7 +37,7 @@ class FastPathState(Record):
 
     # Whether compiled code may begin calls: 0 or 1.
     enabled: Word
-    # Whether a call is under way, perhaps with the interpreter's lock released: 0 or 1.
+    # 1: a call is under way, perhaps with the interpreter's lock released; 0: none is.
     busy: Word
     # The thread of the call under way.
     owner: Word
@@ -44,23 +45,23 @@ class FastPathState(Record):
     next_number: Word
     # Whether the agreement's counters include all calls of the fast path: 0 or 1.
     settled: Word
-    # Whether `Engine.finish` answers for the errors of the call under way: 0 or 1.
+    # 1: `Engine.finish` handles the errors of the call under way; 0: it does not yet.
     taken_over: Word
-    # Whether an exception ended a call before `Engine.finish` answered for it: 0 or 1.
+    # 1: an exception ended a call before `Engine.finish` handled its errors; 0: none did.
     orphaned: Word
     # Number of ranks.
     ranks: Word
     # The address of the first slot of the table.
     table: Address
-    # The address of `Arguments`: those of the call that is being looked up.
+    # The address of the `Arguments` of the call that is looked up.
     arguments: Address
-    # The address of one word a rank: the counts of the call that is being looked up.
+    # The address of the counts of the call that is looked up: one word a rank.
     counts: Address
-    # Scratch: whether a Python int was too large, an int of C.
+    # Scratch, an int of C: whether a Python int was too large.
     overflow: Word
     # A function of Python: remembers the signature of a completed call.
     remember: Address
-    # A function of Python: registers an executable as running.
+    # A function of Python: marks an executable as running.
     begin: Address
     # A function of Python: `Engine.finish`.
     finish: Address
@@ -94,27 +95,27 @@ class FastPathState(Record):
     name_async_op: Address
     # False.
     false: Address
-    # The text "sum": the op of a call that names none.
+    # The text "sum": the default op.
     default_op: Address
-    # The text "auto": the algorithm of a call that names none.
+    # The text "auto": the default algorithm.
     default_algorithm: Address
-    # Scratch: the arguments of the Python function that is being called.
+    # Scratch: the first argument of the Python function that is called.
     argument0: Word
-    # Its second argument.
+    # Scratch: the second argument of that function.
     argument1: Word
-    # Its third argument.
+    # Scratch: the third argument of that function.
     argument2: Word
-    # Its fourth argument.
+    # Scratch: the fourth argument of that function.
     argument3: Word
 
 
 @record
 class Arguments(Record):
-    """The arguments of a call.  All but `out` are the key by which the table knows the call."""
+    """The arguments of a call.  All except `out` are the key of the call in the table."""
 
     # ALL_REDUCE, REDUCE_SCATTER ...: which collective.
     collective: Word
-    # The array; of a list, the first member.
+    # The array, or the first member of the list.
     x: Address
     # The list or tuple of arrays; 0: `x` is the only array.
     members: Address
@@ -146,7 +147,7 @@ class EntryPoint(Record):
     collective: Word
     # The Python function that makes a call on the general path.
     general: Address
-    # The address of the only `CachedCall` of a function without arguments; 0: it has none yet.
+    # The address of the only `CachedCall` of a function without arguments; 0: there is none yet.
     own_call: Address
     # Least number of positional arguments.
     least: Word
@@ -162,13 +163,13 @@ class EntryPoint(Record):
 
 @record
 class CachedCall(Record):
-    """A call that compiled code can make: its key, and all that the call needs."""
+    """A call that compiled code can make: its key, its programs and its result."""
 
     # The hash of the key; EMPTY: the slot has no call.
     hash: Word
     # ALL_REDUCE, REDUCE_SCATTER ...: which collective.
     collective: Word
-    # An array of the kind of `Arguments.x`, without memory of its own.
+    # An array with the dtype and shape of `Arguments.x`, but without its memory.
     input: Address
     # Length of the list; 0: no list.
     member_count: Word
@@ -192,11 +193,11 @@ class CachedCall(Record):
     executable: Address
     # The address of `ListState`; 0: no list.
     list: Address
-    # An array of the kind of the result; with `result` an array that the program may write.
+    # An array like the result.  If `result` is not 0, the program may write to this array.
     output: Address
     # The shape of the result, a tuple.
     shape: Address
-    # What the call returns; 0: the array that has the result.
+    # The object that the call returns; 0: the array with the result.
     result: Address
 
 
@@ -218,7 +219,7 @@ def _mix_array(mixed: int, array: PyArray) -> int:
 
 @compilable
 def hash_of(given: Arguments) -> int:
-    """The hash of a call, at least 0."""
+    """Compute the hash of a call, 0 or more."""
     mixed = _mix(_mix(given.collective, given.root), given.op >> 4)
     mixed = _mix(mixed, given.algorithm >> 4)
     mixed = _mix_array(mixed, PyArray(given.x))
@@ -231,7 +232,7 @@ def hash_of(given: Arguments) -> int:
 
 @compilable
 def slot_address(table: Address, hashed: int, way: int) -> Address:
-    """The address of one of the slots that a call with that hash may be in."""
+    """The address of slot number `way`, from 0, that a call with this hash may be in."""
     slot = ((hashed >> (_HASH_BITS - _SLOT_BITS)) + way) & (SLOTS - 1)
     return table + slot * CALL_BYTES
 
@@ -255,7 +256,7 @@ def _matches(call: CachedCall, given: Arguments) -> bool:
 
 @compilable
 def find(table: Address, given: Arguments) -> Address:
-    """The address of the `CachedCall` with these arguments; 0: the table has none."""
+    """Find the `CachedCall` with these arguments; return its address, or 0 if there is none."""
     hashed = hash_of(given)
     for way in range(WAYS):
         place = slot_address(table, hashed, way)

@@ -1,10 +1,10 @@
 """Copies between buffers, to memory that peers read, and out of other processes.
 
-Memory that another core has read is in that core's cache.  Where two cores share a cache, a line is
-written in 2 to 9 ns; where they share none, in 28.  A streaming store bypasses all caches: it takes
-2 ns a line, and 2 to 4 more to read.  `process_vm_readv` takes 5 to 9 ns a line.  Which cores share
-a cache can change on a virtual machine, so stores are timed, and then the faster kind is used for a
-while.
+Memory that another core has read is in that core's cache.  To write a cache line of such memory
+takes 2 to 9 ns if the two cores share a cache, and 28 ns if they share none.  A streaming store
+bypasses all caches: it takes 2 ns a line, and 2 to 4 ns more to read the line.  `process_vm_readv`
+takes 5 to 9 ns a line.  On a virtual machine the cores that share a cache can change.  So stores
+are timed, and the faster kind of store is used for a while.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from ringreduce.shm import iovec
 from ringreduce.shm.layout import STAGED_FROM_BYTES, Buffer, Copy, StoreState, Team
 
 _READ_LIMIT_BYTES = 1 << 30
-"""The kernel reads less than 2 GiB at a time."""
+"""Bytes of one read: the kernel reads less than 2 GiB at a time."""
 _TRIAL_BYTES = 2 << 10
 """Bytes of the first trial of ordinary stores."""
 _CHECKED_BYTES = 32 << 10
-"""Bytes of each later trial; as many are then written by ordinary stores untimed."""
+"""Bytes of each later trial, and bytes of ordinary stores that are not timed after a trial."""
 _FAR_TIMES = 16
+"""Reads by way of `read_buffer` after a direct read was slow."""
 _STREAM_BYTES = _FAR_TIMES * _CHECKED_BYTES
 """Bytes to stream after ordinary stores were slow."""
 STAGED_LINE_NS, DIRECT_LINE_NS, READ_LINE_NS = 16, 10, 20
-"""Slower than these, in ns for a line of 64 bytes, are: stores to this rank's slot and ring, stores
-to OUTPUT of peers, and reads of other processes to memory that peers may have read."""
+"""Limits in ns for a line of 64 bytes, above which an access is slow: stores to this rank's slot and
+ring, stores to OUTPUT of peers, and reads from processes to memory that peers may have read."""
 
 
 @compilable
 def read(team: Team, into: Address, process: int, source: Address, nbytes: int) -> bool:
-    """Read another process's memory; False if the process does not answer, or is no more."""
+    """Read another process's memory; return False if the process does not answer or has ended."""
     while nbytes > 0:
         length = min(nbytes, _READ_LIMIT_BYTES)
         team.local.address, team.local.nbytes = into, length
@@ -46,7 +47,7 @@ def read(team: Team, into: Address, process: int, source: Address, nbytes: int) 
 
 @compilable
 def stream(into: Address, source: Address, nbytes: int) -> None:
-    """Copy by streaming stores; `fence` has to follow before the bytes are published."""
+    """Copy by streaming stores; the caller must `fence` before it publishes the bytes."""
     before = min(-into & 31, nbytes)
     if before:
         copy(into, source, before)
@@ -66,7 +67,7 @@ def stream(into: Address, source: Address, nbytes: int) -> None:
 def write(
     team: Team, state: StoreState, line_ns: int, into: Address, source: Address, nbytes: int
 ) -> None:
-    """Write memory that peers read, by ordinary stores or, where these are slow, by streaming ones.
+    """Write memory that peers read, by ordinary stores, or by streaming stores if those are slow.
 
     Starts with ordinary stores and times them.  If a cache line takes longer than `line_ns`, the
     rest, and the next `_STREAM_BYTES`, use streaming stores.  Otherwise the next `_CHECKED_BYTES`
@@ -102,10 +103,10 @@ def write(
 
 @compilable
 def pull(team: Team, into: Address, process: int, source: Address, nbytes: int) -> bool:
-    """Read another process's memory to where peers may have read before; False as `read`.
+    """Read another process's memory to memory that peers may have read; return False as `read`.
 
-    Where a direct read is slow, the next reads go to memory that no peer reads, and from there by
-    streaming stores.
+    After a slow direct read, the next `_FAR_TIMES` reads go to `read_buffer`, which no peer reads,
+    and streaming stores copy the data from there.
     """
     clock = address_of(team.clock)
     done = 0
@@ -129,7 +130,7 @@ def pull(team: Team, into: Address, process: int, source: Address, nbytes: int) 
 
 @compilable
 def copy_bytes(team: Team, instruction: Copy) -> bool:
-    """Carry out a COPY; False if the process that has the source does not answer."""
+    """Execute a COPY; return False if the process of the source does not answer."""
     if instruction.shared_flag and load(instruction.shared_flag):
         return True
     target, into = Buffer(instruction.target.buffer), instruction.target.offset

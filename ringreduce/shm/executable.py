@@ -1,4 +1,4 @@
-"""Runs a plan through shared memory: a compiled program for each slice, one after another."""
+"""Run a plan through shared memory: a compiled program for each slice, one after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringreduce.shm.program import SharedMemory, SliceProgram
 
 
 class Executable:
-    """A plan that is run through shared memory; see `ringreduce.control.executable.Executable`."""
+    """A plan that shared memory runs; see `ringreduce.control.executable.Executable`."""
 
     def __init__(
         self,
@@ -28,30 +28,31 @@ class Executable:
         self._plan, self._device, self._op, self._dtype = plan, device, op, dtype
         self._first, self._shared_memory, self._control = first, shared_memory, control
         self.moved = False
-        """Whether the latest `test` has completed a slice."""
+        """Whether the latest `test` completed a slice."""
         self._programs: list[SliceProgram] = []
-        """The programs of the first slices: each is made when its slice is first run."""
+        """The programs of the first slices; each is made before its slice first runs."""
         self._current: SliceProgram | None = None
-        """The program under way; None if the run is complete."""
+        """The program that runs; None between runs."""
         self._slice = 0
-        """The slice that it runs."""
+        """Index of the slice that runs."""
         self._header = b""
+        """The header of this run's call."""
         self._digest = b""
-        """The digest that the program's header has between runs; empty: any."""
+        """The digest in the program's header between runs; empty: any digest."""
         self._arrays = 0, 0
         """Input and output of this run, as `SliceProgram.enter` takes them."""
-        self._named = True
-        """Whether the current program knows the arrays of this run."""
+        self._passed = True
+        """Whether the current program has the input and output of this run."""
         self._bound: tuple[Any, Any] | None = None
-        """Input and output, flat, if the plan is bound to them."""
+        """The flat input and output that the plan is bound to; None: it is not bound."""
         self._copy_out: tuple[Any, Any] | None = None
-        """A flat result, and the target that it is copied to at the end of this run."""
+        """(flat result, target): at the end of this run the result is copied to the target."""
         self.held: tuple[Any, ...] = ()
-        """The arrays of this run: kept alive while peers may read and write them."""
+        """The arrays of this run, kept alive while peers may read and write them."""
 
     @property
     def program(self) -> SliceProgram | None:
-        """The program that is the whole plan; None if the plan has several slices."""
+        """The program of the whole plan; None if the plan has several slices."""
         return self._program(0) if self._plan.slices == 1 else None
 
     @property
@@ -60,10 +61,11 @@ class Executable:
         return self._bound is not None
 
     def sign(self, digest: bytes) -> None:
-        """Let compiled code run the program: it sets only the number of the program's header.
+        """Write the digest of the signature to the program's header, so compiled code may run it.
 
-        A run by Python may have the header of another call, as the gather behind an exchange of
-        counts has.  So the digest is written again after each run.
+        Compiled code sets only the call number of the header.  A run by Python may leave another
+        digest there: a gather after an exchange of counts has the digest of the exchange.  So each
+        run writes the digest again at its end.
         """
         self._digest = digest
         self._program(0).header[:DIGEST_BYTES] = digest
@@ -88,19 +90,22 @@ class Executable:
             self._copy_out = flat_target, target
 
     def start_at(self, header: bytes, source: int, target: int, held: tuple[Any, ...]) -> None:
-        """Begin a run on arrays that `SliceProgram.enter` takes; `held` keeps them alive."""
+        """Begin a run; `source` and `target` as `SliceProgram.enter` takes them.
+
+        `held` keeps the arrays alive.
+        """
         self._header, self._arrays, self.held = header, (source, target), held
         self._begin(0)
 
     def adopt(self, held: tuple[Any, ...]) -> None:
-        """Take over a run that compiled code has begun; `held` keeps its arrays alive."""
-        self._slice, self._current, self._named, self.held = 0, self._program(0), True, held
+        """Continue a run that compiled code has begun; `held` keeps its arrays alive."""
+        self._slice, self._current, self._passed, self.held = 0, self._program(0), True, held
 
     def test(self) -> bool:
         self.moved = False
         while self._current is not None:
-            arrays = (0, 0) if self._named else self._arrays
-            self._named = True
+            arrays = (0, 0) if self._passed else self._arrays
+            self._passed = True
             if not self._current.enter(*arrays):
                 return False
             self.moved = True
@@ -112,15 +117,15 @@ class Executable:
         return True
 
     def _begin(self, index: int) -> None:
-        """Let the next `enter` begin with this slice."""
+        """Prepare slice `index`, which the next `enter` begins."""
         self._slice, program = index, self._program(index)
         program.header[:] = self._header
         if self._control.log is not None:
             self._control.log(index, program.notes)
-        self._current, self._named = program, False
+        self._current, self._passed = program, False
 
     def _finish(self) -> None:
-        """Copy the result to its place, if the target is not contiguous, and release the arrays."""
+        """Copy the result to a target that is not contiguous, and release the arrays."""
         self._end()
         if self._copy_out is not None:
             flat_target, target = self._copy_out
@@ -141,7 +146,7 @@ class Executable:
                 other = self._shared_memory.instructions(
                     plan, following, device, self._op, self._dtype
                 )
-                assert other is not None, "what one slice can do, all can"
+                assert other is not None, "shared memory runs all slices of a plan or none"
                 instructions = other
             made = self._shared_memory.program(instructions, plan, device, self._op, self._dtype)
             self._programs.append(made)
@@ -158,16 +163,16 @@ class Executable:
         self._program(0).bind(*map(device.address, self._bound))
         return True
 
-    # --- what is under way, and how to take it back ---
+    # --- the run under way ---
 
     def where(self) -> tuple[int, list[int]]:
         return (0, []) if self._current is None else self._current.where()
 
     def withdraw(self) -> bool:
-        return True  # nothing is received that was not read
+        return True  # no receive is posted
 
     def tally(self) -> None:
-        """Count nothing: no message is sent."""
+        """Do nothing: no message is sent."""
 
     def sends_done(self) -> bool:
         return True
@@ -179,4 +184,4 @@ class Executable:
         self._copy_out, self.held = None, ()
 
     def free(self) -> None:
-        """Do nothing: the memory is freed with this object, which the fast path may still use."""
+        """Do nothing: the memory is freed with this object, and the fast path may still use it."""

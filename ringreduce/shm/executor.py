@@ -53,13 +53,13 @@ _CACHED_BYTES = 16 << 10
 
 @compilable
 def source_of(instruction: Reduce, index: int) -> Operand:
-    """A source of a REDUCE."""
+    """Source number `index` of a REDUCE."""
     return Operand(instruction.sources + index * _OPERAND_BYTES)
 
 
 @compilable
 def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nbytes: int) -> None:
-    """Write a part of a result to OUTPUT of peers, and to the slot if a reader's is not shared."""
+    """Write a part of a result to OUTPUT of peers; to the slot too if an OUTPUT is not shared."""
     written = 0
     for i in range(wanted.direct_count):
         direct = DirectWrite(wanted.direct + i * _DIRECT_WRITE_BYTES)
@@ -84,7 +84,7 @@ def reads_processes(instruction: Reduce) -> bool:
 
 @compilable
 def reducible(instruction: Reduce, begin: int, most: int) -> int:
-    """Bytes of all buffers of a REDUCE to take at a time from `begin` on: `most` or fewer."""
+    """Return how many bytes to reduce at a time from `begin` on: `most` or fewer."""
     target = instruction.target
     length = contiguous(Buffer(target.buffer), target.offset + begin, most)
     for i in range(instruction.source_count):
@@ -95,9 +95,9 @@ def reducible(instruction: Reduce, begin: int, most: int) -> int:
 
 @compilable
 def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bool:
-    """Write to `team.sources` where to read each source; read those of other processes.
+    """Write the address of each source to `team.sources`; read sources of other processes.
 
-    False if a process does not answer.
+    Returns False if a process does not answer.
     """
     into, memory = team.read_buffer, team.gather_buffer
     for i in range(instruction.source_count):
@@ -116,9 +116,9 @@ def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bo
 
 @compilable
 def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
-    """Carry out a REDUCE in parts that stay in the cache.
+    """Execute a REDUCE, in parts that stay in the cache.
 
-    False if a process that has a source does not answer; `program.done_bytes` are complete then.
+    Returns False if the process of a source does not answer: `program.done_bytes` are complete.
     """
     target, into = Buffer(instruction.target.buffer), instruction.target.offset
     wanted, memory = Destinations(instruction.destinations), team.gather_buffer
@@ -153,7 +153,7 @@ def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
 
 @compilable
 def delay(team: Team) -> None:
-    """Let a random time pass, so that tests see orders of execution that are rare."""
+    """Wait for a random time, so that tests see rare orders of execution."""
     drawn = team.delay_seed * 6364136223846793005 + 1442695040888963407
     team.delay_seed = drawn | 1
     for _ in range((drawn >> 40) & 0xFFF if (drawn >> 60) & 3 == 0 else 0):
@@ -179,12 +179,12 @@ def bind(team: Team, buffer: Buffer, location: Location, address: Address) -> No
 
 @compilable
 def run(address: Address, number: int, source: Address, target: Address) -> int:
-    """Run the program at `address` as far as possible: DONE, PENDING or MISMATCH.
+    """Run the program at `address` as far as possible; return DONE, PENDING or MISMATCH.
 
-    `number` is the number of the call, -1 if the header is complete.  `source` and `target` are the
-    addresses of INPUT and OUTPUT; 0 where they are the same as before, and less than 0 where the
-    address of an `Iovec` is meant.  A program that is PENDING goes on where it waits when it is run
-    again.
+    `number` is the number of the call, or -1 if the header is complete.  `source` and `target` are
+    the addresses of INPUT and OUTPUT.  0 means the same as before, and a negative number is the
+    negated address of an `Iovec`.  After PENDING, the next run continues with the instruction that
+    waits.
     """
     program = Program(address)
     team = Team(program.team)

@@ -17,9 +17,9 @@ _WITH_KEYWORDS = ("call",)
 
 
 def is_available() -> bool:
-    """Whether this rank has all that it needs to exchange data through shared memory.
+    """Whether this rank can run programs of shared memory.
 
-    Where all ranks have it, all have the folds of all dtypes, and choose alike which to use.
+    If all ranks can, all have the compiled folds of all dtypes, and make the same choices.
     """
     return sys.platform == "linux" and all(address(name) is not None for name in MODULES)
 

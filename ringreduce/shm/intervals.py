@@ -1,4 +1,7 @@
-"""Whether intervals of memory overlap, by a natural merge sort: most lists are almost in order."""
+"""Find out whether intervals of memory overlap, by a natural merge sort.
+
+Most lists of arrays are almost sorted by address, so that few merges are needed.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ _INTERVAL_BYTES = size_of(Interval)
 
 @compilable
 def interval_of(intervals: Address, index: int) -> Interval:
-    """The interval of that index in an array."""
+    """Interval number `index` of an array."""
     return Interval(intervals + index * _INTERVAL_BYTES)
 
 
 @compilable
 def add_interval(intervals: Address, count: int, begin: Address, nbytes: int, joins: bool) -> int:
-    """Append an interval to `count` others, unless it is empty; their count then.
+    """Append an interval to `count` intervals, unless it is empty; return the new count.
 
-    If it `joins` the last interval, and begins at its end or behind, the two and the gap between
-    them become one.
+    If `joins`, and the interval begins at or after the end of the last one, the last interval is
+    extended to its end instead.
     """
     if nbytes == 0:
         return count
@@ -45,7 +48,7 @@ def end_of_run(intervals: Address, first: int, count: int) -> int:
 
 @compilable
 def merge(intervals: Address, into: Address, count: int) -> int:
-    """Merge every two ascending runs of `intervals` to `into`; how many runs there are then."""
+    """Merge every two ascending runs of `intervals` to `into`; return the number of merged runs."""
     runs, first = 0, 0
     while first < count:
         second = end_of_run(intervals, first, count)
@@ -69,7 +72,7 @@ def merge(intervals: Address, into: Address, count: int) -> int:
 
 @compilable
 def overlap(intervals: Address, count: int) -> bool:
-    """Whether any two of `count` intervals overlap.  There is memory for as many behind them."""
+    """Whether any two of `count` intervals overlap.  Memory for as many follows the intervals."""
     here, there = intervals, intervals + count * _INTERVAL_BYTES
     while merge(here, there, count) > 1:
         here, there = there, here

@@ -1,7 +1,7 @@
-"""Buffers in pieces: arrays of a list, read and written where they are as if they were contiguous.
+"""Iovecs: buffers of several pieces, which are read and written in place as one buffer.
 
-Each access takes one piece, or what is left of it.  Small pieces are gathered in scratch that stays
-in the cache, or scattered from there.
+The pieces are the arrays of a list.  Each access uses one piece, or the rest of one.  Small pieces
+are gathered in scratch memory that stays in the cache, or scattered from there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ringreduce.shm.layout import GATHER_BYTES, IOVEC, SMALL_PIECE_BYTES, WORD, 
 
 @compilable
 def seek(iovec: Iovec, offset: int) -> int:
-    """Go to the piece that has the byte at `offset`; the bytes of it from there on."""
+    """Find the piece with the byte at `offset`; return the bytes of the piece from there on."""
     piece, begin = iovec.piece, iovec.begin
     if offset < begin:
         piece, begin = 0, 0
@@ -28,13 +28,13 @@ def seek(iovec: Iovec, offset: int) -> int:
 
 @compilable
 def address_in(iovec: Iovec, offset: int) -> Address:
-    """The address of the byte at `offset`, in the piece that `seek` has gone to."""
+    """The address of the byte at `offset`, in the piece that `seek` has found."""
     return load(iovec.addresses + iovec.piece * WORD) + offset - iovec.begin
 
 
 @compilable
 def contiguous(buffer: Buffer, offset: int, most: int) -> int:
-    """Bytes of a buffer to take at a time from `offset` on: `most` or fewer."""
+    """Return how many bytes of a buffer to access at a time from `offset` on: `most` or fewer."""
     if buffer.process != IOVEC:
         return most
     left = seek(Iovec(buffer.address), offset)
@@ -45,9 +45,9 @@ def contiguous(buffer: Buffer, offset: int, most: int) -> int:
 
 @compilable
 def writable_at(buffer: Buffer, offset: int, nbytes: int, memory: Address) -> Address:
-    """Where to write bytes of a buffer: in place if they are in one piece, else `memory`.
+    """Return the address to write bytes of a buffer to: their own if in one piece, else `memory`.
 
-    `scatter` has to follow.
+    The caller must `scatter` afterwards.
     """
     if buffer.process != IOVEC:
         return buffer.address + offset
@@ -57,7 +57,7 @@ def writable_at(buffer: Buffer, offset: int, nbytes: int, memory: Address) -> Ad
 
 @compilable
 def move(buffer: Buffer, offset: int, nbytes: int, memory: Address, gathers: bool) -> None:
-    """Copy the pieces of a buffer to `memory`, where they are contiguous, or from there."""
+    """Copy bytes of a buffer's pieces to contiguous `memory` if `gathers`, else from there."""
     iovec = Iovec(buffer.address)
     length, place = seek(iovec, offset), address_in(iovec, offset)
     addresses = iovec.addresses + iovec.piece * WORD
@@ -77,7 +77,7 @@ def move(buffer: Buffer, offset: int, nbytes: int, memory: Address, gathers: boo
 
 @compilable
 def gathered(buffer: Buffer, offset: int, nbytes: int, memory: Address) -> Address:
-    """Where to read bytes of a buffer: in place if they are in one piece, else `memory`."""
+    """Return the address to read bytes of a buffer: their own if in one piece, else `memory`."""
     place = writable_at(buffer, offset, nbytes, memory)
     if place == memory:
         move(buffer, offset, nbytes, memory, True)
@@ -86,6 +86,6 @@ def gathered(buffer: Buffer, offset: int, nbytes: int, memory: Address) -> Addre
 
 @compilable
 def scatter(buffer: Buffer, offset: int, nbytes: int, memory: Address, place: Address) -> None:
-    """Complete a write to `place`, as `writable_at` returned it: copy to the pieces if `memory`."""
+    """Complete a write to `place` of `writable_at`: copy to the pieces if `place` is `memory`."""
     if place == memory:
         move(buffer, offset, nbytes, memory, False)

@@ -1,7 +1,7 @@
-"""Lists of arrays that compiled code reduces: their batches, and where the arrays are this time.
+"""Lists of arrays that compiled code reduces: their batches, and the arrays' current addresses.
 
 A batch is the part of a list that one program reduces.  The program reads and writes the arrays
-where they are: end to end in one piece of memory, or through an iovec.
+in place: as one buffer if they are contiguous, end to end in memory, else through an iovec.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ringreduce.shm.intervals import add_interval, overlap
 from ringreduce.shm.layout import WORD, Interval, Iovec
 
 SCATTERED, MOVED = 1, 2
-"""Flags of `locate`: arrays are not end to end; an array is not where it was the last time."""
+"""Flags of a list: arrays are not end to end in memory; the address of an array has changed."""
 DIFFERENT = -1
-"""The list does not have the arrays that its programs are for."""
+"""Result of `locate_all`: the arrays do not match the programs of the list."""
 UNKNOWN, SEPARATE, MIXED = range(3)
-"""Whether a result overlaps another array: it does not, or it does."""
+"""Whether a result overlaps another array: not tested yet; no; yes."""
 
 
 @record
@@ -45,9 +45,9 @@ class ListState(Record):
     batches: Word
     # The address of the first `Batch`.
     first_batch: Address
-    # The address of the intervals of memory that `overlap` sorts: 4 for each array.
+    # The address of memory for 4 intervals for each array, which `overlap` sorts.
     intervals: Address
-    # UNKNOWN, SEPARATE or MIXED: of the arrays that `locate_all` saw last.
+    # UNKNOWN, SEPARATE or MIXED, for the arrays of the latest `locate_all`.
     mixing: Word
     # Scratch: the address behind the last array of a batch.
     end: Address
@@ -59,19 +59,19 @@ class Batch(Record):
 
     # Number of arrays.
     members: Word
-    # Their bytes together.
+    # Bytes of all arrays together.
     nbytes: Word
-    # The address of an array for each member, of its kind, without memory of its own.
+    # Addresses of arrays that have the dtypes and shapes of the members, but not their memory.
     likes: Address
-    # Whether peers read the arrays from this process, which needs them end to end: 0 or 1.
+    # 1: the arrays are single-copy, so they must be end to end in memory; 0: they are not.
     single_copy: Word
     # The arrays, as pieces of one buffer.
     sources: Iovec
     # The results, as pieces of one buffer.
     targets: Iovec
-    # What the program is told of the arrays: their address, or an iovec's negated.
+    # INPUT of the program: the address of the arrays, or the negated address of `sources`.
     source: Word
-    # The same of the results.
+    # OUTPUT of the program: the address of the results, or the negated address of `targets`.
     target: Word
     # The address of the program.
     program: Address
@@ -92,9 +92,9 @@ def batch_of(state: ListState, index: int) -> Batch:
 def _locate(
     state: ListState, batch: Batch, items: Address, flags: int, places: Address, also: Address
 ) -> int:
-    """Record the addresses of a batch's arrays in `places` and `also`; SCATTERED and MOVED.
+    """Record the addresses of a batch's arrays in `places` and `also`; return SCATTERED | MOVED.
 
-    DIFFERENT if an array's type, dtype, shape or flags do not match.
+    Returns DIFFERENT if an array's type, dtype, shape or flags do not match.
     """
     found, end = 0, 0
     for i in range(batch.members):
@@ -119,7 +119,7 @@ def _locate(
 
 @compilable
 def _locate_batch(state: ListState, batch: Batch, given: Address, out: Address) -> int:
-    """Tell a batch's program where to read and to write: MOVED, 0 or DIFFERENT."""
+    """Set INPUT and OUTPUT of a batch's program; return MOVED, 0 or DIFFERENT."""
     sources, targets = batch.sources.addresses, batch.targets.addresses
     in_place, writable = given == out, CONTIGUOUS_AND_ALIGNED | WRITABLE
     flags = writable if in_place else CONTIGUOUS_AND_ALIGNED
@@ -139,10 +139,10 @@ def _locate_batch(state: ListState, batch: Batch, given: Address, out: Address) 
 
 @compilable
 def locate_all(state: ListState, given: Address, out: Address) -> int:
-    """Tell all programs where the arrays of two lists are, by the addresses of their items.
+    """Set INPUT and OUTPUT of all programs, given the items of the lists of arrays and results.
 
-    MOVED if an array is not where it was, else 0.  DIFFERENT if the lists are not as the table has
-    them, or are not end to end though peers read them from this process.
+    Returns MOVED if the address of an array has changed, else 0.  Returns DIFFERENT if the arrays
+    do not match the table, or if single-copy arrays are not end to end in memory.
     """
     found = 0
     for index in range(state.batches):
@@ -158,9 +158,9 @@ def locate_all(state: ListState, given: Address, out: Address) -> int:
 
 @compilable
 def _add_intervals(state: ListState, joined: bool) -> int:
-    """Write the memory of the arrays of two lists as intervals; how many.
+    """Write the intervals of memory of all arrays and results; return their number.
 
-    If they are `joined`, arrays that follow each other in a list and in memory are one interval.
+    If `joined`, arrays that follow each other in a list and in memory are one interval.
     """
     first_batch = batch_of(state, 0)
     sources, targets = first_batch.sources.addresses, first_batch.targets.addresses
@@ -178,12 +178,15 @@ def _add_intervals(state: ListState, joined: bool) -> int:
 
 @compilable
 def mixes(state: ListState) -> bool:
-    """Whether the result of one array may overwrite another before that is read.
+    """Whether the result of one array may overwrite another array that is still to be read.
 
-    This is asked of the arrays that `locate_all` saw last.
+    The arrays are those of the latest `locate_all`.
     """
     mixed = True
-    for joined in (True, False):  # joined intervals are few, but may overlap where arrays do not
+    for joined in (
+        True,
+        False,
+    ):  # joined intervals are few, but may overlap although no arrays do
         mixed = mixed and overlap(state.intervals, _add_intervals(state, joined))
     return mixed
 
@@ -191,8 +194,8 @@ def mixes(state: ListState) -> bool:
 class ListTable:
     """The memory of one `ListState` and its batches.
 
-    `batches` are the shapes of the arrays that are reduced together.  Peers read the arrays of a
-    batch of `single_copy_from` bytes or more from this process; None: of no batch.
+    `batches` are the shapes of the arrays that are reduced together.  Batches of `single_copy_from`
+    bytes or more are single-copy; None: no batch is.
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class ListTable:
     ) -> None:
         self.shapes = [*chain.from_iterable(batches)]
         self._likes = {shape: np.broadcast_to(np.empty((), dtype), shape) for shape in self.shapes}
-        """An array of each shape; arrays of one shape are compared with the same."""
+        """An array of each shape, to compare members with."""
         likes = np.array([id(self._likes[shape]) for shape in self.shapes], np.int64)
         sizes = np.array([prod(shape) for shape in self.shapes], np.int64) * dtype.itemsize
         places = np.zeros((2, len(self.shapes)), np.int64)
@@ -229,7 +232,7 @@ class ListTable:
             first = last
 
     def batch(self, index: int) -> Batch:
-        """The record of batch `index`."""
+        """Return the record of batch `index`."""
         return batch_of(self.state, index)
 
 

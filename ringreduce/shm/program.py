@@ -1,7 +1,7 @@
-"""Programs: slices that ranks of one host carry out through memory that they share.
+"""Programs: slices of plans that ranks of one host execute through shared memory.
 
-Which slices, and which way their data go, follows from the call and from the abilities of all
-ranks, so all ranks decide alike.  Everything else about such a call is as with messages.
+All ranks choose the same slices, and the same way for the data: the choice depends only on the call
+and on what all ranks can do.  Everything else about such a call is the same as with messages.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
 
 _READ_BYTES = 256 << 10
-"""Bytes of each array to reduce at a time: data of other processes stay in the cache."""
+"""Bytes of each array to reduce at a time: data read from other processes stay in the cache."""
 _MAX_RANKS = 64
-"""Every rank plans for all."""
+"""The most ranks, since every rank plans for all ranks."""
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (1000, 2), (20, 4)
-"""Polls of a slot, and polls with the core yielded before each, before a program returns PENDING:
-where every rank has a core of its own, and where ranks share cores.  A program that polls keeps its
-thread, and other threads of the rank may wait for the core."""
+"""(polls of a slot, further polls after a yield of the core each) until a program returns PENDING.
+
+The first pair is for ranks with a core each, the second for ranks that share cores.  A program
+that polls keeps its core busy, and other threads of the rank may wait for that core.
+"""
 
 
 class SliceProgram:
-    """The compiled program of one slice, with its memory."""
+    """The compiled program of one slice, and its memory."""
 
     def __init__(
         self, shared_memory: SharedMemory, words: Any, instructions: Instructions, scratch: Any
@@ -58,18 +60,19 @@ class SliceProgram:
         self.address = _address(words)
         header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
         self.header = memoryview(header)
-        """The header of the call: published, and compared with the peers' headers."""
+        """The header of the call, which is published and compared with the headers of peers."""
         self.notes: list[Note] = list(instructions.notes)
+        """The messages of the slice, for the message log."""
 
     def bind(self, source: int, target: int) -> None:
-        """Bind the program to the addresses of input and output: `enter` need not name them."""
+        """Bind the program to the addresses of input and output; `enter` then needs none."""
         self._shared_memory.bind(self._program, source, target)
 
     def enter(self, source: int = 0, target: int = 0) -> bool:
-        """Go on as far as possible; return whether the run is complete.
+        """Execute instructions until one has to wait; return whether the run is complete.
 
-        `source` and `target` are input and output at the start of a run: addresses, or iovecs as
-        `shm.executor.run` takes them.  0 keeps those of before.
+        `source` and `target` are the input and output of a new run: addresses, or iovecs as
+        `shm.executor.run` takes them.  0: the same input and output as before.
         """
         state = self._shared_memory.enter(self.address, -1, source, target)
         if state == layout.MISMATCH:
@@ -77,16 +80,16 @@ class SliceProgram:
         return bool(state == layout.DONE)
 
     def where(self) -> tuple[int, list[int]]:
-        """Return the step that the program is at, and the peers that it waits for."""
+        """Return the current step of the program, and the peers that it waits for."""
         return self._shared_memory.where(self._program, self._instructions)
 
     def reset(self) -> None:
-        """Let the next run begin with the first instruction."""
+        """Abandon the run: the next run begins with the first instruction."""
         self._program.instruction = 0
 
 
 class SharedMemory:
-    """One communicator's shared memory, and the programs that use it."""
+    """One communicator's shared memory, for which it makes programs."""
 
     def __init__(
         self,
@@ -127,12 +130,12 @@ class SharedMemory:
     def _slot(self, owner: int, sequence: int) -> Slot:
         return slot_of(self._memory.addresses[owner], sequence)
 
-    # --- which slices ---
+    # --- instructions ---
 
     def instructions(
         self, plan: Plan, index: int, device: Device, op: str | None, dtype: Any
     ) -> Instructions | None:
-        """Return this rank's instructions of a slice; None, on all ranks, if messages do it."""
+        """Return this rank's instructions for a slice; None, on all ranks, if messages run it."""
         if device.stream is not None or len(self._peers) >= _MAX_RANKS:
             return None
         if op is not None and compiled.fold(op, dtype) is None:
@@ -151,7 +154,7 @@ class SharedMemory:
     def program(
         self, instructions: Instructions, plan: Plan, device: Device, op: str | None, dtype: Any
     ) -> SliceProgram:
-        """Make the program of a slice; each run is told the addresses of input and output."""
+        """Make the program of a slice; each run gets the addresses of input and output."""
         scratch = self._scratch(device, instructions.scratch, dtype)
         words = self._program(instructions, scratch, device, op)
         program = Program(_address(words))
@@ -168,10 +171,10 @@ class SharedMemory:
         self._locate(program.output, program.output_location)
 
     def _scratch(self, device: Device, count: int, dtype: Any) -> Any:
-        """Return scratch memory that all programs share, one of which runs at a time.
+        """Return scratch memory that all programs share, since one program runs at a time.
 
-        If a program needs more, the memory is replaced by one twice as long or longer; programs
-        that were made before keep theirs.
+        If a program needs more, new memory of at least twice the size replaces it for later
+        programs.
         """
         nbytes, kept = count * dtype.itemsize, self._scratch_bytes
         if kept is None or kept.nbytes < nbytes:
@@ -182,7 +185,7 @@ class SharedMemory:
     def _program(
         self, instructions: Instructions, scratch: Any, device: Device, op: str | None
     ) -> Any:
-        """Return the memory of a program, as words."""
+        """Write a program and its instructions; return their memory, as words."""
         size = size_of(Program) + layout.INSTRUCTION_BYTES * (len(instructions.instructions) + 1)
         reduces = [each for each in instructions.instructions if isinstance(each, Reduce)]
         lists = sum(map(_list_bytes, reduces))
@@ -211,7 +214,7 @@ class SharedMemory:
         return words
 
     def _locate(self, buffer: Buffer, location: Location) -> None:
-        """Write the location of a buffer of this rank."""
+        """Write the location of a buffer of this rank, as peers resolve it."""
         offset = buffer.address - self.team.segment
         location.in_segment = 0 <= offset < self.team.segment_bytes
         location.address = offset if location.in_segment else buffer.address
@@ -246,7 +249,7 @@ class SharedMemory:
     def _write_reduce(
         self, program: Program, reduce: layout.Reduce, instr: Reduce, free: Address
     ) -> Address:
-        """Write a REDUCE, and its lists to the memory at `free`; the address behind them."""
+        """Write a REDUCE, and its lists from `free` on; return the address behind the lists."""
         reduce.opcode, reduce.nbytes, reduce.divides = layout.REDUCE, instr.nbytes, instr.finishes
         self._point(program, reduce.target, instr.into)
         reduce.source_count, reduce.sources = len(instr.sources), free
@@ -279,15 +282,16 @@ class SharedMemory:
     def _peer(self, rank: int) -> Peer:
         return self._peer_records[self._peers.index(rank)]
 
-    # --- when a call breaks off ---
+    # --- after an error ---
 
     def report_mismatch(self, program: Program) -> None:
+        """Report the header of the peer that is in another call."""
         peer = self._peers[program.blamed]
-        header = self._slot(peer, self._awaited(program)).header
+        header = self._slot(peer, self._sequence_waited_for(program)).header
         self._on_mismatch(peer, ctypes.string_at(address_of(header), HEADER_BYTES))
 
-    def _awaited(self, program: Program) -> int:
-        """The sequence number that a program waits for."""
+    def _sequence_waited_for(self, program: Program) -> int:
+        """Return the sequence number that a program waits for."""
         instruction = layout.Instruction(program.instruction)
         frees = instruction.opcode == layout.FREE_SLOT
         return program.base + instruction.round - frees
@@ -297,24 +301,24 @@ class SharedMemory:
         if program.instruction == 0:
             return 0, []
         opcode = layout.Instruction(program.instruction).opcode
-        if opcode not in (layout.WAIT, layout.FREE_SLOT):  # a process that cannot be read
+        if opcode not in (layout.WAIT, layout.FREE_SLOT):  # a peer's process does not answer reads
             return 0, list(self._peers)
-        sequence = self._awaited(program)
+        sequence = self._sequence_waited_for(program)
         missing = [peer for peer in self._peers if self._latest(peer) < sequence]
         step = min(sequence - program.base, instructions.rounds - instructions.single_copy)
         return max(step - 1, 0), missing
 
     def _latest(self, rank: int) -> int:
-        """The sequence number of the latest round that a rank has posted."""
+        """Return the sequence number of the latest round that a rank has posted."""
         return max(load_acquire(self._slot(rank, parity), "sequence") for parity in range(2))
 
     @property
     def rounds(self) -> int:
-        """Rounds ever begun."""
+        """Number of rounds that this rank has begun."""
         return self.team.rounds
 
     def go_on_from(self, count: int) -> None:
-        """Forget the call under way and count rounds from `count` on, the same on all ranks."""
+        """Forget the call under way, and count rounds from `count` on, as all ranks do."""
         self.team.rounds = count
         for peer in self._peer_records:
             peer.seen, peer.compared = 0, count
@@ -324,14 +328,14 @@ class SharedMemory:
 
 
 def _list_bytes(instr: Reduce) -> int:
-    """The size of the lists of a REDUCE."""
+    """Return the bytes of the lists of a REDUCE."""
     operands = size_of(layout.Operand) * len(instr.sources)
     direct = size_of(layout.DirectWrite) * len(instr.direct)
     return operands + size_of(layout.Destinations) + direct
 
 
 def _shared_flag(program: Program, buffer: int | None) -> Address:
-    """The address of the word that is 1 if this rank's INPUT or OUTPUT is shared; 0 if None."""
+    """Return the address of a word: 1 if INPUT or OUTPUT is shared.  0 if `buffer` is None."""
     if buffer is None:
         return 0
     locations = {INPUT: program.input_location, OUTPUT: program.output_location}
