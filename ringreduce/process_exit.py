@@ -1,7 +1,7 @@
-"""How a process ends that has called `init`.
+"""End a process that has called `init`.
 
-An uncaught exception ends the whole job.  A killed launcher takes its ranks along.  A process whose
-communicator is broken does not hang in MPI_Finalize, and leaves nothing behind.
+An uncaught exception ends the whole job.  The ranks of a killed launcher end with it.  A process
+with a broken communicator does not hang in MPI_Finalize, and leaves no files or processes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch import job
 
 _FAREWELL_S = 5.0
-"""How long a rank whose communicator is broken waits for the other ranks to end, too."""
+"""Seconds that a rank with a broken communicator waits for the other ranks to end."""
 _OTHERS_FIRST_S = 1.0
-"""How long a rank leaves it to another rank to print the error and to end the job."""
+"""Seconds that a rank waits for another rank to print the error and to end the job."""
 _AFTER_INIT_S = 1.0
-"""The same for a failed `init`, after which there is no communicator to wait with."""
+"""Seconds of the same wait after a failed `init`, when there is no communicator to wait with."""
 _ENDS = "its process ends"
-"""What other ranks are told as the reason why this rank leaves."""
+"""Text of the reason why this rank leaves, for the other ranks."""
 
 
 def prepare(environment: Environment, world_size: int) -> None:

@@ -33,15 +33,15 @@ _MPI_LOGICAL = {"and": MPI.LAND, "or": MPI.LOR, "xor": MPI.LXOR, "max": MPI.LOR,
 
 @dataclass
 class Contender:
-    """One way to carry the collective out."""
+    """One implementation of the collective."""
 
     name: str
     place: str
     call: Callable[[], Any]
     source: np.ndarray
-    """Rewritten before every call."""
+    """The input, rewritten before every call."""
     result: np.ndarray | None
-    """Where the call leaves its result; None on a rank that gets no result."""
+    """The array with the result after a call; None on a rank that gets no result."""
     wanted: Callable[[np.ndarray], np.ndarray] = field(default=lambda whole: whole)
     """The part of the whole array's result that must be in `result`."""
 
@@ -57,17 +57,17 @@ class Setting:
     dtype: Any
     algorithm: str
 
-    def ours(self, collective: str, **told: Any) -> Callable[..., Any]:
-        """Our call, with the algorithm and `told` bound to it where they are not the defaults.
+    def ours(self, collective: str, **arguments: Any) -> Callable[..., Any]:
+        """Our call, with the algorithm and `arguments` bound to it where they are not the defaults.
 
         A keyword that has its default is left out, as a user would leave it out.
         """
         if self.algorithm != "auto":
-            told["algorithm"] = self.algorithm
-        if told.get("op") == "sum":
-            del told["op"]
+            arguments["algorithm"] = self.algorithm
+        if arguments.get("op") == "sum":
+            del arguments["op"]
         call: Callable[..., Any] = getattr(self.comm, collective)
-        return partial(call, **told) if told else call
+        return partial(call, **arguments) if arguments else call
 
     @property
     def part(self) -> int:

@@ -27,25 +27,25 @@ _STEP = 1e-4
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run says of its links and cores."""
+    """A profile of links and cores, fitted to a run, and its errors."""
 
     profile: Profile
     fitted: tuple[Point, ...]
-    """(bytes, predicted seconds) of the sizes that it was fitted to."""
+    """(bytes, predicted seconds) of the sizes that the profile was fitted to."""
     checked: tuple[Point, ...]
-    """Of those that it was not."""
+    """(bytes, predicted seconds) of the other sizes."""
     error: float
-    """The median relative error at the sizes that it was fitted to."""
+    """Median relative error at the sizes that the profile was fitted to."""
     error_checked: float
-    """At the others."""
+    """Median relative error at the other sizes."""
 
 
 def fit(points: Sequence[Point], folds: Sequence[Point], price: Price, across: bool) -> Fit:
-    """Fit to the 1st, 3rd, ... of `points`, and check on those between.
+    """Fit a profile to the 1st, 3rd, ... of `points`, and check it on the points between.
 
-    `folds` are times of adding arrays in one rank, (bytes of each, seconds): without them nothing
-    would tell beta from gamma.  `across` says that the ranks are on several nodes: then both kinds
-    of links are fitted, or else those in the node alone.
+    `folds` are (bytes of each array, seconds) of adding arrays in one rank: they separate beta from
+    gamma.  If `across`, the ranks are on several nodes, and both kinds of links are fitted;
+    otherwise only the links in the node are.
     """
     used, others = points[::2], points[1::2]
     start = Profile(Link(1e-6, 1e-10), Link(1e-5, 1e-9), 1e-10)
@@ -66,7 +66,7 @@ def _linear(
     values: np.ndarray,
     across: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What each parameter costs at each point, at the present path; and what was measured."""
+    """Return the cost of each parameter at each point, and the measured times."""
     rows = []
     for nbytes, _ in points:
         here = price(nbytes, _profile(values, across))

@@ -64,7 +64,7 @@ class Gloo:
         return [Contender("Gloo", IN_PLACE, lambda: self._distributed.all_reduce(tensor, op), x, x)]
 
     def _tensor(self, x: np.ndarray) -> Any:
-        """The same memory.  torch does not know NumPy's bfloat16, which is ml_dtypes'."""
+        """View `x` as a tensor.  torch does not know the bfloat16 of ml_dtypes."""
         if x.dtype.name == "bfloat16":
             return self._torch.from_numpy(x.view(np.int16)).view(self._torch.bfloat16)
         return self._torch.from_numpy(x)

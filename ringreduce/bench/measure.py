@@ -31,7 +31,7 @@ class Timing:
     count: int
     nbytes: int
     seconds: tuple[float, ...]
-    """Of each timed call, in order."""
+    """Seconds of each timed call, in order."""
     wrong: int | None
     """Wrong elements on all ranks together; None if no result was verified."""
 

@@ -39,7 +39,7 @@ class Table:
         ]
 
     def line(self, timings: Sequence[Timing]) -> str:
-        """One size."""
+        """Return the line of one size."""
         found = {(timing.contender, timing.place): timing for timing in timings}
         first, options = timings[0], self._options
         dtype = _TYPES.get(options.dtype, options.dtype)

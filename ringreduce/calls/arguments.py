@@ -56,7 +56,7 @@ _WANTED = {
     "algorithm": "the name of an algorithm, or 'auto'",
     "wire": "'bfloat16', 'float16' or None",
 }
-"""What to pass, by the name of an argument that selects a call."""
+"""Text of the wanted value, by the name of an argument that selects a call."""
 
 _BEFORE_OUT = ("op", "root")
 """Arguments that take a positional array for the result: they follow the input directly."""

@@ -1,7 +1,7 @@
 """The order of calls: synchronous calls run at once, asynchronous calls run behind each other.
 
-Every call is a program: a generator that yields at each poll whether it got any further, and
-returns the call's result.  A communicator runs its programs one after another, in the order of the
+Every call is a program: a generator that yields at each poll whether it made progress, and returns
+the call's result.  A communicator runs its programs one after another, in the order of the
 calls.  While asynchronous calls are queued, a progress thread runs them, if the transport may be
 used from a thread.  Otherwise they advance whenever the user waits for a call or asks about one.
 """
@@ -37,7 +37,7 @@ class Work:
         self.began_s: float | None = None
         """When the call began to run, on the clock of `time.perf_counter`."""
         self.seconds: float | None = None
-        """How long the call ran; None while it is not over."""
+        """Seconds that the call ran; None while it is not over."""
 
     def done(self) -> bool:
         """Return whether the call is over, with a result or an error.  Does not wait."""
@@ -60,7 +60,7 @@ class Work:
 
     @property
     def unseen_error(self) -> BaseException | None:
-        """The call's error, if nobody has waited for the call."""
+        """The call's error, if `wait` was never called."""
         return None if self._seen else self._error
 
     def forked(self, error: Exception) -> None:
@@ -133,7 +133,7 @@ class CallQueue:
         return True
 
     def advance(self) -> None:
-        """Without a thread: run the first work up to where it has to wait for another rank."""
+        """Without a progress thread: run the first work until it waits for another rank."""
         if self._threads:
             return
         with self.lock:
@@ -172,7 +172,7 @@ class CallQueue:
             work.forked(error)
 
     def unseen_error(self) -> BaseException | None:
-        """Return the first error that nobody has waited for, and forget all such errors."""
+        """Return the first error of a work that was never waited for; forget all such errors."""
         failed, self._failed = self._failed, []
         return next((work.unseen_error for work in reversed(failed) if work.unseen_error), None)
 
@@ -210,7 +210,7 @@ class CallQueue:
         return True
 
     def _pause(self, program: Program, idle: int, ahead: int) -> None:
-        """Leave the core to others; raise in the program whatever is raised meanwhile."""
+        """Pause after an idle poll; raise the pause's errors inside the program."""
         try:
             if self._interrupt is not None:
                 raise self._interrupt

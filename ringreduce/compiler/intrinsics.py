@@ -1,7 +1,7 @@
-"""What compiled code runs for functions that Numba has no words for.
+"""Instructions for functions that Numba cannot compile from Python.
 
 The functions themselves, with bodies for Python, are in `records`, `memory` and `interpreter`.
-This module tells Numba the types and the instructions of each: it is imported only to compile.
+This module gives Numba the types and instructions of each.  It is imported only to compile.
 """
 
 from __future__ import annotations

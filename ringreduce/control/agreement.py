@@ -69,23 +69,23 @@ class PeerLeft(Interrupt):
 
 
 class Recovery(Protocol):
-    """What the agreement needs of the executor when a call breaks off."""
+    """The functions of the engine that the agreement needs after an error."""
 
     def where(self) -> tuple[int | None, list[int]]:
         """Return the step that this rank is in, if known, and the peers it waits for."""
 
     def withdraw(self) -> bool:
-        """Take back every receive under way; return whether none is left."""
+        """Withdraw every receive under way; return whether none is left."""
 
     def tally(self) -> tuple[Any, Any]:
-        """Return how many messages were ever sent to, and received from, each peer."""
+        """Return the number of messages ever sent to, and received from, each peer."""
 
     def sends_done(self) -> bool:
         """Return whether no send is under way."""
 
     @property
     def rounds(self) -> int:
-        """Number of rounds through shared memory that were ever begun."""
+        """Number of rounds through shared memory that this rank has begun."""
 
     def start_afresh(self, rounds: int) -> None:
         """Forget the call, and count rounds from `rounds` on."""
@@ -106,23 +106,23 @@ class Agreement:
         """The signatures of the latest calls of this epoch, up to the call with `number`."""
         self.remember = self.calls.append
         self.end_of = ""
-        """Where the end is for which this rank closes, such as "the program"; else ""."""
+        """The place whose end this rank has reached, such as "the program"; "" for `close`."""
         self._epoch = 0
-        """How often a mismatch was settled: messages of an earlier epoch are obsolete."""
+        """Number of mismatches that were settled: messages of an earlier epoch are obsolete."""
         self._abort_at: int | None = None
         """The lowest call number that some rank has aborted in this epoch."""
         self.warned = False
         """Whether peers have sent an abort, or the signature of a call that is yet to begin."""
         self._expected: dict[int, str] = {}
-        """By number of a call that is yet to begin: the digest that a stalled peer has sent."""
+        """By number of a call that has not begun here: the digest that a stalled peer has sent."""
         self._reports: dict[int, dict[str, Any]] = {}
         """By rank: its recent calls and counts, after an abort."""
         self._statuses: dict[int, dict[str, Any]] = {}
         """By rank: its answer to an alarm."""
         self._left: dict[int, dict[str, Any]] = {}
-        """By rank that has left: how many calls it completed, and why it left."""
+        """By rank that has left: the number of calls it completed, and its reason."""
         self._alarm: dict[str, Any] | None = None
-        """The first message that said that a rank has waited too long."""
+        """The first alarm: a rank has waited for the timeout without progress."""
         self._verdicts: dict[int, dict[str, Any]] = {}
         """By rank: the text of the error after an alarm, and the ranks to blame."""
         self._partings: set[int] = set()

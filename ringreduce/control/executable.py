@@ -1,4 +1,4 @@
-"""What the engine asks of a plan that can be run, and what that plan asks of the engine.
+"""Executables: plans that can be run, and the functions of the engine that they use.
 
 There are two kinds of executables, `ringreduce.messages.executor.Executable` and
 `ringreduce.shm.executable.Executable`.  The engine chooses one for each kind of call and then
@@ -31,10 +31,10 @@ class LoggedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Control:
-    """What a running executable asks of the control protocol."""
+    """The functions of the engine that a running executable uses."""
 
     wait_until: Callable[[Callable[[], bool]], None]
-    """Poll a test until it is true.  Raises an Interrupt when the call cannot go on."""
+    """Poll a test until it is true.  Raises an Interrupt if the call cannot complete."""
     wait_for: Callable[[Executable], None]
     """Test an executable until its run is complete.  Raises as `wait_until` does."""
     report_mismatch: Callable[[int, bytes], None]
@@ -44,14 +44,14 @@ class Control:
 
 
 class Executable(Protocol):
-    """One plan, ready to be run again and again on arrays of its shapes and dtype.
+    """A plan that can be run any number of times, on arrays of its shapes and dtype.
 
     Between `start` and the `test` that returns True the executable is *running*.  An exception out
     of any method leaves it running: `withdraw` and then `reset` end it.
     """
 
     moved: bool
-    """Whether the latest `test` got any further."""
+    """Whether the latest `test` made progress."""
 
     def run(self, header: bytes, source: Any, target: Any) -> None:
         """Run the plan from `source` into `target` to its end.
@@ -63,19 +63,19 @@ class Executable(Protocol):
         """
 
     def start(self, header: bytes, source: Any, target: Any) -> None:
-        """Begin the same without waiting for any rank."""
+        """Begin a run, without waiting for any rank; arguments as for `run`."""
 
     def test(self) -> bool:
-        """Go on as far as possible without waiting; return whether the run is complete."""
+        """Continue as far as possible without waiting; return whether the run is complete."""
 
     def bind(self, source: Any, target: Any) -> bool:
-        """Promise that only these arrays will ever be used; return whether that saves work."""
+        """Bind the plan to these arrays, if that saves work; return whether it is bound."""
 
     def where(self) -> tuple[int, list[int]]:
         """Return the step of the schedule that the run is at, and the peers that it waits for."""
 
     def withdraw(self) -> bool:
-        """Take back the posted receives.  False: ask again, some are neither free nor taken."""
+        """Withdraw the posted receives; False if it must be called again to withdraw all."""
 
     def tally(self) -> None:
         """Count the messages of the run so far.  Every receive is withdrawn by now."""
@@ -84,7 +84,7 @@ class Executable(Protocol):
         """Return whether every send that was started is complete."""
 
     def reset(self) -> None:
-        """Forget the run: no message of it is under way any more."""
+        """Forget the run, of which no message is under way any more."""
 
     def free(self) -> None:
         """Free messages and memory.  The executable is not running; it may be started again."""

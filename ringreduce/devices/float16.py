@@ -18,7 +18,7 @@ from ringreduce.devices.base import FoldFunction
 INFINITY_BITS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 NAN_BITS = {"float16": 0x7E00, "bfloat16": 0x7FC0}
 MAGNITUDE_BITS = 0x7FFF
-"""All bits but the sign."""
+"""All bits except the sign."""
 
 
 def is_short(dtype: np.dtype) -> bool:

@@ -106,4 +106,4 @@ _CONVERSIONS = {
     "float16": (float16_elements.half_to_single, float16_elements.single_to_half),
     "bfloat16": (float16_elements.bfloat_to_single, float16_elements.single_to_bfloat),
 }
-"""From the bits of 16-bit floats to float32, and from float32 to the bits."""
+"""By dtype: conversions from the bits of 16-bit floats to float32, and back."""

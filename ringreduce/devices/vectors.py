@@ -51,9 +51,9 @@ class Kind:
 
     element: ir.Type
     lanes: int
-    """How many elements, 1 or more."""
+    """Number of elements, 1 or more."""
     signed: bool = True
-    """How integers are compared and shifted right: LLVM's integer types have no sign."""
+    """Whether integers are compared and shifted right as signed: LLVM's types have no sign."""
 
     @property
     def vector(self) -> ir.VectorType:
@@ -71,7 +71,7 @@ _FLOATS = {4: ir.FloatType(), 8: ir.DoubleType()}
 _BITS = Kind(ir.IntType(16), CHUNK // 2)
 """A chunk of 16-bit floats, by their bits."""
 _PAIRS = Kind(ir.IntType(32), CHUNK // 4, signed=False)
-"""The same chunk, two 16-bit floats an element: the first one in the lower half."""
+"""A chunk of 16-bit floats, two in an element: the first float is in the lower half."""
 _SINGLES = Kind(ir.FloatType(), CHUNK // 4)
 _HALVES, _WIDE_HALVES = (Kind(element, CHUNK // 2) for element in (ir.HalfType(), ir.FloatType()))
 
@@ -142,7 +142,7 @@ class Vec:
     # --- other kinds ---
 
     def viewed(self, kind: Kind) -> Vec:
-        """The same bits as a vector of `kind`."""
+        """View the same bits as a vector of `kind`."""
         return Vec(self.builder, self.builder.bitcast(self.value, kind.vector), kind)
 
     def widened(self, kind: Kind) -> Vec:
@@ -281,10 +281,10 @@ def _as_it_is(chunk: Vec) -> tuple[Vec, ...]:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How chunks of one dtype are combined by one operation."""
+    """Functions that combine chunks of one dtype by one operation."""
 
     kind: Kind
-    """What is read and written."""
+    """Kind of the vectors that are read and written."""
     combine: Combine
     """Combines two vectors that `widen` has made, into one of their kind."""
     widen: Callable[[Vec], tuple[Vec, ...]] = _as_it_is
@@ -296,7 +296,7 @@ class Lanes:
 
 
 def lanes_of(op: str, dtype: np.dtype) -> Lanes | None:
-    """How chunks of `dtype` are combined by `op`; None if a dtype has no such operation."""
+    """Return the functions that combine chunks of `dtype` by `op`; None if there are none."""
     if dtype.name in NAN_BITS:
         return _lanes_of_16_bits(op, dtype.name)
     combine = (_OF_FLOATS if dtype.kind == "f" else _OF_INTEGERS).get(op)

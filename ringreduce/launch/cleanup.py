@@ -19,7 +19,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 _PREFIXES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 _DYING_S = 1.0
-"""How long to wait for ranks that end a moment after their mpiexec."""
+"""Seconds to wait for ranks that end a moment after their mpiexec."""
 
 
 def abandoned_files(*, since: float = 0.0, directory: Path = SHARED_MEMORY) -> list[Path]:

@@ -113,7 +113,7 @@ def mpi() -> Iterable[Finding]:
 
 
 def job_findings(answer: Answer) -> Iterable[Finding]:
-    """What the two ranks of a job print about their MPI."""
+    """Yield the findings of the answer of a job of two ranks about their MPI."""
     if not answer.lines:
         advice = f"python -c 'from mpi4py import MPI' must work; {INSTALL}"
         yield Finding("MPI", f"two ranks do not start: {answer.complaint}", advice, essential=True)
@@ -246,7 +246,7 @@ def gpu() -> Iterable[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages, gpu)
-"""In the order of their output."""
+"""All checks, in the order of their output."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _MOST_ROWS = 16
 """The number of rows in the table of traffic."""
 _LONGEST_EXPRESSION = 60
 _PLACE = re.compile(r"step (\d+): rank (\d+)|rank (\d+) in step (\d+)")
-"""How the text of a ScheduleError names a step and its rank; the error has no fields for them."""
+"""Matches a step and its rank in the text of a ScheduleError, which has no fields for them."""
 
 
 @dataclass(frozen=True)

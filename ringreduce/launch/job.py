@@ -23,12 +23,12 @@ from typing import Any
 from ringreduce.errors import PeerLostError
 
 ABORT_DEADLINE_S = 1.0
-"""How long MPI_Abort may take before the process ends itself."""
+"""Seconds that MPI_Abort may take before the process ends itself."""
 
 _CONNECTING_S = 0.5
-"""How long Open MPI's other ranks get to connect to mpiexec before this rank exits."""
+"""Seconds for Open MPI's other ranks to connect to mpiexec before this rank exits."""
 _DRAIN_S = 0.3
-"""How long to wait until the process manager has read the output of this rank."""
+"""Seconds to wait until the process manager has read the output of this rank."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,7 +59,7 @@ def install() -> None:
 
 
 _AFTER_YOU_S = 0.5
-"""How long a rank that lost another rank waits, so that the other one can print its traceback."""
+"""Seconds that a rank waits that has lost another rank, which can print its traceback meanwhile."""
 
 
 class _AbortHook:

@@ -2,7 +2,7 @@
 
 Each slice is a flow at some step of the schedule.  A flow whose messages are complete reduces and
 starts its next step.  So one slice crosses the network while the next is reduced in the node, for
-every algorithm and without a word about it in any of them.  Flows start in increasing order with at
+every algorithm, and no algorithm has to provide for it.  Flows start in increasing order with at
 most `Task.in_flight` unfinished.  Each uses the slot of scratch memory that the flow `in_flight`
 before it has finished with.
 """
@@ -51,7 +51,7 @@ class Executable:
         self._target: Any = None
         self._flat: tuple[Any, Any] = (None, None)
         self._withdrawn: dict[int, bool] = {}
-        """Receives that are taken back, by the id of their requests: whether no message came."""
+        """By the id of a withdrawn receive's request: whether it received no message."""
 
     # --- running ---
 
@@ -102,7 +102,7 @@ class Executable:
         return True
 
     def _finish(self) -> None:
-        """Copy the result to its place, and let go of the caller's arrays."""
+        """Copy the result to `target` if needed, and release the caller's arrays."""
         target, (_, flat) = self._target, self._flat
         if self._own is not None:
             target[...] = self._own[1]
@@ -199,7 +199,7 @@ class Executable:
         if flow.size <= _MOST_UNROLLED:
             self._unrolled = unrolled(flow, self._under_way, self._control)
 
-    # --- what is under way, and how to take it back ---
+    # --- the run under way ---
 
     def where(self) -> tuple[int, list[int]]:
         for flow in self._under_way:
@@ -211,9 +211,9 @@ class Executable:
         return 0, []
 
     def withdraw(self) -> bool:
-        """Take back the posted receives, the latest first.
+        """Withdraw the posted receives, the latest first.
 
-        So a message that comes meanwhile still meets the receive that it is for.
+        So a message that arrives meanwhile still matches its own receive.
         """
         for flow in self._under_way:
             if flow.finished:

@@ -21,14 +21,14 @@ from ringreduce.transports.base import Transport
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A plan, the device of its arrays, and what is computed with their values."""
+    """A plan, the device of its arrays, and the functions that reduce values."""
 
     plan: Plan
     device: Device
     dtype: Any
-    """Of the elements that travel."""
+    """Dtype of the elements of messages."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    """Of input and output."""
+    """Shapes of input and output."""
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     in_flight: int = 4
     """Slices that are under way at once."""
@@ -49,9 +49,9 @@ class FlowCache:
     def __init__(self, transport: Transport, config: Config) -> None:
         self.transport, self.config = transport, config
         self._flows: set[Flow] = set()
-        """All flows that are not freed."""
+        """Flows that are not freed."""
         self._by_address: OrderedDict[BoundTo, list[Flow]] = OrderedDict()
-        """Flows that are bound to the caller's arrays, the one used longest ago first."""
+        """Flows that are bound to the caller's arrays, the least recently used first."""
         self._kept_messages = 0
         """Messages of the flows in `_by_address`."""
         self._scratch: dict[tuple[Device, int], Any] = {}

@@ -1,6 +1,6 @@
 """A flow unrolled into one function: code without loops and with nothing to look up.
 
-A short message takes MPI no longer than Python takes to find its way through lists of steps.
+MPI takes no longer for a short message than Python takes for the loops over lists of steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ringreduce.messages.binding import Flow
 
 
 def unrolled(flow: Flow, under_way: list[Flow], control: Control) -> Callable[[bytes], None]:
-    """Return ``run(header)``, which runs `flow` alone to its end and waits for each message in turn.
+    """Return ``run(header)``, which runs `flow` alone to its end, one message after another.
 
     The flow is in `under_way` while it runs.
     """
@@ -46,7 +46,7 @@ def unrolled(flow: Flow, under_way: list[Flow], control: Control) -> Callable[[b
 
 
 class _Code:
-    """The lines of a function, and the objects that they speak of by name."""
+    """The lines of a function, and the objects that the lines use, by name."""
 
     def __init__(self, **names: Any) -> None:
         self._names = names

@@ -36,7 +36,7 @@ _TITLE, _FACTS, _NAME, _NUMBER = 18.0, 12.0, 12.0, 11.0
 _LABELLED_FROM = 16.0
 """The least height at the start of a message for a label."""
 _FAR_NAMES_FROM = 12
-"""From so many columns, or ranks, on, names are repeated on the far side."""
+"""The least columns, or ranks, with which names are repeated on the far side."""
 
 
 class Drawing:

@@ -29,9 +29,9 @@ class Arrow:
     message: Message
     column: int
     start: tuple[float, float]
-    """In the sender's lane: x, y."""
+    """(x, y) in the sender's lane."""
     end: tuple[float, float]
-    """In the receiver's lane: x, y."""
+    """(x, y) in the receiver's lane."""
     room: tuple[float, float]
     """The height for this message alone, at its start and at its end."""
 

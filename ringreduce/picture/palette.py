@@ -19,9 +19,9 @@ _MOST_STOPS = 8
 """The most colours of one message."""
 _NO_CHUNK = "#8c959f"
 _LIGHTNESS = 0.61
-"""Of at most `_FEW` colours."""
+"""Lightness of at most `_FEW` colours."""
 _LIGHTNESSES = (0.64, 0.48, 0.56)
-"""Of more colours, in turn: their hues alone are too close to tell neighbours apart."""
+"""Lightnesses of more colours, in turn: the hues of neighbours are too close to distinguish."""
 
 
 def colours(number: int) -> list[str]:

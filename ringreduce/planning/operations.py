@@ -18,9 +18,9 @@ class Span(NamedTuple):
     buffer: int
     """INPUT, OUTPUT or SCRATCH."""
     start: int
-    """In elements."""
+    """Index of the first element."""
     stop: int
-    """In elements, exclusive."""
+    """Index behind the last element."""
 
 
 INSIDE, BESIDE = "inside", "beside"

@@ -30,7 +30,7 @@ class Plan:
     count: int
     """Elements of all chunks."""
     slices: int
-    """How many slices the data are divided into."""
+    """Number of slices that the data are divided into."""
     chunk_offsets: Callable[[int], Sequence[ChunkOffsets]]
     """Slice -> the offsets of its chunks.  Computed on demand: there may be many slices."""
     input_count: int

@@ -1,20 +1,19 @@
 """A slice of a plan as instructions for shared memory: free a slot, post, wait, copy, reduce.
 
-The schedule stays the only place that knows the algorithm.  Each rank plans for all ranks, so an
-instruction names the place in a peer's memory where the data are, and no message carries it.
+Only the schedule knows the algorithm.  Each rank plans for all ranks, so an instruction names the
+place of data in a peer's memory, and no message has to carry that place.
 
 Data go one of two ways:
 
-- *Staged* (copy-in, copy-out): a rank copies what it sends in a step to its slot, and goes on as
-  soon as it has what it needs.
-- *Single-copy*: peers read the data where they are.  They have to have read them before the rank
-  writes there again, and before the call ends.
+- *Staged* (copy-in, copy-out): a rank copies the data it sends in a step to its slot.  It continues
+  as soon as it has the data that it reads itself.
+- *Single-copy*: peers read the data in place.  The rank waits for these reads before it overwrites
+  the data, and before the call ends.
 
-Data in shared memory need not be staged where the plans show that the time suffices.  A rank
+Data in shared memory need not be staged if the plans show that peers read them in time.  A rank
 *exposes* its array in any round but the last: peers read the array in place of the slot.  A rank
-*writes directly* to OUTPUT of its peers what it has just reduced: then they need not read it.
-Each rank publishes whether its arrays are shared memory; the instructions of its peers do not
-depend on it.
+*writes* a result *directly* to OUTPUT of its peers: then the peers need not read it.  Each rank
+publishes whether its arrays are shared memory; the instructions of its peers do not depend on that.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class Place(NamedTuple):
     buffer: int
     """INPUT, OUTPUT, SCRATCH or SLOT."""
     offset: int
-    """In bytes."""
+    """Offset of the first byte."""
 
 
 class FreeSlot(NamedTuple):
     """Wait until the slot of a round may be written, and reserve memory for the round's data."""
 
     round: int
-    """From 1."""
+    """Number of the round in the program, from 1."""
     nbytes: int = 0
     """Bytes to reserve."""
     unless_shared: int | None = None
@@ -68,22 +67,22 @@ class Post(NamedTuple):
     """Publish this rank's part of a round."""
 
     round: int
-    """From 1."""
+    """Number of the round in the program, from 1."""
     exposes: Place | None = None
-    """What peers read in place of the slot if this buffer of the rank is shared memory."""
+    """Memory that peers read in place of the slot, if this buffer of the rank is shared memory."""
 
 
 class Wait(NamedTuple):
     """Wait until a peer has posted a round."""
 
     peer: int
-    """A rank."""
+    """The peer's rank."""
     round: int
-    """From 1."""
+    """Number of the round in the program, from 1."""
     reads: bool
     """Whether the rank reads data of the round, and so compares the header.
 
-    Else it only waits until the peer has done with the round before; the peer may be further.
+    Otherwise it waits until the peer has completed the round before; the peer may be further on.
     """
 
 
@@ -109,9 +108,9 @@ class Reduce(NamedTuple):
     direct: tuple[Place, ...] = ()
     """Places in OUTPUT of peers: the result is written to those that are shared memory."""
     staged: Place | None = None
-    """Where the result is staged in this rank's slot, unless all readers were written directly."""
+    """Place in this rank's slot for the result, unless all readers were written directly."""
     readers: int = 0
-    """How many ranks read the result; 0 if it is single-copy."""
+    """Number of ranks that read the result; 0 if it is single-copy."""
 
 
 Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce
@@ -122,15 +121,15 @@ class Instructions(NamedTuple):
 
     instructions: tuple[Instruction, ...]
     rounds: int
-    """The same on all ranks."""
+    """Number of rounds, the same on all ranks."""
     slot_bytes: int
     """The most bytes that any rank stages in a round."""
     scratch: int
     """Elements of SCRATCH that the rank needs."""
     single_copy: bool
-    """Whether peers read the data where they are."""
+    """Whether peers read the data in place, in the rank's own memory."""
     publishes: bool
-    """Whether ranks publish where the data of a round and OUTPUT are."""
+    """Whether ranks publish the locations of the data of a round and of OUTPUT."""
     notes: tuple[tuple[int, str, int, int], ...]
     """(step, "send" or "recv", peer, bytes of data): for the message log."""
 
@@ -164,7 +163,7 @@ def instructions_of(
 
 
 class _Table:
-    """All messages of all ranks: where each is in its sender's memory, and how it is read."""
+    """The messages of all ranks: the place of each in its sender's memory, and how it is read."""
 
     def __init__(
         self, plans: Sequence[PlannedSlice], itemsize: int, in_place: bool, single_copy: bool

@@ -25,7 +25,7 @@ _FAR_TIMES = 16
 _STREAM_BYTES = _FAR_TIMES * _CHECKED_BYTES
 """Bytes to stream after ordinary stores were slow."""
 STAGED_LINE_NS, DIRECT_LINE_NS, READ_LINE_NS = 16, 10, 20
-"""Limits in ns for a line of 64 bytes, above which an access is slow: stores to this rank's slot and
+"""Limits in ns a line of 64 bytes, above which accesses are slow: stores to this rank's slot and
 ring, stores to OUTPUT of peers, and reads from processes to memory that peers may have read."""
 
 

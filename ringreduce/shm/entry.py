@@ -60,7 +60,7 @@ from ringreduce.shm.list_table import (
 )
 
 GENERAL = -1
-"""In place of a result's address: the call takes the general path.  0: an exception was raised."""
+"""Returned in place of a result's address: the call takes the general path."""
 _NOT_NATURAL = -1
 _OVERFLOW = offset_of(FastPathState, "overflow")
 _ARGUMENTS = offset_of(FastPathState, "argument0")
@@ -129,7 +129,7 @@ def _read_arrays(path: FastPathState, given: Arguments, x: Address) -> bool:
 
 @compilable
 def _is_default(path: FastPathState, entry: EntryPoint, name: Address, value: Address) -> bool:
-    """Whether an argument names the default of a parameter that only the general path knows."""
+    """Whether an argument is the default of a parameter that only the general path knows."""
     if name == path.name_async_op:
         return value == path.false
     has_wire = entry.op_at >= 0
@@ -146,7 +146,7 @@ def _read(
     nargs: int,
     kwnames: Address,
 ) -> bool:
-    """Read the arguments of a call into `given`; False if only Python can tell what they mean."""
+    """Read the arguments of a call into `given`; False if only Python understands them."""
     if nargs < entry.least or nargs > entry.most:
         return False
     if nargs == 0:
@@ -190,9 +190,9 @@ def _run(path: FastPathState, program: Address, source: Address, target: Address
     """Run a program for the call under way, with the interpreter's lock released."""
     number = path.next_number
     state = leave_interpreter()
-    came = call_run(Program(program).run, program, number, source, target)
+    result = call_run(Program(program).run, program, number, source, target)
     enter_interpreter(state)
-    return came
+    return result
 
 
 @compilable
@@ -217,9 +217,9 @@ def _finish(
 ) -> bool:
     """Let Python complete the call under way; False if it has raised.
 
-    A signal handler may raise before `Engine.finish` can break the call off.  So the executable is
-    registered as running here, where no signal handler runs.  If nothing answers for it, no later
-    call may continue it: the fast path is disabled, and the call is orphaned.
+    A signal handler may raise before `Engine.finish` handles errors.  So the executable is marked
+    as running here, where no signal handler runs.  If `Engine.finish` does not take over, no later
+    call may continue the executable: the fast path is disabled, and the call is orphaned.
     """
     path.taken_over = 0
     path.argument0 = executable
@@ -247,7 +247,7 @@ def _finish(
 
 @compilable
 def _fits(program: Program, x: PyArray, out: PyArray, like: PyArray) -> bool:
-    """Whether the result of `x`, of the kind of `like`, can go to `out` without further checks."""
+    """Whether a call from `x` to `out` is eligible; `like` has the result's dtype and shape."""
     writable = CONTIGUOUS_AND_ALIGNED | WRITABLE
     if not same_kind(out, like) or out.flags & writable != writable:
         return False
@@ -262,7 +262,7 @@ def _fits(program: Program, x: PyArray, out: PyArray, like: PyArray) -> bool:
 
 @compilable
 def _new_array(path: FastPathState, shape: Address, like: PyArray) -> Address:
-    """A new reference to ``numpy.empty(shape, dtype)``; 0 if it raised."""
+    """Return a new reference to ``numpy.empty(shape, dtype)``; 0 if it raised."""
     path.argument0, path.argument1 = shape, like.descr
     return call_object(path.empty, address_of(path) + _ARGUMENTS, 2, 0)
 
@@ -288,12 +288,12 @@ def _run_one(
 
 @compilable
 def _call_one(path: FastPathState, cached: CachedCall, x: Address, out: Address) -> Address:
-    """Make a call on `x`, or on the arrays that it is bound to if `x` is 0; its result."""
+    """Make a call on `x`, or on the arrays it is bound to if `x` is 0; return the result."""
     call, result = cached.call, cached.result
     if out and result:
         return GENERAL
     target = cached.output if result else out
-    keep_object(call)  # and with it all that `cached` names
+    keep_object(call)  # this also keeps the objects whose addresses are in `cached`
     eligible = True
     if target:
         keep_object(target)
@@ -330,7 +330,7 @@ def _call_one(path: FastPathState, cached: CachedCall, x: Address, out: Address)
 
 @compilable
 def _new_arrays(path: FastPathState, cached: CachedCall, state: ListState) -> Address:
-    """A new list of new arrays for the results; 0 if an exception was raised."""
+    """Make a list of new arrays for the results; 0 if an exception was raised."""
     results = new_list(state.members)
     if results == 0:
         return 0
@@ -348,7 +348,7 @@ def _new_arrays(path: FastPathState, cached: CachedCall, state: ListState) -> Ad
 def _can_reduce(
     path: FastPathState, state: ListState, x: Address, into: Address, fresh: bool
 ) -> bool:
-    """Find the arrays of two lists; whether the programs can reduce the one into the other."""
+    """Locate the arrays of two lists; return whether the programs can reduce `x` to `into`."""
     if PyVarObject(x).size != state.members or PyVarObject(into).size != state.members:
         return False
     mixing, state.mixing = state.mixing, UNKNOWN
@@ -374,7 +374,7 @@ def _run_list(
         if _run(path, batch.program, batch.source, batch.target) != DONE:
             waits = True
             break
-    if waits:  # Python completes this batch and runs those behind it
+    if waits:  # Python completes this batch and runs the later batches
         done = _finish(path, call, batch.executable, x, into, index)
     else:
         _count(path, signature)
@@ -384,13 +384,13 @@ def _run_list(
 
 @compilable
 def _call_list(path: FastPathState, cached: CachedCall, members: Address, out: Address) -> Address:
-    """Make a call on a list or tuple of arrays; its result."""
+    """Make a call on a list or tuple of arrays; return the result."""
     fresh = out == 0
     if not fresh and not _is_sequence(path, out):
         return GENERAL
     call, state = cached.call, ListState(cached.list)
-    keep_object(call)  # and with it all that `cached` names
-    # Other threads may put other arrays into the caller's lists meanwhile.
+    keep_object(call)  # this also keeps the objects whose addresses are in `cached`
+    # Other threads may change the caller's lists meanwhile.
     x = tuple_of(members)
     if x == 0:
         let_go_of_object(call)
@@ -418,11 +418,11 @@ def _call_list(path: FastPathState, cached: CachedCall, members: Address, out: A
     return result if eligible else GENERAL
 
 
-# --- what CPython calls ---------------------------------------------------------------------------
+# --- functions that CPython calls -----------------------------------------------------------------
 
 
 def call(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
-    """A collective, a barrier or a planned call; `self` is a tuple that begins with its record."""
+    """Make a collective, barrier or planned call; `self` is a tuple that begins with its record."""
     entry = EntryPoint(PyArray(tuple_item(self, 0)).data)
     path = FastPathState(entry.path)
     given = Arguments(path.arguments)
@@ -443,12 +443,12 @@ def call(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
 
 
 def enter(_: Address, args: Address, nargs: int) -> Address:
-    """``enter(program, number[, source, target])``: `shm.executor.run`, as it says."""
+    """``enter(program, number[, source, target])``: call `shm.executor.run`."""
     program, number = number_of(load(args)), number_of(load(args + WORD))
     source, target = 0, 0
     if nargs == 4:
         source, target = number_of(load(args + 2 * WORD)), number_of(load(args + 3 * WORD))
     state = leave_interpreter()
-    came = call_run(Program(program).run, program, number, source, target)
+    result = call_run(Program(program).run, program, number, source, target)
     enter_interpreter(state)
-    return integer(came)
+    return integer(result)

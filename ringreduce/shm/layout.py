@@ -1,12 +1,12 @@
 """Records of the memory that ranks of one host share, and of the programs that use it.
 
-Every rank has a segment that it alone writes: two slots, which rounds take in turn, and a ring.  A
-slot begins with the sequence number of the round it was last used for.  The header of the call
-follows, and then the data, if they are few.  More data are staged in the ring, one round's behind
-the other's, or peers read them where they are; then the slot says where.
+Every rank has a segment, whose slots and ring it alone writes.  Rounds use the two slots in turn.
+A slot has the sequence number of the round it was last used for, then the header of the call, and
+then the data of small rounds.  The data of larger rounds are staged in the ring, behind those of
+the round before, or peers read them in place; then the slot has the location of the data.
 
-A `Team` is what all programs of a communicator share.  A `Program` is one slice of a plan; its
-instructions follow it in memory.  The memory order is in `shm.protocol`.
+A `Team` has the state that all programs of a communicator share.  A `Program` is one slice of a
+plan; its instructions follow it in memory.  The memory order is in `shm.protocol`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Header(Record):
 
 @record
 class Location(Record):
-    """Where a rank's array is, as the rank publishes it."""
+    """The location of a rank's array, as the rank publishes it."""
 
     # Address in the rank's process, or offset in bytes from the beginning of its segment.
     address: Address
@@ -43,7 +43,7 @@ class Location(Record):
 
 @record
 class Slot(Record):
-    """What a rank publishes in one round.  Its owner alone writes it, `sequence` last."""
+    """The data that a rank publishes in a round.  Only its owner writes a slot, `sequence` last."""
 
     # Sequence number of the round that the slot was last used for.
     sequence: Word
@@ -59,7 +59,7 @@ DATA_OFFSET = 32
 """Bytes from the beginning of a slot to its data, if it has data and publishes no locations."""
 SLOT_BYTES = 4 << 10
 MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
-"""A slice, and the gaps between its parts."""
+"""The most bytes that a rank stages in a round: a slice, and the gaps between its parts."""
 RING_OFFSET = 2 * SLOT_BYTES
 """Bytes from the beginning of a segment to its ring."""
 RING_BYTES = 3 * MAX_STAGED_BYTES
@@ -75,7 +75,7 @@ moved to the cache that the cores share.  A longer ring would leave the shared c
 RING_TURN_ROUNDS = 32
 """The ring also goes back after so many rounds of the current size: small data stay in cache."""
 SEGMENT_BYTES = RING_OFFSET + RING_BYTES
-"""Behind them a segment has memory for registered arrays."""
+"""Bytes of slots and ring; memory for registered arrays follows them in a segment."""
 
 # --- buffers --------------------------------------------------------------------------------------
 
@@ -86,17 +86,17 @@ class Buffer(Record):
 
     # Address of the first byte; if `process` is IOVEC, the address of an `Iovec`.
     address: Address
-    # 0: mapped by this process; IOVEC: in pieces; else the process whose address it is.
+    # 0: memory mapped by this process; IOVEC: an iovec; else the process that has the address.
     process: Word
 
 
 IOVEC = -1
-"""The `process` of a `Buffer` in pieces."""
+"""The `process` of a `Buffer` that is an iovec."""
 
 
 @record
 class Iovec(Record):
-    """A buffer in pieces, all in this process, and the piece that was used last."""
+    """A buffer of several pieces, all in this process, and the piece that was used last."""
 
     # Array of the addresses of the pieces.
     addresses: Address
@@ -124,7 +124,7 @@ class Interval(Record):
     end: Address
 
 
-# --- what the programs of a communicator share ----------------------------------------------------
+# --- state of a communicator ----------------------------------------------------------------------
 
 
 @record
@@ -159,7 +159,7 @@ class StoreState(Record):
 
 @record
 class Peer(Record):
-    """What this rank knows of another one."""
+    """The state of a peer, as far as this rank knows it."""
 
     # Address of the peer's segment.
     segment: Address
@@ -181,7 +181,7 @@ class Peer(Record):
 
 @record
 class Team(Record):
-    """What all programs of a communicator share; a `Peer` for each other rank follows."""
+    """State that all programs of a communicator share; a `Peer` for each other rank follows."""
 
     # Sequence number of the latest round that a program has begun or reserved.
     rounds: Word
@@ -277,8 +277,8 @@ class Program(Record):
 
 
 PUBLISHES_NOTHING, PUBLISHES_ARRAYS, PUBLISHES_DATA = range(3)
-"""What the ranks publish in a round besides the header: nothing; the locations of INPUT and OUTPUT;
-the location of the round's data and of OUTPUT."""
+"""Data that ranks publish in a round besides the header: none; the locations of INPUT and OUTPUT;
+the locations of the round's data and of OUTPUT."""
 
 DONE, PENDING, MISMATCH = range(3)
 """Results of a run: the program is over; it waits for a peer; a peer is in another call."""
@@ -371,7 +371,7 @@ class Copy(Record):
 
 @record
 class Destinations(Record):
-    """Where the result of a REDUCE is wanted besides its target."""
+    """The destinations of the result of a REDUCE besides its target."""
 
     # Number of peers whose OUTPUT is written directly, if it is shared.
     direct_count: Word
@@ -414,6 +414,6 @@ class Reduce(Record):
 
 
 INSTRUCTION_BYTES = 64
-"""Every instruction takes as many."""
+"""Bytes of every instruction."""
 STAGED_FROM_BYTES = 4 << 10
 """Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

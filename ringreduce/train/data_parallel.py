@@ -102,7 +102,7 @@ class DataParallel:
         self._total: rr.Work | None = None
         self._exposed_s = 0.0
         self.times = StepTimes(0.0, 0.0)
-        """Of the last finished step."""
+        """Times of the last finished step."""
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:

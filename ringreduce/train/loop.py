@@ -35,9 +35,9 @@ class Step:
     """The loss and the times of one step; the times are this rank's, in seconds."""
 
     step: int
-    """From 1."""
+    """Number of the step in the run, from 1."""
     epoch: int
-    """From 1."""
+    """Number of the epoch, from 1."""
     loss: float
     """Mean over the samples of the global batch, before the step."""
     lr: float
@@ -56,13 +56,13 @@ class Epoch:
     """The results of one epoch over all ranks, measured by this rank's times."""
 
     epoch: int
-    """From 1."""
+    """Number of the epoch, from 1."""
     loss: float
     """Mean over the training samples, each with the parameters before its step."""
     accuracy: float
-    """On the held-out samples, from 0 to 1."""
+    """Accuracy on the held-out samples, from 0 to 1."""
     samples_per_s: float
-    """Of all ranks together, while training."""
+    """Samples per second of all ranks together, while training."""
     exposed: float
     """Exposed communication divided by the time of the steps, from 0 to 1."""
 
@@ -83,15 +83,15 @@ class Result:
     digest: str
     """SHA-256 of the parameters' bytes, in hexadecimal."""
     loss: float
-    """Of the last epoch."""
+    """Loss of the last epoch."""
     accuracy: float
-    """On the held-out samples, from 0 to 1."""
+    """Accuracy on the held-out samples, from 0 to 1."""
     step_s: float
     """Mean time of a step, over this run's steps and all ranks; 0 without steps."""
     communication_s: float
-    """The mean likewise."""
+    """Mean time of all-reduces in a step, over this run's steps and all ranks."""
     exposed_s: float
-    """The mean likewise."""
+    """Mean exposed communication of a step, over this run's steps and all ranks."""
 
     @property
     def efficiency(self) -> float:

@@ -81,7 +81,7 @@ class MpiTransport:
         self._withdrawing: set[int] = set()
         """Identities of receives that were cancelled and are not complete yet."""
         self._discarding: dict[int, MPI.Request] = {}
-        """By peer: the receive of a message to be dropped."""
+        """By peer: the receive of a message that is dropped."""
         self._control_sends: dict[int, list[MPI.Request]] = {}
         """By peer: control messages that were not complete when the latest was sent."""
         self._control_receive: tuple[MPI.Request, int, bytearray] | None = None

@@ -132,7 +132,7 @@ class ThreadTransport:
         self._switchboard = switchboard
         self._timeout_s = timeout_s
         self._collections = 0
-        """How often this rank has collected bytes: the number of its next collection."""
+        """Number of this rank's next collection of bytes."""
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, self.rank, peer, flow, buffer, sends=True)
