@@ -2,7 +2,7 @@
 
     mpirun -n 2 python -m benchmarks.small_calls
 
-The bare messages are as many exchanges as the ring takes (2(n-1)), or as what ``"auto"`` takes
+The bare messages are as many rounds as the ring takes (2(n-1)), or as what ``"auto"`` takes
 (log2 n, by recursive doubling), from buffers that are set up once, by the quickest of three ways
 that mpi4py has.  Everything else is ours: validation, agreement, plan, reduction, result.  All are
 interleaved in blocks in one run; times are medians over the blocks.
@@ -31,7 +31,7 @@ SECONDS_A_BLOCK = 0.02
 
 
 def bare_messages(world: MPI.Comm, nbytes: int, rounds: int) -> dict[str, Callable[[], None]]:
-    """So many exchanges with the neighbours and nothing else, three ways."""
+    """Return three ways to exchange `rounds` messages with the neighbours and nothing else."""
     n, rank = world.size, world.rank
     left, right = (rank - 1) % n, (rank + 1) % n
     sent, came = (memoryview(bytearray(max(1, nbytes))) for _ in range(2))

@@ -281,8 +281,8 @@ def test_an_algorithm_that_cannot_be_had_is_refused(tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("flags", [(), ("--algorithm", "ring")])
-def test_calls_are_told_an_algorithm_only_if_it_is(tmp_path, flags):
-    """One that is told so is carried out by way of Python."""
+def test_calls_name_an_algorithm_only_if_the_options_do(tmp_path, flags):
+    """The benchmark names an algorithm only on request, as a user would."""
     spied = tmp_path / "spied.py"
     spied.write_text(
         "import sys\n"

@@ -1,4 +1,4 @@
-"""The executor on threads carries out arbitrary schedules, to the last bit."""
+"""The executor on threads runs arbitrary schedules, to the last bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEPT, BOUND = 700, 5000
 """Elements of an array that is staged, and of one whose messages are bound to its address."""
 
 
-def carry_out(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
+def run_plan(comm: rr.Communicator, plan: Plan, x: np.ndarray, out: np.ndarray) -> None:
     """Run a plan as a collective does, twice: the second run uses the cached flows."""
     signature, shapes = Signature("by hand", ()), (x.shape, out.shape)
     kinds = out.shape, x.dtype, x.dtype
@@ -55,7 +55,7 @@ def assert_carries_out(
         plan = plan_whole(schedule, comm.rank, count, 8, slices, segment_bytes)
         x = inputs[comm.rank].copy()
         out = x if in_place and plan.output_count else np.full(plan.output_count, np.nan)
-        carry_out(comm, plan, x, out)
+        run_plan(comm, plan, x, out)
         for offsets in map(plan.chunk_offsets, range(plan.slices)):
             for chunk in schedule.holds_after(comm.rank):
                 start = offsets[chunk].output

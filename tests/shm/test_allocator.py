@@ -1,4 +1,4 @@
-"""Arrays in shared memory: lent, freed in any order, used again."""
+"""Arrays in shared memory: allocated, freed in any order, used again."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ def arena(pages: int) -> Arena:
 
 
 def test_arrays_are_arrays():
-    lender = arena(8)
-    x = lender.empty((3, 5), np.dtype("float32"))
+    allocator = arena(8)
+    x = allocator.empty((3, 5), np.dtype("float32"))
     assert (x.shape, x.dtype, x.flags.c_contiguous, x.flags.writeable) == ((3, 5), "f4", True, True)
     x[...] = np.arange(15).reshape(3, 5)
-    y = lender.empty((15,), np.dtype("float64"))
+    y = allocator.empty((15,), np.dtype("float64"))
     y[...] = 7
     assert x.sum() == 105
     assert not np.shares_memory(x, y)
 
 
 def test_memory_is_free_when_the_last_view_is_gone():
-    lender = arena(4)
-    x = lender.empty((PAGE,), np.dtype("u1"))
+    allocator = arena(4)
+    x = allocator.empty((PAGE,), np.dtype("u1"))
     view = x.reshape(2, -1)[1:].view("i4")
     del x
     gc.collect()
-    assert lender.free_bytes == 3 * PAGE
+    assert allocator.free_bytes == 3 * PAGE
     view[...] = 5
     del view
     gc.collect()
-    assert lender.free_bytes == 4 * PAGE
+    assert allocator.free_bytes == 4 * PAGE
 
 
 def test_none_where_there_is_no_room():
-    lender = arena(2)
-    assert lender.empty((3 * PAGE,), np.dtype("u1")) is None
-    kept = lender.empty((2 * PAGE,), np.dtype("u1"))
-    assert lender.empty((1,), np.dtype("u1")) is None
+    allocator = arena(2)
+    assert allocator.empty((3 * PAGE,), np.dtype("u1")) is None
+    kept = allocator.empty((2 * PAGE,), np.dtype("u1"))
+    assert allocator.empty((1,), np.dtype("u1")) is None
     del kept
     gc.collect()
-    assert lender.empty((2 * PAGE,), np.dtype("u1")) is not None
+    assert allocator.empty((2 * PAGE,), np.dtype("u1")) is not None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3 * PAGE)), max_size=40))
-def test_whatever_is_lent_and_freed_nothing_overlaps_and_all_comes_back(turns):
-    lender, held = arena(16), []
+def test_allocated_arrays_never_overlap_and_freed_memory_is_used_again(turns):
+    allocator, held = arena(16), []
     for frees, size in turns:
         if frees and held:
             held.pop(size % len(held))
         else:
-            array = lender.empty((size,), np.dtype("u1"))
+            array = allocator.empty((size,), np.dtype("u1"))
             if array is not None:
                 array[...] = len(held) + 1
                 held.append(array)
@@ -69,21 +69,21 @@ def test_whatever_is_lent_and_freed_nothing_overlaps_and_all_comes_back(turns):
         assert all(one[1] <= other[0] for one, other in pairwise(places))
     held.clear()
     array = None
-    assert lender.free_bytes == 16 * PAGE
+    assert allocator.free_bytes == 16 * PAGE
 
 
 def test_large_arrays_give_their_pages_back():
     pages = (40 << 20) // PAGE
-    lender = arena(pages)
-    x = lender.empty((pages * PAGE,), np.dtype("u1"))
+    allocator = arena(pages)
+    x = allocator.empty((pages * PAGE,), np.dtype("u1"))
     x[...] = 1
     del x
     gc.collect()
-    again = lender.empty((pages * PAGE,), np.dtype("u1"))
+    again = allocator.empty((pages * PAGE,), np.dtype("u1"))
     assert not again.any()
 
 
-def test_it_outlives_its_lender():
+def test_an_array_outlives_the_arena():
     x = arena(3).empty((PAGE,), np.dtype("u1"))
     gc.collect()
     x[...] = 3

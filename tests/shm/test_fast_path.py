@@ -253,7 +253,7 @@ class Text(str):
     __slots__ = ()
 
 
-UNUSUAL = {
+NOT_ELIGIBLE = {
     "a root of NumPy": lambda c, x: c.broadcast(x, np.int64(1)),
     "a text of its own kind": lambda c, x: c.reduce(x, 1, Text("sum")),
     "counts of NumPy": lambda c, x: c.all_gather(x, counts=np.array(counts_of(c))),
@@ -268,7 +268,7 @@ UNUSUAL = {
     "a strided result": lambda c, x: c.broadcast(x, 1, out=np.zeros(2 * x.size)[::2]),
     "a barrier with a timeout": lambda c, x: c.barrier(timeout_s=5),
 }
-USUAL = {
+ELIGIBLE = {
     "broadcast": lambda c, x: c.broadcast(x, 1),
     "reduce": lambda c, x: c.reduce(x, 1),
     "all_gather": lambda c, x: c.all_gather(x, counts=counts_of(c)),
@@ -278,17 +278,17 @@ USUAL = {
 }
 
 
-@pytest.mark.parametrize("what", UNUSUAL)
-def test_unusual_arguments_take_the_general_path_to_the_same_result(what):
+@pytest.mark.parametrize("what", NOT_ELIGIBLE)
+def test_arguments_that_are_not_eligible_take_the_general_path_to_the_same_result(what):
     def program(comm):
         x = given_by(comm.rank, comm.size)
-        for call in USUAL.values():
+        for call in ELIGIBLE.values():
             for _ in range(2):
                 call(comm, x)
         made = general_calls(comm)
-        result = UNUSUAL[what](comm, x)
+        result = NOT_ELIGIBLE[what](comm, x)
         (name,) = made
-        assert np.array_equal(result, USUAL[name](comm, x))
+        assert np.array_equal(result, ELIGIBLE[name](comm, x))
 
     spawn(program)
 
@@ -347,7 +347,7 @@ def test_wrong_arguments_are_refused_as_by_the_general_path(what):
     def program(comm):
         x = given_by(comm.rank, comm.size)
         for _ in range(2):
-            for usual in USUAL.values():
+            for usual in ELIGIBLE.values():
                 usual(comm, x)
             with pytest.raises(error, match=said):
                 call(comm, x)
@@ -429,7 +429,7 @@ def test_a_method_of_ones_own_is_not_hidden(monkeypatch, name):
 
     setattr(Own, name, ours)
     monkeypatch.setattr(bootstrap, "Communicator", Own)
-    usual = {**USUAL, "all_reduce": lambda c, x: c.all_reduce(x)}
+    usual = {**ELIGIBLE, "all_reduce": lambda c, x: c.all_reduce(x)}
     usual["gather"] = lambda c, x: c.gather(x, counts=counts_of(c))
 
     def program(comm):
@@ -546,7 +546,7 @@ def test_threads_of_one_rank_take_turns():
     assert spawn(program) == [False, False]
 
 
-def test_while_a_call_is_under_way_no_other_passes():
+def test_while_a_call_is_under_way_no_other_is_eligible():
     def program(comm):
         x, sums = np.ones(3), []
         for _ in range(3):
@@ -582,7 +582,7 @@ def test_asynchronous_calls_come_in_between():
 
 
 @pytest.mark.parametrize("passed", [0, 1, 7, 200])
-def test_ranks_that_disagree_after_calls_that_passed_are_told_so_and_go_on(passed):
+def test_ranks_that_disagree_after_fast_calls_raise_and_continue(passed):
     def program(comm):
         for _ in range(3):
             for _ in range(passed):
@@ -646,7 +646,7 @@ def test_an_exception_from_outside_comes_out_of_a_call_that_waits():
             assert raise_in(ctypes.c_ulong(threads[0]), ctypes.py_object(AlarmError)) == 1
             over.wait(10)
             with pytest.raises(rr.PeerLostError, match="AlarmError"):
-                twice(comm)  # what the other has put there for the first may do
+                twice(comm)  # its first call may succeed: the other rank has posted that round
             return
         threads.append(threading.get_ident())
         waits.set()

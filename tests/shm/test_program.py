@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def gathered(ranks: int, use) -> list:
-    """Call ``use(rank, collect)`` on so many threads, which exchange bytes."""
+    """Call ``use(rank, collect)`` on threads, which collect bytes from each other."""
     barrier = threading.Barrier(ranks)
     given: list[bytes] = [b""] * ranks
     results: list = [None] * ranks
@@ -243,15 +243,15 @@ def test_what_cannot_be_done_is_refused_after_good_calls_too(name):
 
 def test_another_view_of_the_same_memory_is_in_place():
     def program(comm):
-        usual, carry_out = [], comm._engine.run_now
-        comm._engine.run_now = lambda *given: usual.append(1) or carry_out(*given)
+        general, run_now = [], comm._engine.run_now
+        comm._engine.run_now = lambda *given: general.append(1) or run_now(*given)
         x = np.ones((4, 2), np.float32)
         for turn in range(1, 4):
             comm.all_reduce(x, out=x[:])
             assert (x == 2**turn).all()
             with pytest.raises(ValueError, match="overlaps"):
                 comm.all_to_all(x, out=x[:])
-        return len(usual)
+        return len(general)
 
     assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [1, 1]
 

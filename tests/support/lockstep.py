@@ -1,4 +1,4 @@
-"""Schedules and plans carried out on symbols, all ranks in one loop: no transport, no device.
+"""Run schedules and plans on symbols, all ranks in one loop, without transport or device.
 
 The value of a chunk is the tree of how it came about: a rank's own contribution is the rank, a fold
 is the tuple of its terms, and what a plan calls finished is ``(DIVIDED, tree)``.
@@ -29,7 +29,7 @@ def in_lockstep(programs: Sequence[Program]) -> None:
     Raises AssertionError when nobody can go on, or a message is left over.
     """
     sent: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    awaited: Counter[tuple[int, int]] = Counter()
+    receives: Counter[tuple[int, int]] = Counter()
     unmet: dict[int, list[tuple[int, int, int]]] = {}
     needs: dict[int, tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]] = {}
 
@@ -44,8 +44,8 @@ def in_lockstep(programs: Sequence[Program]) -> None:
             outgoing.append((rank, peer, len(sent[rank, peer])))
             sent[rank, peer].append(message)
         for peer in peers:
-            incoming.append((peer, rank, awaited[peer, rank]))
-            awaited[peer, rank] += 1
+            incoming.append((peer, rank, receives[peer, rank]))
+            receives[peer, rank] += 1
         if goes_on:
             unmet[rank], outgoing = outgoing, []
         needs[rank] = outgoing, incoming
@@ -56,24 +56,24 @@ def in_lockstep(programs: Sequence[Program]) -> None:
         ready = {
             rank: [sent[a, b][number] for a, b, number in incoming]
             for rank, (outgoing, incoming) in needs.items()
-            if all(number < awaited[a, b] for a, b, number in outgoing)
+            if all(number < receives[a, b] for a, b, number in outgoing)
             and all(number < len(sent[a, b]) for a, b, number in incoming)
         }
         assert ready, f"ranks {sorted(needs)} wait for ever"
         for rank, came in ready.items():
             enter_next_step(rank, came)
     for (a, b), messages in sent.items():
-        assert len(messages) == awaited[a, b], f"rank {a} sends more to {b} than that receives"
+        assert len(messages) == receives[a, b], f"rank {a} sends more to {b} than that receives"
 
 
 def chunk_trees(schedule: Schedule) -> list[dict[int, Tree]]:
     """What every rank has of every chunk at the end, by the definition of a step."""
     values = [dict.fromkeys(schedule.holds_before(r), r) for r in range(schedule.size)]
-    in_lockstep([_carry_out(schedule, rank, values[rank]) for rank in range(schedule.size)])
+    in_lockstep([_run_schedule(schedule, rank, values[rank]) for rank in range(schedule.size)])
     return values
 
 
-def _carry_out(schedule: Schedule, rank: int, values: dict[int, Tree]) -> Program:
+def _run_schedule(schedule: Schedule, rank: int, values: dict[int, Tree]) -> Program:
     for step in schedule.steps(rank):
         outgoing = [
             (send.peer, [values[chunk_of(c) if source_of(c) == rank else c] for c in send.chunks])

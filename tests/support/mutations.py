@@ -49,14 +49,14 @@ MUTATIONS = [
         "planning/slices.py",
         "in sorted(values))",
         "in sorted(values, key=lambda value: value[0] != self.rank))",
-        "Contributions are not folded in rank order.",
+        "Contributions are not reduced in rank order.",
     ),
     Mutation(
         "parts-folded-into-the-first",
         "planning/slices.py",
         "_part(self._output(chunk), low, high)",
         "_part(self._output(chunk), 0, high - low)",
-        "All segments of a long message are folded into the place of the first.",
+        "All segments of a long message are reduced into the place of the first segment.",
     ),
     Mutation(
         "finished-at-every-fold",

@@ -172,7 +172,7 @@ def persistent(comm: rr.Communicator) -> None:
 
 
 def persistent_calls_disagree(comm: rr.Communicator) -> None:
-    """The signature travels with every call."""
+    """Every call compares the signature."""
     op = comm.plan("all_reduce", np.ones(100), out=np.empty(100))
     op()
     with pytest.raises(rr.MismatchError, match="rank 1 calls barrier"):
