@@ -89,7 +89,7 @@ def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
 
 
 class _Run:
-    """One run on one rank; rank 0 does the talking."""
+    """One run on one rank; only rank 0 prints."""
 
     def __init__(self, measurement: Measurement, options: Options, command: str) -> None:
         self._measurement, self._options = measurement, options
@@ -162,7 +162,7 @@ class _Run:
             bar = "█" * (_BAR * done // of)
             print(f"\r[{bar:{_BAR}}] {done} of {of} sizes", end="", file=sys.stderr, flush=True)
 
-    # --- what comes of it ---
+    # --- results ---
 
     def _ours(self) -> list[Timing]:
         """Our timings, in place where the collective can be."""
@@ -185,7 +185,7 @@ class _Run:
         return fit(points, self._folds(), predicted, across=len(nodes) > 1)
 
     def _folds(self) -> list[Point]:
-        """How long one rank takes to add two arrays: the slowest rank's median."""
+        """Return (bytes, seconds) of adding two arrays in a rank: the slowest rank's median."""
         options = self._options
         fold = CpuDevice().fold(options.op, options.dtype)
         sizes = np.geomspace(options.min_bytes, options.max_bytes, _FOLDS)

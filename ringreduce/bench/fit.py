@@ -22,7 +22,7 @@ Price = Callable[[int, Profile], float]
 
 _STEPS = 30
 _STEP = 1e-4
-"""Relative to a parameter: how far it is moved to see what it costs."""
+"""Relative change of a parameter to measure its cost."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Inputs:
 
 
 _VALUES = {"sum": (0, 1, 2, 3, 1), "mean": (0, 1, 2, 0, 1), "prod": (1, 1, 2, 1, 1)}
-"""Small enough for bfloat16 to hold the sum of 85 ranks; bools take what is not 0 for true."""
+"""Small enough for bfloat16 to hold the sum of 85 ranks; for bools, any value but 0 is true."""
 
 
 def _repeat(values: np.ndarray, array: np.ndarray) -> None:

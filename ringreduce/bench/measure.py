@@ -140,5 +140,5 @@ class Measurement:
         begin = time.perf_counter()
         contender.call()
         end = time.perf_counter()
-        self.world.Barrier()  # who shares this core has left, too, before what comes next takes it
+        self.world.Barrier()  # ranks that share this core have left the call before it is used again
         return begin, end

@@ -1,4 +1,4 @@
-"""Is anybody looking?  Under mpiexec a rank writes into a pipe, whatever that leads to."""
+"""Find out whether a terminal shows the output: under mpiexec a rank writes into a pipe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TERMINALS = ("/dev/pts/", "/dev/tty")
 
 
 def leads_to_a_terminal(stream: TextIO) -> bool:
-    """Whether what this process writes there is shown on a terminal.
+    """Whether a terminal shows what this process writes to `stream`.
 
-    That is, if the stream is one; or if that of the same number is, of the mpiexec on this host
-    that started this process and passes on what it writes.
+    Either the stream is a terminal, or the stream with the same number of the mpiexec on this host
+    is, which started this process and passes its output on.
     """
     if stream.isatty():
         return True

@@ -309,7 +309,7 @@ class Collectives:
         return self._make(Calls.all_to_all, array, (algorithm,), out, timeout_s, async_op)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every rank has called `barrier`.  Errors: those of `all_reduce`."""
+        """Wait until every rank has called `barrier`.  Errors: as for `all_reduce`."""
         with self._queue.lock:
             self._meet("barrier", (), timeout_s)
             self._engine.admit_barrier(self._calls.meeting("barrier", ()))

@@ -111,7 +111,7 @@ def _field(builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 def _compiles(function: Callable[..., Any], signature: Any) -> Callable[[Generate], Generate]:
-    """Tell Numba that compiled code runs, for a call of `function`, what a generator emits."""
+    """Let Numba compile a call of `function` to the instructions that a generator emits."""
 
     def decorate(generate: Generate) -> Generate:
         def typer(*_: Any) -> Any:

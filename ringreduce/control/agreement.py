@@ -44,7 +44,7 @@ _GAP_COUNTS_S = 0.1
 _ROLL_CALL_S = 0.25
 """Seconds in which a rank has to answer an alarm before it counts as silent."""
 _VERDICT_S = 0.1
-"""Seconds to wait for the lowest rank's verdict before building one of one's own."""
+"""Seconds to wait for the lowest rank's verdict before this rank builds its own."""
 _CROSSING_S = 0.05
 """Seconds that a verdict may take to arrive: if two cross, all ranks use the lower rank's."""
 _LONGEST_REASON = 1000
@@ -286,7 +286,7 @@ class Agreement:
     def _first_remembered(self) -> int:
         return self.number - len(self.calls) + 1
 
-    # --- when a call breaks off, or the communicator ends ---
+    # --- after an error, and at the end of the communicator ---
 
     def part(self) -> None:
         """Wait until all ranks have completed the last call and received all control messages.

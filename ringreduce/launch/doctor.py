@@ -139,7 +139,7 @@ def shared_memory() -> Iterable[Finding]:
 
 
 def _read_sibling() -> str:
-    """Try process_vm_readv between two probes.  Returns what is wrong; empty if it works."""
+    """Try process_vm_readv between two probes.  Returns the problem; empty if the read works."""
     holder = subprocess.Popen(
         _probe("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

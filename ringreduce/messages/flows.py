@@ -166,6 +166,6 @@ class FlowCache:
             flow.runs = 0
 
     def forget_counts(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts of messages to 0."""
         self.sent.clear()
         self.received.clear()

@@ -59,7 +59,7 @@ class _Code:
         self._lines.append(line.format(*names))
 
     def compiled(self) -> Callable[[bytes], None]:
-        """The function.  The objects are those of an enclosing one: no name is looked up twice."""
+        """Return the function; its objects are variables of an enclosing function, found fast."""
         body = "\n  ".join(self._lines)
         source = f"def bind({', '.join(self._names)}):\n def run(header):\n  {body}\n return run\n"
         made: dict[str, Any] = {}

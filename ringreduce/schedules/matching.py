@@ -99,7 +99,7 @@ def progress(ranks: Sequence[Sequence[Step]], posted: Posted) -> Iterator[Place]
 
 
 def _deadlock(entered: Sequence[int], posted: Posted) -> str:
-    """Follow the waiting ranks, from any that cannot go on, until a rank repeats."""
+    """Follow the waiting ranks, from a rank that cannot continue, until a rank repeats."""
     waits: dict[int, tuple[int, str]] = {}
     for rank, step in enumerate(entered):
         for message in posted.get(Place(rank, step), ()):

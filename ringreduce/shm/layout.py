@@ -65,7 +65,7 @@ RING_OFFSET = 2 * SLOT_BYTES
 RING_BYTES = 3 * MAX_STAGED_BYTES
 """Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
 RING_TURN_BYTES = 512 << 10
-"""The ring goes back to its beginning after so many bytes, if the latest data are not there.
+"""Bytes after which the ring goes back to its beginning, if the latest data are not there.
 
 Data that a peer has read are in the cache of the peer's core, and the writer has to fetch each line
 from there.  By the time that a ring half as long as that cache has come round, most lines have
@@ -73,7 +73,7 @@ moved to the cache that the cores share.  A longer ring would leave the shared c
 (``bench_results/shared_writes.jsonl``).
 """
 RING_TURN_ROUNDS = 32
-"""The ring also goes back after so many rounds of the current size: small data stay in cache."""
+"""Rounds of the current size after which the ring also goes back: small data stay in cache."""
 SEGMENT_BYTES = RING_OFFSET + RING_BYTES
 """Bytes of slots and ring; memory for registered arrays follows them in a segment."""
 
@@ -375,7 +375,7 @@ class Destinations(Record):
 
     # Number of peers whose OUTPUT is written directly, if it is shared.
     direct_count: Word
-    # Array of as many `DirectWrite`.
+    # Array of `direct_count` records `DirectWrite`.
     direct: Address
     # Number of ranks that read the result; the slot is written if fewer were written directly.
     readers: Word
@@ -405,7 +405,7 @@ class Reduce(Record):
     nbytes: Word
     # Number of sources, 2 or more.
     source_count: Word
-    # Array of as many `Operand`.
+    # Array of `source_count` records `Operand`.
     sources: Address
     # Address of the `Destinations`.
     destinations: Address
