@@ -140,5 +140,5 @@ class Measurement:
         begin = time.perf_counter()
         contender.call()
         end = time.perf_counter()
-        self.world.Barrier()  # ranks that share this core have left the call before it is used again
+        self.world.Barrier()  # ranks on the same core have left the call, too
         return begin, end
