@@ -54,16 +54,16 @@ class Executable(Protocol):
     """Whether the latest `test` got any further."""
 
     def run(self, header: bytes, source: Any, target: Any) -> None:
-        """Run the plan from `source` into `target` to its end.
+        """Run the plan to its end.  Arguments: those of `start`."""
+
+    def start(self, header: bytes, source: Any, target: Any) -> None:
+        """Begin to run the plan from `source` into `target`, without waiting for any rank.
 
         Args:
             header: this call's header; a message with another header is a mismatch.
             source, target: arrays of the plan's input and output shapes, with any strides.
                 `target` may be `source` itself.
         """
-
-    def start(self, header: bytes, source: Any, target: Any) -> None:
-        """Begin the same without waiting for any rank."""
 
     def test(self) -> bool:
         """Go on as far as possible without waiting; return whether the run is complete."""
