@@ -35,25 +35,25 @@ class PersistentCall:
         self._engine, self._queue = engine, engine.queue
         self._call, self._result = call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
-        self.is_bound = False
-        """Whether the executable is bound to these arrays."""
+        self._is_one_plan = not call.converts and call.stream is None
         if not call.converts:
             engine.free_discarded()
             with nullcontext() if call.stream is None else call.stream.selected():
-                self.is_bound = engine.executable(call).bind(source, target)
+                engine.executable(call).bind(source, target)
 
     def __del__(self) -> None:
         self._engine.discard(self._call)
 
     def __call__(self) -> Any:
         """Make one call, and return the result: the same array each time."""
-        call, queue = self._call, self._queue
-        with queue.lock:
-            self._engine.check_usable()
-            if call.converts or call.stream is not None or queue.works:
-                self._engine.run(call, self._body, self._timeout_s, stream=call.stream)
+        call, engine = self._call, self._engine
+        with self._queue.lock:
+            if engine.ended is not None or engine.running:
+                engine.check_usable()
+            if self._is_one_plan and not self._queue.works:
+                engine.run_now(call, self._source, self._target, self._timeout_s)
             else:
-                self._engine.run_now(call, self._source, self._target, self._timeout_s)
+                engine.run(call, self._body, self._timeout_s, stream=call.stream)
         return self._result
 
     def on_fast_path(self) -> Again:

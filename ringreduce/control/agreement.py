@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ringreduce.control.diagnostics import describe_mismatch, describe_timeout
-from ringreduce.control.signature import Signature, number_of
+from ringreduce.control.signature import NUMBER_BYTES, Signature, number_of
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.transports.base import Transport
@@ -152,7 +152,7 @@ class Agreement:
         self.deadline_s = timeout_s or self.timeout_s
         if self.warned:
             self.check_warnings(signature)
-        return signature.header(number)
+        return signature.digest + number.to_bytes(NUMBER_BYTES, "little")
 
     def check_warnings(self, signature: Signature) -> None:
         """Raise Aborted if peers have sent a reason why the call just begun cannot complete."""

@@ -54,16 +54,16 @@ class Executable(Protocol):
     """Whether the latest `test` made progress."""
 
     def run(self, header: bytes, source: Any, target: Any) -> None:
-        """Run the plan from `source` into `target` to its end.
+        """Run the plan to its end.  Arguments: as for `start`."""
+
+    def start(self, header: bytes, source: Any, target: Any) -> None:
+        """Begin to run the plan from `source` into `target`, without waiting for any rank.
 
         Args:
             header: this call's header; a message with another header is a mismatch.
             source, target: arrays of the plan's input and output shapes, with any strides.
                 `target` may be `source` itself.
         """
-
-    def start(self, header: bytes, source: Any, target: Any) -> None:
-        """Begin a run, without waiting for any rank; arguments as for `run`."""
 
     def test(self) -> bool:
         """Continue as far as possible without waiting; return whether the run is complete."""

@@ -8,8 +8,10 @@ from hashlib import blake2b
 
 DIGEST_BYTES = 16
 """Bytes of a signature's digest."""
-HEADER_BYTES = 24
-"""Bytes of a header: the digest, then the call number in 8 bytes, least significant first."""
+NUMBER_BYTES = 8
+"""Bytes of a call number, the least significant first."""
+HEADER_BYTES = DIGEST_BYTES + NUMBER_BYTES
+"""Bytes of a header: the digest, then the call number."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,6 @@ class Signature:
         object.__setattr__(
             self, "digest", blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
         )
-
-    def header(self, number: int) -> bytes:
-        """Return the header of call `number`, if that call has this signature."""
-        return self.digest + number.to_bytes(HEADER_BYTES - DIGEST_BYTES, "little")
 
 
 def number_of(header: bytes) -> int:

@@ -9,7 +9,6 @@ before it has finished with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ringreduce.control.executable import Control
@@ -37,8 +36,6 @@ class Executable:
         """The one flow of a plan that is small or bound to its arrays."""
         self._own: tuple[Any, Any] | None = None
         """A small plan's own memory, in the shapes of input and output."""
-        self._unrolled: Callable[[bytes], None] | None = None
-        """Runs the one flow to its end, if the flow is short enough to be unrolled."""
         self._flows: list[Flow] = []
         """The flows of this run that are bound so far."""
         self._begun = self._count = 0
@@ -56,16 +53,15 @@ class Executable:
     # --- running ---
 
     def run(self, header: bytes, source: Any, target: Any) -> None:
-        if (self._only is None and not self._stage()) or self._unrolled is None:
+        if self._only is None and self._stage() and self._only_is_short:
+            self.run(header, source, target)  # unrolled by now
+        else:
             self.start(header, source, target)
             self._control.wait_for(self)
-        elif self._own is None:
-            self._unrolled(header)
-        else:
-            own_source, own_target = self._own
-            own_source[...] = source
-            self._unrolled(header)
-            target[...] = own_target
+
+    @property
+    def _only_is_short(self) -> bool:
+        return self._only is not None and self._only.size <= _MOST_UNROLLED
 
     def start(self, header: bytes, source: Any, target: Any) -> None:
         self._header, self._source, self._target = header, source, target
@@ -196,8 +192,9 @@ class Executable:
     def _keep_only(self, memory: tuple[Any, Any, Any]) -> None:
         """Bind the one flow of the plan to this INPUT, OUTPUT and SCRATCH."""
         flow = self._only = self._cache.bind(self.task, memory, index=0)
-        if flow.size <= _MOST_UNROLLED:
-            self._unrolled = unrolled(flow, self._under_way, self._control)
+        if self._only_is_short:
+            # In place of the method, without a frame of Python around it.
+            self.__dict__["run"] = unrolled(flow, self._under_way, self._control, self._own)
 
     # --- the run under way ---
 
@@ -254,5 +251,6 @@ class Executable:
     def free(self) -> None:
         if self._only is not None:
             self._cache.free(self._only)
-            self._only = self._own = self._unrolled = None
+            self._only = self._own = None
+            self.__dict__.pop("run", None)
         self._cache.free_task(self.task)

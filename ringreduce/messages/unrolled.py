@@ -11,11 +11,18 @@ from typing import Any
 from ringreduce.control.executable import Control
 from ringreduce.messages.binding import Flow
 
+Run = Callable[[bytes, Any, Any], None]
+"""``run(header, source, target)``: `Executable.run` of `ringreduce.control.executable`."""
 
-def unrolled(flow: Flow, under_way: list[Flow], control: Control) -> Callable[[bytes], None]:
-    """Return ``run(header)``, which runs `flow` alone to its end, one message after another.
 
-    The flow is in `under_way` while it runs.
+def unrolled(
+    flow: Flow, under_way: list[Flow], control: Control, own: tuple[Any, Any] | None = None
+) -> Run:
+    """Return a function that runs `flow` alone to its end, one message after another.
+
+    The flow is in `under_way` while it runs.  `own` are the input and output that the flow is bound
+    to, if the function copies the caller's arrays to and from them.  None: the flow is bound to the
+    caller's arrays.
     """
     code = _Code(
         flow=flow,
@@ -24,8 +31,10 @@ def unrolled(flow: Flow, under_way: list[Flow], control: Control) -> Callable[[b
         report_mismatch=control.report_mismatch,
         log=control.log,
     )
-    for own in flow.own_signatures:
-        code.write("{}[:] = header", own)
+    if own is not None:
+        code.write("{}[...] = source", own[0])
+    for signature in flow.own_signatures:
+        code.write("{}[:] = header", signature)
     code.write("flow.at = 0")
     code.write("under_way.append(flow)")
     for number, step in enumerate(flow.steps, 1):
@@ -42,6 +51,8 @@ def unrolled(flow: Flow, under_way: list[Flow], control: Control) -> Callable[[b
         code.write(f"flow.at = {number}")
     code.write("flow.runs += 1")
     code.write("under_way.clear()")
+    if own is not None:
+        code.write("target[...] = {}", own[1])
     return code.compiled()
 
 
@@ -58,11 +69,14 @@ class _Code:
         self._names |= dict(zip(names, objects, strict=True))
         self._lines.append(line.format(*names))
 
-    def compiled(self) -> Callable[[bytes], None]:
+    def compiled(self) -> Run:
         """Return the function; its objects are variables of an enclosing function, found fast."""
         body = "\n  ".join(self._lines)
-        source = f"def bind({', '.join(self._names)}):\n def run(header):\n  {body}\n return run\n"
+        parameters = ", ".join(self._names)
+        source = (
+            f"def bind({parameters}):\n def run(header, source, target):\n  {body}\n return run\n"
+        )
         made: dict[str, Any] = {}
         exec(compile(source, "<an unrolled flow>", "exec"), made)
-        run: Callable[[bytes], None] = made["bind"](**self._names)
+        run: Run = made["bind"](**self._names)
         return run

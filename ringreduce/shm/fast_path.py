@@ -103,6 +103,17 @@ class CompiledCall:
     """Keeps alive the objects whose addresses are in a `CachedCall`."""
 
 
+class _Function(NamedTuple):
+    """A compiled function, and the records that it reads."""
+
+    function: Function
+    entry: EntryPoint
+    cached: CachedCall
+    """The call of a function without arguments."""
+    memory: np.ndarray
+    """The memory of both records, which the function keeps alive too."""
+
+
 class Key(NamedTuple):
     """The arguments by which compiled code finds a call.
 
@@ -202,7 +213,7 @@ class FastPath:
         """The address of the slot of each admitted call."""
         self._calls: dict[int, tuple[Key, CompiledCall]] = {}
         """The call in each slot, by the slot's address, in the order of admission."""
-        self._barrier: tuple[EntryPoint, CachedCall] | None = None
+        self._barrier: _Function | None = None
         self._barrier_call: CompiledCall | None = None
         self._clear()
 
@@ -279,7 +290,7 @@ class FastPath:
 
     def _clear(self) -> None:
         if self._barrier is not None:
-            self._barrier[0].own_call = 0
+            self._barrier.entry.own_call = 0
         self._barrier_call = None
         self._slots[...] = 0
         self._slots[:, offset_of(CachedCall, "hash") // WORD] = EMPTY
@@ -297,34 +308,33 @@ class FastPath:
     def entry(self, collective: str, general: Function) -> Function:
         """Return a compiled function for a collective; it calls `general` on the general path."""
         if collective == BARRIER:
-            function, entry, cached = self._function(collective, general)
-            self._barrier = entry, cached
-            return function
+            self._barrier = self._function(collective, general)
+            return self._barrier.function
         number, positional, takes_counts = _COLLECTIVES[collective]
-        function, entry, _ = self._function(collective, general)
+        made = self._function(collective, general)
+        entry = made.entry
         entry.collective, entry.takes_counts = number, int(takes_counts)
         entry.least, entry.most = 1, 1 + len(positional)
         places = {name: 1 + place for place, name in enumerate(positional)}
         entry.root_at, entry.op_at = places.get("root", -1), places.get("op", -1)
-        return function
+        return made.function
 
     def planned(self, call: CompiledCall, result: Any, general: Function) -> Function:
         """Return a compiled function that makes `call` on the arrays it is bound to."""
         call.named = (result, call.engine_call.signature)
-        function, entry, cached = self._function("planned", general, call)
-        _fill_own(entry, cached, call, result)
-        return function
+        made = self._function("planned", general, call)
+        _fill_own(made, call, result)
+        return made.function
 
-    def _function(
-        self, name: str, general: Function, *kept: Any
-    ) -> tuple[Function, EntryPoint, CachedCall]:
+    def _function(self, name: str, general: Function, *kept: Any) -> _Function:
         memory = np.zeros((size_of(EntryPoint) + CALL_BYTES) // WORD, np.int64)
         entry = EntryPoint(_address(memory))
         entry.path, entry.general = _address(self._memory), id(general)
         me = (memory, self._memory, general, *kept)
         function = functions.python_function("call", me, _documentation(name, general), name)
         assert function is not None
-        return function, entry, CachedCall(_address(memory) + size_of(EntryPoint))
+        cached = CachedCall(_address(memory) + size_of(EntryPoint))
+        return _Function(function, entry, cached, memory)
 
     # --- admitted calls ---
 
@@ -338,7 +348,7 @@ class FastPath:
         if self._barrier is not None:
             call.named = (call.engine_call.signature,)
             self._barrier_call = call
-            _fill_own(*self._barrier, call, None)
+            _fill_own(self._barrier, call, None)
 
     @property
     def has_barrier(self) -> bool:
@@ -394,12 +404,13 @@ class FastPath:
         return place
 
 
-def _fill_own(entry: EntryPoint, cached: CachedCall, call: CompiledCall, result: Any) -> None:
+def _fill_own(made: _Function, call: CompiledCall, result: Any) -> None:
     """Set the only call of a function without arguments, which returns `result`."""
+    cached = made.cached
     cached.signature, cached.call = id(call.engine_call.signature), id(call)
     cached.output = cached.result = id(result)
     _fill_programs(cached, call)
-    entry.own_call = address_of(cached)
+    made.entry.own_call = address_of(cached)
 
 
 def _fill_programs(cached: CachedCall, call: CompiledCall) -> None:

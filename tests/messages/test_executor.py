@@ -162,7 +162,7 @@ def test_nothing_of_a_flow_gets_into_its_code():
         BoundStep(it, packs=[it], starts=[it, it], tests=[it], signatures=[(it, it)], acts=[it])
     ]
     flow, under_way = Flow(it, it, steps, own_signatures=[it]), []
-    unrolled(flow, under_way, Control(it, it, it, log=it))(b"header")
-    # Its own signature; then pack, two starts, the log, a test and an act.
-    assert events == ["signed", *["called"] * 6]
+    unrolled(flow, under_way, Control(it, it, it, log=it), own=(it, it))(b"header", it, it)
+    # The copy in, its own signature; then pack, two starts, the log, a test and an act.
+    assert events == ["signed", "signed", *["called"] * 6, "signed"]
     assert (flow.at, flow.runs, under_way) == (1, 1, [])

@@ -845,3 +845,20 @@ def test_the_entry_runs_uncompiled_too():
         assert made == ["all_reduce"]
 
     spawn(program)
+
+
+def test_the_records_of_a_barrier_outlive_its_function():
+    """`close` drops the functions first, and then clears the record of the barrier."""
+
+    def program(comm):
+        for _ in range(3):
+            comm.barrier()
+        path = comm._engine.fast_path
+        memory = weakref.ref(path._barrier.function.__self__[0])
+        made = comm.__dict__.pop("barrier")
+        path._barrier = path._barrier._replace(function=None)
+        del made
+        gc.collect()
+        return memory() is not None
+
+    assert spawn(program) == [True, True]
