@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "devices": {"compiler"},
     "control": {"schedules", "transports"},
     "messages": {"control", "devices", "planning", "transports"},
-    "shm": {"compiler", "control", "devices", "planning", "schedules", "transports"},
+    "shm": {"compiler", "control", "devices", "planning", "transports"},
     "calls": {*BELOW_CALLS, *SYMBOLIC},
     "bootstrap": {"calls", "devices", "launch", "process_exit", "shm", "transports"},
     "process_exit": {"calls", "launch"},

@@ -126,6 +126,14 @@ def test_links_lead_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def test_the_files_that_the_map_names_exist():
+    page = (ROOT / "docs/developing.md").read_text()
+    names = set(re.findall(r"`([\w/]+/\w+\.py)`", page))
+    assert len(names) > 40
+    missing = {n for n in names if not any((ROOT / top / n).exists() for top in ("", "ringreduce"))}
+    assert missing == set()
+
+
 def test_the_map_of_packages_is_the_one_that_imports_are_held_to():
     page = (ROOT / "docs/developing.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \|([^|]*)\|$", page, re.M))
