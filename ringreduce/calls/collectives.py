@@ -473,10 +473,10 @@ class Collectives:
 
     def _forget(self) -> None:
         """Drop everything that is kept for later calls: the communicator is closed."""
-        for name in COLLECTIVES:
-            self.__dict__.pop(name, None)
         if self._engine.fast_path is not None:
             self._engine.fast_path.forget()
+        for name in COLLECTIVES:
+            self.__dict__.pop(name, None)
 
     def _meet(
         self,

@@ -133,15 +133,16 @@ class Engine:
     def run_now(self, call: Call, source: Any, target: Any, timeout_s: float | None) -> None:
         """Run a call of one plan to its end.  No other call is queued."""
         if self._discarded:
-            self.free_discarded()
+            self._free_discarded()
         agreement = self._agreement
         try:
             header = agreement.begin(call.signature, timeout_s)
             executable = call.executable or self.executable(call)
             self.running.append(executable)
             executable.run(header, source, target)
-            self.running.clear()
+            # Counted while it runs: a signal handler between the two lines can make no call.
             agreement.completed += 1
+            self.running.clear()
         except BaseException as error:
             raise self._settle_error(error, call.schedule) from None
 
@@ -153,20 +154,20 @@ class Engine:
         path, agreement = self.fast_path, self._agreement
         assert path is not None
         try:
+            # First of all: whatever is raised from here on, peers may still use the arrays.
+            call.executables[first].adopt((x, out, call))
             path.take_over()
             with self.queue.lock:
                 header = agreement.begin(call.engine_call.signature, call.timeout_s)
                 for index, executable in enumerate(call.executables[first:], first):
-                    if index == first:
-                        executable.adopt((x, out, call))
-                    else:
+                    if index > first:
                         assert call.table is not None
                         batch = call.table.batch(index)
                         self.running[:] = [executable]
                         executable.start_at(header, batch.source, batch.target, (x, out, call))
                     self.wait_for(executable)
-                self.running.clear()
                 agreement.completed += 1
+                self.running.clear()
         except BaseException as error:
             raise self._settle_error(error, call.engine_call.schedule) from None
 
@@ -200,6 +201,7 @@ class Engine:
 
     def _program(self, call: Call | Fused, body: Body, timeout_s: float | None) -> Program:
         self.check_usable()
+        self._free_discarded()
         try:
             header = self._agreement.begin(call.signature, timeout_s)
             result = yield from body(header)
@@ -251,12 +253,21 @@ class Engine:
 
     def discard(self, call: Call) -> None:
         """Have the executable of a call freed soon.  Any thread may call this at any time."""
-        self._discarded.append(call)
+        if self.ended is None:
+            self._discarded.append(call)
+        else:
+            call.executable = None
 
     def free_discarded(self) -> None:
         """Free the executables of discarded calls; do nothing if a call is under way or queued."""
-        if self.running or self.queue.works:
-            return
+        if not self.running and not self.queue.works:
+            self._free_discarded()
+
+    def _free_discarded(self) -> None:
+        """Free the executables of discarded calls, at the beginning of a call.
+
+        A discarded call that is queued makes its executable anew in its turn.
+        """
         while self._discarded:
             call = self._discarded.popleft()
             if call.executable is not None:
@@ -432,6 +443,7 @@ class Engine:
                     self._agreement.part()
                 except BaseException as error:
                     raise self._settle_error(error, call.schedule) from None
+                self._free_discarded()
                 self._flows.close()
                 self._transport.close()
                 self.ended = ValueError("the communicator is closed")

@@ -77,11 +77,11 @@ def _describe_difference(number: int, made: Mapping[int, CallText], ends: Mappin
 def _describe_arguments(number: int, made: Mapping[int, CallText]) -> str:
     name = made[min(made)][0]
     arguments = {rank: dict(map(tuple, call[1])) for rank, call in made.items()}
-    names = [key for key, _ in made[min(made)][1]]
+    names = dict.fromkeys(name for args in arguments.values() for name in args)
     differing = [n for n in names if len({args.get(n) for args in arguments.values()}) > 1]
     passed = _by_rank(
         {
-            rank: ", ".join(_say(n, args.get(n, "")) for n in differing)
+            rank: ", ".join(_say(n, args.get(n)) for n in differing)
             for rank, args in arguments.items()
         },
         "passes",
@@ -91,10 +91,16 @@ def _describe_arguments(number: int, made: Mapping[int, CallText]) -> str:
     return f"{name}: {passed}; every rank must pass the same {wanted} (call {number})"
 
 
-_WANTED = {"array": "dtype and shape"}
+_WANTED = {"array": "dtype and shape", "memory": "kind of memory"}
+"""What every rank must pass alike, where the name of the argument does not say it."""
 
 
-def _say(name: str, value: str) -> str:
+def _say(name: str, value: str | None) -> str:
+    """Return an argument as the user passed it; None: the rank did not pass it."""
+    if name == "memory":
+        return f"memory of a {value}" if value else "memory of the host"
+    if value is None:
+        return f"no {name}"
     return value if name == "array" else f"{name}={value}"
 
 

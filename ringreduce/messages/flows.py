@@ -161,7 +161,7 @@ class FlowCache:
 
     def count_all(self) -> None:
         """Count the messages of all complete runs of all flows."""
-        for flow in self._flows:
+        for flow in list(self._flows):  # another thread may plan a call meanwhile
             self.count(flow, len(flow.steps), flow.runs)
             flow.runs = 0
 

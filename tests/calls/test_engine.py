@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -129,3 +132,87 @@ def test_if_one_slice_goes_through_shared_memory_all_do(case, ranks, count, slic
         assert len(set(found)) == 1
         answers.append(found[0])
     assert len(set(answers)) == 1
+
+
+def test_calls_that_only_take_turns_free_what_is_discarded():
+    """Asynchronous calls and lists never pass through the way of a synchronous call."""
+
+    def program(comm):
+        for _ in range(3):
+            for n in range(1, 12):
+                comm.all_reduce(np.ones(n), async_op=True).wait()
+                comm.all_reduce([np.ones(n), np.ones(1)])
+        return len(comm._engine._discarded), len(comm._engine._flows._flows)
+
+    for discarded, flows in rr.spawn(program, 2, config=rr.Config(kept_plans=4), timeout_s=20):
+        assert discarded <= 4
+        assert flows <= 12
+
+
+@pytest.mark.parametrize("config", [rr.Config(), SHARED], ids=["messages", "shared memory"])
+def test_the_arrays_of_a_planned_call_go_with_it_after_close(config):
+    def program(comm):
+        x = np.ones(64)
+        op = comm.plan("all_reduce", x, out=np.empty(64))
+        op()
+        comm.close()
+        array = weakref.ref(x)
+        gc.collect()
+        gc.disable()
+        try:
+            del op, x
+            return array() is None
+        finally:
+            gc.enable()
+
+    assert rr.spawn(program, 1, config=config, timeout_s=20) == [True]
+
+
+def test_arrays_are_held_when_a_signal_handler_raises_before_a_waiting_call_has_begun():
+    """Rank 1 is late, so rank 0 waits; the handler raises where the engine numbers the call."""
+
+    def program(comm):
+        x = np.ones(8)
+        for _ in range(3):
+            comm.all_reduce(x)
+        if comm.rank == 1:
+            time.sleep(0.5)
+            with pytest.raises(rr.PeerLostError):
+                for _ in range(2):  # the first may complete: rank 0 has posted its data
+                    comm.all_reduce(x)
+            return True
+
+        def begin(*given):
+            raise KeyboardInterrupt
+
+        comm._engine._agreement.begin = begin
+        with pytest.raises(KeyboardInterrupt):
+            comm.all_reduce(x)
+        (executable,) = comm._engine.running
+        return any(each is x for each in executable.held)
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True, True]
+
+
+def test_a_call_is_counted_before_another_may_begin(monkeypatch):
+    """A signal handler may run as soon as the list of running executables is empty."""
+
+    class Watched(list):
+        def clear(self):
+            seen.append(engine._agreement.completed)
+            super().clear()
+
+    seen = []
+    engine = None
+
+    def program(comm):
+        nonlocal engine
+        engine = comm._engine
+        comm.barrier()
+        engine.running = Watched(engine.running)
+        before = engine._agreement.completed
+        comm.all_reduce(np.ones(3))
+        return before
+
+    (before,) = rr.spawn(program, 1, timeout_s=20)
+    assert seen[0] == before + 1

@@ -164,6 +164,21 @@ def test_a_root_that_is_further_ahead_than_it_remembers():
     )
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_argument_that_one_rank_alone_passes_is_named(first):
+    def program(comm):
+        wire = "float16" if comm.rank == first else None
+        with pytest.raises(rr.MismatchError) as caught:
+            comm.all_reduce(np.ones(3, np.float32), wire=wire)
+        return str(caught.value)
+
+    texts = rr.spawn(program, 2, timeout_s=20)
+    passed = {first: "wire='float16'", 1 - first: "no wire"}
+    for text in texts:
+        assert all(f"rank {rank} passes {what}" in text for rank, what in passed.items())
+        assert "every rank must pass the same wire" in text
+
+
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_many_disagreements_in_a_row_on_threads(ranks):
     agreed(on_threads(disagree_often, ranks, "50"))
