@@ -68,8 +68,8 @@ class Executable(Protocol):
     def test(self) -> bool:
         """Continue as far as possible without waiting; return whether the run is complete."""
 
-    def bind(self, source: Any, target: Any) -> bool:
-        """Bind the plan to these arrays, if that saves work; return whether it is bound."""
+    def bind(self, source: Any, target: Any) -> None:
+        """Bind the plan to these arrays, if that saves work: every later run uses them."""
 
     def where(self) -> tuple[int, list[int]]:
         """Return the step of the schedule that the run is at, and the peers that it waits for."""

@@ -123,3 +123,17 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Wait until all queued work is done."""
+
+
+def flat_pair(device: Device, source: Any, target: Any) -> tuple[Any, Any]:
+    """Return `source` and `target` as flat contiguous arrays: one array if they are the same.
+
+    An array that is not contiguous is copied.
+    """
+    flat_target = device.flat(target)
+    return (flat_target if source is target else device.flat(source)), flat_target
+
+
+def shares_memory(device: Device, flat: Any, array: Any) -> bool:
+    """Return whether `flat`, made of `array`, is no copy of it."""
+    return flat.size == 0 or device.overlap(flat, array)

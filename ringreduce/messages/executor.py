@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringreduce.control.executable import Control
+from ringreduce.devices.base import flat_pair, shares_memory
 from ringreduce.messages.binding import BoundStep, Flow
 from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.messages.unrolled import unrolled
@@ -43,10 +44,11 @@ class Executable:
         self._under_way: list[Flow] = []
         self._header = b""
         self._source: Any = None
-        """The arrays of this run, and the same arrays flat and contiguous: kept alive while peers
-        may send to them."""
+        """Input of this run, kept alive while peers may receive it."""
         self._target: Any = None
+        """Output of this run, kept alive while peers may send to it."""
         self._flat: tuple[Any, Any] = (None, None)
+        """Input and output, flat and contiguous."""
         self._withdrawn: dict[int, bool] = {}
         """By the id of a withdrawn receive's request: whether it received no message."""
 
@@ -71,11 +73,8 @@ class Executable:
             if self._own is not None:
                 self._own[0][...] = source
         else:
-            device = self.task.device
-            flat_target = device.flat(target)
-            flat_source = flat_target if source is target else device.flat(source)
-            self._flat = flat_source, flat_target
-            self._flows = self._cache.by_address(self.task, flat_source, flat_target)
+            self._flat = flat_pair(self.task.device, source, target)
+            self._flows = self._cache.by_address(self.task, *self._flat)
             self._count = self.task.plan.slices
         self._begun = 0
         self._begin()
@@ -102,7 +101,7 @@ class Executable:
         target, (_, flat) = self._target, self._flat
         if self._own is not None:
             target[...] = self._own[1]
-        elif flat is not None and not self.task.device.overlap(flat, target):
+        elif flat is not None and not shares_memory(self.task.device, flat, target):
             target[...] = flat.reshape(target.shape)
         self._source = self._target = None
         self._flat = (None, None)
@@ -161,18 +160,14 @@ class Executable:
 
     # --- the one flow of a small or bound plan ---
 
-    def bind(self, source: Any, target: Any) -> bool:
+    def bind(self, source: Any, target: Any) -> None:
         task = self.task
         device = task.device
-        flat = [device.flat(array) for array in (source, target)]
+        flat = flat_pair(device, source, target)
         pairs = zip(flat, (source, target), strict=True)
-        direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
-        if task.plan.slices != 1 or not direct:
-            return False
-        scratch = device.scratch(task.plan.slice(0).scratch * task.dtype.itemsize)
-        output = flat[0] if target is source else flat[1]
-        self._keep_only((flat[0], output, scratch.view(task.dtype)))
-        return True
+        if task.plan.slices == 1 and all(shares_memory(device, *pair) for pair in pairs):
+            scratch = device.scratch(task.plan.slice(0).scratch * task.dtype.itemsize)
+            self._keep_only((flat[0], flat[1], scratch.view(task.dtype)))
 
     def _stage(self) -> bool:
         """Give a small plan memory of its own, and bind its flow to that."""

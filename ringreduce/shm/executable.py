@@ -6,7 +6,7 @@ from typing import Any
 
 from ringreduce.control.executable import Control
 from ringreduce.control.signature import DIGEST_BYTES
-from ringreduce.devices.base import Device
+from ringreduce.devices.base import Device, flat_pair, shares_memory
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.shm_instructions import Instructions
 from ringreduce.shm.program import SharedMemory, SliceProgram
@@ -82,11 +82,10 @@ class Executable:
             self.start_at(header, 0, 0, (source, target))
             return
         device = self._device
-        flat_target = device.flat(target)
-        flat_source = flat_target if source is target else device.flat(source)
+        flat_source, flat_target = flat_pair(device, source, target)
         addresses = device.address(flat_source), device.address(flat_target)
         self.start_at(header, *addresses, (source, target, flat_source, flat_target))
-        if not device.overlap(flat_target, target):
+        if not shares_memory(device, flat_target, target):
             self._copy_out = flat_target, target
 
     def start_at(self, header: bytes, source: int, target: int, held: tuple[Any, ...]) -> None:
@@ -152,16 +151,13 @@ class Executable:
             self._programs.append(made)
         return self._programs[index]
 
-    def bind(self, source: Any, target: Any) -> bool:
+    def bind(self, source: Any, target: Any) -> None:
         device = self._device
-        flat = device.flat(source), device.flat(target)
+        flat = flat_pair(device, source, target)
         pairs = zip(flat, (source, target), strict=True)
-        direct = all(one.size == 0 or device.overlap(one, other) for one, other in pairs)
-        if self._plan.slices != 1 or not direct:
-            return False
-        self._bound = flat[0], flat[0] if target is source else flat[1]
-        self._program(0).bind(*map(device.address, self._bound))
-        return True
+        if self._plan.slices == 1 and all(shares_memory(device, *pair) for pair in pairs):
+            self._bound = flat
+            self._program(0).bind(*map(device.address, flat))
 
     # --- the run under way ---
 

@@ -167,8 +167,8 @@ MUTATIONS = [
     Mutation(
         "out-not-written-back",
         "messages/executor.py",
-        "not self.task.device.overlap(flat, target)",
-        "self.task.device.overlap(flat, target)",
+        "not shares_memory(self.task.device, flat, target)",
+        "shares_memory(self.task.device, flat, target)",
         "An `out` that is not contiguous keeps its old values.",
     ),
     Mutation(
