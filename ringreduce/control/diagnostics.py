@@ -92,7 +92,7 @@ def _describe_arguments(number: int, made: Mapping[int, CallText]) -> str:
 
 
 _WANTED = {"array": "dtype and shape", "memory": "kind of memory"}
-"""What every rank must pass alike, where the name of the argument does not say it."""
+"""Names for users of the arguments whose own names do not say what ranks must pass alike."""
 
 
 def _say(name: str, value: str | None) -> str:

@@ -85,7 +85,7 @@ class Step:
 
 
 Steps = Iterator[Step]
-"""What an algorithm yields for one rank."""
+"""The steps of one rank, as an algorithm yields them."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _PLACE = struct.Struct(f"<qqqq{_TOKEN_BYTES}s")
 """Process, file descriptor, bytes of the file, address of the token in the process, and the token.
 The file begins with the token."""
 _NOTHING, _SHARES, _READS = bytes((0,)), bytes((1,)), bytes((2,))
-"""What a rank can do with the peers' files and memory: it cannot map all files; it maps all files;
+"""A rank's access to its peers' files and memory: the rank cannot map all files; it maps all files;
 it also reads all memory."""
 
 
