@@ -17,26 +17,29 @@ from ringreduce.algorithms.builders import (
     Builder,
     RootedAlgorithm,
     among_all,
-    build_barrier,
     each,
     each_other,
     each_pair,
     each_power,
     from_root,
     hierarchical_builder,
+    none,
     one,
     two,
     whole,
     whole_rooted,
+    without_data,
 )
 from ringreduce.algorithms.direct import (
     direct_all_gather,
     direct_all_to_all,
+    direct_barrier,
     direct_reduce_scatter,
     one_shot_all_reduce,
     pairwise_all_to_all,
     two_shot_all_reduce,
 )
+from ringreduce.algorithms.dissemination import dissemination_barrier
 from ringreduce.algorithms.double_tree import (
     double_tree_all_reduce,
     double_tree_broadcast,
@@ -140,6 +143,12 @@ _SCATTER: Mapping[str, RootedAlgorithm] = {
     "star": RootedAlgorithm(star_scatter, claims.star_broadcast, each),
     "tree": RootedAlgorithm(tree_scatter, claims.tree_scatter, each),
 }
+_BARRIER: Mapping[str, Algorithm] = {
+    "dissemination": Algorithm(
+        without_data(dissemination_barrier), claims.dissemination_barrier, none
+    ),
+    "direct": Algorithm(without_data(direct_barrier), claims.direct_barrier, none),
+}
 
 _IN_NODE = {"ring": "ring", "halving_doubling": "halving_doubling", "two_shot": "direct"}
 """All-reduce -> the name of the reduce-scatter and of the all-gather that it consists of."""
@@ -170,7 +179,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "gather": _rooted("gather", _GATHER),
     "scatter": _rooted("scatter", _SCATTER),
     "all_to_all": _all("all_to_all", _ALL_TO_ALL),
-    "barrier": {"dissemination": build_barrier},
+    "barrier": _all("barrier", _BARRIER),
 }
 """Collective -> algorithm name -> builder of its schedule.
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ringreduce.algorithms import claims
-from ringreduce.algorithms.dissemination import dissemination_barrier
 from ringreduce.algorithms.hierarchical import (
     GroupSteps,
     Nodes,
     cut_points,
     hierarchical_all_reduce,
 )
-from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Schedule, Steps, joined
 
 Builder = Callable[[Nodes, int], Schedule]
 """(nodes, root) -> schedule.  The nodes list every rank once; only rooted collectives use root."""
@@ -47,6 +46,11 @@ class RootedAlgorithm:
     steps: RootedSteps
     claim: claims.RootedClaim
     parts: Parts
+
+
+def none(n: int) -> int:
+    """Return no parts: messages are empty."""
+    return 0
 
 
 def one(n: int) -> int:
@@ -82,6 +86,11 @@ def each_pair(n: int) -> int:
 def whole(steps: Callable[[Sequence[int], int, Chunks], Steps]) -> GroupSteps:
     """Adapt an algorithm that moves all chunks together to take a list of parts."""
     return lambda group, me, chunks: steps(group, me, joined(chunks))
+
+
+def without_data(steps: Callable[[Sequence[int], int], Steps]) -> GroupSteps:
+    """Adapt an algorithm that sends empty messages to take a list of parts, which is empty."""
+    return lambda group, me, chunks: steps(group, me)
 
 
 def whole_rooted(steps: Callable[[Sequence[int], int, int, Chunks], Steps]) -> RootedSteps:
@@ -161,21 +170,6 @@ def hierarchical_builder(
     return build_hierarchical
 
 
-def build_barrier(nodes: Nodes, root: int) -> Schedule:
-    """Build the barrier: no chunks, and empty messages."""
-    group = [rank for node in nodes for rank in node]
-    return Schedule(
-        collective="barrier",
-        algorithm="dissemination",
-        size=len(group),
-        weights=(),
-        steps=lambda rank: dissemination_barrier(group, group.index(rank)),
-        holds_before=lambda rank: (),
-        holds_after=lambda rank: (),
-        claim=lambda rank: Claim(claims.ceil_log2(len(group)), sent=0, received=0),
-    )
-
-
 # --- holders of chunks ----------------------------------------------------------------------------
 
 
@@ -186,7 +180,7 @@ def default_parts(collective: str, n: int) -> int:
 
 def _chunks(collective: str, group: Sequence[int], parts: int) -> list[Chunks]:
     """Return one chunk for each part; a part that belongs to a place has its rank's chunk."""
-    if collective in ("all_reduce", "broadcast", "reduce"):
+    if collective in ("all_reduce", "broadcast", "reduce", "barrier"):
         return [(i,) for i in range(parts)]
     if collective == "all_to_all":
         return [(sender * len(group) + receiver,) for sender in group for receiver in group]
@@ -217,4 +211,5 @@ def holders(
         "gather": (its_own, at_the_root),
         "scatter": (at_the_root, its_own),
         "all_to_all": (lambda rank: every[rank * n : (rank + 1) * n], lambda rank: every[rank::n]),
+        "barrier": (all_of_them, all_of_them),
     }[collective]

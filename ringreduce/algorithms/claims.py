@@ -239,6 +239,17 @@ def star_all_reduce(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
     return Claim(2 * (n > 1), moved, moved)
 
 
+# --- barriers -------------------------------------------------------------------------------------
+
+
+def dissemination_barrier(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return Claim(ceil_log2(len(group)), sent=0, received=0)
+
+
+def direct_barrier(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return Claim(int(len(group) > 1), sent=0, received=0)
+
+
 # --- composed of other algorithms -----------------------------------------------------------------
 
 

@@ -60,13 +60,13 @@ def slices_in_flight(nodes: Nodes, config: Config) -> int:
 def candidates(collective: str, nodes: Nodes, in_memory: bool = False) -> list[str]:
     """Return the algorithms to price for these nodes; the first of equally fast ones is chosen.
 
-    Direct algorithms are left out among many ranks, if the collective has more than two algorithms:
-    they are slow there, and take longest to price.  On several nodes the hierarchical algorithm
-    comes first; on one node it is left out.  If the ranks of one node share memory (`in_memory`),
-    direct algorithms come first: they take the fewest steps.
+    Direct algorithms are left out among many ranks: they are slow there, and take longest to price.
+    A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
+    hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
+    memory (`in_memory`), direct algorithms come first: they take the fewest steps.
     """
     names = list(ALGORITHMS[collective])
-    if sum(map(len, nodes)) > _MOST_DIRECT and len(names) > 2:
+    if sum(map(len, nodes)) > _MOST_DIRECT and collective not in ("gather", "scatter"):
         names = [name for name in names if name not in _DIRECT]
     if len(nodes) == 1 and in_memory:
         names.sort(key=lambda name: name not in _DIRECT)

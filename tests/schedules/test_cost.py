@@ -82,6 +82,7 @@ ANY_SIZE: list[tuple[str, str, Formula]] = [
     ("all_to_all", "direct", lambda p, n: (p > 1) * A + n / p * (p - 1) / p * B),
     ("all_to_all", "pairwise", lambda p, n: (p - 1) * A + n / p * (p - 1) / p * B),
     ("barrier", "dissemination", lambda p, n: ceil(log2(p)) * A),
+    ("barrier", "direct", lambda p, n: (p > 1) * A),
 ]
 TWO_AND_MORE: list[tuple[str, str, Formula]] = [
     (
