@@ -26,6 +26,7 @@ from ringreduce.planning.operations import (
     INPUT,
     OUTPUT,
     SCRATCH,
+    Copy,
     Fold,
     PlannedSlice,
     PlannedStep,
@@ -347,6 +348,7 @@ class _Writer:
 
     def instructions(self) -> Iterator[Instruction]:
         table, rank, rounds = self._table, self._rank, self._table.rounds
+        early = [copy for copy in table.plans[rank].final_copies if self._is_independent(copy)]
         for index in range(rounds):
             number = index + 1
             step = table.steps[rank].get(index)
@@ -359,14 +361,40 @@ class _Writer:
                 yield from self._send(step)
             else:
                 yield Post(number)
+            if index == 0:
+                for copy in early:
+                    yield from self._copy(copy.into, table.place(rank, copy.source))
             if step is not None:
                 yield from self._receive(step, number)
         if self._single_copy:
             yield FreeSlot(rounds + 1)
             yield Post(rounds + 1)
         for copy in table.plans[rank].final_copies:
-            yield from self._copy(copy.into, table.place(rank, copy.source))
+            if copy not in early:
+                yield from self._copy(copy.into, table.place(rank, copy.source))
         yield from self._until_read(lambda _: True)
+
+    def _is_independent(self, copy: Copy) -> bool:
+        """Whether a final copy has the same effect before the steps as after them.
+
+        Then it is done while the rank would otherwise wait for its peers.
+        """
+        plan = self._table.plans[self._rank]
+        read, written = [m.span for s in plan.steps for m in s.sends], []
+        folds = [fold for step in plan.steps for fold in step.folds]
+        copies = [each for step in plan.steps for each in step.packs]
+        copies += [each for each in plan.final_copies if each is not copy]
+        for fold in folds:
+            read += fold.sources
+            written.append(fold.into)
+        for each in copies:
+            read.append(each.source)
+            written.append(each.into)
+        written += [m.span for step in plan.steps for m in step.recvs]
+        return not (
+            any(self._overlap(copy.into, span) for span in (*read, *written))
+            or any(self._overlap(copy.source, span) for span in written)
+        )
 
     def _writes_directly(self, index: int) -> bool:
         """Whether data of a step are written to peers before the step begins."""

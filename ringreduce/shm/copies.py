@@ -22,6 +22,8 @@ _CHECKED_BYTES = 32 << 10
 """Bytes of each later trial, and bytes of ordinary stores that are not timed after a trial."""
 _FAR_TIMES = 16
 """Reads by way of `read_buffer` after a direct read was slow."""
+_FAST_READ_BYTES = 4 << 20
+"""Bytes of a direct read after one that was fast: a call of the kernel takes 3 µs besides them."""
 _STREAM_BYTES = _FAR_TIMES * _CHECKED_BYTES
 """Bytes to stream after ordinary stores were slow."""
 STAGED_LINE_NS, DIRECT_LINE_NS, READ_LINE_NS = 16, 10, 20
@@ -106,13 +108,14 @@ def pull(team: Team, into: Address, process: int, source: Address, nbytes: int) 
     """Read another process's memory to memory that peers may have read; return False as `read`.
 
     After a slow direct read, the next `_FAR_TIMES` reads go to `read_buffer`, which no peer reads,
-    and streaming stores copy the data from there.
+    and streaming stores copy the data from there.  After a fast one, longer reads follow.
     """
     clock = address_of(team.clock)
-    done = 0
+    done, most = 0, team.read_bytes
     while done < nbytes:
-        length = min(team.read_bytes, nbytes - done)
+        length = min(most, nbytes - done)
         if team.indirect_reads > 0:
+            length = min(length, team.read_bytes)
             team.indirect_reads -= 1
             if not read(team, team.read_buffer, process, source + done, length):
                 return False
@@ -123,6 +126,8 @@ def pull(team: Team, into: Address, process: int, source: Address, nbytes: int) 
                 return False
             if nanoseconds(clock) - before > READ_LINE_NS * (length >> 6):
                 team.indirect_reads = _FAR_TIMES
+            else:
+                most = _FAST_READ_BYTES
         done += length
     fence()
     return True
