@@ -218,7 +218,9 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
     try:
         # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
         tie = partial(_tie_to_launcher, os.getpid(), mask)
-        process = subprocess.Popen(argv, env=environment, preexec_fn=tie)
+        # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
+        # mpiexec when two ranks abort at the same time, and the exit code would be lost.
+        process = subprocess.Popen(argv, env=environment, preexec_fn=tie, restore_signals=False)
         while process.poll() is None:
             info = signal.sigtimedwait(waited, patience_s)
             if info is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.launch import cli
+from ringreduce.launch import cli, launcher
 from ringreduce.launch.cleanup import abandoned_files, clean_up_job
 from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.launcher import Job, command_line, rank_environment
@@ -383,6 +383,15 @@ def test_a_missing_mpiexec_exits_with_1_and_says_why(started, capsys, monkeypatc
     monkeypatch.setattr(cli, "run", refuse)
     assert cli.main(["run", "-n", "2", "script.py"]) == 1
     assert capsys.readouterr().err == "ringreduce run: no mpiexec\n"
+
+
+def test_a_broken_pipe_does_not_end_mpiexec(tmp_path, monkeypatch):
+    """Intel MPI's mpiexec writes to pipes of ranks that have aborted."""
+    path = put_mpiexec(tmp_path, INTEL)
+    path.write_text("#!/bin/sh\nkill -PIPE $$\nexit 3\n")
+    found = Mpiexec(path, Flavour.INTEL, "2021.18.1")
+    monkeypatch.setattr(launcher, "find_mpiexec", lambda *_: found)
+    assert launcher.run(Job(1, ("script.py",))) == 3
 
 
 # --- a rank ---------------------------------------------------------------------------------------
