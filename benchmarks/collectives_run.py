@@ -67,21 +67,23 @@ def _measure(
     ]
     nbytes, rows = count * _DTYPE.itemsize, []
     for way, of in zip(WAYS, (contenders, repeatable), strict=True):
-        seconds, wrong = _timed(at, collective, of, way)
-        for contender, series, mistakes in zip(of, seconds, wrong, strict=True):
+        seconds, from_first, wrong = _timed(at, collective, of, way)
+        for contender, series, longer, mistakes in zip(of, seconds, from_first, wrong, strict=True):
             row: dict[str, Any] = {"benchmark": "collectives", "collective": collective}
             row |= {"way": way, "contender": contender.name, "place": contender.place}
             row |= {"dtype": str(_DTYPE), "bytes": nbytes, "calls": len(series)}
             row["median_us"] = round(float(np.median(series)) * 1e6, 3)
             row["min_us"] = round(float(series.min()) * 1e6, 3)
+            row["from_first_us"] = round(float(np.median(longer)) * 1e6, 3)
             rows.append(row | {"wrong": None if contender.result is None else int(mistakes)})
     return rows
 
 
 def _timed(
     at: Setting, collective: str, contenders: Sequence[Contender], way: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """(contender, repetition) -> seconds of one call, and wrong elements of each contender."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(contender, repetition) -> seconds of one call, from the entry of the last rank and from that
+    of the first one, to the exit of the last rank; and wrong elements of each contender."""
     world, nbytes = at.world, at.count * _DTYPE.itemsize
     if way == IN_LOOPS:
         length, most = _LOOP, _BYTES_OF_LOOPS // (_LOOP * nbytes)
@@ -104,9 +106,12 @@ def _timed(
                 spans[index, number - 1] = span
             if right is not None and contender.result is not None:
                 wrong[index] += int((contender.result != contender.wanted(right)).sum())
-    world.Allreduce(MPI.IN_PLACE, spans, MPI.MAX)  # ranks of one host have one clock
+    first = spans[..., 0].copy()
+    world.Allreduce(MPI.IN_PLACE, first, MPI.MIN)  # ranks of one host have one clock
+    world.Allreduce(MPI.IN_PLACE, spans, MPI.MAX)
     world.Allreduce(MPI.IN_PLACE, wrong)
-    return (spans[..., 1] - spans[..., 0]) / length, wrong
+    last, left = spans[..., 0], spans[..., 1]
+    return (left - last) / length, (left - first) / length, wrong
 
 
 def _span(world: MPI.Intracomm, contender: Contender, length: int) -> tuple[float, float]:

@@ -16,7 +16,7 @@ def row(contender, microseconds, **other):
     """A row of a broadcast of 8 bytes on 2 ranks, each call after a barrier, over MPICH."""
     usual = {"collective": "broadcast", "way": collectives.AFTER_A_BARRIER, "bytes": 8, "ranks": 2}
     usual |= {"mpi_wheel": "mpich", "thread_level": "multiple", "contender": contender}
-    return {**usual, "median_us": microseconds, **other}
+    return {**usual, "median_us": microseconds, "from_first_us": 10.0, **other}
 
 
 def line(rows, start):
@@ -27,12 +27,17 @@ def line(rows, start):
 def test_a_ratio_is_that_of_the_fastest_mpi_in_its_own_run():
     rows = [row("ringreduce", 2.0), row("MPI", 3.0)]
     rows += [row(name, us, mpi_wheel="impi-rt") for name, us in (("ringreduce", 1.0), ("MPI", 2.5))]
-    assert line(rows, "| broadcast") == "| broadcast | 2.50 | 2.50 | 2.50 at 8 B |"
+    assert line(rows, "| broadcast") == "| broadcast | 2.50 | 2.50 | 2.50 at 8 B | 1.00 |"
 
 
 def test_a_contender_counts_in_its_faster_place():
     rows = [row("MPI", 4.0), row("ringreduce", 4.0), row("ringreduce", 2.0, place="in place")]
-    assert line(rows, "| broadcast") == "| broadcast | 2.00 | 2.00 | 2.00 at 8 B |"
+    assert line(rows, "| broadcast") == "| broadcast | 2.00 | 2.00 | 2.00 at 8 B | 1.00 |"
+
+
+def test_the_mean_from_the_first_entry_has_a_column_of_its_own():
+    rows = [row("ringreduce", 10.0, from_first_us=4.0), row("MPI", 5.0, from_first_us=6.0)]
+    assert line(rows, "| broadcast") == "| broadcast | 0.50 | 0.50 | 0.50 at 8 B | 1.50 |"
 
 
 def test_a_mean_below_the_target_is_named():
