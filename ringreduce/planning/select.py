@@ -64,8 +64,13 @@ def candidates(collective: str, nodes: Nodes, in_memory: bool = False) -> list[s
     A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
     hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
     memory (`in_memory`), direct algorithms come first: they take the fewest steps.
+
+    The direct barrier is for shared memory alone.  There a rank has compared all headers of the
+    call before.  By messages a rank would leave although another one is sent data of another call.
     """
     names = list(ALGORITHMS[collective])
+    if collective == "barrier" and not in_memory:
+        names.remove("direct")
     if sum(map(len, nodes)) > _MOST_DIRECT and collective not in ("gather", "scatter"):
         names = [name for name in names if name not in _DIRECT]
     if len(nodes) == 1 and in_memory:

@@ -1,0 +1,34 @@
+"""The algorithm that ``algorithm="auto"`` takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringreduce.config import Config, Memory
+from ringreduce.planning.select import candidates, resolve
+
+BY_MESSAGES = Config()
+IN_MEMORY = Config(memory=Memory(single_copy=True, crowded=False))
+
+
+@pytest.mark.parametrize("nodes", [[[0, 1, 2]], [[0, 1], [2, 3]], [[0], [1], [2]]])
+def test_a_barrier_by_messages_has_only_neighbours_that_pass_on_what_they_heard(nodes):
+    """A direct one would let a rank leave although another rank is sent data of another call."""
+    assert resolve("barrier", "auto", nodes, 0, BY_MESSAGES) == "dissemination"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 32])
+def test_ranks_that_share_memory_wait_once_in_a_barrier(ranks):
+    assert resolve("barrier", "auto", [list(range(ranks))], 0, IN_MEMORY) == "direct"
+
+
+def test_among_many_ranks_direct_algorithms_are_not_priced():
+    many = [list(range(33))]
+    assert candidates("barrier", many, in_memory=True) == ["dissemination"]
+    assert candidates("all_to_all", many, in_memory=True) == ["bruck"]
+    assert {"two_shot", "one_shot", "star"}.isdisjoint(candidates("all_reduce", many, True))
+
+
+@pytest.mark.parametrize("collective", ["gather", "scatter"])
+def test_a_star_of_few_messages_is_always_priced(collective):
+    assert "star" in candidates(collective, [list(range(33))], in_memory=False)
