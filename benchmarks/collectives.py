@@ -10,8 +10,8 @@ and writes ``bench_results/collectives.jsonl``.  A call is timed in two ways:
 
 Then, or with ``--draw`` at once, prints a table for each number of ranks and each way: how many
 times as fast as the fastest MPI, in that MPI's own run.  After a barrier the last column is the
-mean from the entry of the first rank.  With more ranks than cores it differs: what is done before
-the last rank gets a core counts as well.
+mean from the entry of the first rank.  With more ranks than cores the two means differ: the second
+one counts the work before the last rank gets a core as well.
 """
 
 from __future__ import annotations

@@ -82,8 +82,11 @@ def _measure(
 def _timed(
     at: Setting, collective: str, contenders: Sequence[Contender], way: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(contender, repetition) -> seconds of one call, from the entry of the last rank and from that
-    of the first one, to the exit of the last rank; and wrong elements of each contender."""
+    """Return the seconds of each call twice, and the wrong elements of each contender.
+
+    The seconds are arrays (contender, repetition), to the exit of the last rank: from the entry of
+    the last rank, and from the entry of the first one.
+    """
     world, nbytes = at.world, at.count * _DTYPE.itemsize
     if way == IN_LOOPS:
         length, most = _LOOP, _BYTES_OF_LOOPS // (_LOOP * nbytes)

@@ -373,8 +373,8 @@ def compared(
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each benchmark, MPI and number of ranks, then the cases that are too slow.
 
-    "shortest" is the mean of the shortest runs' ratios.  On a virtual machine whole runs are 10 to
-    50 % slower than others, in either checkout: medians tell how many of them were.
+    The column "shortest" is the mean of the ratios of the shortest runs.  On a virtual machine
+    whole runs are slower than others, in either checkout.  A median depends on how many were.
     """
     heads = ("benchmark", "MPI", "ranks", "cases", "new / old", "shortest", "highest", "")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

@@ -62,12 +62,7 @@ def two_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks])
 
 def direct_barrier(group: Sequence[int], me: int) -> Steps:
     """Send every rank an empty message, and wait for one of each.  One step; n-1 messages."""
-    others = [group[i] for i in _others(group, me)]
-    if others:
-        yield Step(
-            sends=tuple(Send(peer, ()) for peer in others),
-            recvs=tuple(Recv(peer, ()) for peer in others),
-        )
+    yield from direct_all_gather(group, me, [()] * len(group))
 
 
 def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:

@@ -78,6 +78,18 @@ class PlannedStep:
     more_parts: bool = False
     """Whether another part of the same step follows."""
 
+    @property
+    def reads(self) -> list[Span]:
+        """All spans that the step reads."""
+        folded = [source for fold in self.folds for source in fold.sources]
+        return [*(m.span for m in self.sends), *folded, *(copy.source for copy in self.packs)]
+
+    @property
+    def writes(self) -> list[Span]:
+        """All spans that the step writes."""
+        copied = [copy.into for copy in self.packs]
+        return [*copied, *(m.span for m in self.recvs), *(fold.into for fold in self.folds)]
+
 
 class PlannedSlice(NamedTuple):
     """The steps of one slice, and the copies that complete its result."""

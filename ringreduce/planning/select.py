@@ -115,6 +115,7 @@ def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
     if algorithm != "auto":
         parse(collective, algorithm)
         return algorithm
-    if len(ALGORITHMS[collective]) == 1:
-        return next(iter(ALGORITHMS[collective]))
+    names = candidates(collective, nodes, config.memory is not None)
+    if len(names) == 1:
+        return names[0]
     return choose(collective, nodes, nbytes, config).algorithm

@@ -380,17 +380,11 @@ class _Writer:
         Then it is done while the rank would otherwise wait for its peers.
         """
         plan = self._table.plans[self._rank]
-        read, written = [m.span for s in plan.steps for m in s.sends], []
-        folds = [fold for step in plan.steps for fold in step.folds]
-        copies = [each for step in plan.steps for each in step.packs]
-        copies += [each for each in plan.final_copies if each is not copy]
-        for fold in folds:
-            read += fold.sources
-            written.append(fold.into)
-        for each in copies:
-            read.append(each.source)
-            written.append(each.into)
-        written += [m.span for step in plan.steps for m in step.recvs]
+        others = [each for each in plan.final_copies if each is not copy]
+        read = [span for step in plan.steps for span in step.reads]
+        written = [span for step in plan.steps for span in step.writes]
+        read += [each.source for each in others]
+        written += [each.into for each in others]
         return not (
             any(self._overlap(copy.into, span) for span in (*read, *written))
             or any(self._overlap(copy.source, span) for span in written)
@@ -484,11 +478,9 @@ class _Writer:
         folded = [source for fold in step.folds for source in fold.sources]
         if {source for source in folded if _meet(source, span)} != {span}:
             return False
-        later = [s for s in self._table.plans[self._rank].steps if s.index > step.index]
-        read = [m.span for s in later for m in s.sends]
-        read += [source for s in later for fold in s.folds for source in fold.sources]
-        read += [copy.source for s in later for copy in s.packs]
-        read += [copy.source for copy in self._table.plans[self._rank].final_copies]
+        plan = self._table.plans[self._rank]
+        read = [each for later in plan.steps if later.index > step.index for each in later.reads]
+        read += [copy.source for copy in plan.final_copies]
         return not any(_meet(each, span) for each in read)
 
     def _overlap(self, a: Span, b: Span) -> bool:

@@ -17,6 +17,14 @@ def test_a_barrier_by_messages_has_only_neighbours_that_pass_on_what_they_heard(
     assert resolve("barrier", "auto", nodes, 0, BY_MESSAGES) == "dissemination"
 
 
+def test_the_only_candidate_is_not_priced(monkeypatch):
+    """Pricing takes long among many ranks, and every communicator begins with a barrier."""
+    monkeypatch.setattr("ringreduce.planning.select.price", None)
+    assert resolve("barrier", "auto", [[rank] for rank in range(100)], 0, BY_MESSAGES) == (
+        "dissemination"
+    )
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 32])
 def test_ranks_that_share_memory_wait_once_in_a_barrier(ranks):
     assert resolve("barrier", "auto", [list(range(ranks))], 0, IN_MEMORY) == "direct"
