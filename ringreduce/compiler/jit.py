@@ -19,7 +19,8 @@ There are two kinds of compiled code.
   for another.
 
 Files are replaced as a whole.  Of several ranks that write a file the last one wins; all of them
-have compiled the same code.
+have compiled the same code.  Ranks that start together divide the C functions among themselves:
+each compiles those that no other rank is compiling (`share`), and loads what the others have kept.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ import platform
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ringreduce.compiler import object_files
+from ringreduce.compiler import file_locks, object_files
 
 Function = Callable[..., Any]
 Result = TypeVar("Result")
@@ -50,6 +52,10 @@ _OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 class CompilationError(Exception):
     """A function cannot be compiled here."""
+
+
+class _BusyError(Exception):
+    """Another process is compiling the function."""
 
 
 class Loop(NamedTuple):
@@ -65,6 +71,18 @@ class Loop(NamedTuple):
 # --- C functions ----------------------------------------------------------------------------------
 
 _ADDRESSES: dict[str, int | CompilationError | None] = {}
+_LONGEST_WAIT_S = 60.0
+"""Seconds to wait for a function that another process compiles.  That process may be stopped."""
+
+
+def share(wanted: Mapping[str, Callable[[], Function | None]], needs_float16: bool = False) -> None:
+    """Compile those of the functions `wanted` that no other process is compiling.
+
+    Arguments as for `address`, which then waits for the other functions.
+    """
+    for name, described in wanted.items():
+        if name not in _ADDRESSES:
+            _make(_ADDRESSES, name, partial(_address, name, described, needs_float16, wait_s=0))
 
 
 def address(
@@ -80,19 +98,42 @@ def address(
     `needs_float16` and the processor does not convert float16, and where compiling fails.
     """
     if name not in _ADDRESSES:
-        _make(_ADDRESSES, name, lambda: _address(name, described, needs_float16))
+        make = partial(_address, name, described, needs_float16, wait_s=_LONGEST_WAIT_S)
+        _make(_ADDRESSES, name, make)
     return _result(_ADDRESSES[name])
 
 
 def _address(
-    name: str, described: Callable[[], Function | None], needs_float16: bool
+    name: str, described: Callable[[], Function | None], needs_float16: bool, wait_s: float
 ) -> int | None:
+    """Load a function, or compile it unless another process compiles it within `wait_s` seconds.
+
+    Raises _BusyError where `wait_s` is 0 and another process is compiling the function.
+    """
     folder = _folder(name)
     path = folder and folder.parent / f"{name}.code"
-    # A full disk, a damaged file: without kept code everything works, only slower.
+    loaded = _load(path)
+    if loaded is not None or path is None:
+        return loaded or _compile(name, described, needs_float16, path)
+    with file_locks.hold(path.with_suffix(".lock"), wait_s) as alone:
+        if not alone and not wait_s:
+            raise _BusyError
+        return _load(path) or _compile(name, described, needs_float16, path)
+
+
+def _load(path: Path | None) -> int | None:
+    """Load the function that is kept in the file `path`; None if there is none."""
+    # A damaged file: without kept code everything works, only slower.
     with contextlib.suppress(Exception):
         if path is not None and (kept := object_files.read(path)) is not None:
             return object_files.load(kept)
+    return None
+
+
+def _compile(
+    name: str, described: Callable[[], Function | None], needs_float16: bool, path: Path | None
+) -> int | None:
+    """Compile a function, keep it in the file `path`, and load it."""
     import numba
 
     if numba.config.DISABLE_JIT:
@@ -104,7 +145,7 @@ def _address(
         return None
     _prepare(function, name)
     made = object_files.compile_function(function, _signature(function), _OPTIONS)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # a full disk
         if path is not None:
             object_files.write(path, made)
     return object_files.load(made)
@@ -189,6 +230,8 @@ def _make(
 ) -> None:
     """Put the result of `make`, or its failure, into `results`: in a thread of its own.
 
+    If `make` raises _BusyError there is no result yet.
+
     On the main thread a signal's handler may raise at any moment, also inside code that takes every
     exception for a fault of the kept file.  The handler's exception would be lost there, and this
     rank alone would go without the compiled function.
@@ -200,6 +243,8 @@ def _make(
                 return
             try:
                 results[name] = make()
+            except _BusyError:
+                return
             except Exception as error:
                 failure = CompilationError(f"{name} cannot be compiled: {error}")
                 failure.__cause__ = error

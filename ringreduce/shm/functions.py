@@ -21,7 +21,10 @@ def is_available() -> bool:
 
     If all ranks can, all have the compiled folds of all dtypes, and make the same choices.
     """
-    return sys.platform == "linux" and all(address(name) is not None for name in MODULES)
+    if sys.platform != "linux" or not _knows_arrays():
+        return False
+    jit.share({name: partial(_function, name) for name in MODULES}, needs_float16=True)
+    return all(address(name) is not None for name in MODULES)
 
 
 def address(name: str) -> int | None:

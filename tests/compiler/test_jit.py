@@ -312,6 +312,62 @@ def test_a_function_that_does_not_compile_is_tried_once():
     assert tried == [1]
 
 
+# --- processes that start together ----------------------------------------------------------------
+
+
+def double(word: int) -> int:
+    return 2 * word
+
+
+COMPILES = """
+import time
+from ringreduce.compiler import jit
+
+def double(word: int) -> int:
+    return 2 * word
+
+def described():
+    print("began", flush=True)
+    time.sleep(1)
+    return double
+
+assert jit.address("double", described) is not None
+"""
+
+
+@pytest.fixture
+def another(nothing_kept, tmp_path):
+    """Another process, which has begun to compile `double`."""
+    process = start(tmp_path, program=COMPILES, NUMBA_CACHE_DIR=str(tmp_path))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "began\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.usefixtures("another")
+def test_a_process_compiles_what_no_other_one_is_compiling():
+    jit.share({"double": lambda: pytest.fail("twice"), "twice": lambda: double})
+    assert list(jit._ADDRESSES) == ["twice"]
+
+
+def test_and_loads_what_the_other_one_has_compiled(another):
+    assert call(jit.address("double", lambda: pytest.fail("twice")), 21) == 42
+    assert another.wait(timeout=60) == 0
+
+
+def test_a_process_that_is_killed_leaves_its_functions_to_the_others(another):
+    another.kill()
+    assert call(jit.address("double", lambda: double), 21) == 42
+
+
+def test_a_process_that_is_stopped_is_not_waited_for_for_ever(another, monkeypatch):
+    another.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(jit, "_LONGEST_WAIT_S", 0.1)
+    assert call(jit.address("double", lambda: double), 21) == 42
+
+
 # --- which sources machine code is made from ------------------------------------------------------
 
 
@@ -446,7 +502,7 @@ def test_what_a_signal_brings_while_something_is_compiled_is_not_lost(what, monk
     class AlarmError(Exception):
         pass
 
-    def slow(*_: object) -> object:
+    def slow(*_: object, **__: object) -> object:
         try:
             for _ in range(300):
                 time.sleep(0.001)
