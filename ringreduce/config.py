@@ -33,7 +33,8 @@ class Config:
     """Length of a slice, in bytes; every slice goes through the schedule on its own.
 
     None: 1 MiB across nodes, so that one slice crosses the network while nodes reduce others;
-    64 MiB on one node, where there is nothing to overlap; 4 MiB if copied through shared memory.
+    64 MiB on one node, where there is nothing to overlap; 4 MiB if copied through shared memory,
+    and 1 MiB for a "star" `broadcast` or `reduce` there if each rank has a core.
     """
     segment_bytes: int = 1 << 20
     """Longer messages are sent in segments of this size, in bytes, to be reduced in the cache."""
@@ -60,7 +61,8 @@ class Config:
     """Arrays from this size on, in bytes, are read directly from the other ranks' private memory.
 
     Smaller arrays are copied in and out of shared memory.  Applies to ranks that share memory, if
-    the system lets them read each other's memory.  None: 4 MiB; 8 MiB with more ranks than cores.
+    the system lets them read each other's memory.  None: 4 MiB; 8 MiB with more ranks than cores;
+    never for a "star" `broadcast` or `reduce` if each rank has a core.
     """
     memory: Memory | None = None
     """Set by the communicator if its ranks share memory; leave it out."""
@@ -74,10 +76,6 @@ class Config:
                 if value is None and name in _MAY_BE_NONE:
                     continue
                 raise ValueError(f"Config: {name} is {value!r}; pass an int of at least 1")
-
-    def is_single_copy(self, nbytes: int) -> bool:
-        """Whether peers read an array of `nbytes` directly from its private memory."""
-        return self.single_copy_from is not None and nbytes >= self.single_copy_from
 
     @property
     def single_copy_from(self) -> int | None:

@@ -175,7 +175,7 @@ class Calls:
         for dtype, indices in members.items():
             used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
             sizes = [arrays[index].nbytes for index in indices]
-            # A batch that is one slice, and is copied in and out, is one compiled program.  Other
+            # A batch is one slice that is copied in and out: so its arrays may be anywhere.  Other
             # algorithms than "auto" are not cut: the order of some reductions depends on where an
             # element is in the concatenated array.
             batches = [(0, len(sizes))]
@@ -401,7 +401,7 @@ class Calls:
         """Plan a call on a whole array, whose elements are sent as `dtype`."""
         nbytes = array.size * dtype.itemsize
         schedule = self._schedule(collective, algorithm, nbytes, root)
-        slices = slice_count(nbytes, self.nodes, self.config)
+        slices = slice_count(schedule, nbytes, self.nodes, self.config)
         segment = self.config.segment_bytes
         return plan_whole(schedule, self.rank, array.size, dtype.itemsize, slices, segment)
 
@@ -417,7 +417,7 @@ class Calls:
         """Plan a call on chunks of `counts` elements."""
         nbytes = sum(counts) * dtype.itemsize
         schedule = self._schedule(collective, algorithm, nbytes, root)
-        slices = slices or slice_count(nbytes, self.nodes, self.config)
+        slices = slices or slice_count(schedule, nbytes, self.nodes, self.config)
         segment = self.config.segment_bytes
         return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment)
 

@@ -234,10 +234,11 @@ class Engine:
         if self.shared_memory is None or not call.shares:
             return None
         plan, device, op, dtype = call.plan, call.device, call.op, call.wire_dtype
-        first = self.shared_memory.instructions(plan, 0, device, op, dtype)
-        if first is None:
+        instructions = self.shared_memory.instructions(plan, device, op, dtype)
+        if instructions is None:
             return None
-        return ShmExecutable(plan, device, op, dtype, first, self.shared_memory, self._control)
+        program = self.shared_memory.program(instructions, plan, device, op, dtype)
+        return ShmExecutable(program, device, self._control)
 
     def _by_messages(self, call: Call) -> Executable:
         device, op, dtype, size = call.device, call.op, call.wire_dtype, self.size
@@ -340,7 +341,7 @@ class Engine:
         executables = []
         for batch in batches:
             executable = self.executable(batch)
-            if not isinstance(executable, ShmExecutable) or executable.program is None:
+            if not isinstance(executable, ShmExecutable):
                 return None
             executable.sign(call.signature.digest)
             executables.append(executable)

@@ -121,7 +121,7 @@ def _explain(request: Request, config: Config) -> int:
             return 1
     _print_section(*_drawing(schedule))
     _print_section(*_traffic(schedule, _chunk_bytes(request, schedule, config), nbytes))
-    _print_section(*_prices(request, config, name))
+    _print_section(*_prices(request, config, name, schedule))
     if proven:
         _print_section(*proven)
     for path, picture in ((request.svg, to_svg), (request.png, to_png)):
@@ -174,7 +174,7 @@ def _marked_drawing(schedule: Schedule, error: ScheduleError) -> str:
 def _chunk_bytes(request: Request, schedule: Schedule, config: Config) -> list[int]:
     """Return the bytes of every chunk in all slices together, cut exactly as the planner does."""
     count, chunks = request.nbytes // request.itemsize, len(schedule.weights)
-    slices = slice_count(request.nbytes, request.layout, config)
+    slices = slice_count(schedule, request.nbytes, request.layout, config)
     if schedule.collective in _IN_PARTS:
         plan = plan_parts(schedule, 0, shard_counts(count, chunks), request.itemsize, slices)
     else:
@@ -210,7 +210,7 @@ def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> lis
 # --- how long it takes ----------------------------------------------------------------------------
 
 
-def _prices(request: Request, config: Config, name: str) -> list[str]:
+def _prices(request: Request, config: Config, name: str, schedule: Schedule) -> list[str]:
     """Tabulate the predicted time of every candidate, the cheapest first."""
     nodes, nbytes = request.layout, request.nbytes
     auto = resolve(request.collective, "auto", nodes, nbytes, config)
@@ -221,7 +221,8 @@ def _prices(request: Request, config: Config, name: str) -> list[str]:
     for candidate in sorted(predicted_s, key=predicted_s.__getitem__):
         notes = ["auto takes it"] * (candidate == auto) + ["shown here"] * (candidate == name)
         rows.append((candidate, f"{1e6 * predicted_s[candidate]:,.1f} µs", ", ".join(notes)))
-    slices, in_flight = slice_count(nbytes, nodes, config), slices_in_flight(nodes, config)
+    slices = slice_count(schedule, nbytes, nodes, config)
+    in_flight = slices_in_flight(nodes, config)
     how = f"in {slices} slices, {in_flight} in flight" if slices > 1 else "in one slice"
     return [*_table(rows), f"{how}; links as in the default profile"]
 

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config
 from ringreduce.schedules.cost import price
+from ringreduce.schedules.schedule import Schedule
 from ringreduce.topology import Nodes
 
 STAGED_BYTES = 4 << 20
 """The longest slice that is copied in and out of shared memory, in bytes."""
+_ONE_WAY = (("broadcast", "star"), ("reduce", "star"))
+"""Collectives and algorithms of one step, in which whole arrays go from the root, or to it."""
+_ONE_WAY_BYTES = 1 << 20
+"""Their slices, in bytes, if each rank has a core: one rank copies in while others copy out."""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.
 
@@ -43,11 +48,27 @@ class Choice:
         return f"{self.collective} of {self.nbytes} bytes: {self.algorithm} (predicted: {priced})"
 
 
-def slice_count(nbytes: int, nodes: Nodes, config: Config) -> int:
+def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
+    """Return whether peers read an array of `nbytes` directly from its private memory.
+
+    If each rank has a core, and data go one way, no rank reads directly unless `pull_bytes` is set:
+    in a direct read one core copies while the other one waits.
+    """
+    if _is_one_way(schedule, config) and config.pull_bytes is None:
+        return False
+    return config.single_copy_from is not None and nbytes >= config.single_copy_from
+
+
+def _is_one_way(schedule: Schedule, config: Config) -> bool:
+    has_cores = config.memory is not None and not config.memory.crowded
+    return has_cores and (schedule.collective, schedule.algorithm) in _ONE_WAY
+
+
+def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -> int:
     """Return how many slices an array of `nbytes` is divided into."""
     large = 64 << 20 if len(nodes) == 1 else 1 << 20
-    if config.memory is not None and not config.is_single_copy(nbytes):
-        large = STAGED_BYTES
+    if config.memory is not None and not is_single_copy(schedule, nbytes, config):
+        large = _ONE_WAY_BYTES if _is_one_way(schedule, config) else STAGED_BYTES
     slice_bytes = config.slice_bytes or large
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
 
@@ -100,7 +121,8 @@ def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
     schedule, profile = build(collective, algorithm, nodes), config.profile
     if config.memory is not None:
         profile = profile.of_memory(config.memory.crowded)
-    slices, in_flight = slice_count(nbytes, nodes, config), slices_in_flight(nodes, config)
+    slices = slice_count(schedule, nbytes, nodes, config)
+    in_flight = slices_in_flight(nodes, config)
     if in_flight == 1:
         return slices * price(schedule, nodes, nbytes / slices, profile)
     priced = min(slices, _PRICED_SLICES)

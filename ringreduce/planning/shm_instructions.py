@@ -1,4 +1,4 @@
-"""A slice of a plan as instructions for shared memory: free a slot, post, wait, copy, reduce.
+"""A plan as instructions for shared memory: free a slot, post, wait, copy, reduce.
 
 Only the schedule knows the algorithm.  Each rank plans for all ranks, so an instruction names the
 place of data in a peer's memory, and no message has to carry that place.
@@ -114,15 +114,19 @@ class Reduce(NamedTuple):
     """Number of ranks that read the result; 0 if it is single-copy."""
 
 
-Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce
+class Pause(NamedTuple):
+    """Return to Python: signal handlers run, and the call is seen to make progress."""
+
+
+Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce | Pause
 
 
 class Instructions(NamedTuple):
-    """One rank's part of a slice."""
+    """One rank's part of a plan, or of one slice."""
 
     instructions: tuple[Instruction, ...]
-    rounds: int
-    """Number of rounds, the same on all ranks."""
+    rounds: tuple[int, ...]
+    """Number of rounds of each slice, the same on all ranks."""
     slot_bytes: int
     """The most bytes that any rank stages in a round."""
     scratch: int
@@ -131,8 +135,17 @@ class Instructions(NamedTuple):
     """Whether peers read the data in place, in the rank's own memory."""
     publishes: bool
     """Whether ranks publish the locations of the data of a round and of OUTPUT."""
-    notes: tuple[tuple[int, str, int, int], ...]
-    """(step, "send" or "recv", peer, bytes of data): for the message log."""
+    notes: tuple[tuple[tuple[int, str, int, int], ...], ...]
+    """(step, "send" or "recv", peer, bytes of data) of each slice: for the message log."""
+
+    def step_of(self, number: int) -> int:
+        """Return the step, in its slice, of the round of this number, from 1."""
+        for rounds in self.rounds:
+            if number <= rounds:
+                break
+            number -= rounds
+        # The last round of a single-copy slice only waits for the readers of the last step.
+        return max(min(number, rounds - self.single_copy) - 1, 0)
 
 
 def instructions_of(
@@ -154,12 +167,40 @@ def instructions_of(
     scratch = plans[rank].scratch if any(map(_touches_scratch, instructions)) else 0
     return Instructions(
         instructions,
-        table.rounds + single_copy,
+        (table.rounds + single_copy,),
         table.most_in_slot,
         scratch,
         single_copy,
         table.publishes,
-        tuple(_notes(table, rank)),
+        (tuple(_notes(table, rank)),),
+    )
+
+
+def join(slices: Sequence[Instructions], slices_without_pause: int) -> Instructions:
+    """Join the instructions of one rank for all slices of a plan, in order.
+
+    The slices are all single-copy or none is.  A pause follows each `slices_without_pause` slices.
+    """
+    if len(slices) == 1:
+        return slices[0]
+    joined: list[Instruction] = []
+    rounds = 0
+    for index, each in enumerate(slices):
+        if index and index % slices_without_pause == 0:
+            joined.append(Pause())
+        for instr in each.instructions:
+            if isinstance(instr, FreeSlot | Post | Wait):
+                instr = instr._replace(round=rounds + instr.round)
+            joined.append(instr)
+        rounds += sum(each.rounds)
+    return Instructions(
+        tuple(joined),
+        tuple(count for each in slices for count in each.rounds),
+        max(each.slot_bytes for each in slices),
+        max(each.scratch for each in slices),
+        slices[0].single_copy,
+        any(each.publishes for each in slices),
+        tuple(notes for each in slices for notes in each.notes),
     )
 
 

@@ -1,7 +1,7 @@
 """The compiled executor of programs: instructions that wait, post, copy and reduce.
 
-A program is one slice of a plan, made for shared memory by `planning.shm_instructions`.  Records of
-memory are in `shm.layout`, and the protocol of slots is in `shm.protocol`.
+A program is a plan, made for shared memory by `planning.shm_instructions`.  Records of memory are
+in `shm.layout`, and the protocol of slots is in `shm.protocol`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ringreduce.shm.layout import (
     GATHER_BYTES,
     INSTRUCTION_BYTES,
     IOVEC,
+    PAUSE,
     PENDING,
     POST,
     REDUCE,
@@ -184,7 +185,7 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
     `number` is the number of the call, or -1 if the header is complete.  `source` and `target` are
     the addresses of INPUT and OUTPUT.  0 means the same as before, and a negative number is the
     negated address of an `Iovec`.  After PENDING, the next run continues with the instruction that
-    waits.
+    waits, or after the PAUSE.
     """
     program = Program(address)
     team = Team(program.team)
@@ -215,6 +216,9 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
             post(program, team, Post(at), base + instruction.round)
         elif opcode == FREE_SLOT:
             result = free_slot(program, team, FreeSlot(at), base + instruction.round)
+        elif opcode == PAUSE:
+            at += INSTRUCTION_BYTES
+            result = PENDING
         else:
             break
         if result != DONE:

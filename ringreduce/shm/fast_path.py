@@ -426,7 +426,6 @@ def _fill_programs(cached: CachedCall, call: CompiledCall) -> None:
 
 
 def _program_address(executable: Executable) -> int:
-    assert executable.program is not None
     return executable.program.address
 
 

@@ -5,8 +5,8 @@ A slot has the sequence number of the round it was last used for, then the heade
 then the data of small rounds.  The data of larger rounds are staged in the ring, behind those of
 the round before, or peers read them in place; then the slot has the location of the data.
 
-A `Team` has the state that all programs of a communicator share.  A `Program` is one slice of a
-plan; its instructions follow it in memory.  The memory order is in `shm.protocol`.
+A `Team` has the state that all programs of a communicator share.  A `Program` is a plan;
+its instructions follow it in memory.  The memory order is in `shm.protocol`.
 """
 
 from __future__ import annotations
@@ -232,11 +232,11 @@ class Team(Record):
 
 @record
 class Program(Record):
-    """One slice of a plan; its instructions follow."""
+    """A plan; its instructions follow."""
 
     # Address of the `Team`.
     team: Address
-    # Address of the instruction that waits; 0: the program has not begun, or is over.
+    # Address of the instruction to go on with; 0: the program has not begun, or is over.
     instruction: Address
     # Bytes that the waiting REDUCE has completed.
     done_bytes: Word
@@ -281,11 +281,11 @@ PUBLISHES_NOTHING, PUBLISHES_ARRAYS, PUBLISHES_DATA = range(3)
 the locations of the round's data and of OUTPUT."""
 
 DONE, PENDING, MISMATCH = range(3)
-"""Results of a run: the program is over; it waits for a peer; a peer is in another call."""
+"""Results of a run: the program is over; it waits or pauses; a peer is in another call."""
 
 # --- instructions ---------------------------------------------------------------------------------
 
-FREE_SLOT, POST, WAIT, COPY, REDUCE, END = range(6)
+FREE_SLOT, POST, WAIT, COPY, REDUCE, PAUSE, END = range(7)
 """Opcodes."""
 
 
@@ -303,7 +303,7 @@ class Operand(Record):
 class Instruction(Record):
     """The fields that FREE_SLOT, POST and WAIT have in common; every instruction has an opcode."""
 
-    # FREE_SLOT, POST, WAIT, COPY, REDUCE or END.
+    # FREE_SLOT, POST, WAIT, COPY, REDUCE, PAUSE or END.
     opcode: Word
     # Number of the round in the program, from 1.
     round: Word

@@ -1,13 +1,13 @@
-"""Programs: slices of plans that ranks of one host execute through shared memory.
+"""Programs: plans that ranks of one host execute through shared memory.
 
-All ranks choose the same slices, and the same way for the data: the choice depends only on the call
+All ranks choose the same plans, and the same way for the data: the choice depends only on the call
 and on what all ranks can do.  Everything else about such a call is the same as with messages.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,19 @@ from ringreduce.devices import compiled
 from ringreduce.devices.base import Device
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
+from ringreduce.planning.select import is_single_copy
 from ringreduce.planning.shm_instructions import (
     SLOT,
     CopyBytes,
     FreeSlot,
     Instructions,
+    Pause,
     Place,
     Post,
     Reduce,
     Wait,
     instructions_of,
+    join,
 )
 from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
@@ -38,6 +41,8 @@ from ringreduce.shm.segments import Segments
 
 _READ_BYTES = 256 << 10
 """Bytes of each array to reduce at a time: data read from other processes stay in the cache."""
+_PAUSE_BYTES = 64 << 20
+"""Bytes of a call after which a program pauses, at the end of a slice."""
 _MAX_RANKS = 64
 """The most ranks, since every rank plans for all ranks."""
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (1000, 2), (20, 4)
@@ -48,8 +53,8 @@ that polls keeps its core busy, and other threads of the rank may wait for that 
 """
 
 
-class SliceProgram:
-    """The compiled program of one slice, and its memory."""
+class PlanProgram:
+    """The compiled program of a plan, and its memory."""
 
     def __init__(
         self, shared_memory: SharedMemory, words: Any, instructions: Instructions, scratch: Any
@@ -61,8 +66,10 @@ class SliceProgram:
         header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
         self.header = memoryview(header)
         """The header of the call, which is published and compared with the headers of peers."""
-        self.notes: list[Note] = list(instructions.notes)
-        """The messages of the slice, for the message log."""
+        self.notes: Sequence[Sequence[Note]] = instructions.notes
+        """The messages of each slice, for the message log."""
+        self.moved = False
+        """Whether the latest `enter` executed an instruction."""
 
     def bind(self, source: int, target: int) -> None:
         """Bind the program to the addresses of input and output; `enter` then needs none."""
@@ -74,7 +81,9 @@ class SliceProgram:
         `source` and `target` are the input and output of a new run: addresses, or iovecs as
         `shm.executor.run` takes them.  0: the same input and output as before.
         """
+        before = self._program.instruction
         state = self._shared_memory.enter(self.address, -1, source, target)
+        self.moved = self._program.instruction != before
         if state == layout.MISMATCH:
             self._shared_memory.report_mismatch(self._program)
         return bool(state == layout.DONE)
@@ -133,35 +142,48 @@ class SharedMemory:
     # --- instructions ---
 
     def instructions(
-        self, plan: Plan, index: int, device: Device, op: str | None, dtype: Any
+        self, plan: Plan, device: Device, op: str | None, dtype: Any
     ) -> Instructions | None:
-        """Return this rank's instructions for a slice; None, on all ranks, if messages run it."""
+        """Return this rank's instructions for a plan; None, on all ranks, if messages run it."""
         if device.stream is not None or len(self._peers) >= _MAX_RANKS:
             return None
         if op is not None and compiled.fold(op, dtype) is None:
             return None
-        size = len(self._peers) + 1
-        every = [plan.of(rank).slice(index) for rank in range(size)]
-        single_copy = self._config.is_single_copy(plan.count * plan.itemsize)
+        nbytes = plan.count * plan.itemsize
+        single_copy = is_single_copy(plan.schedule, nbytes, self._config)
         for way in (True, False) if single_copy else (False,):
-            instructions = instructions_of(every, self._rank, plan.itemsize, way, plan.in_place)
-            if instructions is not None and instructions.slot_bytes <= layout.MAX_STAGED_BYTES:
-                return instructions
+            slices = self._slices(plan, way)
+            if slices is not None:
+                return join(slices, max(1, _PAUSE_BYTES * plan.slices // max(nbytes, 1)))
         return None
+
+    def _slices(self, plan: Plan, single_copy: bool) -> list[Instructions] | None:
+        """Return this rank's instructions for each slice of a plan; None if a slice has none."""
+        plans = [plan.of(rank) for rank in range(len(self._peers) + 1)]
+        slices = []
+        for index in range(plan.slices):
+            every = [each.slice(index) for each in plans]
+            instructions = instructions_of(
+                every, self._rank, plan.itemsize, single_copy, plan.in_place
+            )
+            if instructions is None or instructions.slot_bytes > layout.MAX_STAGED_BYTES:
+                return None
+            slices.append(instructions)
+        return slices
 
     # --- programs ---
 
     def program(
         self, instructions: Instructions, plan: Plan, device: Device, op: str | None, dtype: Any
-    ) -> SliceProgram:
-        """Make the program of a slice; each run gets the addresses of input and output."""
+    ) -> PlanProgram:
+        """Make the program of a plan; each run gets the addresses of input and output."""
         scratch = self._scratch(device, instructions.scratch, dtype)
         words = self._program(instructions, scratch, device, op)
         program = Program(_address(words))
         program.input_bytes = plan.input_count * plan.itemsize
         program.output_bytes = plan.output_count * plan.itemsize
         program.in_place = plan.in_place
-        return SliceProgram(self, words, instructions, scratch)
+        return PlanProgram(self, words, instructions, scratch)
 
     def bind(self, program: Program, source: int, target: int) -> None:
         """Bind a program to the addresses of its input and output in this process."""
@@ -192,7 +214,7 @@ class SharedMemory:
         words = np.zeros((size + lists) // WORD, np.int64)
         program = Program(_address(words))
         program.team, program.run = address_of(self.team), self._run
-        program.rounds = instructions.rounds
+        program.rounds = sum(instructions.rounds)
         if instructions.single_copy:
             program.publishes = layout.PUBLISHES_ARRAYS
         elif instructions.publishes:
@@ -220,7 +242,7 @@ class SharedMemory:
         location.address = offset if location.in_segment else buffer.address
 
     def _write(
-        self, program: Program, at: Address, instr: FreeSlot | Post | Wait | CopyBytes
+        self, program: Program, at: Address, instr: FreeSlot | Post | Wait | CopyBytes | Pause
     ) -> None:
         """Write an instruction to the memory at `at`."""
         if isinstance(instr, FreeSlot):
@@ -238,6 +260,8 @@ class SharedMemory:
             wait = layout.Wait(at)
             wait.opcode, wait.round = layout.WAIT, instr.round
             wait.peer, wait.reads = self._peers.index(instr.peer), instr.reads
+        elif isinstance(instr, Pause):
+            layout.Instruction(at).opcode = layout.PAUSE
         else:
             copy = layout.Copy(at)
             copy.opcode, copy.nbytes = layout.COPY, instr.nbytes
@@ -305,8 +329,7 @@ class SharedMemory:
             return 0, list(self._peers)
         sequence = self._sequence_waited_for(program)
         missing = [peer for peer in self._peers if self._latest(peer) < sequence]
-        step = min(sequence - program.base, instructions.rounds - instructions.single_copy)
-        return max(step - 1, 0), missing
+        return instructions.step_of(sequence - program.base), missing
 
     def _latest(self, rank: int) -> int:
         """Return the sequence number of the latest round that a rank has posted."""

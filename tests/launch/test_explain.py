@@ -138,7 +138,8 @@ def test_bytes_are_those_that_would_be_sent(
     nodes = tuple(map(tuple, block_layout(2, 3)))
     what = f"--collective {collective} --algorithm '{algorithm}' --bytes {nbytes}"
     table = said(f"--nodes 2,3 {what}")[2]
-    schedule, slices = build(collective, algorithm, nodes), slice_count(nbytes, nodes, Config())
+    schedule = build(collective, algorithm, nodes)
+    slices = slice_count(schedule, nbytes, nodes, Config())
     count, wanted = nbytes // 4, []
     for rank in range(5):
         if collective == "all_reduce":

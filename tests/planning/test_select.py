@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from ringreduce.algorithms import build
 from ringreduce.config import Config, Memory
-from ringreduce.planning.select import candidates, resolve
+from ringreduce.planning.select import candidates, is_single_copy, resolve, slice_count
 
 BY_MESSAGES = Config()
 IN_MEMORY = Config(memory=Memory(single_copy=True, crowded=False))
@@ -40,3 +43,31 @@ def test_among_many_ranks_direct_algorithms_are_not_priced():
 @pytest.mark.parametrize("collective", ["gather", "scatter"])
 def test_a_star_of_few_messages_is_always_priced(collective):
     assert "star" in candidates(collective, [list(range(33))], in_memory=False)
+
+
+MIB = 1 << 20
+CROWDED = replace(IN_MEMORY, memory=Memory(single_copy=True, crowded=True))
+COPIED_IN = replace(IN_MEMORY, memory=Memory(single_copy=False, crowded=False))
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "config", "single_copy", "slices"),
+    [
+        ("broadcast", "star", IN_MEMORY, False, 16),
+        ("reduce", "star", IN_MEMORY, False, 16),
+        ("reduce", "star", COPIED_IN, False, 16),
+        ("reduce", "star", CROWDED, True, 1),
+        ("reduce", "star", replace(IN_MEMORY, pull_bytes=MIB), True, 1),
+        ("reduce", "star", BY_MESSAGES, False, 1),
+        ("reduce", "tree", IN_MEMORY, True, 1),
+        ("all_reduce", "two_shot", IN_MEMORY, True, 1),
+        ("all_reduce", "two_shot", COPIED_IN, False, 4),
+    ],
+)
+def test_data_that_go_one_way_are_copied_in_while_others_copy_out(
+    collective, algorithm, config, single_copy, slices
+):
+    nodes = [[0, 1]]
+    schedule = build(collective, algorithm, nodes)
+    assert is_single_copy(schedule, 16 * MIB, config) is single_copy
+    assert slice_count(schedule, 16 * MIB, nodes, config) == slices

@@ -17,11 +17,13 @@ from ringreduce.planning.plan import plan_parts, plan_whole
 from ringreduce.planning.shm_instructions import (
     CopyBytes,
     FreeSlot,
+    Pause,
     Place,
     Post,
     Reduce,
     Wait,
     instructions_of,
+    join,
 )
 from ringreduce.schedules.schedule import Recv, Send, Step
 from tests.support.instruction_machine import ITEMSIZE, InstructionMachine
@@ -43,12 +45,12 @@ DIRECT = [
 ]
 
 
-def plans(collective, algorithm, ranks, count=COUNT):
+def plans(collective, algorithm, ranks, count=COUNT, slices=1):
     schedule = build(collective, algorithm, [list(range(ranks))])
     if collective in ("all_reduce", "broadcast", "reduce"):
-        return [plan_whole(schedule, r, count, ITEMSIZE, 1).of(r) for r in range(ranks)]
+        return [plan_whole(schedule, r, count, ITEMSIZE, slices).of(r) for r in range(ranks)]
     counts = [count // ranks + (r < count % ranks) for r in range(ranks)]
-    return [plan_parts(schedule, r, counts, ITEMSIZE, 1).of(r) for r in range(ranks)]
+    return [plan_parts(schedule, r, counts, ITEMSIZE, slices).of(r) for r in range(ranks)]
 
 
 def instructions_of_all(collective, algorithm, ranks, single_copy, count=COUNT):
@@ -118,6 +120,47 @@ def test_any_order_gives_the_same(collective, algorithm, ranks, single_copy):
             assert np.array_equal(out, wanted(collective, before, rank)), (rank, seed)
             if rank not in here:
                 assert np.array_equal(inputs[rank], before[rank])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
+def test_slices_that_are_joined_give_the_same_in_any_order(
+    collective, algorithm, ranks, single_copy
+):
+    made = plans(collective, algorithm, ranks, slices=3)
+    every = [[plan.slice(index) for plan in made] for index in range(3)]
+    in_place = made[0].in_place
+    programs = []
+    for rank in range(ranks):
+        slices = [instructions_of(each, rank, ITEMSIZE, single_copy, in_place) for each in every]
+        if None in slices:
+            return
+        joined = join(slices, slices_without_pause=2)
+        assert joined.instructions.count(Pause()) == 1
+        assert len(joined.notes) == len(joined.rounds) == 3
+        programs.append(joined.instructions)
+    for seed in range(10):
+        before, _, outputs = carried_out(made, programs, seed)
+        for rank, out in enumerate(outputs):
+            assert np.array_equal(out, wanted(collective, before, rank)), (rank, seed)
+
+
+def test_a_round_of_joined_slices_is_a_step_of_its_slice():
+    made = plans("all_reduce", "ring", 3, slices=2)
+    every = [[plan.slice(index) for plan in made] for index in range(2)]
+    slices = [instructions_of(each, 0, ITEMSIZE, False, True) for each in every]
+    joined = join(slices, slices_without_pause=1)
+    assert joined.rounds == (4, 4)
+    assert [joined.step_of(number) for number in range(1, 9)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_the_last_round_of_single_copy_slices_belongs_to_their_last_step():
+    made = plans("all_reduce", "two_shot", 3, slices=2)
+    every = [[plan.slice(index) for plan in made] for index in range(2)]
+    slices = [instructions_of(each, 0, ITEMSIZE, True, True) for each in every]
+    joined = join(slices, slices_without_pause=1)
+    assert joined.rounds == (3, 3)
+    assert [joined.step_of(number) for number in range(1, 7)] == [0, 1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), DIRECT)

@@ -224,6 +224,42 @@ def test_the_second_call_of_every_collective_takes_no_python(what, with_out, ran
     assert spawn(program, ranks) == [[what.split()[0].replace("another", "reduce_scatter")]] * ranks
 
 
+@pytest.mark.parametrize("way", ["staged", "single-copy"])
+@pytest.mark.parametrize("what", REPEATED)
+def test_nor_does_a_call_of_several_slices(what, way):
+    call, right = REPEATED[what]
+
+    def program(comm):
+        x, wanted = given_by(comm.rank, comm.size), right(comm.rank, of_all(comm.size))
+        made = general_calls(comm)
+        for _ in range(4):
+            assert np.array_equal(call(comm, x, None), wanted)
+        return len(made)
+
+    pull_bytes = 1 if way == "single-copy" else 1 << 30
+    assert spawn(program, slice_bytes=8, pull_bytes=pull_bytes) == [1, 1]
+
+
+def test_a_long_call_pauses_so_that_signal_handlers_run(monkeypatch):
+    monkeypatch.setattr("ringreduce.shm.program._PAUSE_BYTES", 1000)
+    pauses = [0, 0]
+
+    def program(comm):
+        def counted(executable):
+            pauses[comm.rank] += 1
+            wait_for(executable)
+
+        x = np.arange(1000.0) + comm.rank
+        wanted = 2 * np.arange(1000.0) + 1
+        assert np.array_equal(comm.all_reduce(x), wanted)
+        wait_for, comm._engine.wait_for = comm._engine.wait_for, counted
+        for _ in range(3):
+            assert np.array_equal(comm.all_reduce(x), wanted)
+
+    spawn(program, slice_bytes=100)
+    assert pauses == [3, 3]
+
+
 def test_the_second_barrier_takes_no_python():
     def program(comm):
         made = general_calls(comm)

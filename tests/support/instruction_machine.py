@@ -13,6 +13,7 @@ from ringreduce.planning.shm_instructions import (
     CopyBytes,
     FreeSlot,
     Instruction,
+    Pause,
     Place,
     Post,
     Reduce,
@@ -91,7 +92,7 @@ class InstructionMachine:
             if instr.reads:
                 assert self.numbers[instr.peer][instr.round & 1] == instr.round
                 self.buffers[rank][instr.peer] = self.data[instr.peer][instr.round]
-        elif not self._work(rank, instr):
+        elif not isinstance(instr, Pause) and not self._work(rank, instr):
             return True
         self.at[rank] += 1
         if self.at[rank] == len(self.programs[rank]):
