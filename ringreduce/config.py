@@ -34,7 +34,7 @@ class Config:
 
     None: 1 MiB across nodes, so that one slice crosses the network while nodes reduce others;
     64 MiB on one node, where there is nothing to overlap; 4 MiB if copied through shared memory,
-    and 1 MiB for a "star" `broadcast` or `reduce` there if each rank has a core.
+    and 64 KiB to 4 MiB for a "star" `broadcast` or `reduce` there if each rank has a core.
     """
     segment_bytes: int = 1 << 20
     """Longer messages are sent in segments of this size, in bytes, to be reduced in the cache."""
@@ -62,7 +62,8 @@ class Config:
 
     Smaller arrays are copied in and out of shared memory.  Applies to ranks that share memory, if
     the system lets them read each other's memory.  None: 4 MiB; 8 MiB with more ranks than cores;
-    never for a "star" `broadcast` or `reduce` if each rank has a core.
+    16 MiB for a "star" `gather`; never for a "star" `broadcast` or `reduce` if each rank has a
+    core.
     """
     memory: Memory | None = None
     """Set by the communicator if its ranks share memory; leave it out."""

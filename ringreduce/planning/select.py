@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
-from ringreduce.config import Config
+from ringreduce.config import Config, Memory
 from ringreduce.schedules.cost import price
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.topology import Nodes
@@ -15,8 +15,10 @@ STAGED_BYTES = 4 << 20
 """The longest slice that is copied in and out of shared memory, in bytes."""
 _ONE_WAY = (("broadcast", "star"), ("reduce", "star"))
 """Collectives and algorithms of one step, in which whole arrays go from the root, or to it."""
-_ONE_WAY_BYTES = 1 << 20
-"""Their slices, in bytes, if each rank has a core: one rank copies in while others copy out."""
+_GATHER_SINGLE_COPY = 16 << 20
+"""The least bytes of a star gather that the root reads directly.  A shorter one is copied in."""
+_ONE_WAY_SLICES = 64
+"""The slices of these from which on the slices get longer: each has to be planned."""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.
 
@@ -51,12 +53,18 @@ class Choice:
 def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
     """Return whether peers read an array of `nbytes` directly from its private memory.
 
-    If each rank has a core, and data go one way, no rank reads directly unless `pull_bytes` is set:
-    in a direct read one core copies while the other one waits.
+    In a direct read one core copies while another one waits.  So some algorithms of one step copy
+    in and out at greater lengths than others, or at all lengths, unless `pull_bytes` is set.
     """
-    if _is_one_way(schedule, config) and config.pull_bytes is None:
+    least = config.single_copy_from
+    if least is None:
         return False
-    return config.single_copy_from is not None and nbytes >= config.single_copy_from
+    if config.pull_bytes is None:
+        if _is_one_way(schedule, config):
+            return False
+        if (schedule.collective, schedule.algorithm) == ("gather", "star"):
+            least = _GATHER_SINGLE_COPY
+    return nbytes >= least
 
 
 def _is_one_way(schedule: Schedule, config: Config) -> bool:
@@ -68,9 +76,22 @@ def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -
     """Return how many slices an array of `nbytes` is divided into."""
     large = 64 << 20 if len(nodes) == 1 else 1 << 20
     if config.memory is not None and not is_single_copy(schedule, nbytes, config):
-        large = _ONE_WAY_BYTES if _is_one_way(schedule, config) else STAGED_BYTES
+        large = STAGED_BYTES
+        if _is_one_way(schedule, config):
+            large = _one_way_slice_bytes(schedule.collective, nbytes)
     slice_bytes = config.slice_bytes or large
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
+
+
+def _one_way_slice_bytes(collective: str, nbytes: int) -> int:
+    """Return the bytes of a slice of which one rank copies in while others copy the last one out.
+
+    The lengths were measured to be the fastest; a rank writes to lines that others have read.
+    """
+    least = 512 << 10
+    if collective == "broadcast":
+        least = 64 << 10 if nbytes < 1 << 20 else 1 << 20
+    return min(max(least, nbytes // _ONE_WAY_SLICES), STAGED_BYTES)
 
 
 def slices_in_flight(nodes: Nodes, config: Config) -> int:
@@ -78,24 +99,27 @@ def slices_in_flight(nodes: Nodes, config: Config) -> int:
     return config.in_flight or (1 if len(nodes) == 1 else 4)
 
 
-def candidates(collective: str, nodes: Nodes, in_memory: bool = False) -> list[str]:
+def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> list[str]:
     """Return the algorithms to price for these nodes; the first of equally fast ones is chosen.
 
     Direct algorithms are left out among many ranks: they are slow there, and take longest to price.
     A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
     hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
-    memory (`in_memory`), direct algorithms come first: they take the fewest steps.
+    `memory`, direct algorithms come first: they take the fewest steps.  If they share cores too, a
+    reduce has its star alone: prices do not count that a rank waits for a core in each step.
 
     The direct barrier is for shared memory alone.  There a rank has compared all headers of the
     call before.  By messages a rank would leave although another one is sent data of another call.
     """
     names = list(ALGORITHMS[collective])
-    if collective == "barrier" and not in_memory:
+    if collective == "barrier" and memory is None:
         names.remove("direct")
     if sum(map(len, nodes)) > _MOST_DIRECT and collective not in ("gather", "scatter"):
         names = [name for name in names if name not in _DIRECT]
-    if len(nodes) == 1 and in_memory:
+    if len(nodes) == 1 and memory is not None:
         names.sort(key=lambda name: name not in _DIRECT)
+        if collective == "reduce" and memory.crowded and "star" in names:
+            names = ["star"]
     if len(nodes) == 1:
         return [name for name in names if name != "hierarchical"]
     return sorted(names, key=lambda name: name != "hierarchical")
@@ -108,7 +132,7 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
     to a power of two, so that calls of similar size use the same algorithm.  The choice is a pure
     function of the arguments, so all ranks choose the same algorithm.
     """
-    names = candidates(collective, nodes, config.memory is not None)
+    names = candidates(collective, nodes, config.memory)
     rounded = 1 << max(nbytes - 1, 0).bit_length()
     predicted = {name: predict(collective, name, nodes, rounded, config) for name in names}
     enough = min(predicted.values()) * (1 + _TIE)
@@ -137,7 +161,7 @@ def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
     if algorithm != "auto":
         parse(collective, algorithm)
         return algorithm
-    names = candidates(collective, nodes, config.memory is not None)
+    names = candidates(collective, nodes, config.memory)
     if len(names) == 1:
         return names[0]
     return choose(collective, nodes, nbytes, config).algorithm

@@ -8,6 +8,8 @@ The model is alpha-beta-gamma, simulated event by event with the exact meaning o
 - Inside a node each rank has one port out and one port in.  Between nodes all ranks of a node share
   the node's one port out and one port in.  Messages of one ordered pair of ranks are sent one after
   another; messages of several pairs share a port equally, as TCP connections do.
+- Through shared memory the receiver copies.  So a message occupies a port of the receiver alone,
+  and many ranks read from one rank in the time of one.
 - When all messages of a step are complete, the rank reduces the received data, at gamma a byte.
 - A sliced array is several flows through the same schedule.  Each rank starts its flows in order,
   with at most `in_flight` unfinished.  The flows of a rank share its ports, and it reduces for one
@@ -43,6 +45,8 @@ class Link:
     With it, many messages at once cost more than one.  It is the overhead of the LogP model; the
     published formulas leave it out.
     """
+    receiver_copies: bool = False
+    """Whether a message leaves its sender's port to others."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Profile:
     """Messages between nodes: 20 µs, Ethernet of 10 Gbit/s, and 2 µs for each message."""
     gamma_s_per_byte: float = 1 / 8e9
     """Seconds for each byte that a core reduces."""
-    in_memory: Link = Link(0.5e-6, 1 / 20e9)
+    in_memory: Link = Link(0.5e-6, 1 / 20e9, receiver_copies=True)
     """Rounds through shared memory: 0.5 µs, 20 GB/s."""
     gamma_in_memory_s_per_byte: float = 1 / 50e9
     """Seconds for each byte reduced through shared memory: it is in the cache."""
@@ -75,7 +79,7 @@ class Profile:
         """Return this profile with the link and gamma of a node for shared memory as well."""
         return replace(
             self,
-            in_memory=self.in_node,
+            in_memory=replace(self.in_node, receiver_copies=True),
             gamma_in_memory_s_per_byte=self.gamma_s_per_byte,
             crowded_s=0.0,
         )
@@ -123,7 +127,7 @@ class _Wire:
     alpha_s: float
     """Seconds from the end of the transfer to delivery."""
     ports: tuple[int, int]
-    """Out of the sender or its node, into the receiver or its node."""
+    """Out of the sender or its node or for the pair alone, into the receiver or its node."""
 
 
 class _Wiring:
@@ -159,12 +163,15 @@ class _Wiring:
         """Make the wire of a message.
 
         Ports are numbered: two for each rank, then two for each node.  Even ports lead out, odd
-        ports lead in.
+        ports lead in.  Where the receiver copies, each pair of ranks has a port out of its own.
         """
         sender, receiver = message.sender.rank, message.receiver.rank
         source, target = self._node_of[sender], self._node_of[receiver]
         if source == target:
-            link, ports = self._profile.in_node, (2 * sender, 2 * receiver + 1)
+            link, out = self._profile.in_node, 2 * sender
+            if link.receiver_copies:
+                out = -1 - (sender * self.size + receiver)
+            ports = (out, 2 * receiver + 1)
         else:
             link = self._profile.between_nodes
             ports = (2 * (self.size + source), 2 * (self.size + target) + 1)

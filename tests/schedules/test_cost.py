@@ -238,6 +238,21 @@ THREE_AND_ONE = "rank 0\n >1:0,1,2 >2:3\nrank 1\n <0:0,1,2\nrank 2\n <0:3\n"
 HOPS = " >3:3\nrank 3\n <2:3\n >4:3\nrank 4\n <3:3\n >5:3\nrank 5\n <4:3"
 
 
+READ = Profile(in_node=Link(A, B, receiver_copies=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 32])
+def test_many_read_from_one_in_the_time_of_one_if_the_receiver_copies(ranks: int) -> None:
+    nodes = [list(range(ranks))]
+    assert price(build("broadcast", "star", nodes), nodes, NBYTES, READ) == close(A + NBYTES * B)
+
+
+def test_one_that_reads_from_many_reads_for_as_long_as_their_bytes_take() -> None:
+    nodes = [list(range(4))]
+    gather = build("gather", "star", nodes)
+    assert price(gather, nodes, NBYTES, READ) == close(A + NBYTES * 3 / 4 * B)
+
+
 def test_two_messages_share_a_port_equally() -> None:
     """The short message ends after 2 of its chunks' time; three more hops take 3."""
     cost = 5 * TRANSFER / 4 + 4 * A
