@@ -159,6 +159,8 @@ class EntryPoint(Record):
     op_at: Word
     # Whether the collective takes `counts`: 0 or 1.
     takes_counts: Word
+    # The address of the `CachedCall` that was found last; 0: none was.
+    latest: Address
 
 
 @record
@@ -255,8 +257,13 @@ def _matches(call: CachedCall, given: Arguments) -> bool:
 
 
 @compilable
-def find(table: Address, given: Arguments) -> Address:
-    """Find the `CachedCall` with these arguments; return its address, or 0 if there is none."""
+def find(table: Address, given: Arguments, latest: Address) -> Address:
+    """Find the `CachedCall` with these arguments; return its address, or 0 if there is none.
+
+    The slot at `latest`, if it is not 0, is tried first: most calls repeat the one before.
+    """
+    if latest and CachedCall(latest).hash != EMPTY and _matches(CachedCall(latest), given):
+        return latest
     hashed = hash_of(given)
     for way in range(WAYS):
         place = slot_address(table, hashed, way)

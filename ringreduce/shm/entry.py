@@ -431,7 +431,7 @@ def call(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
         x, members, out = 0, 0, 0
         place = entry.own_call
         if nargs:
-            place = find(path.table, given)
+            place = entry.latest = find(path.table, given, entry.latest)
             x, members, out = given.x, given.members, given.out
         if place and members:
             result = _call_list(path, CachedCall(place), members, out)
