@@ -59,7 +59,8 @@ class PlanProgram:
     def __init__(
         self, shared_memory: SharedMemory, words: Any, instructions: Instructions, scratch: Any
     ) -> None:
-        self._shared_memory, self._instructions = shared_memory, instructions
+        self._shared_memory = shared_memory
+        self._instructions = instructions._replace(instructions=())  # they are in `words` now
         self._memory = words, scratch
         self._program = Program(_address(words))
         self.address = _address(words)
