@@ -80,7 +80,10 @@ class Config:
 
     @property
     def single_copy_from(self) -> int | None:
-        """The least bytes of an array that peers read directly; None if they read none."""
+        """The least bytes of an array that peers read directly; None if they read none.
+
+        `planning.select.is_single_copy` has some exceptions.
+        """
         if self.memory is None or not self.memory.single_copy:
             return None
         usual = _SINGLE_COPY_IF_CROWDED if self.memory.crowded else _SINGLE_COPY

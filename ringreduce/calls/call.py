@@ -175,9 +175,10 @@ class Calls:
         for dtype, indices in members.items():
             used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
             sizes = [arrays[index].nbytes for index in indices]
-            # A batch is one slice that is copied in and out: so its arrays may be anywhere.  Other
-            # algorithms than "auto" are not cut: the order of some reductions depends on where an
-            # element is in the concatenated array.
+            # Lists are cut so that a batch is copied in and out: then its arrays may be anywhere.
+            # An array that is too long is a batch by itself.  Other algorithms than "auto" are not
+            # cut: the order of some reductions depends on where an element is in the
+            # concatenated array.
             batches = [(0, len(sizes))]
             if self.config.memory is not None and algorithm == "auto":
                 most = self.config.slice_bytes or STAGED_BYTES

@@ -165,7 +165,7 @@ class Communicator(Collectives):
 
     @property
     def message_log(self) -> list[LoggedMessage]:
-        """Messages that this rank has started, if ``Config(log_messages=True)``."""
+        """The messages of the runs that this rank has started, if ``Config(log_messages=True)``."""
         return self._engine.log or []
 
     # --- the end ---

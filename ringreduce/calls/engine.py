@@ -77,7 +77,7 @@ class Engine:
         self.size = transport.size
         self._agreement = Agreement(transport, timeout_s)
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
-        """Every message that this rank has started; None if messages are not logged."""
+        """The messages of all runs that this rank has started; None: messages are not logged."""
         log = None if self.log is None else self._log
         self._control = Control(self.wait_until, self.wait_for, self._report_mismatch, log)
         self._flows = FlowCache(transport, config)
@@ -147,7 +147,7 @@ class Engine:
             raise self._settle_error(error, call.schedule) from None
 
     def finish(self, call: CompiledCall, x: Any, out: Any, first: int) -> None:
-        """Complete a call of the fast path, of which program number `first` waits for other ranks.
+        """Complete a call of the fast path, of which program number `first` waits or pauses.
 
         Runs the programs of the later batches too.  `x` and `out` are the caller's arrays.
         """

@@ -27,6 +27,9 @@ def hold(path: Path, wait_s: float) -> Iterator[bool]:
     try:
         yield _acquire(file, time.monotonic() + wait_s)
     finally:
+        # Closing releases nothing while a child that was forked meanwhile has the file open too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
 

@@ -19,8 +19,8 @@ There are two kinds of compiled code.
   for another.
 
 Files are replaced as a whole.  Of several ranks that write a file the last one wins; all of them
-have compiled the same code.  Ranks that start together divide the C functions among themselves:
-each compiles those that no other rank is compiling (`share`), and loads what the others have kept.
+have compiled the same code.  Ranks that start together divide C functions among themselves: each
+compiles those that no other rank is compiling (`share`), and loads what the others have kept.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ def _address(
     """
     folder = _folder(name)
     path = folder and folder.parent / f"{name}.code"
-    loaded = _load(path)
-    if loaded is not None or path is None:
-        return loaded or _compile(name, described, needs_float16, path)
+    if (loaded := _load(path)) is not None:
+        return loaded
+    if path is None:
+        return _compile(name, described, needs_float16, path)
     with file_locks.hold(path.with_suffix(".lock"), wait_s) as alone:
         if not alone and not wait_s:
             raise _BusyError

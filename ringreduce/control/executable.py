@@ -16,7 +16,7 @@ Note = tuple[int, str, int, int]
 
 
 class LoggedMessage(NamedTuple):
-    """A message that this rank has started: its call, slice and step, and its peer."""
+    """A message of a run that this rank has started: its call, slice and step, and its peer."""
 
     call: int
     """The number of the call."""

@@ -15,10 +15,10 @@ STAGED_BYTES = 4 << 20
 """The longest slice that is copied in and out of shared memory, in bytes."""
 _ONE_WAY = (("broadcast", "star"), ("reduce", "star"))
 """Collectives and algorithms of one step, in which whole arrays go from the root, or to it."""
+_ONE_WAY_SLICES = 64
+"""The most slices of these, unless slices of STAGED_BYTES are more: each has to be planned."""
 _GATHER_SINGLE_COPY = 16 << 20
 """The least bytes of a star gather that the root reads directly.  A shorter one is copied in."""
-_ONE_WAY_SLICES = 64
-"""The slices of these from which on the slices get longer: each has to be planned."""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.
 
@@ -86,7 +86,7 @@ def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -
 def _one_way_slice_bytes(collective: str, nbytes: int) -> int:
     """Return the bytes of a slice of which one rank copies in while others copy the last one out.
 
-    The lengths were measured to be the fastest; a rank writes to lines that others have read.
+    The shortest lengths are those that were measured to be the fastest.
     """
     least = 512 << 10
     if collective == "broadcast":
@@ -106,7 +106,7 @@ def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> l
     A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
     hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
     `memory`, direct algorithms come first: they take the fewest steps.  If they share cores too, a
-    reduce has its star alone: prices do not count that a rank waits for a core in each step.
+    reduce has its star alone: a further step takes far longer there than `Profile.crowded_s`.
 
     The direct barrier is for shared memory alone.  There a rank has compared all headers of the
     call before.  By messages a rank would leave although another one is sent data of another call.

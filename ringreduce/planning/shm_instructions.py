@@ -8,12 +8,13 @@ Data go one of two ways:
 - *Staged* (copy-in, copy-out): a rank copies the data it sends in a step to its slot.  It continues
   as soon as it has the data that it reads itself.
 - *Single-copy*: peers read the data in place.  The rank waits for these reads before it overwrites
-  the data, and before the call ends.
+  the data, and before the slice ends.
 
 Data in shared memory need not be staged if the plans show that peers read them in time.  A rank
-*exposes* its array in any round but the last: peers read the array in place of the slot.  A rank
-*writes* a result *directly* to OUTPUT of its peers: then the peers need not read it.  Each rank
-publishes whether its arrays are shared memory; the instructions of its peers do not depend on that.
+*exposes* its array in any round of a slice but the last: peers read the array, not the slot.  A
+rank *writes* a result *directly* to OUTPUT of its peers: then the peers need not read it.  Each
+rank publishes whether its arrays are shared memory; the instructions of its peers do not depend on
+that.
 """
 
 from __future__ import annotations

@@ -173,6 +173,8 @@ class CachedCall(Record):
     collective: Word
     # An array with the dtype and shape of `Arguments.x`, but without its memory.
     input: Address
+    # An array like `Arguments.last`; not used without a list.
+    last: Address
     # Length of the list; 0: no list.
     member_count: Word
     # The text of the op, interned; 0: the collective has none.
@@ -253,6 +255,8 @@ def _matches(call: CachedCall, given: Arguments) -> bool:
     for i in range(given.count_of_counts):
         if load(call.counts + i * WORD) != load(given.counts + i * WORD):
             return False
+    if given.member_count and not same_kind(PyArray(given.last), PyArray(call.last)):
+        return False
     return same_kind(PyArray(given.x), PyArray(call.input))
 
 

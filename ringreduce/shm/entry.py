@@ -3,7 +3,7 @@
 CPython passes arguments to `call` by its vectorcall convention, as to a function of a C extension:
 a wrapper by Numba would convert each argument, which takes 0.3 us.  `call` looks the call up in the
 table of `ringreduce.shm.call_table`, runs its program with the interpreter's lock released, and
-counts it.  If the program waits for other ranks, `Engine.finish` completes the call.  Everything
+counts it.  If the program waits or pauses, `Engine.finish` completes the call.  Everything
 else goes to the general path: the Python method, with the same arguments.
 
 The fields of `FastPathState` are read and written with the interpreter's lock held, so no two
@@ -368,13 +368,13 @@ def _run_list(
     """Run the programs of a list's batches one after another; False if the call raised."""
     state, signature = ListState(cached.list), cached.signature
     _begin(path)
-    waits, done = False, True
+    pending, done = False, True
     for index in range(state.batches):
         batch = batch_of(state, index)
         if _run(path, batch.program, batch.source, batch.target) != DONE:
-            waits = True
+            pending = True
             break
-    if waits:  # Python completes this batch and runs the later batches
+    if pending:  # Python completes this batch and runs the later batches
         done = _finish(path, call, batch.executable, x, into, index)
     else:
         _count(path, signature)

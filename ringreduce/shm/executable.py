@@ -16,7 +16,7 @@ class Executable:
     def __init__(self, program: PlanProgram, device: Device, control: Control) -> None:
         self.program, self._device, self._control = program, device, control
         self.moved = False
-        """Whether the latest `test` executed an instruction."""
+        """Whether the latest `test` made progress; not defined after the last one of a run."""
         self._running = False
         self._digest = b""
         """The digest in the program's header between runs; empty: any digest."""

@@ -180,7 +180,9 @@ def bind(team: Team, buffer: Buffer, location: Location, address: Address) -> No
 
 @compilable
 def run(address: Address, number: int, source: Address, target: Address) -> int:
-    """Run the program at `address` as far as possible; return DONE, PENDING or MISMATCH.
+    """Run the program at `address` until it is over, has to wait, or pauses.
+
+    Returns DONE, PENDING or MISMATCH.
 
     `number` is the number of the call, or -1 if the header is complete.  `source` and `target` are
     the addresses of INPUT and OUTPUT.  0 means the same as before, and a negative number is the

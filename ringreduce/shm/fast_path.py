@@ -154,9 +154,9 @@ def key_of(
 class FastPath:
     """Wraps the communicator's `lock`.
 
-    While nobody holds the lock and `is_idle()`, compiled calls run without it.  A call that must
-    wait is appended to `running` and completed by ``finish(call, x, out, batch)``.  If a signal
-    handler raises between the two, `on_orphaned()` ends the communicator.
+    While nobody holds the lock and `is_idle()`, compiled calls run without it.  A call that waits
+    or pauses is appended to `running` and completed by ``finish(call, x, out, batch)``.  If a
+    signal handler raises between the two, `on_orphaned()` ends the communicator.
     """
 
     def __init__(
@@ -376,10 +376,10 @@ class FastPath:
         output = _like(shape, key.dtype) if has_result and call.table is None else like
         if not has_result:
             output = np.empty(0, key.dtype)
-        call.named = (like, op, algorithm, counts, signature, output, shape)
+        call.named = (like, last, op, algorithm, counts, signature, output, shape)
         for field in ("collective", "member_count", "op", "algorithm", "root", "counts"):
             setattr(cached, field, getattr(given, field))
-        cached.input, cached.count_of_counts = id(like), given.count_of_counts
+        cached.input, cached.last, cached.count_of_counts = id(like), id(last), len(key.counts)
         cached.signature, cached.output, cached.shape = id(signature), id(output), id(shape)
         cached.result = 0 if has_result else id(None)
         _fill_programs(cached, call)
@@ -416,17 +416,13 @@ def _fill_own(made: _Function, call: CompiledCall, result: Any) -> None:
 def _fill_programs(cached: CachedCall, call: CompiledCall) -> None:
     if call.table is None:
         (executable,) = call.executables
-        cached.program, cached.executable = _program_address(executable), id(executable)
+        cached.program, cached.executable = executable.program.address, id(executable)
         cached.list = 0
         return
     cached.program, cached.executable, cached.list = 0, 0, call.table.address
     for index, executable in enumerate(call.executables):
         batch = call.table.batch(index)
-        batch.program, batch.executable = _program_address(executable), id(executable)
-
-
-def _program_address(executable: Executable) -> int:
-    return executable.program.address
+        batch.program, batch.executable = executable.program.address, id(executable)
 
 
 def _like(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Programs: plans that ranks of one host execute through shared memory.
 
-All ranks choose the same plans, and the same way for the data: the choice depends only on the call
-and on what all ranks can do.  Everything else about such a call is the same as with messages.
+All ranks run the same calls so, and choose the same way for the data: the choice depends only on
+the call and on what all ranks can do.  Everything else about such a call is as with messages.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ class PlanProgram:
         self.notes: Sequence[Sequence[Note]] = instructions.notes
         """The messages of each slice, for the message log."""
         self.moved = False
-        """Whether the latest `enter` executed an instruction."""
+        """Whether the latest `enter` left the program at another instruction."""
 
     def bind(self, source: int, target: int) -> None:
         """Bind the program to the addresses of input and output; `enter` then needs none."""
         self._shared_memory.bind(self._program, source, target)
 
     def enter(self, source: int = 0, target: int = 0) -> bool:
-        """Execute instructions until one has to wait; return whether the run is complete.
+        """Execute instructions until one has to wait or the program pauses.
+
+        Returns whether the run is complete.
 
         `source` and `target` are the input and output of a new run: addresses, or iovecs as
         `shm.executor.run` takes them.  0: the same input and output as before.
@@ -152,8 +154,10 @@ class SharedMemory:
             return None
         nbytes = plan.count * plan.itemsize
         single_copy = is_single_copy(plan.schedule, nbytes, self._config)
-        for way in (True, False) if single_copy else (False,):
-            slices = self._slices(plan, way)
+        # The other way is for slices too long to be staged, and for data that are overwritten.
+        for way in (single_copy, not single_copy):
+            possible = not way or self._config.single_copy_from is not None
+            slices = self._slices(plan, way) if possible else None
             if slices is not None:
                 return join(slices, max(1, _PAUSE_BYTES * plan.slices // max(nbytes, 1)))
         return None

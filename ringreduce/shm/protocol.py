@@ -29,7 +29,7 @@ To post round r also acknowledges every round before r: the rank reads none of t
 5. *Exposed and single-copy memory can be written again.*  Peers read it in round r.  The rank, or
    its caller, writes it only when all peers that read it have posted r + 1.
    `planning.shm_instructions` puts such a wait before every instruction that writes there, and at
-   the end of the program, after a round that carries no data if the data are single-copy.
+   the end of each slice, after a round that carries no data if the data are single-copy.
 6. *A peer's OUTPUT can be written directly.*  A rank writes it for round r + 1 after it has freed
    its slot for r + 1, so all peers have posted r.  The peer is in step r, or waits for r + 1.
    Nothing that it still reads, writes or exposes in r is there, but for what this rank itself has

@@ -345,6 +345,23 @@ def test_ranks_whose_lists_differ_are_told_so_and_go_on():
     rr.spawn(program, 2, config=SHARED, timeout_s=20)
 
 
+def test_lists_that_differ_in_the_last_member_have_a_place_each():
+    def program(comm: rr.Communicator) -> int:
+        x = [np.ones(6), np.ones(2)]
+        y = [np.ones(6), np.ones(3)]
+        for lists in ([x], [y], [x, y] * 3):
+            for _ in range(3):
+                for each in lists:
+                    assert all((total == 2).all() for total in comm.all_reduce(each))
+        made = general_calls(comm)
+        for each in (x, y, y, x, y, x):
+            comm.all_reduce(each)
+        assert made == []
+        return len(compiled_lists(comm))
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [2, 2]
+
+
 def test_more_lists_than_there_is_room_for():
     def program(comm: rr.Communicator) -> int:
         for n in range(1, 540):

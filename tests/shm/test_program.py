@@ -104,6 +104,22 @@ SINGLE_COPY = replace(SHARED, slice_bytes=None, pull_bytes=1)
 """Everything that can be is read from where it lies."""
 
 
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_slices_too_long_to_be_copied_in_are_read_directly(collective):
+    """Where each rank has a core, data that go one way would else be copied in at all lengths."""
+    config = replace(SHARED, slice_bytes=1 << 30)
+
+    def program(comm):
+        memory = comm.config.memory
+        x = np.full(3 << 20, comm.rank + 1.0, np.float32)
+        result = getattr(comm, collective)(x, algorithm="star")
+        assert result is None or (result == (1 if collective == "broadcast" else 3)).all()
+        return memory.single_copy, rounds_of(comm) > 0
+
+    for single_copy, in_memory in rr.spawn(program, 2, config=config):
+        assert in_memory is single_copy
+
+
 @pytest.mark.parametrize("config", [SHARED, SINGLE_COPY], ids=["staged", "single-copy"])
 @pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree", "torus"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
