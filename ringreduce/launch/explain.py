@@ -19,7 +19,7 @@ import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, did_you_mean
 from ringreduce.picture import to_png, to_svg
 from ringreduce.picture.legend import nodes_text
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
@@ -61,6 +61,7 @@ class Request:
         if self.collective not in ALGORITHMS:
             raise ValueError(
                 f"unknown collective {self.collective!r}; choose one of {', '.join(ALGORITHMS)}"
+                f"{did_you_mean(self.collective, ALGORITHMS)}"
             )
         if self.ranks < 1:
             raise ValueError(f"{self.ranks} ranks; wanted at least 1")
