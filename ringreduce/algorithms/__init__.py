@@ -79,6 +79,7 @@ from ringreduce.algorithms.tree import (
     tree_reduce,
     tree_scatter,
 )
+from ringreduce.errors import did_you_mean
 from ringreduce.schedules.schedule import Schedule
 
 
@@ -235,7 +236,9 @@ def _what_is_wrong(collective: str, algorithm: str) -> str:
     if name not in known:
         parametrised = wanted if collective == "all_reduce" else {}
         also = f"; {' and '.join(map(repr, parametrised))} take parameters" if parametrised else ""
-        return f"unknown algorithm {algorithm!r}; choose one of {_quoted(['auto', *known])}{also}"
+        names = ["auto", *known]
+        meant = did_you_mean(name, names)
+        return f"unknown algorithm {algorithm!r}; choose one of {_quoted(names)}{also}{meant}"
     if collective == "all_reduce" and name in wanted:
         return f"unknown parameters in {algorithm!r}; {wanted[name]}"
     return f"{name!r} takes no parameters, but {algorithm!r} has some"

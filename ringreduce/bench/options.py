@@ -12,6 +12,7 @@ import numpy as np
 
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.inputs import OPS, refusal
+from ringreduce.errors import did_you_mean
 
 _DTYPES = {
     "half": "float16",
@@ -56,7 +57,7 @@ class Options:
         for flag, value, least in (
             ("-f", self.factor, 2),
             ("-w", self.warmup, 0),
-            ("-n", self.iterations, 1),
+            ("--iters", self.iterations, 1),
             ("-c", self.checks, 0),
         ):
             if value < least:
@@ -108,7 +109,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("-e", dest="max_bytes", type=nbytes, default=64 << 20, metavar="BYTES", help="to; 64M")
     add("-f", dest="factor", type=int, default=2, metavar="N", help="from size to size; default: 2")
     add("-w", dest="warmup", type=int, default=5, metavar="N", help="untimed calls; default: 5")
-    add("-n", dest="iterations", type=int, default=20, metavar="N", help="timed ones; default: 20")
+    add("--iters", dest="iterations", type=int, default=20, metavar="N", help="timed; default: 20")
     add("-c", dest="checks", type=int, default=1, metavar="N", help="results to verify; default: 1")
     add("-o", dest="op", type=_op, default="sum", metavar="OP", help=f"{', '.join(OPS)}; or avg")
     add("-d", dest="dtype", type=_dtype, default="float32", metavar="TYPE", help="default: float32")
@@ -141,5 +142,8 @@ def _dtype(text: str) -> str:
 def _op(text: str) -> str:
     name = _OPS.get(text, text)
     if name not in OPS:
-        raise argparse.ArgumentTypeError(f"unknown op {text!r}; choose one of {', '.join(OPS)}")
+        meant = did_you_mean(text, OPS)
+        raise argparse.ArgumentTypeError(
+            f"unknown op {text!r}; choose one of {', '.join(OPS)}{meant}"
+        )
     return name

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.devices.float16 import is_short
+from ringreduce.errors import did_you_mean
 
 _BITWISE = ("and", "or", "xor")
 _ON_FLOATS = ("sum", "mean", "min", "max", "prod")
@@ -147,6 +148,10 @@ def check_movable(where: str, dtype: np.dtype) -> None:
         )
 
 
+_OPS_ELSEWHERE = {"avg": "mean", "average": "mean", "add": "sum", "product": "prod"}
+"""Ops of NCCL, Horovod and torch, with their names here."""
+
+
 def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
     """Check that `op` is one of `ops` and can reduce `dtype`.
 
@@ -154,7 +159,10 @@ def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
     """
     check_movable(where, dtype)
     if op not in ops:
-        raise ValueError(f"{where}: unknown op {op!r}; choose one of {', '.join(map(repr, ops))}")
+        raise ValueError(
+            f"{where}: unknown op {op!r}; choose one of {', '.join(map(repr, ops))}"
+            f"{did_you_mean(op, ops, _OPS_ELSEWHERE)}"
+        )
     if op not in _reductions(dtype):
         raise TypeError(f"{where}: op={op!r} on {dtype} {_refusal(op, dtype)}")
 

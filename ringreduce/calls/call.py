@@ -24,6 +24,7 @@ from ringreduce.control.executable import Executable
 from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device, Stream
 from ringreduce.devices.cpu import OPS
+from ringreduce.errors import did_you_mean
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
 from ringreduce.schedules.schedule import Schedule
@@ -371,6 +372,7 @@ class Calls:
         if defaults is None:
             raise ValueError(
                 f"plan: cannot plan {collective!r}; choose one of {', '.join(map(repr, PLANNED))}"
+                f"{did_you_mean(collective, PLANNED)}"
             )
         unknown = set(arguments) - set(defaults)
         missing = {"counts"} & set(defaults) - set(arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
+from ringreduce.errors import did_you_mean
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology
@@ -24,6 +25,23 @@ _WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
 _MOST_LISTED = 16
 """The most ranks for which `repr` lists the ranks of each node."""
+_ELSEWHERE = {
+    **dict.fromkeys(("Allreduce", "allreduce"), "all_reduce"),
+    **dict.fromkeys(("Allgather", "Allgatherv", "allgather"), "all_gather"),
+    **dict.fromkeys(("Alltoall", "alltoall", "all_to_all_single"), "all_to_all"),
+    **dict.fromkeys(("Bcast", "bcast"), "broadcast"),
+    **dict.fromkeys(("Reduce_scatter", "Reduce_scatter_block", "reducescatter"), "reduce_scatter"),
+    **dict.fromkeys(("Gather", "Gatherv"), "gather"),
+    **dict.fromkeys(("Scatter", "Scatterv"), "scatter"),
+    **dict.fromkeys(("Barrier", "join"), "barrier"),
+    **dict.fromkeys(("Split", "new_group"), "split"),
+    **dict.fromkeys(("Free", "Disconnect", "destroy_process_group", "shutdown"), "close"),
+    **dict.fromkeys(("Get_rank", "get_rank"), "rank"),
+    **dict.fromkeys(("Get_size", "get_world_size"), "size"),
+    **dict.fromkeys(("Reduce",), "reduce"),
+    **dict.fromkeys(("Allreduce_init",), "plan"),
+}
+"""What mpi4py, Horovod and torch call it -> what it is called here."""
 
 
 class Communicator(Collectives):
@@ -72,6 +90,13 @@ class Communicator(Collectives):
         state = "broken" if self.broken else ended.removeprefix("the communicator is ")
         parts = [f"rank {self.rank} of {self.size}", layout, way, *[state] * bool(state)]
         return f"<ringreduce.Communicator: {', '.join(parts)}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, with the name here of what other libraries call `name`."""
+            meant = did_you_mean(name, [word for word in dir(self) if word[0] != "_"], _ELSEWHERE)
+            raise AttributeError(f"a communicator has no attribute {name!r}{meant}")
 
     # --- other forms ---
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import ringreduce
+from ringreduce.errors import did_you_mean
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError
 
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+_RANKS = ("-n", "-np", "--ranks")
 _PASS_ON = ("train", "bench")
 """Commands that start the module of the same name.  This module reads the rest of the options."""
 
@@ -20,20 +25,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     If the command line is wrong, prints the reason and raises SystemExit with code 2.
     """
-    parser = _parser()
+    parser, commands = _parser()
     options, rest = parser.parse_known_args(argv)
+    command = commands[options.command]
     if rest and options.command not in _PASS_ON:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        known = (name for name in command._option_string_actions)
+        meant = did_you_mean(rest[0], known) if rest[0].startswith("-") else ""
+        command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     if options.command == "doctor":
         from ringreduce.launch.doctor import main as doctor
 
         return doctor()
     if options.command == "explain":
-        return _explain(parser, options)
+        return _explain(command, options)
     try:
         job = _job(options, rest)
     except ValueError as error:
-        parser.error(f"{options.command}: {error}")
+        command.error(str(error))
     try:
         return run(job)
     except LaunchError as error:
@@ -45,7 +53,7 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     from ringreduce.launch import explain
 
     if options.ranks is None and not options.nodes:
-        parser.error("explain: how many ranks? --ranks 8, or --nodes 3,1,4")
+        parser.error("how many ranks? --ranks 8, or --nodes 3,1,4")
     try:
         request = explain.Request(
             ranks=options.ranks if options.ranks is not None else sum(options.nodes),
@@ -60,7 +68,7 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             png=options.png,
         )
     except ValueError as error:
-        parser.error(f"explain: {error}")
+        parser.error(str(error))
     return explain.main(request)
 
 
@@ -73,12 +81,8 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
 
             read(rest, "ringreduce train")
         program = ("-m", f"ringreduce.{options.command}", *rest)
-    elif options.module:
-        program = ("-m", options.program, *options.args)
-    elif options.hosts or Path(options.program).exists():  # other hosts have their own files
-        program = (options.program, *options.args)
     else:
-        raise ValueError(f"no file {options.program}; a module is started by -m {options.program}")
+        program = _program(options)
     return Job(
         ranks=options.ranks,
         program=program,
@@ -89,9 +93,46 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ringreduce", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def _program(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the program of ``ringreduce run``, and its arguments.
+
+    As for mpiexec, ``python`` may stand before it: the ranks run this interpreter all the same.
+    """
+    module, words = options.module, [options.program, *options.args]
+    is_script = "/" not in words[0] and Path(words[0]).is_file()
+    if not module and words[1:] and _PYTHON.fullmatch(words[0]) and not is_script:
+        module = words[1] == "-m"
+        words = words[1 + module :]
+        if not words or words[0].startswith("-"):
+            raise ValueError(f"wanted a script, or -m and a module, after {options.program}")
+    if module:
+        return ("-m", *words)
+    if options.hosts or Path(words[0]).exists():  # other hosts have their own files
+        return tuple(words)
+    raise ValueError(f"no file {words[0]}; a module is started by -m {words[0]}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that asks whether another command was meant."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            known = [str(choice) for choice in action.choices or ()]
+            error.message += did_you_mean(str(value), known)
+            raise
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and those of the commands."""
+    parser = _Parser(prog="ringreduce", allow_abbrev=False)
+    parser.add_argument(
+        "--version", action="version", version=f"ringreduce {ringreduce.__version__}"
+    )
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
     start = commands.add_parser(
         "run",
         help="run a script or module on n ranks",
@@ -116,13 +157,13 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench",
         help="time collectives on n ranks, beside MPI's own and Gloo's",
-        usage="ringreduce bench --ranks N [options] [bench options]",
+        usage="ringreduce bench -n N [options] [bench options]",
         description="The same as: ringreduce run -n N [options] -m ringreduce.bench ...",
-        epilog="Its own options, those of nccl-tests (-b -e -f -w -n -o -d -c) among them: "
+        epilog="Its own options, those of nccl-tests (-b -e -f -w -o -d -c) among them: "
         "python -m ringreduce.bench --help",
         allow_abbrev=False,
     )
-    _add_job_options(bench, "--ranks")
+    _add_job_options(bench)
     explain = commands.add_parser(
         "explain",
         help="show, price and prove an algorithm without running it",
@@ -132,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_explain_options(explain)
     commands.add_parser("doctor", help="say what a bug report needs, and what to repair")
-    return parser
+    return parser, commands.choices
 
 
 class _TrainersHelp(argparse.Action):
@@ -148,9 +189,9 @@ class _TrainersHelp(argparse.Action):
         parser.exit()
 
 
-def _add_job_options(parser: argparse.ArgumentParser, ranks: str = "-n") -> None:
+def _add_job_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(ranks, dest="ranks", type=int, required=True, metavar="N", help="ranks")
+    add(*_RANKS, dest="ranks", type=int, required=True, metavar="N", help="ranks")
     add("--hosts", type=_hosts, default=(), metavar="H1:2,H2:2", help="hosts and their ranks")
     add("--nodes", type=_nodes, default=(), metavar="3,1,2", help="ranks of each node, as stated")
     add(
@@ -164,7 +205,7 @@ def _add_job_options(parser: argparse.ArgumentParser, ranks: str = "-n") -> None
 
 def _add_explain_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-n", "--ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
+    add(*_RANKS, dest="ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
     add("--nodes", type=_nodes, default=(), metavar="3,1,4", help="ranks of each node")
     add("--collective", default="all_reduce", metavar="NAME", help="default: all_reduce")
     add("--algorithm", default="auto", metavar="NAME", help="default: auto, the cheapest")

@@ -6,6 +6,8 @@ time of every candidate.  With `--check` it also proves the schedule.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import sys
@@ -19,7 +21,7 @@ import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, did_you_mean
 from ringreduce.picture import to_png, to_svg
 from ringreduce.picture.legend import nodes_text
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
@@ -61,6 +63,7 @@ class Request:
         if self.collective not in ALGORITHMS:
             raise ValueError(
                 f"unknown collective {self.collective!r}; choose one of {', '.join(ALGORITHMS)}"
+                f"{did_you_mean(self.collective, ALGORITHMS)}"
             )
         if self.ranks < 1:
             raise ValueError(f"{self.ranks} ranks; wanted at least 1")
@@ -73,6 +76,9 @@ class Request:
                 f"{self.nbytes} bytes are no whole number of {self.dtype}, "
                 f"which has {self.itemsize} bytes"
             )
+        for option, path in (("--svg", self.svg), ("--png", self.png)):
+            if path is not None and path.suffix != f".{option[2:]}":
+                raise ValueError(f"{option} {path}: wanted a name that ends in .{option[2:]}")
         if self.algorithm != "auto":
             build(self.collective, self.algorithm, self.layout, self.root)
 
@@ -99,10 +105,28 @@ def main(request: Request) -> int:
     Before a code other than 0 it prints the reason.
     """
     try:
-        return _explain(request, Config())
+        for path in filter(None, (request.svg, request.png)):
+            _check_writable(path)
+        code = _explain(request, Config())
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, for instance `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ScheduleError, ImportError, OSError) as error:
         print(f"ringreduce explain: {error}", file=sys.stderr)
         return 2 if isinstance(error, OSError) else 1
+
+
+def _check_writable(path: Path) -> None:
+    """Raise OSError if the file cannot be written, before anything is computed."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    place = path if path.exists() else path.parent
+    if not place.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if not os.access(place, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def _explain(request: Request, config: Config) -> int:

@@ -43,7 +43,7 @@ def options(*flags: str):
         (["-b", "0"], "'0' is no size"),
         (["-e", "1T"], "'1T' is no size; wanted one such as 8, 64K or 1G"),
         (["-f", "1"], "-f is 1; wanted at least 2"),
-        (["-n", "0"], "-n is 0; wanted at least 1"),
+        (["--iters", "0"], "--iters is 0; wanted at least 1"),
         (["-w", "-1"], "-w is -1; wanted at least 0"),
         (["-o", "median"], "unknown op 'median'"),
         (["-d", "str"], "-d str cannot be sent"),
@@ -208,7 +208,7 @@ def bench(tmp_path: Path, ranks: int, *flags: str) -> subprocess.CompletedProces
 
 TORCH = importlib.util.find_spec("torch") is not None
 """Gloo is a baseline where there is torch."""
-QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "-n", "3", "-w", "1", "-c", "3")
+QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "--iters", "3", "-w", "1", "-c", "3")
 
 
 @pytest.mark.mpi
@@ -338,7 +338,9 @@ def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
 @pytest.mark.mpi
 def test_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    ended = bench(tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "-n", "3", "--plot", "run.png")
+    ended = bench(
+        tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "--iters", "3", "--plot", "run.png"
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert "the cost model, fitted to every other size: alpha" in ended.stdout

@@ -7,6 +7,7 @@ import importlib
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -294,9 +295,31 @@ def test_a_png_without_its_library_says_what_to_install(
     assert "pip install 'ringreduce[plot]'" in text
 
 
-def test_a_file_that_cannot_be_written_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "-n", "2", "--svg", "/nowhere/x.svg"]) == 2
-    assert "/nowhere/x.svg" in capsys.readouterr().err
+@pytest.mark.parametrize("file", ["/nowhere/x.svg", "/proc/x.svg", "/sys/x.svg"])
+def test_a_file_that_cannot_be_written_exits_with_2(
+    capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    assert cli.main(["explain", "-n", "2", "--svg", file]) == 2
+    assert file in capsys.readouterr().err
+
+
+def test_files_are_checked_before_anything_is_computed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.svg").mkdir()
+    for file in ("/nowhere/x.svg", str(tmp_path / "x.svg")):
+        assert cli.main(["explain", "-n", "2", "--svg", file]) == 2
+        assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    explain = [sys.executable, "-m", "ringreduce", "explain", "-n", "40"]
+    ended = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash", *explain],
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 # --- nonsense -------------------------------------------------------------------------------------
@@ -320,6 +343,8 @@ def test_a_file_that_cannot_be_written_exits_with_2(capsys: pytest.CaptureFixtur
         ("-n 4 --dtype float33", "unknown dtype 'float33'; wanted one such as float32"),
         ("-n 4 --dtype object", "dtype 'object' cannot be sent; wanted numbers or bools"),
         ("-n 4 now", "unrecognized arguments: now"),
+        ("-n 4 --png x.svg", "--png x.svg: wanted a name that ends in .png"),
+        ("-n 4 --svg x", "--svg x: wanted a name that ends in .svg"),
     ],
 )
 def test_a_usage_error_exits_with_2_and_says_why(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ringreduce
 from ringreduce.launch import cli, launcher
 from ringreduce.launch.cleanup import abandoned_files, clean_up_job
 from ringreduce.launch.job import exit_code_of
@@ -350,11 +351,46 @@ def test_options_become_the_job(started, command):
     ]
 
 
+@pytest.mark.parametrize("ranks", ["-n 4", "-np 4", "--ranks 4"])
+@pytest.mark.parametrize("command", ["run", "train", "bench"])
+def test_the_number_of_ranks_has_three_names(started, command, ranks):
+    cli.main(f"{command} {ranks}{' script.py' if command == 'run' else ''}".split())
+    assert [job.ranks for job in started] == [4]
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("python script.py -n 9", ("script.py", "-n", "9")),
+        ("python3.11 script.py", ("script.py",)),
+        ("/usr/bin/python3 -m json.tool -h", ("-m", "json.tool", "-h")),
+        ("-m json.tool", ("-m", "json.tool")),
+    ],
+)
+def test_python_may_stand_before_the_program(started, line, program):
+    cli.main(f"run -n 2 {line}".split())
+    assert [job.program for job in started] == [program]
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"ringreduce {ringreduce.__version__}\n"
+
+
+def test_the_package_is_the_command(capfd):
+    command = [sys.executable, "-m", "ringreduce", "explain", "-n", "2"]
+    assert subprocess.run(command).returncode == 0
+    assert "all_reduce" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
         ("", "COMMAND"),
         ("fly", "invalid choice: 'fly'"),
+        ("trian -n 2", "did you mean 'train'?"),
         ("run -n 2", "program"),
         ("run script.py", "-n"),
         ("run -n two script.py", "invalid int value: 'two'"),
@@ -365,6 +401,13 @@ def test_options_become_the_job(started, command):
         ("run -n 2 --nodes 1,,1 script.py", "wanted the ranks of each node"),
         ("run -n 2 --nodes 3 script.py", "--nodes has 3 ranks, -n asks for 2"),
         ("run -n 2 --timeout 3 script.py", "unrecognized arguments: --timeout"),
+        ("run -n 2 --timeout 3 script.py", "did you mean '--timeout-s'?"),
+        ("run -n 0 script.py", "usage: ringreduce run"),
+        ("run -n 2 python", "no file python"),
+        ("run -n 2 python -m", "wanted a script, or -m and a module, after python"),
+        ("run -n 2 python -u script.py", "wanted a script, or -m and a module, after python"),
+        ("explain -n 2 --algorithm rng", "did you mean 'ring'?"),
+        ("explain -n 2 --collective allreduce", "did you mean 'all_reduce'?"),
         ("doctor now", "unrecognized arguments: now"),
     ],
 )
