@@ -45,11 +45,12 @@ _PAUSE_BYTES = 64 << 20
 """Bytes of a call after which a program pauses, at the end of a slice."""
 _MAX_RANKS = 64
 """The most ranks, since every rank plans for all ranks."""
-_SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (1000, 2), (20, 4)
+_SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 2), (20, 4)
 """(polls of a slot, further polls after a yield of the core each) until a program returns PENDING.
 
-The first pair is for ranks with a core each, the second for ranks that share cores.  A program
-that polls keeps its core busy, and other threads of the rank may wait for that core.
+The first pair is for ranks with a core each: 5,000 polls take 1 to 2 us, in which most peers come,
+and the way through Python takes longer.  The second is for ranks that share cores.  A program that
+polls keeps its core busy, and other threads of the rank may wait for that core.
 """
 
 
