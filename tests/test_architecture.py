@@ -65,7 +65,8 @@ MAY_IMPORT = {
     "calls": {*BELOW_CALLS, *SYMBOLIC},
     "bootstrap": {"calls", "devices", "launch", "process_exit", "shm", "transports"},
     "process_exit": {"calls", "launch"},
-    "launch": {*SYMBOLIC, "picture", "planning"},
+    "launch": {*SYMBOLIC, "picture", "planning", "the public names"},
+    "__main__": {"launch"},
     "train": {"the public names"},
     "bench": {"the public names", "devices", "planning", "schedules"},
     # Packages to come.

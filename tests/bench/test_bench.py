@@ -296,8 +296,9 @@ def test_calls_name_an_algorithm_only_if_the_options_do(tmp_path, flags):
         "with mock.patch.object(rr.Communicator, 'all_reduce', all_reduce): main()\n"
         "print(*sorted(told[-1]))  # the first only asks whether there is such an algorithm\n"
     )
+    size = ("-b", "8", "-e", "8", "--iters", "1")
     ended = subprocess.run(
-        [mpiexec(), "-n", "1", sys.executable, str(spied), "-b", "8", "-e", "8", "-n", "1", *flags],
+        [mpiexec(), "-n", "1", sys.executable, str(spied), *size, *flags],
         env=environment(),
         capture_output=True,
         text=True,
