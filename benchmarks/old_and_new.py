@@ -122,7 +122,7 @@ def small_calls(checkout: Checkout) -> Figures:
 def one_host(checkout: Checkout) -> Figures:
     """The time of our all-reduce of float32, in units of the time of `Allreduce` in the same run.
 
-    Whole runs are slower than others, of both.  All places and ways of calling are measured.
+    In some runs both take longer than in others.  All places and ways of calling are measured.
     """
     sizes = [str(size) for size in _ONE_HOST if 4 * checkout.ranks * size <= 8 << 30]
     rows = _written(checkout, "-m", "benchmarks.one_host_run", "FILE", "float32", *sizes)
@@ -191,7 +191,7 @@ def collectives(checkout: Checkout) -> Figures:
 def ring_and_mpi(checkout: Checkout) -> Figures:
     """The time of our ring through messages on one host, in units of the time of `Allreduce`.
 
-    Messages of an MPI take up to three times as long in some runs as in others, and both slow down.
+    In some runs both take up to three times as long as in others: messages of the MPI do.
     """
     checkout.run_ranks("-c", _ring_and_mpi(), RINGREDUCE_TRANSPORT="mpi")
     return {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 
 def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
-    """Return "; did you mean 'ring'?" for the known word that is closest; "" if none is close.
+    """Return "; did you mean 'ring'?", with the known word that is closest; "" if none is close.
 
     `others` are words of other libraries, with what they are called here.
     """

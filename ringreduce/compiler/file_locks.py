@@ -19,9 +19,10 @@ def hold(path: Path, wait_s: float) -> Iterator[bool]:
     While another process holds the lock, waits at most `wait_s` seconds, then yields False.  The
     system releases the locks of a process that ends.  Where files have no locks, yields True.
     """
-    try:
+    file = -1
+    with contextlib.suppress(OSError):  # a folder in which no file can be made
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
+    if file == -1:
         yield True
         return
     try:

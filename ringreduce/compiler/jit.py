@@ -106,9 +106,10 @@ def address(
 def _address(
     name: str, described: Callable[[], Function | None], needs_float16: bool, wait_s: float
 ) -> int | None:
-    """Load a function, or compile it unless another process compiles it within `wait_s` seconds.
+    """Load a function, or compile it.
 
-    Raises _BusyError where `wait_s` is 0 and another process is compiling the function.
+    Waits at most `wait_s` seconds for another process that is compiling the function, and then
+    compiles it here too.  If `wait_s` is 0, raises _BusyError instead.
     """
     folder = _folder(name)
     path = folder and folder.parent / f"{name}.code"

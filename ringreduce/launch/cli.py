@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(argv)
     command = commands[options.command]
     if rest and options.command not in _PASS_ON:
-        known = (name for name in command._option_string_actions)
-        meant = did_you_mean(rest[0], known) if rest[0].startswith("-") else ""
+        meant = did_you_mean(rest[0], command._option_string_actions)
         command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     if options.command == "doctor":
         from ringreduce.launch.doctor import main as doctor
@@ -96,7 +95,8 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
 def _program(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the program of ``ringreduce run``, and its arguments.
 
-    As for mpiexec, ``python`` may stand before it: the ranks run this interpreter all the same.
+    ``python`` may stand before the program, as for mpiexec.  The ranks run the interpreter of this
+    process all the same.
     """
     module, words = options.module, [options.program, *options.args]
     is_script = "/" not in words[0] and Path(words[0]).is_file()
@@ -113,7 +113,7 @@ def _program(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that asks whether another command was meant."""
+    """A parser whose error for an unknown command names the command that is closest."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:

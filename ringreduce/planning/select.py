@@ -53,8 +53,9 @@ class Choice:
 def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
     """Return whether peers read an array of `nbytes` directly from its private memory.
 
-    In a direct read one core copies while another one waits.  So some algorithms of one step copy
-    in and out at greater lengths than others, or at all lengths, unless `pull_bytes` is set.
+    In a direct read one core copies while another core waits.  So data of some algorithms of one
+    step are copied in and out at lengths at which other data are read directly.  If `pull_bytes` is
+    set, it holds for all algorithms.
     """
     least = config.single_copy_from
     if least is None:
@@ -84,9 +85,9 @@ def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -
 
 
 def _one_way_slice_bytes(collective: str, nbytes: int) -> int:
-    """Return the bytes of a slice of which one rank copies in while others copy the last one out.
+    """Return the bytes of a slice.  One rank copies it in while others copy the last one out.
 
-    The shortest lengths are those that were measured to be the fastest.
+    The least lengths were the fastest in measurements with 2 ranks.
     """
     least = 512 << 10
     if collective == "broadcast":

@@ -1,7 +1,8 @@
 """Programs: plans that ranks of one host execute through shared memory.
 
-All ranks run the same calls so, and choose the same way for the data: the choice depends only on
-the call and on what all ranks can do.  Everything else about such a call is as with messages.
+All ranks run the same plans through shared memory, and choose the same way for the data.  Both
+depend only on the call and on what all ranks can do.  Headers, errors and results are the same as
+with messages.
 """
 
 from __future__ import annotations
@@ -68,10 +69,13 @@ class PlanProgram:
         header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
         self.header = memoryview(header)
         """The header of the call, which is published and compared with the headers of peers."""
-        self.notes: Sequence[Sequence[Note]] = instructions.notes
-        """The messages of each slice, for the message log."""
         self.moved = False
         """Whether the latest `enter` left the program at another instruction."""
+
+    @property
+    def notes(self) -> Sequence[Sequence[Note]]:
+        """The messages of each slice, for the message log."""
+        return self._instructions.notes
 
     def bind(self, source: int, target: int) -> None:
         """Bind the program to the addresses of input and output; `enter` then needs none."""

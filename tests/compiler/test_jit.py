@@ -348,12 +348,16 @@ def another(nothing_kept, tmp_path):
 
 @pytest.mark.usefixtures("another")
 def test_a_process_compiles_what_no_other_one_is_compiling():
-    jit.share({"double": lambda: pytest.fail("twice"), "twice": lambda: double})
-    assert list(jit._ADDRESSES) == ["twice"]
+    asked = []
+    wanted = {name: lambda name=name: asked.append(name) or double for name in ("double", "twice")}
+    jit.share(wanted)
+    assert asked == list(jit._ADDRESSES) == ["twice"]
 
 
-def test_and_loads_what_the_other_one_has_compiled(another):
-    assert call(jit.address("double", lambda: pytest.fail("twice")), 21) == 42
+def test_a_process_loads_what_another_one_has_compiled(another):
+    asked = []
+    assert call(jit.address("double", lambda: asked.append("double") or double), 21) == 42
+    assert asked == []
     assert another.wait(timeout=60) == 0
 
 

@@ -122,45 +122,47 @@ def test_any_order_gives_the_same(collective, algorithm, ranks, single_copy):
                 assert np.array_equal(inputs[rank], before[rank])
 
 
+def joined_for(made, rank, single_copy, slices_without_pause):
+    """The instructions of a rank for all slices of the plans `made`; None if a slice has none."""
+    slices = [
+        instructions_of(
+            [plan.slice(index) for plan in made], rank, ITEMSIZE, single_copy, made[0].in_place
+        )
+        for index in range(made[0].slices)
+    ]
+    return None if None in slices else join(slices, slices_without_pause)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
 def test_slices_that_are_joined_give_the_same_in_any_order(
     collective, algorithm, ranks, single_copy
 ):
     made = plans(collective, algorithm, ranks, slices=3)
-    every = [[plan.slice(index) for plan in made] for index in range(3)]
-    in_place = made[0].in_place
-    programs = []
-    for rank in range(ranks):
-        slices = [instructions_of(each, rank, ITEMSIZE, single_copy, in_place) for each in every]
-        if None in slices:
-            return
-        joined = join(slices, slices_without_pause=2)
-        assert joined.instructions.count(Pause()) == 1
-        assert len(joined.notes) == len(joined.rounds) == 3
-        programs.append(joined.instructions)
+    joined = [joined_for(made, rank, single_copy, 2) for rank in range(ranks)]
+    if None in joined:
+        assert instructions_of_all(collective, algorithm, ranks, single_copy)[1] is None
+        return
+    for each in joined:
+        assert each.instructions.count(Pause()) == 1
+        assert len(each.notes) == len(each.rounds) == 3
     for seed in range(10):
-        before, _, outputs = carried_out(made, programs, seed)
+        before, _, outputs = carried_out(made, [each.instructions for each in joined], seed)
         for rank, out in enumerate(outputs):
             assert np.array_equal(out, wanted(collective, before, rank)), (rank, seed)
 
 
-def test_a_round_of_joined_slices_is_a_step_of_its_slice():
-    made = plans("all_reduce", "ring", 3, slices=2)
-    every = [[plan.slice(index) for plan in made] for index in range(2)]
-    slices = [instructions_of(each, 0, ITEMSIZE, False, True) for each in every]
-    joined = join(slices, slices_without_pause=1)
-    assert joined.rounds == (4, 4)
-    assert [joined.step_of(number) for number in range(1, 9)] == [0, 1, 2, 3, 0, 1, 2, 3]
-
-
-def test_the_last_round_of_single_copy_slices_belongs_to_their_last_step():
-    made = plans("all_reduce", "two_shot", 3, slices=2)
-    every = [[plan.slice(index) for plan in made] for index in range(2)]
-    slices = [instructions_of(each, 0, ITEMSIZE, True, True) for each in every]
-    joined = join(slices, slices_without_pause=1)
-    assert joined.rounds == (3, 3)
-    assert [joined.step_of(number) for number in range(1, 7)] == [0, 1, 1, 0, 1, 1]
+@pytest.mark.parametrize(
+    ("algorithm", "way", "rounds", "steps"),
+    [
+        ("ring", False, 4, [0, 1, 2, 3]),
+        ("two_shot", True, 3, [0, 1, 1]),  # the last round waits for the readers of the last step
+    ],
+)
+def test_a_round_of_joined_slices_is_a_step_of_its_slice(algorithm, way, rounds, steps):
+    joined = joined_for(plans("all_reduce", algorithm, 3, slices=2), 0, way, 1)
+    assert joined.rounds == (rounds, rounds)
+    assert [joined.step_of(number) for number in range(1, 2 * rounds + 1)] == 2 * steps
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), DIRECT)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import ringreduce as rr
 from ringreduce.shm import functions, segments
 from ringreduce.shm.segments import map_files
+from ringreduce.transports.thread import ThreadTransport
 from tests.control.test_agreement import agreed, check_words, in_threads
 from tests.support.case_strategies import OUTS, VIEWS, cases
 from tests.support.cases import CONFIG, run_case
@@ -105,12 +106,14 @@ SINGLE_COPY = replace(SHARED, slice_bytes=None, pull_bytes=1)
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
-def test_slices_too_long_to_be_copied_in_are_read_directly(collective):
-    """Where each rank has a core, data that go one way would else be copied in at all lengths."""
+def test_slices_too_long_to_be_copied_in_are_read_directly(collective, monkeypatch):
+    """Where each rank has a core, shorter slices of data that go one way are copied in."""
+    monkeypatch.setattr(ThreadTransport, "spins", 200)  # as if each rank had a core
     config = replace(SHARED, slice_bytes=1 << 30)
 
     def program(comm):
         memory = comm.config.memory
+        assert not memory.crowded
         x = np.full(3 << 20, comm.rank + 1.0, np.float32)
         result = getattr(comm, collective)(x, algorithm="star")
         assert result is None or (result == (1 if collective == "broadcast" else 3)).all()
