@@ -380,6 +380,13 @@ MUTATIONS = [
         "A rank overwrites exposed memory that its peers have not read yet.",
     ),
     Mutation(
+        "third-slice-counted-as-the-second",
+        "planning/shm_instructions.py",
+        "rounds += sum(each.rounds)",
+        "rounds = sum(each.rounds)",
+        "The rounds of a third slice have the numbers of the second slice's.",
+    ),
+    Mutation(
         "slot-freed-too-early",
         "shm/protocol.py",
         "previous = sequence - 1",
