@@ -50,6 +50,7 @@ _BY_FILE = {
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
     "shm/copies.py": _SHARED,
+    "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),
     "shm/executor.py": _SHARED,
     "shm/protocol.py": ("tests/shm/test_protocol.py", *_SHARED),
     "shm/entry.py": ("tests/shm/test_fast_path.py", "tests/shm/test_lists.py"),

@@ -1,34 +1,25 @@
 """Copies between buffers, to memory that peers read, and out of other processes.
 
-Memory that another core has read is in that core's cache.  To write a cache line of such memory
-takes 2 to 9 ns if the two cores share a cache, and 28 ns if they share none.  A streaming store
-bypasses all caches: it takes 2 ns a line, and 2 to 4 ns more to read the line.  `process_vm_readv`
-takes 5 to 9 ns a line.  On a virtual machine the cores that share a cache can change.  So stores
-are timed, and the faster kind of store is used for a while.
+`process_vm_readv` takes 5 to 9 ns a cache line.  It takes longer if the line was read by a core
+that shares no cache with this one, and this rank writes it.  So direct reads are timed.
 """
 
 from __future__ import annotations
 
-from ringreduce.compiler.memory import copy, fence, load, nanoseconds, read_process, stream_line
+from ringreduce.compiler.memory import copy, fence, load, nanoseconds, read_process
 from ringreduce.compiler.records import Address, address_of, compilable
 from ringreduce.shm import iovec
-from ringreduce.shm.layout import STAGED_FROM_BYTES, Buffer, Copy, StoreState, Team
+from ringreduce.shm.layout import Buffer, Copy, Team
+from ringreduce.shm.stores import stream, write
 
 _READ_LIMIT_BYTES = 1 << 30
 """Bytes of one read: the kernel reads less than 2 GiB at a time."""
-_TRIAL_BYTES = 2 << 10
-"""Bytes of the first trial of ordinary stores."""
-_CHECKED_BYTES = 32 << 10
-"""Bytes of each later trial, and bytes of ordinary stores that are not timed after a trial."""
 _FAR_TIMES = 16
 """Reads by way of `read_buffer` after a direct read was slow."""
 _FAST_READ_BYTES = 4 << 20
 """Bytes of a direct read after one that was fast: a call of the kernel takes 3 µs besides them."""
-_STREAM_BYTES = _FAR_TIMES * _CHECKED_BYTES
-"""Bytes to stream after ordinary stores were slow."""
-STAGED_LINE_NS, DIRECT_LINE_NS, READ_LINE_NS = 16, 10, 20
-"""Limits in ns a line of 64 bytes, above which accesses are slow: stores to this rank's slot and
-ring, stores to OUTPUT of peers, and reads from processes to memory that peers may have read."""
+_READ_LINE_NS = 20
+"""Nanoseconds a line of 64 bytes above which a direct read is slow."""
 
 
 @compilable
@@ -45,62 +36,6 @@ def read(team: Team, into: Address, process: int, source: Address, nbytes: int) 
         source += done
         nbytes -= done
     return True
-
-
-@compilable
-def stream(into: Address, source: Address, nbytes: int) -> None:
-    """Copy by streaming stores; the caller must `fence` before it publishes the bytes."""
-    before = min(-into & 31, nbytes)
-    if before:
-        copy(into, source, before)
-        into += before
-        source += before
-        nbytes -= before
-    lines = nbytes >> 6
-    for _ in range(lines):
-        stream_line(into, source)
-        into += 64
-        source += 64
-    if nbytes & 63:
-        copy(into, source, nbytes & 63)
-
-
-@compilable
-def write(
-    team: Team, state: StoreState, line_ns: int, into: Address, source: Address, nbytes: int
-) -> None:
-    """Write memory that peers read, by ordinary stores, or by streaming stores if those are slow.
-
-    Starts with ordinary stores and times them.  If a cache line takes longer than `line_ns`, the
-    rest, and the next `_STREAM_BYTES`, use streaming stores.  Otherwise the next `_CHECKED_BYTES`
-    are not timed.  `state` counts either kind down.
-    """
-    if nbytes < STAGED_FROM_BYTES:
-        copy(into, source, nbytes)
-        return
-    counted = min(nbytes, _CHECKED_BYTES)
-    if state.stream_remaining > 0:
-        state.stream_remaining = max(state.stream_remaining - counted, 0)
-        stream(into, source, nbytes)
-        return
-    if state.unchecked_remaining > counted:
-        state.unchecked_remaining -= counted
-        copy(into, source, nbytes)
-        return
-    state.unchecked_remaining = 0
-    clock = address_of(team.clock)
-    done, length = 0, _TRIAL_BYTES
-    before = nanoseconds(clock)
-    while done < nbytes:
-        copy(into + done, source + done, length)
-        done += length
-        now = nanoseconds(clock)
-        if now - before > line_ns * (length >> 6):
-            state.stream_remaining = _STREAM_BYTES
-            stream(into + done, source + done, nbytes - done)
-            return
-        before, length = now, min(_CHECKED_BYTES, nbytes - done)
-    state.unchecked_remaining = _CHECKED_BYTES
 
 
 @compilable
@@ -124,7 +59,7 @@ def pull(team: Team, into: Address, process: int, source: Address, nbytes: int) 
             before = nanoseconds(clock)
             if not read(team, into + done, process, source + done, length):
                 return False
-            if nanoseconds(clock) - before > READ_LINE_NS * (length >> 6):
+            if nanoseconds(clock) - before > _READ_LINE_NS * (length >> 6):
                 team.indirect_reads = _FAR_TIMES
             else:
                 most = _FAST_READ_BYTES
@@ -151,7 +86,7 @@ def copy_bytes(team: Team, instruction: Copy) -> bool:
         place = iovec.writable_at(target, into + done, length, memory)
         data = iovec.gathered(buffer, source + done, length, memory)
         if staged:
-            write(team, team.staged, STAGED_LINE_NS, place, data, length)
+            write(team, place, data, length)
         elif place != data:
             copy(place, data, length)
         iovec.scatter(target, into + done, length, memory, place)

@@ -14,7 +14,7 @@ from ringreduce.compiler.records import (
     load_acquire,
     size_of,
 )
-from ringreduce.shm.copies import DIRECT_LINE_NS, STAGED_LINE_NS, copy_bytes, read, write
+from ringreduce.shm.copies import copy_bytes, read
 from ringreduce.shm.iovec import contiguous, gathered, scatter, writable_at
 from ringreduce.shm.layout import (
     COPY,
@@ -45,6 +45,7 @@ from ringreduce.shm.layout import (
     Wait,
 )
 from ringreduce.shm.protocol import free_slot, post, slot_of, wait
+from ringreduce.shm.stores import begin_timing, end_timing, next_phase, write
 
 _PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(Operand)
 _DIRECT_WRITE_BYTES = size_of(DirectWrite)
@@ -67,11 +68,11 @@ def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nb
         peer = Peer(direct.peer)
         if peer.output_is_shared:
             into = peer.output.address + direct.offset + begin
-            write(team, team.direct, DIRECT_LINE_NS, into, source, nbytes)
+            write(team, into, source, nbytes)
             written += 1
     if written < wanted.readers:
         into = team.slot.address + wanted.slot_offset + begin
-        write(team, team.staged, STAGED_LINE_NS, into, source, nbytes)
+        write(team, into, source, nbytes)
 
 
 @compilable
@@ -199,6 +200,8 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
     at = program.instruction
     if at == 0:
         at = address + _PROGRAM_BYTES
+        if team.rounds >= team.trial.phase_end:
+            next_phase(team)
         program.base = team.rounds
         team.rounds += program.rounds
         program.done_bytes = 0
@@ -211,9 +214,13 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
         if opcode == WAIT:
             result = wait(program, team, Wait(at), base + instruction.round)
         elif opcode == REDUCE:
+            begin = begin_timing(team, Reduce(at).nbytes)
             result = DONE if reduce(program, team, Reduce(at)) else PENDING
+            end_timing(team, begin, Reduce(at).nbytes)
         elif opcode == COPY:
+            begin = begin_timing(team, Copy(at).nbytes)
             result = DONE if copy_bytes(team, Copy(at)) else PENDING
+            end_timing(team, begin, Copy(at).nbytes)
         elif opcode == POST:
             post(program, team, Post(at), base + instruction.round)
         elif opcode == FREE_SLOT:

@@ -55,12 +55,28 @@ class Slot(Record):
     output: Location
 
 
+@record
+class StoreReport(Record):
+    """The measurements of one rank in a trial of stores: see `shm.stores`."""
+
+    # Nanoseconds of timed COPYs and REDUCEs by the kind of stores that was in use before.
+    kept_ns: Word
+    # Bytes of these.
+    kept_bytes: Word
+    # Nanoseconds of timed COPYs and REDUCEs by the other kind of stores.
+    other_ns: Word
+    # Bytes of these.
+    other_bytes: Word
+
+
 DATA_OFFSET = 32
 """Bytes from the beginning of a slot to its data, if it has data and publishes no locations."""
 SLOT_BYTES = 4 << 10
 MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
 """The most bytes that a rank stages in a round: a slice, and the gaps between its parts."""
-RING_OFFSET = 2 * SLOT_BYTES
+REPORT_OFFSET = 2 * SLOT_BYTES
+"""Bytes from the beginning of a segment to its `StoreReport`."""
+RING_OFFSET = REPORT_OFFSET + 64
 """Bytes from the beginning of a segment to its ring."""
 RING_BYTES = 3 * MAX_STAGED_BYTES
 """Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
@@ -147,14 +163,22 @@ class Timespec(Record):
     nanoseconds: Word
 
 
-@record
-class StoreState(Record):
-    """Whether one kind of write uses ordinary or streaming stores: see `shm.copies.write`."""
+KEEP, TIME_KEPT, WARM_UP, TIME_OTHER, AWAIT = range(5)
+"""Phases of a trial of stores: see `shm.stores`."""
 
-    # Bytes still to write by streaming stores before ordinary stores are timed again, 0 or more.
-    stream_remaining: Word
-    # Bytes still to write by ordinary stores before these are timed again, 0 or more.
-    unchecked_remaining: Word
+
+@record
+class StoreTrial(Record):
+    """The kind of stores to memory that peers read, and the trial of both: see `shm.stores`."""
+
+    # 1: streaming stores are used now; 0: ordinary stores are.
+    streams: Word
+    # KEEP, TIME_KEPT, WARM_UP, TIME_OTHER or AWAIT.
+    phase: Word
+    # Sequence number of the round from which on the next phase begins.
+    phase_end: Word
+    # Rounds of the next KEEP.
+    interval: Word
 
 
 @record
@@ -219,10 +243,8 @@ class Team(Record):
     ring_begin: Word
     # Offset in the ring behind the latest data, in bytes, a multiple of 64.
     ring_end: Word
-    # Stores to this rank's slot and ring.
-    staged: StoreState
-    # Stores to OUTPUT of peers.
-    direct: StoreState
+    # Stores to memory that peers read.
+    trial: StoreTrial
     # Reads of at most `read_bytes` by way of `read_buffer` before a direct read is timed again.
     indirect_reads: Word
 

@@ -39,6 +39,7 @@ from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
+from ringreduce.shm.stores import FIRST_INTERVAL
 
 _READ_BYTES = 256 << 10
 """Bytes of each array to reduce at a time: data read from other processes stay in the cache."""
@@ -46,6 +47,8 @@ _PAUSE_BYTES = 64 << 20
 """Bytes of a call after which a program pauses, at the end of a slice."""
 _MAX_RANKS = 64
 """The most ranks, since every rank plans for all ranks."""
+_ROUNDS_BEFORE_TRIALS = 16
+"""Rounds before stores are timed first: the first stores to memory wait for its pages."""
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 2), (20, 4)
 """(polls of a slot, further polls after a yield of the core each) until a program returns PENDING.
 
@@ -139,6 +142,7 @@ class SharedMemory:
         team.fold_scratch = _address(self._fold_scratch)
         team.sources = _address(self._sources)
         team.gather_buffer = _address(self._gather_buffer)
+        team.trial.phase_end, team.trial.interval = _ROUNDS_BEFORE_TRIALS, FIRST_INTERVAL
         first = address_of(team) + size_of(Team)
         self._peer_records = [Peer(first + i * size_of(Peer)) for i in range(len(peers))]
         for record, peer in zip(self._peer_records, peers, strict=True):

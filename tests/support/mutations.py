@@ -387,6 +387,13 @@ MUTATIONS = [
         "The rounds of a third slice have the numbers of the second slice's.",
     ),
     Mutation(
+        "time-of-readers-not-counted",
+        "shm/stores.py",
+        "other_ns += report.other_ns",
+        "other_ns += own.other_ns",
+        "Ranks choose different kinds of stores, and a writer that does not read loses no time.",
+    ),
+    Mutation(
         "slot-freed-too-early",
         "shm/protocol.py",
         "previous = sequence - 1",

@@ -1,0 +1,154 @@
+"""Ordinary and streaming stores to memory that peers read, and the trials that choose between them.
+
+Memory that another core has read is in that core's cache.  Ordinary stores are the faster kind if
+the two cores share a cache: 2 to 5 ns a cache line, and the peer reads the line from there in as
+little.  If the cores share none, to write and to read the line takes some 35 ns.  Streaming stores
+bypass all caches: they take 4 ns a line, and the peer reads it from memory, in 4 to 10 ns.
+
+Which cores share a cache is not known, and on a virtual machine it changes from second to second.
+So all ranks time both kinds in turns, in the same rounds.  A trial has these phases, one after the
+other:
+
+=============  ======================  ============================================================
+phase          kind of stores          length in rounds
+=============  ======================  ============================================================
+`KEEP`         the kind in use         `interval`
+`TIME_KEPT`    the kind in use, timed  `_TIMED_ROUNDS`
+`WARM_UP`      the other kind          `_WARM_UP_ROUNDS`: by then the ring was written by this kind
+`TIME_OTHER`   the other kind, timed   `_TIMED_ROUNDS`
+`AWAIT`        the kind in use         `_AWAITED_ROUNDS`: by then all peers have reported
+=============  ======================  ============================================================
+
+At the end every rank adds up the reports of all ranks.  The other kind is taken if it is clearly
+faster.  The sum counts: a rank that writes often has not the time that its readers lose.  Reports
+and phases decide nothing but speed, so they need no more order than the rounds give them.
+"""
+
+from __future__ import annotations
+
+from ringreduce.compiler.memory import copy, nanoseconds, stream_line
+from ringreduce.compiler.records import Address, address_of, compilable
+from ringreduce.shm.layout import (
+    AWAIT,
+    KEEP,
+    REPORT_OFFSET,
+    STAGED_FROM_BYTES,
+    TIME_KEPT,
+    TIME_OTHER,
+    WARM_UP,
+    StoreReport,
+    Team,
+)
+from ringreduce.shm.protocol import peer_of
+
+_TIMED_ROUNDS = 8
+_WARM_UP_ROUNDS = 16
+_AWAITED_ROUNDS = 3
+FIRST_INTERVAL, LAST_INTERVAL = 64, 16 << 10
+"""Rounds between two trials: the fewest, and the most.  A trial without a change doubles them."""
+_CLEARLY = 5, 4
+"""The kind in use is kept unless it takes more than this ratio of the other kind's time."""
+
+
+@compilable
+def stream(into: Address, source: Address, nbytes: int) -> None:
+    """Copy by streaming stores; the caller must `fence` before it publishes the bytes."""
+    before = min(-into & 31, nbytes)
+    if before:
+        copy(into, source, before)
+        into += before
+        source += before
+        nbytes -= before
+    lines = nbytes >> 6
+    for _ in range(lines):
+        stream_line(into, source)
+        into += 64
+        source += 64
+    if nbytes & 63:
+        copy(into, source, nbytes & 63)
+
+
+@compilable
+def write(team: Team, into: Address, source: Address, nbytes: int) -> None:
+    """Write memory that peers read, by the kind of stores that is chosen; short data by ordinary.
+
+    The caller must `fence` before it publishes the bytes.
+    """
+    if team.trial.streams and nbytes >= STAGED_FROM_BYTES:
+        stream(into, source, nbytes)
+    else:
+        copy(into, source, nbytes)
+
+
+@compilable
+def report_of(segment: Address) -> StoreReport:
+    """The report of the rank that has the segment."""
+    return StoreReport(segment + REPORT_OFFSET)
+
+
+@compilable
+def begin_timing(team: Team, nbytes: int) -> int:
+    """Read the clock if a COPY or REDUCE of `nbytes` is part of a trial; otherwise return 0."""
+    if team.trial.phase in (TIME_KEPT, TIME_OTHER) and nbytes >= STAGED_FROM_BYTES:
+        return nanoseconds(address_of(team.clock))
+    return 0
+
+
+@compilable
+def end_timing(team: Team, begin: int, nbytes: int) -> None:
+    """Add the time since `begin` to the report of this rank; nothing if `begin` is 0."""
+    if begin == 0:
+        return
+    duration = nanoseconds(address_of(team.clock)) - begin
+    report = report_of(team.segment)
+    if team.trial.phase == TIME_KEPT:
+        report.kept_ns += duration
+        report.kept_bytes += nbytes
+    else:
+        report.other_ns += duration
+        report.other_bytes += nbytes
+
+
+@compilable
+def other_is_faster(team: Team) -> int:
+    """Add up the reports of all ranks: 1: take the other kind; 0: keep the kind; -1: no bytes."""
+    own = report_of(team.segment)
+    kept_ns, kept_bytes = own.kept_ns, own.kept_bytes
+    other_ns, other_bytes = own.other_ns, own.other_bytes
+    for index in range(team.peer_count):
+        report = report_of(peer_of(team, index).segment)
+        kept_ns += report.kept_ns
+        kept_bytes += report.kept_bytes
+        other_ns += report.other_ns
+        other_bytes += report.other_bytes
+    if kept_bytes == 0 or other_bytes == 0:
+        return -1
+    more, less = _CLEARLY
+    # Floats: the products of times and bytes may be longer than 63 bits.
+    kept, other = float(kept_ns) * other_bytes, float(other_ns) * kept_bytes
+    return 1 if kept * less > other * more else 0
+
+
+@compilable
+def next_phase(team: Team) -> None:
+    """Go on to the next phase of the trial, between two programs.  All ranks do so at once."""
+    trial, report = team.trial, report_of(team.segment)
+    phase, length = trial.phase, _TIMED_ROUNDS
+    if phase == KEEP:
+        report.kept_ns, report.kept_bytes, report.other_ns, report.other_bytes = 0, 0, 0, 0
+        phase = TIME_KEPT
+    elif phase == TIME_KEPT:
+        trial.streams = 1 - trial.streams
+        phase, length = WARM_UP, _WARM_UP_ROUNDS
+    elif phase == WARM_UP:
+        phase = TIME_OTHER
+    elif phase == TIME_OTHER:
+        trial.streams = 1 - trial.streams
+        phase, length = AWAIT, _AWAITED_ROUNDS
+    else:
+        result = other_is_faster(team)
+        trial.interval = min(2 * trial.interval, LAST_INTERVAL) if result == 0 else FIRST_INTERVAL
+        if result == 1:
+            trial.streams = 1 - trial.streams
+        phase, length = KEEP, trial.interval
+    trial.phase, trial.phase_end = phase, team.rounds + length
