@@ -1,7 +1,7 @@
 """Train a model of your own on handwritten digits, data-parallel.
 
 The model is a dict of arrays and a function that yields gradients, the last layer's first.
-`DataParallel` reduces each gradient while the function computes the next one.
+`DataParallel` collects them in buckets, and reduces a full bucket while the function goes on.
 
     ringreduce run -n 2 examples/data_parallel.py
 

@@ -1,11 +1,11 @@
 """Write an algorithm, prove it, draw it and run it.
 
-The ring below sends half of the chunks to the right and half to the left, so that both directions
-of each link carry data.
+The algorithm below is two rings: half of the chunks go to the right and half to the left, so that
+both directions of each link carry data.
 
     ringreduce run -n 2 examples/own_algorithm.py
 
-prints, and draws in both_ways.svg:
+prints what follows, and draws the steps of four ranks in both_ways.svg:
 
     step  rank 0                  rank 1                  rank 2
        0   >1:2 >2:4 <2:1+ <1:5+   >2:0 >0:5 <0:2+ <2:3+   >0:1 >1:3 <1:0+ <0:4+
@@ -34,12 +34,12 @@ def both_ways(size, rank):
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(2 * (size - 1)):
         reduce = step < size - 1  # later steps pass finished chunks on
-        first, second = rank - step - 1, rank + step + 1
+        to_right, to_left = rank - step - 1, rank + step + 1
         yield Step(
-            sends=(Send(right, (first % size,)), Send(left, (size + second % size,))),
+            sends=(Send(right, (to_right % size,)), Send(left, (size + to_left % size,))),
             recvs=(
-                Recv(left, ((first - 1) % size,), reduce=reduce),
-                Recv(right, (size + (second + 1) % size,), reduce=reduce),
+                Recv(left, ((to_right - 1) % size,), reduce=reduce),
+                Recv(right, (size + (to_left + 1) % size,), reduce=reduce),
             ),
         )
 

@@ -18,10 +18,10 @@ set -euo pipefail
 if [ $# -eq 0 ]; then
     set -- examples/mean_of_gradients.py
 fi
-# node1:8,node2:8
+# The nodes and the ranks of each: node1:8,node2:8
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" |
     sed "s/\$/:$SLURM_NTASKS_PER_NODE/" | paste -sd ,)
-# MPICH then starts its processes on the nodes by srun, as Open MPI does in a Slurm job, not by ssh.
+# MPICH then starts its processes by srun and needs no ssh.  Open MPI does so by itself.
 export HYDRA_LAUNCHER=slurm
 
 exec ringreduce run -n "$SLURM_NTASKS" --hosts "$hosts" "$@"

@@ -76,6 +76,8 @@ def test_an_example_prints_what_its_docstring_says(path, tmp_path):
     command, output = command_and_output(path)
     printed = run([*COMMAND, *command.split()[1:]], tmp_path)
     assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\nprinted:\n{printed}"
+    pictures = re.findall(r"\w+\.svg", docstring(path))
+    assert all((tmp_path / name).read_text().startswith("<svg") for name in pictures)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=names)
