@@ -120,7 +120,10 @@ def test_the_picture_is_drawn_from_the_schedule():
     assert drawn == (ROOT / "docs/ring.svg").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+WITH_LINKS = [*PAGES, ROOT / "examples/README.md"]
+
+
+@pytest.mark.parametrize("page", WITH_LINKS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
