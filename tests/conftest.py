@@ -1,7 +1,11 @@
-"""Fixtures: MPI jobs as subprocesses of their own session, swept when they are done."""
+"""Fixtures, and the choice of tests: smoke, full, and those that need a GPU."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
+
+import hypothesis
 import pytest
 
 from tests.support import (
@@ -10,13 +14,54 @@ from tests.support import (
 )
 from tests.support.mpi import MpiJobs
 
+SMOKE_CASES = 2
+"""The most cases of one test function that are smoke."""
+SMOKE_EXAMPLES = 10
+"""Examples of each property in a smoke run."""
 
-def pytest_collection_modifyitems(config, items):
-    """Deselect the tests that need a GPU if the machine has none."""
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test full, and some smoke; leave out tests of a GPU that this machine lacks."""
     if not gpus.has_gpu():
         needs_one = [item for item in items if item.get_closest_marker("gpu")]
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=needs_one)
+    for item in items:
+        if not item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.full)
+    for item in chosen_for_smoke(items):
+        item.add_marker(pytest.mark.smoke)
+
+
+def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Choose some cases of each function; of those that are slow or start a job, none.
+
+    Tests that are marked smoke by hand are smoke already.
+    """
+    for _, group in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = [
+            item
+            for item in group
+            if not any(item.get_closest_marker(name) for name in ("mpi", "slow", "long", "smoke"))
+        ]
+        yield from cases[:: max(1, -(-len(cases) // SMOKE_CASES))]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") == "smoke":
+        hypothesis.settings.register_profile("smoke", max_examples=SMOKE_EXAMPLES)
+        hypothesis.settings.load_profile("smoke")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what a smoke run has left out."""
+    if terminalreporter.config.getoption("markexpr") == "smoke":
+        left_out = len(terminalreporter.stats.get("deselected", []))
+        terminalreporter.write_line(
+            f"These were the smoke tests.  {left_out:,} more: all but the longest by "
+            "`pytest -m full`, the longest by `pytest -m long`."
+        )
 
 
 @pytest.fixture
