@@ -115,11 +115,6 @@ def test_the_generator_in_the_readme_is_the_one_that_runs():
     assert body in source
 
 
-def test_the_picture_is_drawn_from_the_schedule():
-    drawn = run([sys.executable, str(ROOT / "docs/picture.py")], ROOT)
-    assert drawn == (ROOT / "docs/ring.svg").read_text()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
