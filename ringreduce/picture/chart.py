@@ -279,17 +279,22 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     >>> spread([10.0, 12.0, 50.0], gap=10, low=0, high=100)
     [6.0, 16.0, 50.0]
     """
+
+    def within(middle: float, members: int) -> float:
+        reach = gap * (members - 1) / 2
+        return max(low + reach, min(high - reach, middle))
+
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     groups: list[tuple[float, int]] = []
-    # A group is (its middle, its members), evenly spaced; groups that touch become one.
+    # A group is (its middle, its members), evenly spaced; groups that overlap become one.
     for index in order:
-        middle, members = wanted[index], 1
+        middle, members = within(wanted[index], 1), 1
         while groups and groups[-1][0] + gap * (groups[-1][1] + members) / 2 > middle:
             before, count = groups.pop()
             middle = (before * count + middle * members) / (count + members)
             members += count
-        reach = gap * (members - 1) / 2
-        groups.append((max(low + reach, min(high - reach, middle)), members))
+            middle = within(middle, members)
+        groups.append((middle, members))
     places = [
         middle + gap * (i - (members - 1) / 2) for middle, members in groups for i in range(members)
     ]

@@ -45,36 +45,28 @@ class Drawing:
     def __init__(
         self, schedule: Schedule, nodes: Sequence[Sequence[int]] | None, follow: int | None = None
     ) -> None:
-        every = list(range(schedule.size))
-        if nodes is not None and sorted(rank for node in nodes for rank in node) != every:
-            raise ValueError(f"picture: nodes {nodes} do not list ranks 0 to {every[-1]} once")
-        if follow is not None and not 0 <= follow < len(schedule.weights):
-            raise ValueError(f"picture: there is no chunk {follow} of {len(schedule.weights)}")
-        self._schedule, self._framed = schedule, nodes is not None
-        self._follow = follow
+        _check(schedule, nodes, follow)
+        self._schedule, self._framed, self._follow = schedule, nodes is not None, follow
         self._total = sum(schedule.weights) or 1
-        self._nodes = nodes or [every]
         self._timeline = Timeline.of(schedule)
-        self._layout = Layout(
-            self._timeline,
-            self._nodes,
-            framed=self._framed,
-            label_width=max(
-                (label_width(label_of(m.chunks)) for m in self._timeline.messages), default=0.0
-            ),
-        )
         self._paints = Paints(len(schedule.weights), self._timeline, nodes)
         self._title = title(schedule, self._timeline, nodes, follow)
         self._facts = facts(schedule, nodes, self._timeline)
         if follow is not None:
             self._facts += f" · messages without chunk {follow} are faded"
-        self._far = self._timeline.columns >= _FAR_NAMES_FROM, schedule.size >= _FAR_NAMES_FROM
-        needed = max(
-            self._layout.right + (NAME_WIDTH if self._far[0] else _PAD),
-            MARGIN + text_width(self._title, TITLE_SIZE, bold=True),
-            MARGIN + text_width(self._facts, FACTS_SIZE),
+        head = max(
+            text_width(self._title, TITLE_SIZE, bold=True), text_width(self._facts, FACTS_SIZE)
         )
-        self.width = needed + MARGIN
+        labels = [label_width(label_of(message.chunks)) for message in self._timeline.messages]
+        self._layout = Layout(
+            self._timeline,
+            nodes or [range(schedule.size)],
+            framed=self._framed,
+            label_width=max(labels, default=0.0),
+            least_right=MARGIN + head - _PAD,
+        )
+        self._far = self._timeline.columns >= _FAR_NAMES_FROM, schedule.size >= _FAR_NAMES_FROM
+        self.width = self._layout.right + (NAME_WIDTH if self._far[0] else _PAD) + MARGIN
         self._legend_top = self._layout.bottom + (36 if self._far[1] else 16)
         width = self.width - 2 * MARGIN
         self._legend, height = legend(schedule, self._timeline, self._paints, width)
@@ -199,6 +191,16 @@ class Drawing:
         x, y = arrow.start
         words = label_of(arrow.message.chunks)
         return element("g", label(x + _PAD, y, words, self._paint(arrow.message)))
+
+
+def _check(schedule: Schedule, nodes: Sequence[Sequence[int]] | None, follow: int | None) -> None:
+    """Raise ValueError for nodes that do not list the ranks once, and for an unknown chunk."""
+    every = list(range(schedule.size))
+    if nodes is not None and sorted(rank for node in nodes for rank in node) != every:
+        raise ValueError(f"picture: nodes {nodes} do not list ranks 0 to {every[-1]} once")
+    chunks = len(schedule.weights)
+    if follow is not None and not 0 <= follow < chunks:
+        raise ValueError(f"picture: there is no chunk {follow} of {chunks}")
 
 
 def _sentence(message: Message) -> str:

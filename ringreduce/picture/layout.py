@@ -47,7 +47,12 @@ class Layout:
         *,
         framed: bool,
         label_width: float,
+        least_right: float,
     ) -> None:
+        """Place the lanes of `nodes`, with frames if `framed`.
+
+        `label_width` is that of the widest label.  The last column ends at `least_right` or beyond.
+        """
         self.timeline = timeline
         self.lanes = self._lanes()
         """Rank -> the height of its lane."""
@@ -66,9 +71,10 @@ class Layout:
         self.bottom = self.frames[-1][1]
         self.left = MARGIN + NAME_WIDTH
         # Not much narrower than high: steep arrows between many ranks could not be told apart.
-        square = (self.bottom - TOP) / max(timeline.columns, 1)
-        self.column = max(_CURVE + label_width, min(square, _WIDEST_COLUMN))
-        self.right = self.x(timeline.columns)
+        columns = max(timeline.columns, 1)
+        square = min((self.bottom - TOP) / columns, _WIDEST_COLUMN)
+        self.column = max(_CURVE + label_width, square, (least_right - self.left) / columns)
+        self.right = self.x(columns)
 
     def _lanes(self) -> list[float]:
         """Return each rank's height: enough for all messages it sends or receives in a column."""

@@ -84,7 +84,9 @@ def _colours(paints: Paints, y: float, width: float) -> tuple[list[str], float]:
     chunks_of: dict[int, list[int]] = {}
     for chunk, number in enumerate(paints.numbers):
         chunks_of.setdefault(number, []).append(chunk)
-    what = "chunks of each rail" if paints.has_rails else "chunks"
+    what = "chunk" if len(paints.numbers) == 1 else "chunks"
+    if paints.has_rails:
+        what = "chunks of each rail"
     elements = [text(0, y + 4, what, _SIZE, fill=FAINT)]
     x = left = text_width(what, _SIZE) + 12
     for number, chunks in chunks_of.items():

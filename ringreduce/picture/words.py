@@ -40,6 +40,8 @@ def title(
             f"{name}: {across} of the {counted(len(carrying), 'message')} with chunk {follow} "
             f"{'crosses' if across == 1 else 'cross'} between nodes"
         )
+    if not timeline.messages:
+        return f"{name}: nothing is sent"
     steps = counted(max((len(borders) - 1 for borders in timeline.borders), default=0), "step")
     if not any(schedule.weights):
         return f"{name}: {steps}, no data"

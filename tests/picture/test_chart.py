@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringreduce.picture.chart import Area, Line, Note, Panel, chart, spread
@@ -175,6 +175,7 @@ def test_what_names_say_is_escaped() -> None:
 
 
 @given(st.lists(st.floats(0, 100), max_size=8))
+@example([82, 98, 99])
 def test_numbers_are_spread(wanted) -> None:
     places = sorted(spread(wanted, gap=10, low=0, high=100))
     assert all(b - a >= 10 - 1e-9 for a, b in pairwise(places))

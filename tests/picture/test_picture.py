@@ -280,6 +280,7 @@ def test_texts_can_be_read(page: Callable[[str], str], follow: int | None) -> No
 @pytest.mark.parametrize(
     ("algorithm", "nodes", "finding"),
     [
+        ("ring", [[0]], "nothing is sent"),
         ("ring", None, "each rank sends 1.5 times the array in 6 steps"),
         ("star", None, "the busiest rank sends 3 times the array in 2 steps"),
         ("ring", [[0, 1], [2, 3]], "3 times the array crosses between nodes, in 6 steps"),
