@@ -44,7 +44,7 @@ OURS = {
 PICTURE = environments.ROOT / "docs" / "all_reduce.svg"
 DRAWN = (2, 4)
 """Numbers of ranks in the picture."""
-SHOWN = {"call": (BLUE, "NumPy arrays"), "registered": (ORANGE, "registered arrays")}
+SHOWN = {"call": (BLUE, "NumPy arrays"), "registered": (ORANGE, "comm.empty arrays")}
 """Column of the table -> its colour and name in the picture."""
 _ALL_BUFFERS = 8 << 30
 _SIZES = [8 << i for i in range(28)]
@@ -169,9 +169,8 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
     row = rows[0]
     facts = (
         f"All-reduce of {row['dtype']} on one host. The baseline at each size is the fastest of "
-        "Open MPI, MPICH, Intel MPI and Gloo. Registered arrays come from comm.empty. The title "
-        f"has the geometric means for NumPy arrays. {row['cpu']}, {row['cores']} cores, "
-        f"{row['date']}; bench_results/{NAME}.jsonl."
+        "Open MPI, MPICH, Intel MPI and Gloo. The title has the geometric means for NumPy arrays. "
+        f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl."
     )
     title = "ringreduce has " + " and ".join(means)
     return chart(title, facts, panels)

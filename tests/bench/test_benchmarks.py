@@ -180,7 +180,7 @@ def test_a_size_at_which_ours_is_slower_is_below_the_baseline():
 
 def test_each_line_is_named():
     shown = texts(one_host.picture(one_host_rows(2, [3.0, 3.0])))
-    assert {"NumPy arrays", "registered arrays", "fastest baseline"} < set(shown)
+    assert {"NumPy arrays", "comm.empty arrays", "fastest baseline"} < set(shown)
 
 
 def test_the_bus_bandwidth_counts_the_cases_in_which_ours_is_faster():
