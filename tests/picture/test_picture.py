@@ -396,6 +396,16 @@ def test_a_png_is_twice_as_large_as_the_svg() -> None:
     assert high == pytest.approx(2 * number(picture, "height"), abs=1)
 
 
+def test_a_png_is_drawn_without_the_style_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that draws PNGs may know no media queries, or take one for true."""
+    resvg_py = pytest.importorskip("resvg_py")
+    drawn = []
+    monkeypatch.setattr(resvg_py, "svg_to_bytes", lambda svg_string, **_: drawn.append(svg_string))
+    to_png(two_shot(2))
+    assert drawn == [in_light(to_svg(two_shot(2)))]
+    assert "<style>" not in drawn[0]
+
+
 def test_a_large_png_is_bounded() -> None:
     pytest.importorskip("resvg_py")
     assert max(png_size(to_png(build("broadcast", "ring", block_layout(60))))) == 8192
