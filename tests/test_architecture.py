@@ -67,8 +67,8 @@ MAY_IMPORT = {
     "process_exit": {"calls", "launch"},
     "launch": {*SYMBOLIC, "picture", "planning", "the public names"},
     "__main__": {"launch"},
-    "train": {"the public names"},
-    "bench": {"the public names", "devices", "planning", "schedules"},
+    "train": {"the public names", "picture"},
+    "bench": {"the public names", "devices", "picture", "planning", "schedules"},
     # Packages to come.
     "pipeline": {"schedules"},
     "elastic": {"launch", "the public names"},
@@ -118,10 +118,10 @@ def test_every_package_stands_in_the_table_and_says_what_it_is_for():
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
-def test_trainers_use_public_names_alone():
+def test_trainers_use_public_names_and_draw():
     for module in under("train"):
         assert all(
-            name == "ringreduce" or name.startswith("ringreduce.train") or name not in SOURCES
+            name == "ringreduce" or package_of(name) in ("train", "picture") or name not in SOURCES
             for name in IMPORTS[module]
         ), module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module

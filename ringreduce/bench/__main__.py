@@ -21,6 +21,7 @@ from ringreduce.bench.plot import plot
 from ringreduce.bench.table import OURS, Table
 from ringreduce.bench.terminal import leads_to_a_terminal
 from ringreduce.devices.cpu import CpuDevice
+from ringreduce.picture import output
 from ringreduce.planning.select import predict, resolve
 from ringreduce.schedules.cost import Profile
 
@@ -65,9 +66,9 @@ def _cannot_write(options: Options) -> str:
     """The reason why a requested file cannot be written; "" if all can."""
     if options.plot is not None:
         try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            return "--plot needs matplotlib: pip install 'ringreduce[plot]'"
+            output.check(options.plot)
+        except ImportError as error:
+            return f"--plot {options.plot}: {error}"
     for path in filter(None, (options.json, options.plot)):
         try:
             path.open("a").close()

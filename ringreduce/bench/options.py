@@ -46,8 +46,8 @@ class Options:
     plot: Path | None
 
     def __post_init__(self) -> None:
-        if self.plot is not None and self.plot.suffix != ".png":
-            raise ValueError(f"--plot {self.plot}: wanted a name that ends in .png")
+        if self.plot is not None and self.plot.suffix not in (".svg", ".png"):
+            raise ValueError(f"--plot {self.plot}: wanted a name that ends in .svg or .png")
         if wrong := refusal(self.op, np.dtype(self.dtype)):
             raise ValueError(wrong)
         if self.min_bytes > self.max_bytes:
@@ -115,7 +115,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("-d", dest="dtype", type=_dtype, default="float32", metavar="TYPE", help="default: float32")
     add("--no-peers", dest="baselines", action="store_false", help="time ringreduce alone")
     add("--json", type=Path, metavar="FILE", help="write a row a measurement, with the environment")
-    add("--plot", type=Path, metavar="FILE", help="draw it as PNG; pip install 'ringreduce[plot]'")
+    add("--plot", type=Path, metavar="FILE", help="draw it: .svg, or .png with 'ringreduce[plot]'")
     return parser
 
 

@@ -23,7 +23,7 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
 from ringreduce.errors import ScheduleError, did_you_mean
 from ringreduce.picture import to_png, to_svg
-from ringreduce.picture.legend import nodes_text
+from ringreduce.picture.words import nodes_text
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import choose, predict, resolve, slice_count, slices_in_flight
 from ringreduce.schedules.check import Proof, check

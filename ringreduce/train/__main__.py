@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.picture import output
 from ringreduce.train import data, plot
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outputs = given.outputs()
     try:
         if outputs.plot is not None:
-            plot.check()
+            output.check(outputs.plot)
         if outputs.tensorboard is not None:
             TensorBoard.writer_type()
         if not outputs.resume:
@@ -221,17 +222,16 @@ class _Run:
 
     def _draw(self, history: History, result: Result) -> None:
         assert self._outputs.plot is not None
-        title = f"{self._split.name}: {100 * result.accuracy:.1f} % of those held out"
+        ranks = f"{self._comm.size} rank{'s' * (self._comm.size > 1)}"
+        title = f"{100 * result.accuracy:.1f} % accuracy on the held-out {self._split.name}"
         facts = (
-            f"{'-'.join(map(str, self._trainer.sizes))} on {self._comm.size} rank(s), global batch "
+            f"Layers of {', '.join(map(str, self._trainer.sizes))} on {ranks}, global batch "
             f"{self.settings.batch}, {self.settings.optimizer}, all-reduce "
-            f"{self.settings.algorithm}"
+            f"{self.settings.algorithm}."
         )
         if result.step_s:
-            facts += (
-                f"; a step takes {1e3 * result.step_s:.2f} ms, scaling efficiency "
-                f"{100 * result.efficiency:.0f} %"
-            )
+            title += f", at {100 * result.efficiency:.0f} % scaling efficiency on {ranks}"
+            facts += f" A step takes {1e3 * result.step_s:.3g} ms."
         plot.draw(self._outputs.plot, title, facts, history)
 
 

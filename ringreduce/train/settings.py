@@ -105,7 +105,7 @@ class Outputs:
         default=None,
         metadata=_about(
             "draw loss, accuracy and times; with resume, earlier ones are read from metrics",
-            metavar="PNG",
+            metavar="SVG",
         ),
     )
 
@@ -118,8 +118,8 @@ class Outputs:
             raise ValueError("resume from where? name a checkpoint_dir")
         if self.checkpoint_dir is None and (every or self.keep != Outputs.keep):
             raise ValueError("checkpoint_every and keep are of no use without a checkpoint_dir")
-        if self.plot is not None and self.plot.suffix != ".png":
-            raise ValueError(f"plot is {self.plot}; wanted a name that ends in .png")
+        if self.plot is not None and self.plot.suffix not in (".svg", ".png"):
+            raise ValueError(f"plot is {self.plot}; wanted a name that ends in .svg or .png")
         written = (self.checkpoint_dir, self.metrics, self.tensorboard, self.plot)
         if self.seeds > 1 and any(written):
             raise ValueError(

@@ -19,11 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
+from ringreduce.bench.collectives import IN_PLACE
 from ringreduce.bench.fit import fit
 from ringreduce.bench.inputs import OPS, Inputs, refusal
+from ringreduce.bench.measure import Timing
 from ringreduce.bench.options import _parser, nbytes, read
+from ringreduce.bench.plot import finding, plot
+from ringreduce.picture.style import in_dark, in_light
 from ringreduce.schedules.cost import Link, Profile, price
 from tests.support.mpi import environment, mpiexec
+from tests.support.pictures import contrasts, parse, shapes, whole
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +58,7 @@ def options(*flags: str):
         (["-d", "bool"], "-o sum does not go with bool"),
         (["--collective", "all_reuse"], "invalid choice: 'all_reuse'"),
         (["--collectiv", "reduce"], "unrecognized arguments"),
-        (["--plot", "run.xyz"], "--plot run.xyz: wanted a name that ends in .png"),
+        (["--plot", "run.xyz"], "--plot run.xyz: wanted a name that ends in .svg or .png"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, complaint, capsys):
@@ -193,12 +198,15 @@ def test_a_call_that_did_nothing_would_be_noticed(op, ranks):
 # --- over MPI -------------------------------------------------------------------------------------
 
 
-def bench(tmp_path: Path, ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
+def bench(
+    tmp_path: Path, ranks: int, *flags: str, path: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run it in `tmp_path`; modules are searched for in `path` first."""
     command = [mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "benchmarks/all_reduce.py")]
     return subprocess.run(
         [*command, *flags],
         cwd=tmp_path,
-        env=environment() | {"PYTHONPATH": str(ROOT)},
+        env=environment() | {"PYTHONPATH": f"{path}:{ROOT}"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -338,13 +346,69 @@ def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
 
 @pytest.mark.mpi
 def test_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
     ended = bench(
-        tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "--iters", "3", "--plot", "run.png"
+        tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "--iters", "3", "--plot", "run.svg"
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    shown = [text.text for text in parse((tmp_path / "run.svg").read_text()).iter("text")]
+    assert {"median time of a call, µs", "ringreduce, in place", "MPI, in place"} < set(shown)
+    assert shown.count("cost model, fitted") == 2
     assert "the cost model, fitted to every other size: alpha" in ended.stdout
+
+
+def timed(contender, microseconds, nbytes=8):
+    return Timing(contender, IN_PLACE, nbytes // 4, nbytes, (1e-6 * microseconds,), 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "title"),
+    [
+        (
+            [[timed("ringreduce", 1), timed("MPI", 2), timed("Gloo", 9)]],
+            "ringreduce has 2.00 times the speed of the fastest baseline (geometric mean) and is "
+            "faster at 1 of 1 sizes",
+        ),
+        (
+            [[timed("ringreduce", 4), timed("MPI", 2)], [timed("ringreduce", 1), timed("MPI", 8)]],
+            "ringreduce has 2.00 times the speed of the fastest baseline (geometric mean) and is "
+            "faster at 1 of 2 sizes",
+        ),
+        (
+            [[timed("ringreduce", 1)], [timed("ringreduce", 2, 8000)]],
+            "ringreduce handles 4 GB/s at most, at 7.8125 KiB",
+        ),
+    ],
+    ids=["one size", "two sizes", "no baseline"],
+)
+def test_the_title_of_the_picture_says_what_was_found(rows, title):
+    assert finding(rows) == title
+
+
+def test_a_picture_as_png(tmp_path):
+    pytest.importorskip("resvg_py")
+    plot(tmp_path / "run.png", "all_reduce", "2 cores", [[timed("ringreduce", 1)]], None, 1.0)
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("page", [in_light, in_dark])
+def test_texts_of_the_picture_can_be_read(tmp_path, page):
+    rows = [[timed(name, us, 8 << i) for name, us in CONTENDERS] for i in range(9)]
+    plot(tmp_path / "run.svg", "all_reduce", "2 cores", rows, None, 1.0)
+    picture = parse(page((tmp_path / "run.svg").read_text()))
+    assert min(value for _, value in contrasts(picture)) >= 4.5
+    assert all(whole(picture).holds(shape) for shape in shapes(picture))
+
+
+CONTENDERS = (("ringreduce", 1), ("MPI", 1.1), ("Gloo", 200))
+
+
+@pytest.mark.mpi
+def test_a_picture_that_needs_a_library_is_refused_before_it_is_measured(tmp_path):
+    (tmp_path / "resvg_py.py").write_text("raise ImportError(name='resvg_py')")
+    ended = bench(tmp_path, 2, "--plot", "run.png", path=tmp_path)
+    assert ended.returncode == 2
+    assert "--plot run.png: a PNG needs resvg_py: pip install 'ringreduce[plot]'" in ended.stderr
+    assert "redop" not in ended.stdout
 
 
 @pytest.mark.mpi
