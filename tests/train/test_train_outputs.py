@@ -191,12 +191,7 @@ def test_a_run_leaves_all_of_them_and_a_summary(tmp_path, monkeypatch, capsys):
     assert len(told) == 60 + 4
     assert len(scalars(tmp_path / "t")["train/loss"]) == 60
     assert (tmp_path / "p.png").stat().st_size > 10_000
-    number = r"\d+\.\d\d"
-    assert re.search(
-        rf"a step: {number} ms, of which {number} compute and {number} exposed communication "
-        rf"\({number} under way\); scaling efficiency \d+ % on 2 ranks",
-        capsys.readouterr().out,
-    )
+    assert re.search(r"efficiency \d+ %$", capsys.readouterr().out.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
