@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-_STARTERS = ("mpiexec", "mpiexec.hydra", "mpirun", "prterun", "orterun")
+_STARTERS = ("mpiexec", "mpiexec.hydra", "mpirun", "prterun", "orterun", "prted", "orted")
+"""Programs that start ranks, and read what they write."""
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
-_TAGS = {b"-prepend-rank", b"--tag-output"}
-"""Options of an mpiexec that writes the rank before each line."""
+_TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
+"""Options with which mpiexec writes the rank before each line, or writes to files."""
 _CLEAR = "\r\x1b[K"
 """Moves the cursor to the first column and clears the line."""
 _COLUMNS = 80

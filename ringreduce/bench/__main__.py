@@ -23,7 +23,7 @@ from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import OURS, Row, Table, digits
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.planning.select import predict, resolve
+from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
 from ringreduce.terminal import LiveLine, print_error
 
@@ -44,18 +44,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
     world = MPI.COMM_WORLD
     options = _read_once(world, given, prog)
     with rr.init() as comm:
-        problem = _cannot_write(options) if world.rank == 0 else ""
-        if comm.all_reduce(int(bool(problem))):
-            if problem:
+        if problem := _problem(comm, options):
+            if comm.rank == 0:
                 print_error(f"{prog}: error: {problem}")
-            comm.barrier()  # the job is stopped when the first rank ends: not before it is said
-            return 2
-        tiny = np.zeros(world.size, options.dtype)
-        try:
-            _warm(comm, options, tiny)
-        except ValueError as error:
-            if world.rank == 0:
-                print_error(f"{prog}: error: {error}")
+            comm.barrier()  # the job is stopped when the first rank ends: wait for the text
             return 2
         measurement = Measurement(comm, world, options)
         command = f"mpirun -n {world.size} {prog} {' '.join(given)}".strip()
@@ -89,6 +81,21 @@ def _read_once(world: MPI.Intracomm, given: Sequence[str], prog: str) -> Options
     raise stop or SystemExit(2)
 
 
+def _problem(comm: rr.Communicator, options: Options) -> str:
+    """Return the reason why nothing can be measured, "" if all is well.  Collective.
+
+    All ranks return "", or none; the reason itself is rank 0's.
+    """
+    problem = _cannot_write(options) if comm.rank == 0 else ""
+    if comm.all_reduce(int(bool(problem))):
+        return problem or "rank 0 cannot write its files"
+    try:
+        _warm(comm, options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _cannot_write(options: Options) -> str:
     """The reason why a requested file cannot be written; "" if all can."""
     if options.plot is not None:
@@ -104,8 +111,9 @@ def _cannot_write(options: Options) -> str:
     return ""
 
 
-def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
+def _warm(comm: rr.Communicator, options: Options) -> None:
     """Make the call once, so that a refusal comes before any output."""
+    tiny = np.zeros(comm.size, options.dtype)
     how = {"algorithm": options.algorithm}
     call = getattr(comm, options.collective)
     if COLLECTIVES[options.collective].reduces:
@@ -204,7 +212,7 @@ class _Run:
 
         def predicted(nbytes: int, profile: Profile) -> float:
             # What "auto" takes does not depend on the fit: it is what ran.
-            name = resolve(options.collective, options.algorithm, nodes, nbytes, config)
+            name = self._measurement.algorithm(nbytes)
             fitted = replace(config, profile=profile.also_in_memory())
             return predict(options.collective, name, nodes, nbytes, fitted)
 
