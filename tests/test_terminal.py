@@ -200,3 +200,15 @@ def test_in_a_file_there_is_no_live_line(command, tmp_path):
     assert code == 0, said
     assert said == ""
     assert "\x1b" not in (tmp_path / "out").read_text()
+
+
+@pytest.mark.mpi
+def test_a_rank_that_writes_into_a_file_of_its_own_shows_no_live_line(tmp_path):
+    launcher, n, ranks, *program = theirs(TRAIN, 2)
+    redirected = ["bash", "-c", f'exec "$@" >{tmp_path}/$$', "bash", *program]
+    code, said = on_a_terminal([launcher, n, ranks, *redirected], 110, tmp_path, environment())
+    assert code == 0, said
+    written = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(written) == 2
+    assert "accuracy" in "".join(written)
+    assert "\x1b" not in "".join(written)

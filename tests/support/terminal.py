@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LIMIT_S = 120
+_LIMIT_S = 600
 _CONTROL = re.compile(r"\r|\n|\x1b\[K|[^\r\n\x1b]+")
 
 
