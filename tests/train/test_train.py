@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -389,6 +390,11 @@ def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
 
 def mean_accuracy(lines):
     return float(re.match(r"accuracy (\S+) %", lines[-1])[1])
+
+
+def test_the_page_shows_the_last_line_as_it_is_printed():
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    assert re.search(f"`{LAST_LINE}`", page)
 
 
 def test_last_accuracy_is_the_mean_of_the_seeds(monkeypatch, capsys):
