@@ -73,12 +73,15 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     if options.command in _PASS_ON:
+        # Here a wrong option is reported once, and not by every rank.
         if options.command == "train":
-            # Here a wrong option is reported once, and not by every rank.  (To read the options of
-            # the bench takes MPI.)
-            from ringreduce.train.configuration import read
+            from ringreduce.train.configuration import read as read_trainers
 
-            read(rest, "ringreduce train")
+            read_trainers(rest, "ringreduce train")
+        else:
+            from ringreduce.bench.options import read as read_benchs
+
+            read_benchs(rest, "ringreduce bench")
         program = ("-m", f"ringreduce.{options.command}", *rest)
     else:
         program = _program(options)

@@ -95,6 +95,7 @@ class Outputs:
     checkpoint_every: int = _setting(0, "steps between checkpoints; 0: one after each epoch")
     keep: int = _setting(3, "number of last checkpoints that are kept")
     resume: bool = _setting(False, "continue from the last usable checkpoint, if there is one")
+    verbose: bool = _setting(False, "print all settings, and the parts of a step's time")
     metrics: Path | None = field(
         default=None, metadata=_about("write a line of JSON for each step and epoch")
     )

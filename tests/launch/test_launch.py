@@ -326,11 +326,20 @@ def test_the_program_keeps_its_own_arguments(started, line, program):
     assert started == [Job(4, program)]
 
 
-def test_wrong_options_of_the_trainer_are_refused_before_any_rank_starts(started, capsys):
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("train -n 4 --epochs 0", "ringreduce train: error: epochs is 0; wanted at least 1"),
+        ("bench -n 4 --iters 0", "ringreduce bench: error: --iters is 0; wanted at least 1"),
+    ],
+)
+def test_wrong_options_of_a_module_are_refused_before_any_rank_starts(
+    started, line, complaint, capsys
+):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "-n", "4", "--epochs", "0"])
+        cli.main(line.split())
     assert stop.value.code == 2
-    assert "ringreduce train: error: epochs is 0; wanted at least 1" in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err
     assert started == []
 
 
