@@ -57,9 +57,10 @@ def legend(
             x, y = 0.0, y + _ROW
         elements += [sample(x, y), text(x + _SAMPLE, y + 4, meaning, _SIZE, fill=FAINT)]
         x += needed + _GAP
-    if schedule.weights:
+    moved = sorted({chunk_of(chunk) for message in timeline.messages for chunk in message.chunks})
+    if moved:
         y += _ROW * bool(elements)
-        elements += _chunks(paints, y, width)
+        elements += _chunks(moved, paints, y, width)
     return elements, y + _ROW / 2
 
 
@@ -100,30 +101,33 @@ def _bar(x: float, y: float) -> str:
     return element("rect", x=x, y=y - 7, width=36, height=14, rx=5, fill=LANE)
 
 
-def _chunks(paints: Paints, y: float, width: float) -> list[str]:
+def _chunks(chunks: Sequence[int], paints: Paints, y: float, width: float) -> list[str]:
     """Return a numbered swatch for each chunk; for many chunks, a strip of slivers."""
-    number, top = len(paints.colours), y - _SWATCH_HEIGHT / 2
+    number, top = len(chunks), y - _SWATCH_HEIGHT / 2
     elements = [text(0, y + 4, "chunks" if number > 1 else "chunk", _SIZE, fill=FAINT)]
     left = text_width("chunks", _SIZE) + 8
     if left + number * _SWATCH <= width:
-        for chunk, colour in enumerate(paints.colours):
-            x = left + chunk * _SWATCH
+        for i, chunk in enumerate(chunks):
+            x = left + i * _SWATCH
             size = {"width": _SWATCH - 3, "height": _SWATCH_HEIGHT}
-            elements.append(element("rect", x=x, y=top, rx=4, fill=colour, **size))
+            elements.append(element("rect", x=x, y=top, rx=4, fill=paints.colours[chunk], **size))
             middle = x + (_SWATCH - 3) / 2
             style = {"fill": PAPER, "text_anchor": "middle", "font_weight": "bold"}
             elements.append(text(middle, y + 3.5, str(chunk), 10, **style))
         return elements
     slivers = min(number, _MOST_SLIVERS)
-    left += text_width("0 ", _SIZE)
-    sliver = min(_LONGEST_STRIP, width - left - text_width(f" {number}", _SIZE)) / slivers
+    left += text_width(f"{chunks[0]} ", _SIZE)
+    sliver = min(_LONGEST_STRIP, width - left - text_width(f" {chunks[-1]}", _SIZE)) / slivers
     for i in range(slivers):
-        colour, size = paints.colours[i * number // slivers], {"height": _SWATCH_HEIGHT}
+        colour, size = paints.colours[chunks[i * number // slivers]], {"height": _SWATCH_HEIGHT}
         elements.append(
             element("rect", x=left + i * sliver, y=top, width=sliver, fill=colour, **size)
         )
-    ends = ((left - 6, "0", "end"), (left + slivers * sliver + 6, str(number - 1), "start"))
-    return elements + [text(x, y + 4, n, _SIZE, fill=FAINT, text_anchor=a) for x, n, a in ends]
+    ends = (
+        (left - 6, chunks[0], "end"),
+        (left + slivers * sliver + 6, chunks[-1], "start"),
+    )
+    return elements + [text(x, y + 4, str(n), _SIZE, fill=FAINT, text_anchor=a) for x, n, a in ends]
 
 
 def _counted(number: int, what: str) -> str:
