@@ -47,7 +47,7 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {"errors", "topology", "config"}
+GROUND = {"errors", "topology", "config", "colours"}
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {"control", "devices", "messages", "planning", "shm", "transports"}
@@ -293,7 +293,8 @@ def test_nothing_is_pickled_over_mpi():
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch")}
-    assert readers <= {"config", "compiler.jit", *launch}  # jit reads Numba's settings
+    # Numba's settings, and NO_COLOR.
+    assert readers <= {"config", "compiler.jit", "colours", *launch}
 
 
 # --- and would be found ---------------------------------------------------------------------------

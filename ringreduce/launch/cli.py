@@ -16,6 +16,7 @@ from ringreduce.launch.mpiexec import LaunchError
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
+_ALGORITHM_HELP = "default: auto, the first that is predicted within 2 %% of the cheapest"
 _PASS_ON = ("train", "bench")
 """Commands that start the module of the same name.  This module reads the rest of the options."""
 
@@ -32,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = did_you_mean(rest[0], command._option_string_actions)
         command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     if options.command == "doctor":
-        from ringreduce.launch.doctor import main as doctor
+        from ringreduce.launch import doctor
 
-        return doctor()
+        return doctor.clean() if options.clean else doctor.main()
     if options.command == "explain":
         return _explain(command, options)
     try:
@@ -62,6 +63,8 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             root=options.root,
             nbytes=options.nbytes,
             dtype=options.dtype,
+            transport=options.transport,
+            json=options.json,
             prove=options.prove,
             svg=options.svg,
             png=options.png,
@@ -172,7 +175,17 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         allow_abbrev=False,
     )
     _add_explain_options(explain)
-    commands.add_parser("doctor", help="say what a bug report needs, and what to repair")
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what a bug report needs, and what to repair",
+        description="Check this environment: each line is ok, or says what to repair.",
+        allow_abbrev=False,
+    )
+    doctor.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove the files of killed MPI jobs that no process uses, and check nothing",
+    )
     return parser, commands.choices
 
 
@@ -208,7 +221,7 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
     add(*_RANKS, dest="ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
     add("--nodes", type=_nodes, default=(), metavar="3,1,4", help="ranks of each node")
     add("--collective", default="all_reduce", metavar="NAME", help="default: all_reduce")
-    add("--algorithm", default="auto", metavar="NAME", help="default: auto, the cheapest")
+    add("--algorithm", default="auto", metavar="NAME", help=_ALGORITHM_HELP)
     add("--root", type=int, default=0, metavar="RANK", help="of a rooted collective; default: 0")
     add(
         "--bytes",
@@ -219,6 +232,12 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
         help="of the whole array; K, M and G are powers of 1024; default: 1M",
     )
     add("--dtype", default="float32", metavar="NAME", help="default: float32")
+    add(
+        "--transport",
+        metavar="shm|mpi",
+        help="shared memory or messages; default: what a job on this host takes",
+    )
+    add("--json", action="store_true", help="print the choice of auto as JSON, and nothing else")
     add("--svg", type=Path, metavar="FILE", help="write a picture of it")
     add("--png", type=Path, metavar="FILE", help="the same; needs pip install 'ringreduce[plot]'")
     add("--check", dest="prove", action="store_true", help="prove it here and now")
