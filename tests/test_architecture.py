@@ -75,8 +75,8 @@ MAY_IMPORT = {
     "torch": {"the public names"},
 }
 """Which packages a package may import, besides itself and the ground."""
-LAZY = {("launch.cli", "train")}
-"""The command line reads the trainer's options when they are asked for."""
+LAZY = {("launch.cli", "train"), ("launch.completion", "train"), ("launch.completion", "bench")}
+"""The command line reads the options of the trainer and the bench when they are asked for."""
 
 
 def package_of(module: str) -> str:

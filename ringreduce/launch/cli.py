@@ -1,4 +1,4 @@
-"""The command line: `ringreduce run`, `train`, `bench`, `explain` and `doctor`."""
+"""The command line: `ringreduce run`, `train`, `bench`, `explain`, `doctor` and `completion`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ringreduce
 from ringreduce.errors import did_you_mean
@@ -16,6 +16,7 @@ from ringreduce.launch.mpiexec import LaunchError
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _ALGORITHM_HELP = "default: auto, the first that is predicted within 2 %% of the cheapest"
 _PASS_ON = ("train", "bench")
 """Commands that start the module of the same name.  This module reads the rest of the options."""
@@ -38,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return doctor.clean() if options.clean else doctor.main()
     if options.command == "explain":
         return _explain(command, options)
+    if options.command == "completion":
+        from ringreduce.launch.completion import script
+
+        print(script(options.shell, commands), end="")
+        return 0
     try:
         job = _job(options, rest)
     except ValueError as error:
@@ -167,25 +173,9 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         allow_abbrev=False,
     )
     _add_job_options(bench)
-    explain = commands.add_parser(
-        "explain",
-        help="show, price and prove an algorithm without running it",
-        usage="ringreduce explain (--ranks N | --nodes 3,1,4) [options]",
-        description="Who sends what when, how much, and how long every candidate takes.",
-        allow_abbrev=False,
-    )
-    _add_explain_options(explain)
-    doctor = commands.add_parser(
-        "doctor",
-        help="say what a bug report needs, and what to repair",
-        description="Check this environment: each line is ok, or says what to repair.",
-        allow_abbrev=False,
-    )
-    doctor.add_argument(
-        "--clean",
-        action="store_true",
-        help="remove the files of killed MPI jobs that no process uses, and check nothing",
-    )
+    _add_explain(commands)
+    _add_doctor(commands)
+    _add_completion(commands)
     return parser, commands.choices
 
 
@@ -216,7 +206,14 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
     add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
 
 
-def _add_explain_options(parser: argparse.ArgumentParser) -> None:
+def _add_explain(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="show, price and prove an algorithm without running it",
+        usage="ringreduce explain (--ranks N | --nodes 3,1,4) [options]",
+        description="Who sends what when, how much, and how long every candidate takes.",
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add(*_RANKS, dest="ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
     add("--nodes", type=_nodes, default=(), metavar="3,1,4", help="ranks of each node")
@@ -241,6 +238,32 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
     add("--svg", type=Path, metavar="FILE", help="write a picture of it")
     add("--png", type=Path, metavar="FILE", help="the same; needs pip install 'ringreduce[plot]'")
     add("--check", dest="prove", action="store_true", help="prove it here and now")
+
+
+def _add_doctor(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say what a bug report needs, and what to repair",
+        description="Check this environment: each line is ok, or says what to repair.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove the files of killed MPI jobs that no process uses, and check nothing",
+    )
+
+
+def _add_completion(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "completion",
+        help="print a script that completes the command line in a shell",
+        usage="ringreduce completion (bash | zsh | fish)",
+        description="Print a script that completes commands, options and their values in a shell.",
+        epilog="For the present bash: source <(ringreduce completion bash)",
+        allow_abbrev=False,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 
 
 def _bytes(text: str) -> int:
