@@ -26,7 +26,7 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.colours import Colours
 from ringreduce.config import Config
 from ringreduce.errors import ScheduleError, did_you_mean
-from ringreduce.launch.host import memory_of_job
+from ringreduce.launch.host import VariableError, memory_of_job
 from ringreduce.picture import to_png, to_svg
 from ringreduce.picture.legend import nodes_text
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
@@ -138,9 +138,9 @@ def main(request: Request) -> int:
     except BrokenPipeError:  # the reader, for instance `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ScheduleError, ImportError, OSError) as error:
+    except (ScheduleError, ImportError, OSError, VariableError) as error:
         print(f"ringreduce explain: {error}", file=sys.stderr)
-        return 2 if isinstance(error, OSError) else 1
+        return 1 if isinstance(error, (ScheduleError, ImportError)) else 2
 
 
 def _check_writable(path: Path) -> None:

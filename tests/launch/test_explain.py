@@ -295,6 +295,24 @@ def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, cr
     assert host.memory_of_job(ranks) == Memory(single_copy=True, crowded=crowded)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "complaint"),
+    [
+        ("RINGREDUCE_TRANSPORT", "tcp", "RINGREDUCE_TRANSPORT is 'tcp'; choose auto, mpi or shm"),
+        ("RINGREDUCE_TIMEOUT_S", "soon", "environment variable RINGREDUCE_TIMEOUT_S is 'soon'"),
+    ],
+)
+def test_a_variable_that_no_job_would_take_is_refused(
+    monkeypatch, capsys, variable, value, complaint
+):
+    monkeypatch.setattr(explain, "memory_of_job", host.memory_of_job)
+    monkeypatch.setenv(variable, value)
+    assert cli.main(["explain", "-n", "2"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"ringreduce explain: {complaint}")
+
+
 def test_without_compiled_functions_a_job_sends_messages(monkeypatch):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     assert ask("memory").lines == [{"shared": False, "single_copy": False}]
