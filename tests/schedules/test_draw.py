@@ -97,6 +97,14 @@ def test_the_numbers_of_the_legend_are_those_of_its_example() -> None:
             assert f" {chunks} " in part
 
 
+def test_a_message_that_is_cut_off_is_not_explained() -> None:
+    drawing = lines(from_text("rank 0\n >1:0 >2:0 >3:0 >4:0 <1:0+"))
+    assert drawing[1:] == [
+        "   0   >1:0 >2:0 >3:0 >4:0 …1 more",
+        ">1:0 sends chunk 0 to rank 1",
+    ]
+
+
 def test_an_empty_message_is_explained() -> None:
     assert legend_of(build("barrier", "direct", block_layout(2))) == [
         ">1: sends an empty message to rank 1; <1: receives an empty message from rank 1"
