@@ -47,7 +47,7 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {"errors", "topology", "config", "terminal"}
+GROUND = {"errors", "topology", "config", "colours", "terminal"}
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {"control", "devices", "messages", "planning", "shm", "transports"}
@@ -75,7 +75,10 @@ MAY_IMPORT = {
     "torch": {"the public names"},
 }
 """Which packages a package may import, besides itself and the ground."""
-LAZY = {("launch.cli", "train"), ("launch.cli", "bench")}
+LAZY = {
+    *(("launch.cli", "train"), ("launch.cli", "bench")),
+    *(("launch.completion", "train"), ("launch.completion", "bench")),
+}
 """The command line reads the options of the trainer and the bench when they are asked for."""
 
 
@@ -124,7 +127,7 @@ def test_trainers_use_public_names_alone():
         ours = {
             name for name in _inner(IMPORTS[module]) if package_of(name) not in ("train", "picture")
         }
-        assert ours <= {"ringreduce", "ringreduce.terminal"}, module
+        assert ours <= {"ringreduce", "ringreduce.colours", "ringreduce.terminal"}, module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
 
 
@@ -294,8 +297,8 @@ def test_nothing_is_pickled_over_mpi():
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch")}
-    # jit reads Numba's settings, terminal the kind of the terminal.
-    assert readers <= {"config", "compiler.jit", "terminal", *launch}
+    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR.
+    assert readers <= {"config", "compiler.jit", "colours", "terminal", *launch}
 
 
 # --- and would be found ---------------------------------------------------------------------------

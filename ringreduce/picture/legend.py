@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ringreduce.picture.marks import LARGEST_HEAD, head, line
@@ -36,8 +36,9 @@ def legend(
             x, y = 0.0, y + _ROW
         elements += [sample(x, y), text(x + _SAMPLE, y + 4, meaning, _SIZE, fill=FAINT)]
         x += needed + _GAP
-    if schedule.weights:
-        found, y = _colours(paints, y + _ROW * bool(elements), width)
+    moved = sorted({chunk_of(chunk) for message in timeline.messages for chunk in message.chunks})
+    if moved:
+        found, y = _colours(moved, paints, y + _ROW * bool(elements), width)
         elements += found
     return elements, y + _ROW / 2
 
@@ -79,12 +80,14 @@ def _bar(x: float, y: float) -> str:
     return element("rect", x=x, y=y - 7, width=36, height=14, rx=5, fill=LANE)
 
 
-def _colours(paints: Paints, y: float, width: float) -> tuple[list[str], float]:
-    """Return a sample of each colour with its chunks, and the middle of the last row."""
+def _colours(
+    moved: Sequence[int], paints: Paints, y: float, width: float
+) -> tuple[list[str], float]:
+    """Return a sample of each colour with its moved chunks, and the middle of the last row."""
     chunks_of: dict[int, list[int]] = {}
-    for chunk, number in enumerate(paints.numbers):
-        chunks_of.setdefault(number, []).append(chunk)
-    what = "chunk" if len(paints.numbers) == 1 else "chunks"
+    for chunk in moved:
+        chunks_of.setdefault(paints.numbers[chunk], []).append(chunk)
+    what = "chunk" if len(moved) == 1 else "chunks"
     if paints.has_rails:
         what = "chunks of each rail"
     elements = [text(0, y + 4, what, _SIZE, fill=FAINT)]

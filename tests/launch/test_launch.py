@@ -13,7 +13,6 @@ import pytest
 
 import ringreduce
 from ringreduce.launch import cli, launcher
-from ringreduce.launch.cleanup import abandoned_files, clean_up_job
 from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.launcher import Job, command_line, rank_environment
 from ringreduce.launch.mpiexec import (
@@ -537,23 +536,3 @@ def test_an_abort_that_hangs_is_given_up():
     assert time.time() - float(ended.stdout) < 2
     assert ended.returncode == 1
     assert "ValueError: the rank's own error" in ended.stderr
-
-
-# --- cleanup --------------------------------------------------------------------------------------
-
-
-def test_only_mpi_files_that_nobody_has_open_are_abandoned(tmp_path):
-    names = ("mpich_shm_1_0", "sm_segment.host.0.1.0", "sm_segment.host.0.2.0", "mine")
-    for name in names:
-        (tmp_path / name).write_bytes(b"x")
-    with (tmp_path / names[2]).open():
-        assert abandoned_files(directory=tmp_path) == [tmp_path / names[0], tmp_path / names[1]]
-
-
-def test_what_was_there_before_the_job_stays(tmp_path):
-    old, new = tmp_path / "mpich_shm_old", tmp_path / "mpich_shm_new"
-    for path in (old, new):
-        path.touch()
-    os.utime(old, (1.0, 1.0))
-    clean_up_job(0, since=2.0, directory=tmp_path)
-    assert list(tmp_path.iterdir()) == [old]
