@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks import environments
 from benchmarks.rows import RESULTS, replace
+from ringreduce.picture.scales import size_text
 
 NAME = "collectives"
 TARGETED = (
@@ -108,7 +109,7 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, way: str) -> str:
     ratios = {name: ratio for name in MEASURED if (ratio := _ratios(_runs(rows, name)))}
     # With 4 ranks of float32 the least that can be divided is 16 B, and has a column of its own.
     sizes = sorted({size for name, of in ratios.items() if name != "barrier" for size in of})
-    heads = ["collective", *map(_size_text, sizes), "geometric mean", "lowest"]
+    heads = ["collective", *map(size_text, sizes), "geometric mean", "lowest"]
     if way == AFTER_A_BARRIER:
         heads.append("mean from the first entry")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -133,7 +134,7 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, way: str) -> str:
 
 
 def _at(ratios: dict[int, float], size: int) -> str:
-    return f"{ratios[size]:.2f} at {_size_text(size)}"
+    return f"{ratios[size]:.2f} at {size_text(size)}"
 
 
 def _runs(rows: Sequence[dict[str, Any]], collective: str, figure: str = "median_us") -> Runs:
@@ -153,12 +154,6 @@ def _ratios(runs: Runs) -> dict[int, float]:
         fastest = min(of.values(), key=lambda times: times["MPI"])
         ratios[nbytes] = fastest["MPI"] / fastest["ringreduce"]
     return ratios
-
-
-def _size_text(nbytes: int) -> str:
-    from ringreduce.bench.plot import size_text  # not before the runs: it starts MPI
-
-    return size_text(nbytes)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from mpi4py import MPI
 
 import ringreduce as rr
 from benchmarks.collectives import IN_LOOPS, WAYS
-from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, Contender, Setting, wanted
+from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE
+from ringreduce.bench.contenders import Contender, Setting, contenders_of, wanted
 from ringreduce.bench.environment import environment
 from ringreduce.bench.inputs import Inputs
 
@@ -60,7 +61,7 @@ def _measure(
     comm: rr.Communicator, world: MPI.Intracomm, collective: str, count: int
 ) -> list[dict[str, Any]]:
     at = Setting(comm, world, count, "sum", _DTYPE, "auto")
-    contenders = COLLECTIVES[collective].make(at)
+    contenders = contenders_of(collective, at)
     # A loop repeats a call on the same input: a sum in place would grow with each repetition.
     repeatable = [
         c for c in contenders if c.place != IN_PLACE or not COLLECTIVES[collective].reduces

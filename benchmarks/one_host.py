@@ -7,7 +7,7 @@ level and at `serialized` (not with more ranks than cores: there MPICH spins wit
 writes ``bench_results/one_host.jsonl``.  Then, or with ``--draw`` at once, prints a table for each
 dtype and number of ranks: how many times as fast ours is as the best baseline, in the run of that
 baseline; our time in units of one copy of the same bytes by all ranks at once; and for floats of 16
-bits in units of the time of float32 of the same bytes.  Draws ``docs/one_host.png``.
+bits in units of the time of float32 of the same bytes.  Draws ``docs/all_reduce.svg``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from typing import Any
 
 from benchmarks import environments
 from benchmarks.rows import RESULTS, replace
+from ringreduce.picture.chart import Line, Panel, chart
+from ringreduce.picture.scales import powers_of_two, size_text
+from ringreduce.picture.style import BLUE, INK, ORANGE
 
 NAME = "one_host"
 BASELINES = ("MPI", "Gloo")
@@ -38,13 +41,11 @@ OURS = {
     "both": "registered planned",
 }
 """Column of the table -> contender."""
-PICTURE = environments.ROOT / "docs" / "one_host.png"
-_STYLES: dict[str, dict[str, Any]] = {
-    "call": {"color": "#1f6feb"},
-    "planned": {"color": "#1f6feb", "linestyle": (0, (4, 2))},
-    "registered": {"color": "#2da44e"},
-    "both": {"color": "#2da44e", "linestyle": (0, (4, 2))},
-}
+PICTURE = environments.ROOT / "docs" / "all_reduce.svg"
+DRAWN = (2, 4)
+"""Numbers of ranks in the picture."""
+SHOWN = {"call": (BLUE, "NumPy arrays"), "registered": (ORANGE, "comm.empty arrays")}
+"""Column of the table -> its colour and name in the picture."""
 _ALL_BUFFERS = 8 << 30
 _SIZES = [8 << i for i in range(28)]
 _SPARSE = [8 << i for i in range(0, 28, 3)]
@@ -119,8 +120,6 @@ def _best(runs: dict[tuple[str, str], Times]) -> tuple[float, str, Times]:
 
 
 def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
-    from ringreduce.bench.plot import size_text  # not before the runs: it starts MPI
-
     short = dtype in ("float16", "bfloat16")
     heads = " | ".join([*OURS, "copies", *(["float32", "registered float32"] if short else [])])
     lines = [f"| size | best baseline, µs | {heads} |", "|" + "---|" * (heads.count("|") + 3)]
@@ -153,33 +152,47 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
 
 
 def _draw(rows: Sequence[dict[str, Any]]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    shown = [row for row in rows if row["ranks"] in DRAWN]
+    PICTURE.write_text(picture(shown), encoding="utf-8")
 
-    from ringreduce.bench.plot import dress
 
-    all_ranks = sorted({row["ranks"] for row in rows})
-    figure = Figure(figsize=(11, 4.2 * -(-len(all_ranks) // 2)), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(-(-len(all_ranks) // 2), 2, squeeze=False).flat
-    for axes, ranks in zip(panels, all_ranks, strict=False):
+def picture(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the picture of our speed beside that of the fastest baseline, as SVG."""
+    panels, means = [], []
+    for ranks in sorted({row["ranks"] for row in rows}):
         runs = _runs([row for row in rows if row["ranks"] == ranks])
-        sizes = sorted(runs)
-        for name, contender in OURS.items():
-            found = [_best(runs[nbytes]) for nbytes in sizes]
-            ratios = [best / times[contender] for best, _, times in found]
-            style = {"marker": "o", "markersize": 3.5, **_STYLES[name]}
-            axes.plot(sizes, ratios, label=name, **style)
-        axes.axhline(1, color="#57606a", linewidth=1)
-        dress(axes, f"{ranks} ranks: times as fast as the best baseline", sizes)
-        axes.set_ylim(bottom=0)
-    figure.axes[0].legend(frameon=False, fontsize=9)
-    for axes in list(panels)[len(all_ranks) :]:
-        axes.remove()
+        ratios = {name: speedups(runs, OURS[name]) for name in SHOWN}
+        mean = statistics.geometric_mean(ratios["call"].values())
+        times = f"{mean:.1f} times" + ("" if means else " the speed of the fastest baseline")
+        means.append(f"{times} with {ranks} ranks")
+        panels.append(_panel(ranks, ratios))
     row = rows[0]
-    facts = f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl"
-    figure.supxlabel(f"all-reduce of float32; {facts}", x=0.01, ha="left", fontsize=8.5)
-    figure.savefig(PICTURE)
+    facts = (
+        f"All-reduce of {row['dtype']} on one host. The baseline at each size is the fastest of "
+        "Open MPI, MPICH, Intel MPI and Gloo. The title has the geometric means for NumPy arrays. "
+        f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl."
+    )
+    title = "ringreduce has " + " and ".join(means)
+    return chart(title, facts, panels)
+
+
+def speedups(runs: dict[int, dict[tuple[str, str], Times]], contender: str) -> dict[int, float]:
+    """Return bytes -> how many times as fast `contender` is as the best baseline in its run."""
+    found = {nbytes: _best(runs[nbytes]) for nbytes in sorted(runs)}
+    return {nbytes: best / times[contender] for nbytes, (best, _, times) in found.items()}
+
+
+def _panel(ranks: int, ratios: dict[str, dict[int, float]]) -> Panel:
+    sizes = sorted(ratios["call"])
+    lines = [
+        Line(list(ratios[name].items()), colour, words, has_dots=True)
+        for name, (colour, words) in SHOWN.items()
+    ]
+    lines.append(Line([(sizes[0], 1), (sizes[-1], 1)], INK, "fastest baseline", width=1.5))
+    every = [1.0, *(ratio for line in ratios.values() for ratio in line.values())]
+    x = powers_of_two(sizes, size_text, most=5)
+    y = powers_of_two([min(every), 1.05 * max(every)], lambda times: f"{times}x")
+    return Panel(f"{ranks} ranks: times the speed of the fastest baseline", x, y, lines)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 import ringreduce as rr
 from benchmarks.one_host import SAME_BYTES
-from ringreduce.bench.collectives import Setting
+from ringreduce.bench.contenders import Setting
 from ringreduce.bench.environment import environment
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs

@@ -5,7 +5,7 @@
 Makes an environment for each MPI, runs ``ringreduce bench`` in it at MPI's default thread level and
 at `serialized` (not with more ranks than cores: there MPICH spins without yielding, and each of its
 calls takes as long as the scheduler lets it), and writes ``bench_results/all_reduce.jsonl``.  Then,
-or with ``--draw`` at once, draws ``docs/all_reduce.png`` and prints the tables of the pages.
+or with ``--draw`` at once, draws ``docs/bus_bandwidth.svg`` and prints the tables of the pages.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from typing import Any
 
 from benchmarks import environments
 from benchmarks.rows import RESULTS, replace
+from ringreduce.picture.chart import Line, Panel, chart
+from ringreduce.picture.scales import linear, powers_of_two, size_text
+from ringreduce.picture.style import BLUE, GREEN, ORANGE
 
 NAME = "all_reduce"
-PICTURE = environments.ROOT / "docs" / "all_reduce.png"
+PICTURE = environments.ROOT / "docs" / "bus_bandwidth.svg"
 OURS = "ringreduce"
 _FLAGS = ("-b", "8", "-e", "128M", "-f", "4", "-n", "40")
-_COLOURS = {
-    "Open MPI": "#d1572a",
-    "MPICH": "#1f6feb",
-    "Intel MPI": "#2da44e",
-    "Gloo": "#7d4cdb",
-}
 _SHOWN = (8, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 128 << 20)
 """Sizes of the table, bytes."""
 
@@ -44,7 +41,7 @@ def main() -> None:
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     measured = sorted({row["ranks"] for row in rows})
     runs = {ranks: _runs([row for row in rows if row["ranks"] == ranks]) for ranks in measured}
-    _draw(runs, max(rows, key=lambda row: row["cores"]))
+    PICTURE.write_text(picture(runs, max(rows, key=lambda row: row["cores"])), encoding="utf-8")
     for ranks, of in runs.items():
         print(f"\n{ranks} ranks:\n\n{_table(of)}")
 
@@ -76,8 +73,6 @@ def _runs(rows: Sequence[dict[str, Any]]) -> dict[str, Run]:
 
 
 def _table(runs: dict[str, Run]) -> str:
-    from ringreduce.bench.plot import size_text  # not before the runs: it starts MPI
-
     heads = " | ".join(f"over {mpi} / its own" for mpi in runs)
     lines = [f"| size | {heads} | Gloo | the fastest |", "|" + "---|" * (len(runs) + 3)]
     for nbytes in _SHOWN:
@@ -99,35 +94,40 @@ def _microseconds(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def _draw(runs_of: dict[int, dict[str, Run]], row: dict[str, Any]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def picture(runs_of: dict[int, dict[str, Run]], row: dict[str, Any]) -> str:
+    """Return the picture of ranks -> MPI -> run, as SVG; `row` says where it was measured."""
+    panels, ahead, all_sizes = [], 0, 0
+    for mpi in next(iter(runs_of.values())):
+        for ranks, runs in runs_of.items():
+            panels.append(_panel(mpi, ranks, runs[mpi]))
+            ours, own = runs[mpi][OURS], runs[mpi]["MPI"]
+            ahead += sum(ours[nbytes] < own[nbytes] for nbytes in ours)
+            all_sizes += len(ours)
+    facts = (
+        f"All-reduce of float32 on one host, from 8 bytes to 128 MiB. {row['cpu']}, {row['cores']} "
+        f"cores, {row['date']}; bench_results/{NAME}.jsonl."
+    )
+    title = (
+        f"ringreduce over an MPI is faster than that MPI's own all-reduce in {ahead} of "
+        f"{all_sizes} cases"
+    )
+    return chart(title, facts, panels, columns=len(runs_of), panel_height=150)
 
-    from ringreduce.bench.plot import dress
 
-    figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(runs_of), squeeze=False)[0]
-    for axes, (ranks, runs) in zip(panels, runs_of.items(), strict=True):
-        sizes = sorted(next(iter(runs.values()))[OURS])
+def _panel(mpi: str, ranks: int, run: Run) -> Panel:
+    factor = 2 * (ranks - 1) / ranks
 
-        def line(series: dict[int, float], axes: Any = axes, ranks: int = ranks, **style: Any):
-            rates = [2 * (ranks - 1) / ranks * n / us / 1e3 for n, us in sorted(series.items())]
-            axes.plot(sorted(series), rates, **style)
+    def rates(name: str) -> list[tuple[float, float]]:
+        return [(nbytes, factor * nbytes / us / 1e3) for nbytes, us in sorted(run[name].items())]
 
-        for mpi, run in runs.items():
-            ours = {"linewidth": 2.4, "marker": "o", "markersize": 4, "zorder": 3}
-            line(run[OURS], color=_COLOURS[mpi], label=f"ringreduce over {mpi}", **ours)
-        for mpi, run in runs.items():
-            line(run["MPI"], color=_COLOURS[mpi], linestyle=(0, (4, 2)), label=f"{mpi}'s own")
-        gloo = {n: min(run["Gloo"][n] for run in runs.values()) for n in sizes}
-        line(gloo, color=_COLOURS["Gloo"], linestyle=(0, (1, 2)), label="Gloo")
-        dress(axes, f"{ranks} ranks: bus bandwidth, GB/s", sizes)
-        axes.set_ylim(bottom=0)
-    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
-    facts = f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl"
-    figure.supxlabel(f"all-reduce of float32; {facts}", x=0.01, ha="left", fontsize=8.5)
-    figure.savefig(PICTURE)
+    lines = [
+        Line(rates(OURS), BLUE, OURS, width=2.4, has_dots=True),
+        Line(rates("MPI"), ORANGE, f"{mpi}'s own", dashes="5 3"),
+        Line(rates("Gloo"), GREEN, "Gloo", dashes="1 3"),
+    ]
+    x = powers_of_two(run[OURS], size_text, most=5)
+    y = linear([0, *(rate for line in lines for _, rate in line.points)])
+    return Panel(f"{mpi}, {ranks} ranks: bus bandwidth, GB/s", x, y, lines)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {"errors", "topology", "config"}
+GROUND = {"errors", "topology", "config", "colours", "terminal"}
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {"control", "devices", "messages", "planning", "shm", "transports"}
@@ -67,16 +67,19 @@ MAY_IMPORT = {
     "process_exit": {"calls", "launch"},
     "launch": {*SYMBOLIC, "picture", "planning", "the public names"},
     "__main__": {"launch"},
-    "train": {"the public names"},
-    "bench": {"the public names", "devices", "planning", "schedules"},
+    "train": {"the public names", "picture"},
+    "bench": {"the public names", "algorithms", "devices", "picture", "planning", "schedules"},
     # Packages to come.
     "pipeline": {"schedules"},
     "elastic": {"launch", "the public names"},
     "torch": {"the public names"},
 }
 """Which packages a package may import, besides itself and the ground."""
-LAZY = {("launch.cli", "train")}
-"""The command line reads the trainer's options when they are asked for."""
+LAZY = {
+    *(("launch.cli", "train"), ("launch.cli", "bench")),
+    *(("launch.completion", "train"), ("launch.completion", "bench")),
+}
+"""The command line reads the options of the trainer and the bench when they are asked for."""
 
 
 def package_of(module: str) -> str:
@@ -119,11 +122,12 @@ def test_every_package_stands_in_the_table_and_says_what_it_is_for():
 
 
 def test_trainers_use_public_names_alone():
+    """Besides, the trainer's command draws, and shows its progress, as every command does."""
     for module in under("train"):
-        assert all(
-            name == "ringreduce" or name.startswith("ringreduce.train") or name not in SOURCES
-            for name in IMPORTS[module]
-        ), module
+        ours = {
+            name for name in _inner(IMPORTS[module]) if package_of(name) not in ("train", "picture")
+        }
+        assert ours <= {"ringreduce", "ringreduce.colours", "ringreduce.terminal"}, module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
 
 
@@ -293,7 +297,8 @@ def test_nothing_is_pickled_over_mpi():
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch")}
-    assert readers <= {"config", "compiler.jit", *launch}  # jit reads Numba's settings
+    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR.
+    assert readers <= {"config", "compiler.jit", "colours", "terminal", *launch}
 
 
 # --- and would be found ---------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
 import numpy as np
@@ -18,13 +21,16 @@ from ringreduce.bench.fit import Fit, Point, fit
 from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
-from ringreduce.bench.table import OURS, Table
-from ringreduce.bench.terminal import leads_to_a_terminal
+from ringreduce.bench.table import OURS, Row, Table, digits
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.planning.select import predict, resolve
+from ringreduce.picture import output
+from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
+from ringreduce.terminal import LiveLine, print_error
 
 _BAR = 24
+_COLUMNS = 100
+"""The most characters of a line, but for the table with all columns."""
 _FOLDS = 5
 """Sizes at which adding in one rank is timed."""
 
@@ -32,42 +38,72 @@ _FOLDS = 5
 def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.bench") -> int:
     """Measure as the command line says, on every rank of MPI's world.
 
-    Returns 1 if any result was wrong, 2 if the algorithm cannot be had, else 0.  Raises SystemExit
-    with code 2, before anything is sent, where the command line is wrong.
+    Returns 1 if any result was wrong, 2 if the algorithm cannot be had or a file cannot be written,
+    else 0.  Raises SystemExit with code 2 if the command line is wrong; one rank prints the reason.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    options = read(given, prog)
     world = MPI.COMM_WORLD
+    options = _read_once(world, given, prog)
     with rr.init() as comm:
-        problem = _cannot_write(options) if world.rank == 0 else ""
-        if comm.all_reduce(int(bool(problem))):
-            if problem:
-                print(f"{prog}: error: {problem}", file=sys.stderr, flush=True)
-            comm.barrier()  # the job is stopped when the first rank ends: not before it is said
-            return 2
-        tiny = np.zeros(world.size, options.dtype)
-        try:
-            _warm(comm, options, tiny)
-        except ValueError as error:
-            if world.rank == 0:
-                print(f"{prog}: error: {error}", file=sys.stderr)
+        if problem := _problem(comm, options):
+            if comm.rank == 0:
+                print_error(f"{prog}: error: {problem}")
+            comm.barrier()  # the job is stopped when the first rank ends: wait for the text
             return 2
         measurement = Measurement(comm, world, options)
-        run = _Run(measurement, options, f"mpirun -n {world.size} {prog} {' '.join(given)}".strip())
+        command = f"mpirun -n {world.size} {prog} {' '.join(given)}".strip()
         try:
-            run.measure()
+            with LiveLine(sys.stdout) as live:
+                run = _Run(measurement, options, command, live)
+                run.measure()
         finally:
             measurement.close()
         return run.end()
+
+
+def _read_once(world: MPI.Intracomm, given: Sequence[str], prog: str) -> Options:
+    """Read the command line on all ranks; print what it says, an error or help, on one of them.
+
+    Raises SystemExit on all ranks if it is wrong on any, or asks for help.
+    """
+    said, stop, options = io.StringIO(), None, None
+    with redirect_stdout(said), redirect_stderr(said):
+        try:
+            options = read(given, prog)
+        except SystemExit as error:
+            stop = error
+    speaker = np.array([world.rank if stop else world.size])
+    world.Allreduce(MPI.IN_PLACE, speaker, MPI.MIN)
+    if options is not None and speaker[0] == world.size:
+        return options
+    if stop is not None and speaker[0] == world.rank:
+        print(said.getvalue(), end="", file=sys.stderr if stop.code else sys.stdout, flush=True)
+    world.Barrier()  # the job is stopped when the first rank ends: wait for the text
+    raise stop or SystemExit(2)
+
+
+def _problem(comm: rr.Communicator, options: Options) -> str:
+    """Return the reason why nothing can be measured, "" if all is well.  Collective.
+
+    All ranks return "", or none; the reason itself is rank 0's.
+    """
+    problem = _cannot_write(options) if comm.rank == 0 else ""
+    if comm.all_reduce(int(bool(problem))):
+        return problem or "rank 0 cannot write its files"
+    try:
+        _warm(comm, options)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _cannot_write(options: Options) -> str:
     """The reason why a requested file cannot be written; "" if all can."""
     if options.plot is not None:
         try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            return "--plot needs matplotlib: pip install 'ringreduce[plot]'"
+            output.check(options.plot)
+        except ImportError as error:
+            return f"--plot {options.plot}: {error}"
     for path in filter(None, (options.json, options.plot)):
         try:
             path.open("a").close()
@@ -76,8 +112,9 @@ def _cannot_write(options: Options) -> str:
     return ""
 
 
-def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
+def _warm(comm: rr.Communicator, options: Options) -> None:
     """Make the call once, so that a refusal comes before any output."""
+    tiny = np.zeros(comm.size, options.dtype)
     how = {"algorithm": options.algorithm}
     call = getattr(comm, options.collective)
     if COLLECTIVES[options.collective].reduces:
@@ -91,11 +128,11 @@ def _warm(comm: rr.Communicator, options: Options, tiny: np.ndarray) -> None:
 class _Run:
     """One run on one rank; only rank 0 prints."""
 
-    def __init__(self, measurement: Measurement, options: Options, command: str) -> None:
-        self._measurement, self._options = measurement, options
+    def __init__(
+        self, measurement: Measurement, options: Options, command: str, live: LiveLine
+    ) -> None:
+        self._measurement, self._options, self._live = measurement, options, live
         self._where = environment(command)
-        self._bar = measurement.world.rank == 0 and leads_to_a_terminal(sys.stderr)
-        """Whether to show a progress bar: rank 0 writes to a terminal."""
         self._comm, self._world = measurement.comm, measurement.world
         self._rows: list[list[Timing]] = []
 
@@ -103,15 +140,15 @@ class _Run:
         """Measure size by size; print each size when it is measured."""
         table: Table | None = None
         counts = self._options.counts(self._world.size)
-        self._say_all(self._introduction())
+        self._print(*self._introduction())
         self._progress(0, len(counts))
-        for done, row in enumerate(self._measurement.run(), 1):
+        for done, timings in enumerate(self._measurement.run(), 1):
+            row = Row(self._measurement.algorithm(timings[0].nbytes), timings)
             if table is None:
-                baselines = [(t.contender, t.place) for t in row if t.contender != OURS]
-                table = Table(self._options, self._world.size, baselines)
-                self._say_all(table.head())
-            self._rows.append(row)
-            self._say_all([table.line(row)])
+                table = Table(self._options, self._world.size, row)
+                self._print(*_comment(*table.legend()), "#", *table.head())
+            self._rows.append(timings)
+            self._print(table.line(row))
             self._progress(done, len(counts))
 
     def end(self) -> int:
@@ -119,15 +156,15 @@ class _Run:
         options, wrong = self._options, sum(t.wrong or 0 for row in self._rows for t in row)
         ours_wrong = sum(t.wrong or 0 for row in self._rows for t in row if t.contender == OURS)
         rates = [t.busbw(options.collective, self._world.size) for t in self._ours()]
-        lines = [f"# average busbw of {OURS}: {np.mean(rates) / 1e9:.2f} GB/s"]
+        lines = [f"average busbw of {OURS}: {digits(float(np.mean(rates)) / 1e9)} GB/s"]
         if options.checks:
             lines.append(
-                f"# wrong elements: {ours_wrong} of {OURS}, {wrong - ours_wrong} of baselines"
+                f"wrong elements: {ours_wrong} of {OURS}, {wrong - ours_wrong} of baselines"
             )
         fitted = self._fit()
         if fitted is not None:
             lines += _fit_text(fitted)
-        self._say_all(lines)
+        self._print(*_comment(*lines))
         if self._world.rank == 0:
             if options.json is not None:
                 options.json.write_text("".join(json.dumps(row) + "\n" for row in self._json()))
@@ -141,26 +178,24 @@ class _Run:
         where = self._where
         nodes = sorted({len(node) for node in self._comm.nodes})
         options = self._options
-        return [
-            f"# {OURS} {rr.__version__}: {options.collective}, algorithm {options.algorithm}, "
-            f"{self._world.size} ranks on {len(self._comm.nodes)} node(s) of {nodes}",
-            f"# {' '.join(where['mpi'].split())}, thread level {where['thread_level']}, "
+        return _comment(
+            f"{OURS} {rr.__version__}: {options.collective} of {options.dtype}, op "
+            f"{options.redop}, algorithm {options.algorithm}; {self._world.size} ranks on "
+            f"{len(self._comm.nodes)} node(s) of {nodes}",
+            f"{' '.join(where['mpi'].split())}, thread level {where['thread_level']}, "
             f"{where['cpu']}, {where['cores']} cores",
-            f"# {options.warmup} calls untimed, {options.iterations} timed, interleaved with the "
-            "baselines; inputs rewritten before each; time is the median",
-            "#",
-        ]
+            f"{options.warmup} calls untimed, {options.iterations} timed, in turns with the "
+            "baselines; new inputs for each; time: the median",
+        )
 
-    def _say_all(self, lines: Sequence[str]) -> None:
+    def _print(self, *lines: str) -> None:
         if self._world.rank == 0:
-            if self._bar:
-                print(f"\r{'':{_BAR + 20}}\r", end="", file=sys.stderr)
-            print(*lines, sep="\n", flush=True)
+            self._live.print(*lines)
 
     def _progress(self, done: int, of: int) -> None:
-        if self._bar and done < of:
+        if self._world.rank == 0:
             bar = "█" * (_BAR * done // of)
-            print(f"\r[{bar:{_BAR}}] {done} of {of} sizes", end="", file=sys.stderr, flush=True)
+            self._live.show(f"[{bar:{_BAR}}] {done} of {of} sizes" if done < of else "")
 
     # --- results ---
 
@@ -178,7 +213,7 @@ class _Run:
 
         def predicted(nbytes: int, profile: Profile) -> float:
             # What "auto" takes does not depend on the fit: it is what ran.
-            name = resolve(options.collective, options.algorithm, nodes, nbytes, config)
+            name = self._measurement.algorithm(nbytes)
             fitted = replace(config, profile=profile.also_in_memory())
             return predict(options.collective, name, nodes, nbytes, fitted)
 
@@ -240,13 +275,24 @@ class _Run:
         plot(options.plot, title, facts, self._rows, fitted, factor)
 
 
+def _comment(*texts: str) -> list[str]:
+    """Return the lines of comments, of which none is longer than the table."""
+    return [
+        line
+        for text in texts
+        for line in textwrap.wrap(
+            text, _COLUMNS, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+        )
+    ]
+
+
 def _fit_text(fitted: Fit) -> list[str]:
     link = fitted.profile.in_node
     return [
-        f"# the cost model, fitted to every other size: alpha {1e6 * link.alpha_s:.2f} us, "
-        f"beta {1e9 * link.beta_s_per_byte:.4f} ns/B, "
-        f"gamma {1e9 * fitted.profile.gamma_s_per_byte:.4f} ns/B",
-        f"# it is off by {fitted.error:.0%} at those sizes and by {fitted.error_checked:.0%} at "
+        f"the cost model, fitted to every other size: alpha {digits(1e6 * link.alpha_s)} us, "
+        f"beta {digits(1e9 * link.beta_s_per_byte)} ns/B, "
+        f"gamma {digits(1e9 * fitted.profile.gamma_s_per_byte)} ns/B",
+        f"it is off by {fitted.error:.0%} at those sizes and by {fitted.error_checked:.0%} at "
         "the others (medians)",
     ]
 

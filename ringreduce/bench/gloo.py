@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ringreduce.bench.collectives import IN_PLACE, Contender, Setting
+from ringreduce.bench.collectives import IN_PLACE
+from ringreduce.bench.contenders import Contender, Setting
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 _OPS = {

@@ -14,10 +14,12 @@ import numpy as np
 from mpi4py import MPI
 
 from ringreduce import Communicator
-from ringreduce.bench.collectives import COLLECTIVES, Contender, Setting, wanted
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.contenders import Contender, Setting, contenders_of, wanted
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
 from ringreduce.bench.options import Options
+from ringreduce.planning.select import resolve
 
 _SHORT_BYTES = 1 << 20
 
@@ -79,11 +81,19 @@ class Measurement:
         for count in self.options.counts(self.world.size):
             yield self._size(count)
 
+    def algorithm(self, nbytes: int) -> str:
+        """Return the algorithm that our calls use at a size: "auto" is resolved, as a call does."""
+        options = self.options
+        moved = nbytes if COLLECTIVES[options.collective].moves else 0
+        return resolve(
+            options.collective, options.algorithm, self.comm.nodes, moved, self.comm.config
+        )
+
     def _size(self, count: int) -> list[Timing]:
         options = self.options
         at = Setting(self.comm, self.world, count, options.op, options.dtype, options.algorithm)
         collective = COLLECTIVES[options.collective]
-        contenders = list(collective.make(at))
+        contenders = contenders_of(options.collective, at)
         if not options.baselines:
             contenders = [c for c in contenders if c.name == "ringreduce"]
         elif self.gloo is not None and options.collective == "all_reduce":

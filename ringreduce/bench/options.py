@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ringreduce.algorithms import parse
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.inputs import OPS, refusal
 from ringreduce.errors import did_you_mean
@@ -42,12 +43,15 @@ class Options:
     op: str
     dtype: str
     baselines: bool
+    wide: bool
     json: Path | None
     plot: Path | None
 
     def __post_init__(self) -> None:
-        if self.plot is not None and self.plot.suffix != ".png":
-            raise ValueError(f"--plot {self.plot}: wanted a name that ends in .png")
+        if self.plot is not None and self.plot.suffix not in (".svg", ".png"):
+            raise ValueError(f"--plot {self.plot}: wanted a name that ends in .svg or .png")
+        if self.algorithm != "auto":
+            parse(self.collective, self.algorithm)
         if wrong := refusal(self.op, np.dtype(self.dtype)):
             raise ValueError(wrong)
         if self.min_bytes > self.max_bytes:
@@ -86,9 +90,15 @@ class Options:
 
 
 def read(argv: Sequence[str], prog: str) -> Options:
-    """Read a command line.  Raises SystemExit with code 2, after printing the reason."""
+    """Read a command line, without MPI.  `prog` is the name of the command in messages.
+
+    Raises SystemExit: with code 2 after printing what is wrong, with code 0 after ``--help``.
+    """
     parser = _parser(prog)
-    given = parser.parse_args(argv)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        meant = did_you_mean(unknown[0], parser._option_string_actions)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     try:
         return Options(**vars(given))
     except ValueError as error:
@@ -103,8 +113,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     names = ", ".join(COLLECTIVES)
-    add("--collective", choices=COLLECTIVES, default="all_reduce", metavar="NAME", help=names)
-    add("--algorithm", default="auto", metavar="NAME", help="default: auto, the cheapest")
+    add("--collective", type=_collective, default="all_reduce", metavar="NAME", help=names)
+    add("--algorithm", default="auto", metavar="NAME", help="default: auto, chosen for each size")
     add("-b", dest="min_bytes", type=nbytes, default=8, metavar="BYTES", help="from; default: 8")
     add("-e", dest="max_bytes", type=nbytes, default=64 << 20, metavar="BYTES", help="to; 64M")
     add("-f", dest="factor", type=int, default=2, metavar="N", help="from size to size; default: 2")
@@ -114,8 +124,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("-o", dest="op", type=_op, default="sum", metavar="OP", help=f"{', '.join(OPS)}; or avg")
     add("-d", dest="dtype", type=_dtype, default="float32", metavar="TYPE", help="default: float32")
     add("--no-peers", dest="baselines", action="store_false", help="time ringreduce alone")
+    add("--wide", action="store_true", help="show all columns, more than 100 characters a line")
     add("--json", type=Path, metavar="FILE", help="write a row a measurement, with the environment")
-    add("--plot", type=Path, metavar="FILE", help="draw it as PNG; pip install 'ringreduce[plot]'")
+    add("--plot", type=Path, metavar="FILE", help="draw it: .svg, or .png with 'ringreduce[plot]'")
     return parser
 
 
@@ -140,10 +151,18 @@ def _dtype(text: str) -> str:
 
 
 def _op(text: str) -> str:
-    name = _OPS.get(text, text)
-    if name not in OPS:
-        meant = did_you_mean(text, OPS)
-        raise argparse.ArgumentTypeError(
-            f"unknown op {text!r}; choose one of {', '.join(OPS)}{meant}"
-        )
-    return name
+    return _known("op", _OPS.get(text, text), OPS, (*OPS, *_OPS))
+
+
+def _collective(text: str) -> str:
+    return _known("collective", text, COLLECTIVES, COLLECTIVES)
+
+
+def _known(what: str, name: str, names: Iterable[str], near: Iterable[str]) -> str:
+    """Return `name` if it is one of `names`; else raise, with the word of `near` that is meant."""
+    if name in names:
+        return name
+    meant = did_you_mean(name, near)
+    raise argparse.ArgumentTypeError(
+        f"unknown {what} {name!r}; choose one of {', '.join(names)}{meant}"
+    )

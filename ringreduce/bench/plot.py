@@ -1,93 +1,92 @@
-"""The run as a picture: time and bus bandwidth over size, ours, the baselines' and the model's."""
+"""Draw a run: time and bus bandwidth over size, of ours, of the baselines and of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ringreduce.bench.collectives import IN_PLACE
 from ringreduce.bench.fit import Fit
 from ringreduce.bench.measure import Timing
 from ringreduce.bench.table import OURS
+from ringreduce.picture.chart import Line, Panel, chart
+from ringreduce.picture.output import write
+from ringreduce.picture.scales import linear, logarithmic, powers_of_two, size_text
+from ringreduce.picture.style import BLUE, FAINT, GREEN, ORANGE
 
-_COLOURS = {OURS: "#1f6feb", "MPI": "#d1572a", "Gloo": "#7d4cdb"}
-_MOST_TICKS = 7
-_MODEL, _GRID, _INK = "#57606a", "#d8dee4", "#1f2328"
+_COLOURS = {OURS: BLUE, "MPI": ORANGE, "Gloo": GREEN}
+_OUT_OF_PLACE, _MODEL = "5 3", "1 3"
+"""Patterns of dashes."""
+_MOST_SIZES = 5
+"""The most sizes that are written below a panel."""
+_Rows = Sequence[Sequence[Timing]]
+"""For each size, the times of all contenders."""
 
 
-def plot(
-    path: Path,
-    title: str,
-    facts: str,
-    rows: Sequence[Sequence[Timing]],
-    fitted: Fit | None,
-    busbw: float,
-) -> None:
-    """Write a PNG.  `busbw` is bus bandwidth as a multiple of size / time.
+def plot(path: Path, what: str, facts: str, rows: _Rows, fitted: Fit | None, busbw: float) -> None:
+    """Write the picture to `path`, which ends in .svg or .png.
 
-    Raises ImportError, saying what to install, without matplotlib.
+    `what` names the collective, dtype and ranks.  `busbw` is bus bandwidth as a multiple of
+    size / time.  Raises ImportError, with the command to install it, if a PNG needs a library.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install 'ringreduce[plot]'") from None
-    figure = Figure(figsize=(11, 5.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    time, rate = figure.subplots(1, 2)
+
+    def bandwidth(nbytes: float, seconds: float) -> float:
+        return busbw * nbytes / seconds / 1e9
+
+    time = _lines(rows, fitted, lambda _, seconds: 1e6 * seconds)
+    rate = _lines(rows, fitted, bandwidth)
+    sizes = powers_of_two([row[0].nbytes for row in rows], size_text, most=_MOST_SIZES)
+    panels = [
+        Panel("median time of a call, µs", sizes, logarithmic(_values(time)), time),
+        Panel("bus bandwidth, GB/s", sizes, linear([0, *_values(rate)]), rate),
+    ]
+    write(path, chart(finding(rows), f"{what}. {facts}", panels))
+
+
+def finding(rows: _Rows) -> str:
+    """Return a sentence: our speed beside the fastest baseline's, or our highest speed alone."""
+    ratios = []
+    for row in rows:
+        ours = [t.median_s for t in row if t.contender == OURS]
+        others = [t.median_s for t in row if t.contender != OURS]
+        if ours and others:
+            ratios.append(min(others) / min(ours))
+    if not ratios:
+        fastest = max((t for row in rows for t in row), key=lambda t: t.algbw())
+        return (
+            f"{OURS} handles {fastest.algbw() / 1e9:.2g} GB/s at most, at "
+            f"{size_text(fastest.nbytes)}"
+        )
+    mean = statistics.geometric_mean(ratios)
+    won = sum(ratio > 1 for ratio in ratios)
+    return (
+        f"{OURS} has {mean:.2f} times the speed of the fastest baseline (geometric mean) and is "
+        f"faster at {won} of {len(ratios)} sizes"
+    )
+
+
+def _lines(rows: _Rows, fitted: Fit | None, value: Callable[[float, float], float]) -> list[Line]:
+    """Return a line for each contender and place; `value` is of bytes and seconds."""
+    lines = []
     for name, place in dict.fromkeys((t.contender, t.place) for row in rows for t in row):
         series = [t for row in rows for t in row if (t.contender, t.place) == (name, place)]
-        sizes = [t.nbytes for t in series]
-        style: dict[str, Any] = {
-            "color": _COLOURS.get(name, _INK),
-            "linestyle": "-" if place == IN_PLACE else (0, (4, 2)),
-            "marker": "o" if place == IN_PLACE else "",
-            "markersize": 3.5,
-            "linewidth": 2.2 if name == OURS else 1.5,
-            "zorder": 3 if name == OURS else 2,
-            "label": f"{name}, {place}",
-        }
-        time.plot(sizes, [1e6 * t.median_s for t in series], **style)
-        rate.plot(sizes, [busbw * t.nbytes / t.median_s / 1e9 for t in series], **style)
+        lines.append(
+            Line(
+                [(t.nbytes, value(t.nbytes, t.median_s)) for t in series],
+                _COLOURS.get(name, FAINT),
+                f"{name}, {place}",
+                dashes="" if place == IN_PLACE else _OUT_OF_PLACE,
+                width=2.4 if name == OURS else 1.6,
+                has_dots=place == IN_PLACE,
+            )
+        )
     if fitted is not None:
-        _draw_model(time, rate, fitted, busbw)
-    time.set_yscale("log")
-    for axes, name in ((time, "median time of a call, µs"), (rate, "bus bandwidth, GB/s")):
-        dress(axes, name, [row[0].nbytes for row in rows])
-    rate.set_ylim(bottom=0)
-    rate.legend(frameon=False, fontsize=9, loc="upper left")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK)
-    figure.supxlabel(facts, x=0.01, ha="left", fontsize=8.5, color=_MODEL)
-    figure.savefig(path)
+        points = sorted([*fitted.fitted, *fitted.checked])
+        values = [(nbytes, value(nbytes, seconds)) for nbytes, seconds in points]
+        lines.append(Line(values, FAINT, "cost model, fitted", dashes=_MODEL))
+    return lines
 
 
-def _draw_model(time: Any, rate: Any, fitted: Fit, busbw: float) -> None:
-    points = sorted([*fitted.fitted, *fitted.checked])
-    sizes = [nbytes for nbytes, _ in points]
-    style = {"color": _MODEL, "linestyle": ":", "linewidth": 1.6, "zorder": 1}
-    time.plot(sizes, [1e6 * seconds for _, seconds in points], **style)
-    rates = [busbw * nbytes / seconds / 1e9 for nbytes, seconds in points]
-    rate.plot(sizes, rates, label="the cost model, fitted", **style)
-
-
-def dress(axes: Any, name: str, sizes: Sequence[int]) -> None:
-    """Make axes over sizes in bytes look as all pictures of measurements do."""
-    axes.set_xscale("log", base=2)
-    step = -(-len(sizes) // _MOST_TICKS)
-    axes.set_xticks(sizes[::step], [size_text(size) for size in sizes[::step]])
-    axes.minorticks_off()
-    axes.set_title(name, loc="left", fontsize=10.5, color=_INK)
-    axes.grid(True, color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, labelsize=9, length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
-
-
-def size_text(nbytes: int) -> str:
-    """A size as people say it: 8 B, 64 KiB, 1.5 MiB."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:g} {unit}"
-    return f"{nbytes} B"
+def _values(lines: Sequence[Line]) -> list[float]:
+    return [y for line in lines for _, y in line.points]

@@ -89,7 +89,8 @@ class Collectives:
                 logical ops, such as ``MPI.LAND``, are for bools.
             out: array for the result: x's shape and dtype, or `x` itself (in place); for a list, a
                 list of these.  None: a new array.
-            algorithm: name, or ``"auto"`` for the lowest predicted time.
+            algorithm: name, or ``"auto"``: the first algorithm whose predicted time is within 2 %
+                of the lowest.
             wire: round float32 and float64 to ``"bfloat16"`` or ``"float16"`` for each message:
                 half or a quarter of the bytes.
             async_op: return a `Work` instead of the result.

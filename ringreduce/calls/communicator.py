@@ -181,9 +181,10 @@ class Communicator(Collectives):
     def explain(
         self, nbytes: int, dtype: Any = "float32", collective: str = "all_reduce"
     ) -> Choice:
-        """Return the algorithm that ``"auto"`` chooses for `nbytes`, and the predicted seconds.
+        """Return the algorithm that ``"auto"`` takes for an array of `nbytes`, and the reason.
 
-        The seconds are those of all candidates.
+        The `Choice` has the predicted seconds of all candidates, and says whether the ranks share
+        memory.  ``ringreduce explain`` prints the same choice without a job.
         """
         itemsize = np.dtype(dtype).itemsize
         return choose(collective, self.nodes, nbytes // itemsize * itemsize, self.config)

@@ -111,8 +111,7 @@ def _address(
     Waits at most `wait_s` seconds for another process that is compiling the function, and then
     compiles it here too.  If `wait_s` is 0, raises _BusyError instead.
     """
-    folder = _folder(name)
-    path = folder and folder.parent / f"{name}.code"
+    path = _kept_in(name)
     if (loaded := _load(path)) is not None:
         return loaded
     if path is None:
@@ -121,6 +120,17 @@ def _address(
         if not alone and not wait_s:
             raise _BusyError
         return _load(path) or _compile(name, described, needs_float16, path)
+
+
+def has_address(name: str, needs_float16: bool = False) -> bool:
+    """Whether `address` would find the function `name`.  Compiles nothing."""
+    return _load(_kept_in(name)) is not None or not _obstacle(needs_float16)
+
+
+def _kept_in(name: str) -> Path | None:
+    """The file for the machine code of the C function `name`; None if there is no safe place."""
+    folder = _folder(name)
+    return folder and folder.parent / f"{name}.code"
 
 
 def _load(path: Path | None) -> int | None:
@@ -136,12 +146,8 @@ def _compile(
     name: str, described: Callable[[], Function | None], needs_float16: bool, path: Path | None
 ) -> int | None:
     """Compile a function, keep it in the file `path`, and load it."""
-    import numba
-
-    if numba.config.DISABLE_JIT:
-        raise CompilationError("Numba is told not to compile")
-    if needs_float16 and not _converts_float16(numba.config):
-        raise CompilationError("the processor does not convert float16")
+    if obstacle := _obstacle(needs_float16):
+        raise CompilationError(obstacle)
     function = described()
     if function is None:
         return None
@@ -151,6 +157,19 @@ def _compile(
         if path is not None:
             object_files.write(path, made)
     return object_files.load(made)
+
+
+def _obstacle(needs_float16: bool) -> str:
+    """Return why no C function can be compiled here; empty if it can."""
+    try:
+        import numba
+    except ImportError as error:
+        return f"there is no Numba: {error}"
+    if numba.config.DISABLE_JIT:
+        return "Numba is told not to compile"
+    if needs_float16 and not _converts_float16(numba.config):
+        return "the processor does not convert float16"
+    return ""
 
 
 def _signature(function: Function) -> Any:

@@ -1,34 +1,85 @@
 """Remove the files that an MPI job leaves behind when it ends badly.
 
-These are files in shared memory that no process has open: 2 MiB with MPICH, 16 MiB a rank with
-Open MPI.  The /dev/shm of a container has 64 MiB.
+Most are files in shared memory: 2 MiB with MPICH, 16 MiB a rank with Open MPI.  The /dev/shm of a
+container has 64 MiB.  Intel MPI's files have no name while they are in use.  The memory of
+ringreduce itself never has a name: the kernel frees it with the last process that maps it.
+
+A file is removed only if it is a regular file of this user with a name that an MPI gives, no
+process has it open or mapped, and the kernel confirms that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
+import re
 import shutil
+import signal
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+HYDRA_FILES = Path("/tmp")
+"""Where MPICH's process manager, hydra, writes a description of the machine for its ranks."""
 
-_PREFIXES = ("mpich_shm_", "sm_segment.", "vader_segment.")
+_PROCESSES = Path("/proc")
+_SHARED_MEMORY_NAME = re.compile(
+    r"mpich_shm_[0-9a-f]+_\d+"  # MPICH
+    r"|(sm|vader)_segment\..+\.\d+\.[0-9a-f]+\.\d+"  # Open MPI: host, user, job, rank
+)
+_HYDRA_NAME = re.compile(r"hydra_hwloc_xmlfile_\w{6}")
+_HYDRA_PROCESSES = ("hydra_", "mpiexec")
+"""The names of hydra's processes begin with these words."""
 _DYING_S = 1.0
 """Seconds to wait for ranks that end a moment after their mpiexec."""
 
 
-def abandoned_files(*, since: float = 0.0, directory: Path = SHARED_MEMORY) -> list[Path]:
-    """List this user's MPI files that no process has open, written after `since` (Unix time)."""
-    mine = {path for path in _mpi_files(directory) if _written(path, since)}
-    return sorted(mine - _in_use(mine)) if mine else []
+def abandoned_files(
+    *, since: float = 0.0, directory: Path = SHARED_MEMORY, hydra_files: Path = HYDRA_FILES
+) -> dict[Path, int]:
+    """Find this user's files of MPI jobs that are gone, written after `since` (Unix time).
+
+    Returns their sizes in bytes.
+
+    A file of hydra counts as abandoned only while no process of hydra runs: the ranks open it for a
+    moment alone, at any time of their start.
+    """
+    found = list(_written(directory, _SHARED_MEMORY_NAME, since))
+    if not _hydra_runs():
+        found += _written(hydra_files, _HYDRA_NAME, since)
+    used = _names_in_use() if found else set()
+    sizes = {}
+    for path in sorted(path for path in found if path.name not in used):
+        with contextlib.suppress(OSError), _lease(path) as file:
+            sizes[path] = os.fstat(file).st_size
+    return sizes
 
 
-def clean_up_job(pid: int, *, since: float, directory: Path = SHARED_MEMORY) -> None:
+def remove_abandoned_files(
+    *, since: float = 0.0, directory: Path = SHARED_MEMORY, hydra_files: Path = HYDRA_FILES
+) -> dict[Path, int]:
+    """Remove the abandoned files.  Returns those that are removed, with their sizes in bytes."""
+    removed = {}
+    found = abandoned_files(since=since, directory=directory, hydra_files=hydra_files)
+    for path, nbytes in found.items():
+        with contextlib.suppress(OSError), _lease(path):
+            path.unlink()
+            removed[path] = nbytes
+    return removed
+
+
+def clean_up_job(
+    pid: int,
+    *,
+    since: float,
+    directory: Path = SHARED_MEMORY,
+    hydra_files: Path = HYDRA_FILES,
+) -> None:
     """Remove the files of the job whose mpiexec had the process id `pid`, once its ranks are gone.
 
     The mpiexec has ended.  `since` is the Unix time at which the job started.  A file that another
@@ -36,11 +87,9 @@ def clean_up_job(pid: int, *, since: float, directory: Path = SHARED_MEMORY) -> 
     """
     deadline = time.monotonic() + _DYING_S
     while True:
-        for path in abandoned_files(since=since, directory=directory):
-            path.unlink(missing_ok=True)
-        written = (path for path in _mpi_files(directory) if _written(path, since))
+        remove_abandoned_files(since=since, directory=directory, hydra_files=hydra_files)
         # Ranks whose mpiexec was killed end a moment after it.  Until then their files are open.
-        if not any(written) or time.monotonic() > deadline:
+        if not any(_written(directory, _SHARED_MEMORY_NAME, since)) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
     shutil.rmtree(_session_directory(pid), ignore_errors=True)
@@ -63,27 +112,57 @@ def _session_directory(pid: int) -> Path:
     return Path(tempfile.gettempdir()) / f"ompi.{pid}"
 
 
-def _mpi_files(directory: Path) -> Iterator[Path]:
-    for prefix in _PREFIXES:
-        yield from directory.glob(f"{prefix}*")
-
-
-def _written(path: Path, since: float) -> bool:
+def _written(directory: Path, name: re.Pattern[str], since: float) -> Iterator[Path]:
+    """Yield the regular files of this user with such a name, written after `since`."""
     with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_uid == os.geteuid() and status.st_mtime >= since
-    return False
+        for entry in os.scandir(directory):
+            if name.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                    if mine and status.st_mtime >= since:
+                        yield Path(entry)
 
 
-def _in_use(paths: set[Path]) -> set[Path]:
-    """Return those of `paths` that a process has open or mapped, as far as this user may look."""
-    used: set[Path] = set()
-    for process in Path("/proc").glob("[0-9]*"):
+def _names_in_use() -> set[str]:
+    """Return the names, without folders, of all files that processes have open or mapped.
+
+    Some processes cannot be inspected.  `_lease` asks the kernel, which knows of them too.
+    """
+    names: set[str] = set()
+    for process in _PROCESSES.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             maps = (process / "maps").read_text(errors="replace")
-            used |= {path for path in paths if str(path) in maps}
+            names.update(re.findall(r"/([^/\n]+?)(?: \(deleted\))?$", maps, re.MULTILINE))
         with contextlib.suppress(OSError):
             for link in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    used |= {path for path in paths if os.readlink(link) == str(path)}
-    return used
+                    names.add(os.path.basename(os.readlink(link)).removesuffix(" (deleted)"))
+    return names
+
+
+def _hydra_runs() -> bool:
+    for process in _PROCESSES.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "comm").read_text().startswith(_HYDRA_PROCESSES):
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def _lease(path: Path) -> Iterator[int]:
+    """Open a file with a write lease, and yield its descriptor.
+
+    The kernel grants the lease only if no other process has the file open or mapped, whoever the
+    user and whichever the container.  A process that opens the file waits until the lease ends.
+    Raises OSError if the lease is refused, if the file system has no leases, and for a symbolic
+    link.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # The kernel signals that another process waits.  Its usual signal would end this process.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield file
+    finally:
+        os.close(file)

@@ -1,4 +1,4 @@
-"""The command line: `ringreduce run`, `train`, `bench`, `explain` and `doctor`."""
+"""The command line: `ringreduce run`, `train`, `bench`, `explain`, `doctor` and `completion`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ringreduce
 from ringreduce.errors import did_you_mean
@@ -16,6 +16,8 @@ from ringreduce.launch.mpiexec import LaunchError
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_ALGORITHM_HELP = "default: auto, the first that is predicted within 2 %% of the cheapest"
 _PASS_ON = ("train", "bench")
 """Commands that start the module of the same name.  This module reads the rest of the options."""
 
@@ -32,11 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = did_you_mean(rest[0], command._option_string_actions)
         command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     if options.command == "doctor":
-        from ringreduce.launch.doctor import main as doctor
+        from ringreduce.launch import doctor
 
-        return doctor()
+        return doctor.clean() if options.clean else doctor.main()
     if options.command == "explain":
         return _explain(command, options)
+    if options.command == "completion":
+        from ringreduce.launch.completion import script
+
+        print(script(options.shell, commands), end="")
+        return 0
     try:
         job = _job(options, rest)
     except ValueError as error:
@@ -62,6 +69,8 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             root=options.root,
             nbytes=options.nbytes,
             dtype=options.dtype,
+            transport=options.transport,
+            json=options.json,
             prove=options.prove,
             svg=options.svg,
             png=options.png,
@@ -73,12 +82,15 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     if options.command in _PASS_ON:
+        # Here a wrong option is reported once, and not by every rank.
         if options.command == "train":
-            # Here a wrong option is reported once, and not by every rank.  (To read the options of
-            # the bench takes MPI.)
-            from ringreduce.train.configuration import read
+            from ringreduce.train.configuration import read as read_trainers
 
-            read(rest, "ringreduce train")
+            read_trainers(rest, "ringreduce train")
+        else:
+            from ringreduce.bench.options import read as read_benchs
+
+            read_benchs(rest, "ringreduce bench")
         program = ("-m", f"ringreduce.{options.command}", *rest)
     else:
         program = _program(options)
@@ -164,15 +176,9 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         allow_abbrev=False,
     )
     _add_job_options(bench)
-    explain = commands.add_parser(
-        "explain",
-        help="show, price and prove an algorithm without running it",
-        usage="ringreduce explain (--ranks N | --nodes 3,1,4) [options]",
-        description="Who sends what when, how much, and how long every candidate takes.",
-        allow_abbrev=False,
-    )
-    _add_explain_options(explain)
-    commands.add_parser("doctor", help="say what a bug report needs, and what to repair")
+    _add_explain(commands)
+    _add_doctor(commands)
+    _add_completion(commands)
     return parser, commands.choices
 
 
@@ -203,12 +209,19 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
     add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
 
 
-def _add_explain_options(parser: argparse.ArgumentParser) -> None:
+def _add_explain(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="show, price and prove an algorithm without running it",
+        usage="ringreduce explain (--ranks N | --nodes 3,1,4) [options]",
+        description="Who sends what when, how much, and how long every candidate takes.",
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add(*_RANKS, dest="ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
     add("--nodes", type=_nodes, default=(), metavar="3,1,4", help="ranks of each node")
     add("--collective", default="all_reduce", metavar="NAME", help="default: all_reduce")
-    add("--algorithm", default="auto", metavar="NAME", help="default: auto, the cheapest")
+    add("--algorithm", default="auto", metavar="NAME", help=_ALGORITHM_HELP)
     add("--root", type=int, default=0, metavar="RANK", help="of a rooted collective; default: 0")
     add(
         "--bytes",
@@ -219,9 +232,41 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
         help="of the whole array; K, M and G are powers of 1024; default: 1M",
     )
     add("--dtype", default="float32", metavar="NAME", help="default: float32")
+    add(
+        "--transport",
+        metavar="shm|mpi",
+        help="shared memory or messages; default: what a job on this host takes",
+    )
+    add("--json", action="store_true", help="print the choice of auto as JSON, and nothing else")
     add("--svg", type=Path, metavar="FILE", help="write a picture of it")
     add("--png", type=Path, metavar="FILE", help="the same; needs pip install 'ringreduce[plot]'")
     add("--check", dest="prove", action="store_true", help="prove it here and now")
+
+
+def _add_doctor(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say what a bug report needs, and what to repair",
+        description="Check this environment: each line is ok, or says what to repair.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove the files of killed MPI jobs that no process uses, and check nothing",
+    )
+
+
+def _add_completion(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "completion",
+        help="print a script that completes the command line in a shell",
+        usage="ringreduce completion (bash | zsh | fish)",
+        description="Print a script that completes commands, options and their values in a shell.",
+        epilog="For the present bash: source <(ringreduce completion bash)",
+        allow_abbrev=False,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 
 
 def _bytes(text: str) -> int:

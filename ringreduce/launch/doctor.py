@@ -1,6 +1,7 @@
 """`ringreduce doctor`: print what a bug report needs, one fact a line, with ok or what to repair.
 
-Works without an MPI.  A check that might crash or hang runs in a separate process.
+The last line counts the problems.  Works without an MPI.  A check that might crash or hang runs in
+a separate process.  `ringreduce doctor --clean` removes the files that killed MPI jobs have left.
 """
 
 from __future__ import annotations
@@ -12,19 +13,17 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files
+from ringreduce.colours import Colours
+from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
 from ringreduce.launch.launcher import Job, command_line, cores, job_environment, rank_environment
 from ringreduce.launch.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
+from ringreduce.launch.probe import Answer, answer_of, ask, command
 
-_PROBE_TIMEOUT_S = 60
-_MOST_NAMED = 8
-"""The number of files to remove that are named; further ones are counted."""
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30
 
@@ -39,23 +38,55 @@ class Finding:
     essential: bool = False
     """Whether no job runs until the advice is followed."""
 
-    def __str__(self) -> str:
-        if self.advice:
-            return f"fix  {self.name:<14} {self.value}: {self.advice}"
-        return f"ok   {self.name:<14} {self.value}"
+    def line(self, colours: Colours) -> str:
+        """Return the fact, after ok or fix."""
+        if not self.advice:
+            return f"{colours.good('ok')}   {self.name:<14} {self.value}"
+        paint = colours.bad if self.essential else colours.doubtful
+        return f"{paint('fix')}  {self.name:<14} {self.value}: {self.advice}"
 
 
 Check = Callable[[], Iterable[Finding]]
 
 
 def main() -> int:
-    """Print all findings.  Returns 1 if an essential finding has advice, else 0."""
-    healthy = True
+    """Print all findings, and count the problems.
+
+    Returns 1 if no job runs until a problem is solved, else 0.
+    """
+    colours = Colours.of(sys.stdout)
+    problems = []
     for check in CHECKS:
         for finding in check():
-            print(finding, flush=True)
-            healthy = healthy and not (finding.advice and finding.essential)
-    return 0 if healthy else 1
+            print(finding.line(colours), flush=True)
+            problems += [finding] * bool(finding.advice)
+    essential = any(problem.essential for problem in problems)
+    paint = colours.bad if essential else colours.doubtful if problems else colours.good
+    print(paint(_summary(problems)))
+    return int(essential)
+
+
+def _summary(problems: Sequence[Finding]) -> str:
+    if not problems:
+        return "no problems"
+    count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+    effect = "no job runs" if any(problem.essential for problem in problems) else "jobs still run"
+    return f"{count}: {', '.join(problem.name for problem in problems)}; {effect}"
+
+
+def clean() -> int:
+    """Remove the files that MPI jobs have left behind, and name each.  Returns the exit code."""
+    removed = remove_abandoned_files()
+    for path, nbytes in removed.items():
+        print(f"removed {path}, {nbytes:,} bytes")
+    print(f"removed {_files_text(removed)}" if removed else "nothing to remove")
+    return 0
+
+
+def _files_text(files: Mapping[Path, int]) -> str:
+    """Return text such as: 3 files, 6 MiB in all."""
+    count = f"{len(files)} file{'s' * (len(files) > 1)}"
+    return f"{count}, {sum(files.values()) / _MIB:,.0f} MiB in all"
 
 
 def this_process() -> Iterable[Finding]:
@@ -108,7 +139,7 @@ def mpi() -> Iterable[Finding]:
     yield Finding("mpiexec", str(mpiexec))
     job = Job(ranks=2, program=("-m", "ringreduce.launch.probe", "mpi"))
     added = rank_environment(job, mpiexec, given, cores(), root=os.geteuid() == 0)
-    answer = _answers(command_line(job, mpiexec, given, added), {**given, **added})
+    answer = answer_of(command_line(job, mpiexec, given, added), {**given, **added})
     yield from job_findings(answer)
 
 
@@ -141,14 +172,14 @@ def shared_memory() -> Iterable[Finding]:
 def _read_sibling() -> str:
     """Try process_vm_readv between two probes.  Returns the problem; empty if the read works."""
     holder = subprocess.Popen(
-        _probe("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
         assert holder.stdout is not None
         held = json.loads(holder.stdout.readline() or "{}")
         if not held:
             return "the probe does not start"
-        answer = _answers(_probe("read", str(held["pid"]), str(held["address"])))
+        answer = ask("read", str(held["pid"]), str(held["address"]))
     return str(answer.lines[0]["error"]) if answer.lines else answer.complaint
 
 
@@ -174,15 +205,13 @@ def _shm_directory() -> Iterable[Finding]:
         advice = "MPIs need more; in a container: docker run --shm-size=1g"
     value = f"{free / _MIB:.0f} MiB free of {size / _MIB:.0f} MiB"
     yield Finding(str(SHARED_MEMORY), value, advice)
-    dead = abandoned_files()
-    if dead:
-        value = f"{len(dead)} files of MPI jobs that are gone"
-        yield Finding("stale files", value, _removal(dead))
+    yield from _stale_files()
 
 
-def _removal(dead: Sequence[Path]) -> str:
-    more = f"; {len(dead) - _MOST_NAMED} more" if len(dead) > _MOST_NAMED else ""
-    return f"rm {' '.join(map(str, dead[:_MOST_NAMED]))}{more}"
+def _stale_files() -> Iterable[Finding]:
+    if stale := abandoned_files():
+        value = f"killed MPI jobs have left {_files_text(stale)}"
+        yield Finding("stale files", value, "ringreduce doctor --clean")
 
 
 def _memfd() -> Iterable[Finding]:
@@ -207,7 +236,7 @@ def packages() -> Iterable[Finding]:
 
 
 def _package(name: str, module: str, advice: str, *, essential: bool = False) -> Finding:
-    answer = _answers(_probe("module", module))
+    answer = ask("module", module)
     if answer.lines:
         return Finding(name, answer.lines[0]["version"], essential=essential)
     missing = f"No module named {module!r}" in answer.complaint
@@ -217,7 +246,7 @@ def _package(name: str, module: str, advice: str, *, essential: bool = False) ->
 
 def _short_floats() -> Finding:
     """Whether compiled loops add 16-bit floats."""
-    answer = _answers(_probe("kernels"))
+    answer = ask("kernels")
     if not answer.lines:
         return Finding("16-bit floats", answer.complaint, "report it, with this page")
     slow = [name for name, compiled in answer.lines[0].items() if not compiled]
@@ -229,7 +258,7 @@ def _short_floats() -> Finding:
 
 def gpu() -> Iterable[Finding]:
     """CuPy and the GPUs that it sees.  Neither is required."""
-    answer = _answers(_probe("gpus"))
+    answer = ask("gpus")
     driver = Path("/proc/driver/nvidia/version").exists()
     if answer.lines:
         found = answer.lines[0]
@@ -247,38 +276,6 @@ def gpu() -> Iterable[Finding]:
 
 CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages, gpu)
 """All checks, in the order of their output."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The JSON lines that a probe printed, and, if it failed, the last line of its stderr."""
-
-    lines: Sequence[dict[str, Any]]
-    complaint: str = ""
-
-
-def _answers(argv: Sequence[str], environment: dict[str, str] | None = None) -> Answer:
-    """Run a probe to its end.  The answer has lines only if the exit code is 0."""
-    try:
-        ended = subprocess.run(
-            argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer((), f"no answer within {_PROBE_TIMEOUT_S} s")
-    if ended.returncode == 0:
-        lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-        return Answer([json.loads(line) for line in lines])
-    said = [line for line in ended.stderr.splitlines() if line.strip()]
-    return Answer((), said[-1] if said else f"exit code {ended.returncode}")
-
-
-def _probe(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "ringreduce.launch.probe", *arguments]
 
 
 def _distribution(name: str) -> str:

@@ -1,31 +1,43 @@
 """`ringreduce explain`: show a collective in words, numbers and a picture, without running it.
 
 It prints the messages of each step, the number of steps and bytes of each rank, and the predicted
-time of every candidate.  With `--check` it also proves the schedule.
+time of every candidate.  With `--check` it also proves the schedule.  With `--json` it prints the
+choice of the algorithm alone.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.colours import Colours
 from ringreduce.config import Config
 from ringreduce.errors import ScheduleError, did_you_mean
+from ringreduce.launch.host import VariableError, memory_of_job
 from ringreduce.picture import to_png, to_svg
-from ringreduce.picture.legend import nodes_text
+from ringreduce.picture.words import nodes_text
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
-from ringreduce.planning.select import choose, predict, resolve, slice_count, slices_in_flight
+from ringreduce.planning.select import (
+    Choice,
+    choose,
+    predict,
+    priced_bytes,
+    slice_count,
+    slices_in_flight,
+)
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.ranges import range_texts
@@ -55,7 +67,10 @@ class Request:
     root: int = 0
     nbytes: int = 1 << 20
     dtype: str = "float32"
+    transport: str | None = None
+    """``"shm"`` or ``"mpi"``.  None: what a job on this host takes."""
     prove: bool = False
+    json: bool = False
     svg: Path | None = None
     png: Path | None = None
 
@@ -69,6 +84,11 @@ class Request:
             raise ValueError(f"{self.ranks} ranks; wanted at least 1")
         if self.nodes and sum(self.nodes) != self.ranks:
             raise ValueError(f"--nodes has {sum(self.nodes)} ranks, --ranks asks for {self.ranks}")
+        if self.transport not in (None, "shm", "mpi"):
+            meant = did_you_mean(self.transport, ("shm", "mpi"))
+            raise ValueError(f"unknown transport {self.transport!r}; choose shm or mpi{meant}")
+        if self.transport == "shm" and len(self.layout) > 1:
+            raise ValueError("--transport shm needs all ranks on one node")
         if not 0 <= self.root < self.ranks:
             raise ValueError(f"root {self.root} is none of the ranks 0 to {self.ranks - 1}")
         if self.nbytes % self.itemsize:
@@ -107,15 +127,20 @@ def main(request: Request) -> int:
     try:
         for path in filter(None, (request.svg, request.png)):
             _check_writable(path)
-        code = _explain(request, Config())
+        case = _Case.of(request)
+        code = 0
+        if request.json:
+            _print_json(case)
+        else:
+            code = _explain(case)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader, for instance `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ScheduleError, ImportError, OSError) as error:
+    except (ScheduleError, ImportError, OSError, VariableError) as error:
         print(f"ringreduce explain: {error}", file=sys.stderr)
-        return 2 if isinstance(error, OSError) else 1
+        return 1 if isinstance(error, (ScheduleError, ImportError)) else 2
 
 
 def _check_writable(path: Path) -> None:
@@ -129,42 +154,126 @@ def _check_writable(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
-def _explain(request: Request, config: Config) -> int:
-    nodes, nbytes = request.layout, request.nbytes
-    name = request.algorithm
-    if name == "auto":
-        name = resolve(request.collective, "auto", nodes, nbytes, config)
-    schedule = build(request.collective, name, nodes, request.root)
-    print(_headline(request, schedule))
+@dataclass(frozen=True)
+class _Case:
+    """A request, and what a call would find and do.
+
+    A schedule that is wrong may have no price, so prices are computed when they are used.
+    """
+
+    request: Request
+    config: Config
+    """The settings of a communicator that runs the call."""
+
+    @classmethod
+    def of(cls, request: Request) -> _Case:
+        one_node = len(request.layout) == 1
+        memory = memory_of_job(request.ranks, request.transport) if one_node else None
+        return cls(request, Config(memory=memory))
+
+    @cached_property
+    def choice(self) -> Choice:
+        """What ``"auto"`` takes."""
+        request = self.request
+        return choose(request.collective, request.layout, request.nbytes, self.config)
+
+    @cached_property
+    def algorithm(self) -> str:
+        """The algorithm that is shown."""
+        named = self.request.algorithm
+        return self.choice.algorithm if named == "auto" else named
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule that is shown."""
+        request = self.request
+        return build(request.collective, self.algorithm, request.layout, request.root)
+
+    @cached_property
+    def slices(self) -> int:
+        """The number of slices that the array is divided into."""
+        request = self.request
+        return slice_count(self.schedule, request.nbytes, request.layout, self.config)
+
+    @cached_property
+    def predicted_s(self) -> Mapping[str, float]:
+        """Algorithm -> predicted seconds, of the candidates and of the algorithm that is shown.
+
+        The cheapest comes first.
+        """
+        predicted_s, name, request = dict(self.choice.predicted_s), self.algorithm, self.request
+        if name not in predicted_s:
+            nbytes = priced_bytes(request.nbytes)
+            predicted_s[name] = predict(
+                request.collective, name, request.layout, nbytes, self.config
+            )
+        return dict(sorted(predicted_s.items(), key=lambda item: item[1]))
+
+
+def _explain(case: _Case) -> int:
+    """Print every section.  Returns the exit code."""
+    schedule, colours = case.schedule, Colours.of(sys.stdout)
+    print(colours.strong(_headline(case)))
     proven: list[str] = []
-    if request.prove:
+    if case.request.prove:
         try:
             proven = _proven(schedule, check(schedule))
         except ScheduleError as error:
-            _print_section(_marked_drawing(schedule, error), "", f"NOT proven: {error}")
+            failure = colours.bad(f"NOT proven: {error}")
+            _print_section(_marked_drawing(schedule, error), "", failure)
             return 1
     _print_section(*_drawing(schedule))
-    _print_section(*_traffic(schedule, _chunk_bytes(request, schedule, config), nbytes))
-    _print_section(*_prices(request, config, name, schedule))
+    _print_section(*_traffic(case))
+    _print_section(*_prices(case, colours))
     if proven:
-        _print_section(*proven)
-    for path, picture in ((request.svg, to_svg), (request.png, to_png)):
-        if path:
-            drawn = picture(schedule, nodes if len(nodes) > 1 else None)
-            path.write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
-            _print_section(f"wrote {path}")
+        _print_section(colours.good("proven:"), *(f"  {line}" for line in proven))
+    for path in _written(case):
+        _print_section(f"wrote {path}")
     return 0
+
+
+def _print_json(case: _Case) -> None:
+    """Print the choice alone.  Raises ScheduleError if a proof is asked for, and fails."""
+    if case.request.prove:
+        check(case.schedule)
+    _written(case)
+    found = {
+        "algorithm": case.algorithm,
+        "cheapest": case.choice.cheapest,
+        "transport": case.choice.transport,
+        "predicted_s": case.predicted_s,
+    }
+    print(json.dumps(found))
+
+
+def _written(case: _Case) -> list[Path]:
+    """Write the pictures that are asked for, and return their paths."""
+    svg, png, schedule = case.request.svg, case.request.png, case.schedule
+    nodes = case.request.layout if len(case.request.layout) > 1 else None
+    if svg:
+        svg.write_text(to_svg(schedule, nodes))
+    if png:
+        png.write_bytes(to_png(schedule, nodes))
+    return [path for path in (svg, png) if path]
 
 
 def _print_section(*lines: str) -> None:
     print("", *lines, sep="\n")
 
 
-def _headline(request: Request, schedule: Schedule) -> str:
+def _headline(case: _Case) -> str:
+    request, memory = case.request, case.config.memory
     where = nodes_text([len(node) for node in request.layout])
-    return (
-        f"{schedule.collective} · {schedule.algorithm} · {request.ranks} ranks on {where} · "
-        f"{_bytes_text(request.nbytes)} of {request.dtype}"
+    how = "by messages"
+    if memory is not None:
+        how = "through shared memory" + ", more ranks than cores" * memory.crowded
+    return " · ".join(
+        [
+            *(case.schedule.collective, case.schedule.algorithm),
+            f"{request.ranks} rank{'s' * (request.ranks > 1)} on {where}",
+            *[f"{_bytes_text(request.nbytes)} of {request.dtype}"] * bool(case.schedule.weights),
+            how,
+        ]
     )
 
 
@@ -195,25 +304,24 @@ def _marked_drawing(schedule: Schedule, error: ScheduleError) -> str:
 # --- steps and bytes of each rank -----------------------------------------------------------------
 
 
-def _chunk_bytes(request: Request, schedule: Schedule, config: Config) -> list[int]:
+def _chunk_bytes(case: _Case) -> list[int]:
     """Return the bytes of every chunk in all slices together, cut exactly as the planner does."""
-    count, chunks = request.nbytes // request.itemsize, len(schedule.weights)
-    slices = slice_count(schedule, request.nbytes, request.layout, config)
+    schedule, itemsize = case.schedule, case.request.itemsize
+    count, chunks = case.request.nbytes // itemsize, len(schedule.weights)
     if schedule.collective in _IN_PARTS:
-        plan = plan_parts(schedule, 0, shard_counts(count, chunks), request.itemsize, slices)
+        plan = plan_parts(schedule, 0, shard_counts(count, chunks), itemsize, case.slices)
     else:
-        plan = plan_whole(schedule, 0, count, request.itemsize, slices)
+        plan = plan_whole(schedule, 0, count, itemsize, case.slices)
     offsets = [plan.chunk_offsets(index) for index in range(plan.slices)]
-    return [
-        sum(each[chunk].count for each in offsets) * request.itemsize for chunk in range(chunks)
-    ]
+    return [sum(each[chunk].count for each in offsets) * itemsize for chunk in range(chunks)]
 
 
-def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> list[str]:
+def _traffic(case: _Case) -> list[str]:
     """Tabulate steps and bytes: ranks with the same numbers share a row.
 
     In parentheses: bytes as a multiple of the array's.
     """
+    schedule, nbytes, chunk_bytes = case.schedule, case.request.nbytes, _chunk_bytes(case)
     alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank in range(schedule.size):
         steps = list(schedule.steps(rank))
@@ -234,21 +342,33 @@ def _traffic(schedule: Schedule, chunk_bytes: Sequence[int], nbytes: int) -> lis
 # --- how long it takes ----------------------------------------------------------------------------
 
 
-def _prices(request: Request, config: Config, name: str, schedule: Schedule) -> list[str]:
+def _prices(case: _Case, colours: Colours) -> list[str]:
     """Tabulate the predicted time of every candidate, the cheapest first."""
-    nodes, nbytes = request.layout, request.nbytes
-    auto = resolve(request.collective, "auto", nodes, nbytes, config)
-    predicted_s = dict(choose(request.collective, nodes, nbytes, config).predicted_s)
-    if name not in predicted_s:
-        predicted_s[name] = predict(request.collective, name, nodes, nbytes, config)
-    rows = [("candidate", "predicted", "")]
-    for candidate in sorted(predicted_s, key=predicted_s.__getitem__):
-        notes = ["auto takes it"] * (candidate == auto) + ["shown here"] * (candidate == name)
-        rows.append((candidate, f"{1e6 * predicted_s[candidate]:,.1f} µs", ", ".join(notes)))
-    slices = slice_count(schedule, nbytes, nodes, config)
-    in_flight = slices_in_flight(nodes, config)
+    rows = [("candidate", "predicted")]
+    rows += [(name, f"{1e6 * seconds:,.1f} µs") for name, seconds in case.predicted_s.items()]
+    heading, *lines = _table(rows)
+    marked = [
+        _marked(line, name, case, colours)
+        for line, name in zip(lines, case.predicted_s, strict=True)
+    ]
+    nbytes, slices = case.request.nbytes, case.slices
+    in_flight = slices_in_flight(case.request.layout, case.config)
     how = f"in {slices} slices, {in_flight} in flight" if slices > 1 else "in one slice"
-    return [*_table(rows), f"{how}; links as in the default profile"]
+    priced = priced_bytes(nbytes)
+    size = "" if priced == nbytes else f"; the times are those of {_bytes_text(priced)}"
+    return [heading, *marked, f"{how}; links as in the default profile{size}"]
+
+
+def _marked(line: str, name: str, case: _Case, colours: Colours) -> str:
+    """Add to the line of an algorithm whether it is taken, cheapest or shown, and why."""
+    choice = case.choice
+    taken, cheapest = name == choice.algorithm, name == choice.cheapest
+    notes = ["cheapest"] * (cheapest and choice.is_tie)
+    notes += [f"auto takes it: {choice.reason}"] * taken
+    notes += ["auto does not price it"] * (name not in choice.predicted_s)
+    notes += ["shown here"] * (name == case.algorithm)
+    text = f"{line}  {'; '.join(notes)}".rstrip()
+    return colours.good(text) if taken else colours.strong(text) if cheapest else text
 
 
 # --- why it is right ------------------------------------------------------------------------------
@@ -273,7 +393,7 @@ def _proven(schedule: Schedule, proof: Proof) -> list[str]:
     ]
     if schedule.collective == "barrier":
         lines.append("nobody leaves before having heard from everybody")
-    return ["proven:", *(f"  {line}" for line in lines)]
+    return lines
 
 
 # --- words ----------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
-"""The checks that `ringreduce doctor` runs in a separate process.  Each prints one line of JSON.
+"""Checks in a separate process.  Each prints one line of JSON, and `ask` reads the line.
 
     python -m ringreduce.launch.probe mpi                  under mpiexec: this rank's MPI
     python -m ringreduce.launch.probe module NAME          an optional package
     python -m ringreduce.launch.probe kernels              which 16-bit floats have compiled loops
+    python -m ringreduce.launch.probe memory               whether ranks would share memory
     python -m ringreduce.launch.probe gpus                 CuPy and the GPUs that it sees
     python -m ringreduce.launch.probe hold                 memory for another process to read
     python -m ringreduce.launch.probe read PID ADDRESS     read that memory
 
-A package that crashes, hangs or prints does so outside of `ringreduce doctor` itself.
+A package that crashes, hangs or prints does so outside of the command that asks.
 """
 
 from __future__ import annotations
@@ -16,12 +17,59 @@ import ctypes
 import importlib
 import json
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+_TIMEOUT_S = 60
+_SEGMENT_BYTES = 1 << 20
 _SECRET = b"ringreduce single copy probe"
 _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The JSON lines that a probe printed, and, if it failed, the last line of its stderr."""
+
+    lines: Sequence[dict[str, Any]]
+    complaint: str = ""
+
+
+def ask(*arguments: str) -> Answer:
+    """Run the probe with these arguments to its end."""
+    return answer_of(command(*arguments))
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command line of the probe with these arguments."""
+    return [sys.executable, "-m", "ringreduce.launch.probe", *arguments]
+
+
+def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Answer:
+    """Run the command line of a probe.  The answer has lines only if the exit code is 0."""
+    try:
+        ended = subprocess.run(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer((), f"no answer within {_TIMEOUT_S} s")
+    if ended.returncode == 0:
+        lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+        return Answer([json.loads(line) for line in lines])
+    said = [line for line in ended.stderr.splitlines() if line.strip()]
+    return Answer((), said[-1] if said else f"exit code {ended.returncode}")
+
+
+# --- the probes -----------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +78,8 @@ def main(argv: Sequence[str]) -> int:
         hold()
     else:
         probes: dict[str, Callable[..., dict[str, Any]]]
-        probes = {"mpi": mpi, "module": module, "kernels": kernels, "gpus": gpus, "read": read}
+        probes = {"mpi": mpi, "module": module, "kernels": kernels, "memory": memory}
+        probes |= {"gpus": gpus, "read": read}
         _print(probes[argv[0]](*argv[1:]))
     return 0
 
@@ -56,6 +105,36 @@ def kernels() -> dict[str, Any]:
     """Whether compiled loops add float16 and bfloat16."""
     compiled = importlib.import_module("ringreduce.devices.compiled")
     return {name: compiled.kernel(f"sum-{name}") is not None for name in ("float16", "bfloat16")}
+
+
+def memory() -> dict[str, Any]:
+    """Whether ranks of one host would share memory, and whether they would read peers' arrays.
+
+    Two processes map memory of each other as two ranks do in `init`.
+    """
+    ends = socket.socketpair()
+    child = os.fork()  # before the import of NumPy, which starts threads
+    rank = int(child == 0)
+    ends[1 - rank].close()
+    try:
+        segments = importlib.import_module("ringreduce.shm.segments")
+        found = segments.map_files(_SEGMENT_BYTES, partial(_exchange, ends[rank], rank), rank)
+    finally:
+        if child == 0:
+            os._exit(0)
+    os.waitpid(child, 0)
+    functions = importlib.import_module("ringreduce.shm.functions")
+    shared = functions.would_be_available()
+    return {"shared": shared, "single_copy": shared and found is not None and found.single_copy}
+
+
+def _exchange(peer: socket.socket, rank: int, mine: bytes) -> bytes:
+    """Return the bytes of ranks 0 and 1.  They pass the same number of bytes."""
+    peer.sendall(mine)
+    theirs = peer.recv(len(mine), socket.MSG_WAITALL)
+    if len(theirs) < len(mine):
+        raise EOFError("the other process has ended")
+    return mine + theirs if rank == 0 else theirs + mine
 
 
 def gpus() -> dict[str, Any]:

@@ -6,35 +6,35 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import sqrt
 
-from ringreduce.picture.layout import MARGIN, NAME_WIDTH, TOP, Arrow, Layout
-from ringreduce.picture.legend import facts, legend
-from ringreduce.picture.marks import (
+from ringreduce.picture.layout import NAME_WIDTH, TOP, Arrow, Layout
+from ringreduce.picture.legend import legend
+from ringreduce.picture.marks import LARGEST_HEAD, head, label, label_of, label_width, line
+from ringreduce.picture.palette import Paints
+from ringreduce.picture.style import (
     EDGE,
+    FACTS_SIZE,
     FAINT,
     FRAME,
-    INK,
     LANE,
-    LARGEST_HEAD,
-    PAPER,
-    head,
-    label,
-    label_of,
-    label_width,
-    line,
+    MARGIN,
+    NAME_SIZE,
+    NUMBER_SIZE,
+    TITLE_SIZE,
+    document,
 )
-from ringreduce.picture.palette import Paints
 from ringreduce.picture.svg import element, text, text_width, tooltip
 from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.words import facts, title
 from ringreduce.schedules.matching import Message, chunks_text
 from ringreduce.schedules.schedule import Schedule, chunk_of, chunk_text, source_of
 
 _PAD = 7.0
 """Space between the border of a column or frame and its contents."""
 _BAR_GAP = 3.0
-_TITLE, _FACTS, _NAME, _NUMBER = 18.0, 12.0, 12.0, 11.0
-"""Font sizes."""
 _LABELLED_FROM = 16.0
 """The least height at the start of a message for a label."""
+_FADED = 0.2
+"""The opacity of messages without the chunk that is followed."""
 _FAR_NAMES_FROM = 12
 """The least columns, or ranks, with which names are repeated on the far side."""
 
@@ -42,32 +42,31 @@ _FAR_NAMES_FROM = 12
 class Drawing:
     """A schedule laid out: its size, and its elements."""
 
-    def __init__(self, schedule: Schedule, nodes: Sequence[Sequence[int]] | None) -> None:
-        every = list(range(schedule.size))
-        if nodes is not None and sorted(rank for node in nodes for rank in node) != every:
-            raise ValueError(f"picture: nodes {nodes} do not list ranks 0 to {every[-1]} once")
-        self._schedule, self._framed = schedule, nodes is not None
+    def __init__(
+        self, schedule: Schedule, nodes: Sequence[Sequence[int]] | None, follow: int | None = None
+    ) -> None:
+        _check(schedule, nodes, follow)
+        self._schedule, self._framed, self._follow = schedule, nodes is not None, follow
         self._total = sum(schedule.weights) or 1
-        self._nodes = nodes or [every]
         self._timeline = Timeline.of(schedule)
+        self._paints = Paints(len(schedule.weights), self._timeline, nodes)
+        self._title = title(schedule, self._timeline, nodes, follow)
+        self._facts = facts(schedule, nodes, self._timeline)
+        if follow is not None:
+            self._facts += f" · messages without chunk {follow} are faded"
+        head = max(
+            text_width(self._title, TITLE_SIZE, bold=True), text_width(self._facts, FACTS_SIZE)
+        )
+        labels = [label_width(label_of(message.chunks)) for message in self._timeline.messages]
         self._layout = Layout(
             self._timeline,
-            self._nodes,
+            nodes or [range(schedule.size)],
             framed=self._framed,
-            label_width=max(
-                (label_width(label_of(m.chunks)) for m in self._timeline.messages), default=0.0
-            ),
+            label_width=max(labels, default=0.0),
+            least_right=MARGIN + head - _PAD,
         )
-        self._paints = Paints(len(schedule.weights))
-        self._title = f"{schedule.collective} · {schedule.algorithm}"
-        self._facts = facts(schedule, nodes, self._timeline)
         self._far = self._timeline.columns >= _FAR_NAMES_FROM, schedule.size >= _FAR_NAMES_FROM
-        needed = max(
-            self._layout.right + (NAME_WIDTH if self._far[0] else _PAD),
-            MARGIN + text_width(self._title, _TITLE),
-            MARGIN + text_width(self._facts, _FACTS),
-        )
-        self.width = needed + MARGIN
+        self.width = self._layout.right + (NAME_WIDTH if self._far[0] else _PAD) + MARGIN
         self._legend_top = self._layout.bottom + (36 if self._far[1] else 16)
         width = self.width - 2 * MARGIN
         self._legend, height = legend(schedule, self._timeline, self._paints, width)
@@ -75,52 +74,59 @@ class Drawing:
 
     def svg(self) -> str:
         """Return the whole document."""
-        arrows = self._layout.arrows()
-        size = {"width": self.width, "height": self.height}
-        outline = {"x": 0.5, "y": 0.5, "width": self.width - 1, "height": self.height - 1, "rx": 10}
+        # The messages to follow are in front of the others.
+        arrows = sorted(self._layout.arrows(), key=lambda arrow: self._follows(arrow.message))
         at_legend = f"translate({MARGIN:g} {self._legend_top:.12g})"
         elements = [
-            tooltip(self._title),
-            element("rect", **outline, fill=PAPER, stroke=EDGE),
             *self._words(),
             *self._frames(),
             *self._lanes(),
             *map(self._message, arrows),
             *self._folds(),
             # After all lines, so that no line covers a label.
-            *map(self._label, filter(_has_label, arrows)),
+            *map(self._label, filter(self._has_label, arrows)),
             element("g", "".join(self._legend), transform=at_legend),
             element("defs", "".join(self._paints.definitions())),
         ]
-        document = element(
-            "svg",
-            "\n".join(["", *elements, ""]),
-            xmlns="http://www.w3.org/2000/svg",
-            **size,
-            viewBox=f"0 0 {self.width:.12g} {self.height:.12g}",
-            font_family="system-ui, sans-serif",
-            fill=INK,
-        )
-        return document + "\n"
+        return document(self.width, self.height, self._title, elements)
+
+    def _follows(self, message: Message) -> bool:
+        """Return whether the picture shows this message with its full strength."""
+        return self._follow is None or self._follow in map(chunk_of, message.chunks)
+
+    def _paint(self, message: Message) -> str:
+        """Return the paint of the chunk that is followed, if the message has it, else of all."""
+        if self._follow is not None and self._follows(message):
+            return self._paints.of((self._follow,))
+        return self._paints.of(message.chunks)
+
+    def _has_label(self, arrow: Arrow) -> bool:
+        message = arrow.message
+        is_labelled = bool(message.chunks) and arrow.room[0] >= _LABELLED_FROM
+        return is_labelled and self._follows(message)
 
     def _words(self) -> Iterator[str]:
         """Yield the title, the facts, and the number of each column."""
-        yield text(MARGIN, 34, self._title, _TITLE, font_weight="bold")
-        yield text(MARGIN, 56, self._facts, _FACTS, fill=FAINT)
+        yield text(MARGIN, 34, self._title, TITLE_SIZE, font_weight="bold")
+        yield text(MARGIN, 56, self._facts, FACTS_SIZE, fill=FAINT)
         axis = "step" if self._timeline.in_lockstep else "time"
         for y in (TOP - 10, self._layout.bottom + 20)[: 1 + self._far[1]]:
             if self._timeline.columns:
-                yield text(self._layout.left - 10, y, axis, _NUMBER, fill=FAINT, text_anchor="end")
+                yield text(
+                    self._layout.left - 10, y, axis, NUMBER_SIZE, fill=FAINT, text_anchor="end"
+                )
             for column in range(self._timeline.columns):
                 middle = self._layout.x(column + 0.5)
-                yield text(middle, y, str(column), _NUMBER, fill=FAINT, text_anchor="middle")
+                yield text(middle, y, str(column), NUMBER_SIZE, fill=FAINT, text_anchor="middle")
 
     def _frames(self) -> Iterator[str]:
         """Yield a frame around each node's lanes."""
         sides = {"x": MARGIN - _PAD, "width": self.width - 2 * (MARGIN - _PAD), "rx": 8}
         for number, (top, bottom) in enumerate(self._layout.frames if self._framed else ()):
             frame = element("rect", y=top, height=bottom - top, **sides, fill=FRAME, stroke=EDGE)
-            name = text(MARGIN, top + 16, f"node {number}", _NUMBER, font_weight="bold", fill=FAINT)
+            name = text(
+                MARGIN, top + 16, f"node {number}", NUMBER_SIZE, font_weight="bold", fill=FAINT
+            )
             yield element("g", frame + name, class_="node")
 
     def _lanes(self) -> Iterator[str]:
@@ -128,9 +134,9 @@ class Drawing:
         layout = self._layout
         for rank in layout.tops:
             y = layout.y(rank) + 4
-            name = text(layout.left - 10, y, f"rank {rank}", _NAME, text_anchor="end")
+            name = text(layout.left - 10, y, f"rank {rank}", NAME_SIZE, text_anchor="end")
             if self._far[0]:
-                name += text(layout.right + 10, y, f"rank {rank}", _NAME)
+                name += text(layout.right + 10, y, f"rank {rank}", NAME_SIZE)
             borders = pairwise(self._timeline.borders[rank])
             bars = [self._bar(rank, step, *columns) for step, columns in enumerate(borders)]
             yield element("g", name + "".join(bars), class_="rank", data_rank=rank)
@@ -161,13 +167,14 @@ class Drawing:
     def _message(self, arrow: Arrow) -> str:
         """Return the line and the head of a message."""
         message, reduce = arrow.message, arrow.message.reduce
-        paint = self._paints.of(message.chunks)
+        paint = self._paint(message)
         (x1, y1), (x2, y2) = arrow.start, arrow.end
         begin, tip, size = x1 + _PAD, x2 - _PAD, min(LARGEST_HEAD, 0.45 * arrow.room[1])
-        if _has_label(arrow):
+        if self._has_label(arrow):
             begin += label_width(label_of(message.chunks))
         share = sum(self._schedule.weights[chunk_of(c)] for c in message.chunks) / self._total
         width = min(1.5 + 3 * sqrt(share), 0.6 * min(arrow.room))
+        faded = {} if self._follows(message) else {"opacity": _FADED}
         return element(
             "g",
             tooltip(_sentence(message))
@@ -177,16 +184,23 @@ class Drawing:
             data_sender=message.sender.rank,
             data_receiver=message.receiver.rank,
             data_chunks=" ".join(map(chunk_text, message.chunks)),
+            **faded,
         )
 
     def _label(self, arrow: Arrow) -> str:
         x, y = arrow.start
-        chunks = arrow.message.chunks
-        return element("g", label(x + _PAD, y, label_of(chunks), self._paints.of(chunks)))
+        words = label_of(arrow.message.chunks)
+        return element("g", label(x + _PAD, y, words, self._paint(arrow.message)))
 
 
-def _has_label(arrow: Arrow) -> bool:
-    return bool(arrow.message.chunks) and arrow.room[0] >= _LABELLED_FROM
+def _check(schedule: Schedule, nodes: Sequence[Sequence[int]] | None, follow: int | None) -> None:
+    """Raise ValueError for nodes that do not list the ranks once, and for an unknown chunk."""
+    every = list(range(schedule.size))
+    if nodes is not None and sorted(rank for node in nodes for rank in node) != every:
+        raise ValueError(f"picture: nodes {nodes} do not list ranks 0 to {every[-1]} once")
+    chunks = len(schedule.weights)
+    if follow is not None and not 0 <= follow < chunks:
+        raise ValueError(f"picture: there is no chunk {follow} of {chunks}")
 
 
 def _sentence(message: Message) -> str:

@@ -6,17 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ringreduce.picture.style import MARGIN
 from ringreduce.picture.timeline import Timeline
 from ringreduce.schedules.matching import Message, Place
 
-MARGIN, TOP = 20.0, 106.0
+TOP = 106.0
 NAME_WIDTH = 64.0
 """The width of the ranks' names, to the left of their lanes."""
 _LANE_GAP, _NODE_GAP, _NODE_HEAD, _NODE_FOOT = 8.0, 12.0, 24.0, 10.0
 _LANE, _TALLEST_LANE = 28.0, 160.0
 _PORT = 17.0
 """The distance of two messages at the end of a lane, if the lane is high enough."""
-_CURVE = 76.0
+_CURVE = 58.0
 """The least width of a column without its labels."""
 _WIDEST_COLUMN = 1600.0
 """The width up to which a column grows with the height of the picture."""
@@ -46,7 +47,12 @@ class Layout:
         *,
         framed: bool,
         label_width: float,
+        least_right: float,
     ) -> None:
+        """Place the lanes of `nodes`, with frames if `framed`.
+
+        `label_width` is that of the widest label.  The last column ends at `least_right` or beyond.
+        """
         self.timeline = timeline
         self.lanes = self._lanes()
         """Rank -> the height of its lane."""
@@ -65,9 +71,10 @@ class Layout:
         self.bottom = self.frames[-1][1]
         self.left = MARGIN + NAME_WIDTH
         # Not much narrower than high: steep arrows between many ranks could not be told apart.
-        square = (self.bottom - TOP) / max(timeline.columns, 1)
-        self.column = max(_CURVE + label_width, min(square, _WIDEST_COLUMN))
-        self.right = self.x(timeline.columns)
+        columns = max(timeline.columns, 1)
+        square = min((self.bottom - TOP) / columns, _WIDEST_COLUMN)
+        self.column = max(_CURVE + label_width, square, (least_right - self.left) / columns)
+        self.right = self.x(columns)
 
     def _lanes(self) -> list[float]:
         """Return each rank's height: enough for all messages it sends or receives in a column."""

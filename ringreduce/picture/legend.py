@@ -1,48 +1,27 @@
-"""The texts of a picture: its facts, above, and its legend, below."""
+"""The legend of a picture of a schedule: a sample of each kind of mark, and the chunks' colours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ringreduce.picture.marks import FAINT, LANE, LARGEST_HEAD, PAPER, head, line
+from ringreduce.picture.marks import LARGEST_HEAD, head, line
 from ringreduce.picture.palette import Paints
+from ringreduce.picture.style import FAINT, LANE, PALETTE
 from ringreduce.picture.svg import element, text, text_width
 from ringreduce.picture.timeline import Timeline
+from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
 
 _SIZE, _ROW, _GAP = 12.0, 26.0, 24.0
 _SAMPLE = 46.0
 """The width of a sample."""
-_SWATCH, _SWATCH_HEIGHT = 26.0, 16.0
-_MOST_SLIVERS, _LONGEST_STRIP = 120, 480.0
+_SWATCH = 16.0
+"""The side of a sample of a colour."""
+_LONGEST_RANGES = 40
+"""Letters."""
 _Sample = Callable[[float, float], str]
 """(left, middle) -> an element, at most `_SAMPLE` wide."""
-
-
-def facts(schedule: Schedule, nodes: Sequence[Sequence[int]] | None, timeline: Timeline) -> str:
-    """Return text such as: 8 ranks on nodes of 3, 1 and 4 · 10 steps · 18 chunks · 92 messages."""
-    steps = max((len(borders) - 1 for borders in timeline.borders), default=0)
-    where = f" on {nodes_text([len(node) for node in nodes])}" if nodes else ""
-    return " · ".join(
-        [
-            _counted(schedule.size, "rank") + where,
-            _counted(steps, "step"),
-            _counted(len(schedule.weights), "chunk"),
-            _counted(len(timeline.messages), "message"),
-        ]
-    )
-
-
-def nodes_text(sizes: Sequence[int]) -> str:
-    """Return text such as 1 node, 4 nodes of 2, nodes of 3, 1 and 4, 40 nodes of 1 to 8."""
-    if len(sizes) == 1:
-        return "1 node"
-    if min(sizes) == max(sizes):
-        return f"{len(sizes)} nodes of {sizes[0]}"
-    if len(sizes) > 6:
-        return f"{len(sizes)} nodes of {min(sizes)} to {max(sizes)}"
-    return f"nodes of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
 
 
 def legend(
@@ -57,9 +36,10 @@ def legend(
             x, y = 0.0, y + _ROW
         elements += [sample(x, y), text(x + _SAMPLE, y + 4, meaning, _SIZE, fill=FAINT)]
         x += needed + _GAP
-    if schedule.weights:
-        y += _ROW * bool(elements)
-        elements += _chunks(paints, y, width)
+    moved = sorted({chunk_of(chunk) for message in timeline.messages for chunk in message.chunks})
+    if moved:
+        found, y = _colours(moved, paints, y + _ROW * bool(elements), width)
+        elements += found
     return elements, y + _ROW / 2
 
 
@@ -100,31 +80,29 @@ def _bar(x: float, y: float) -> str:
     return element("rect", x=x, y=y - 7, width=36, height=14, rx=5, fill=LANE)
 
 
-def _chunks(paints: Paints, y: float, width: float) -> list[str]:
-    """Return a numbered swatch for each chunk; for many chunks, a strip of slivers."""
-    number, top = len(paints.colours), y - _SWATCH_HEIGHT / 2
-    elements = [text(0, y + 4, "chunks" if number > 1 else "chunk", _SIZE, fill=FAINT)]
-    left = text_width("chunks", _SIZE) + 8
-    if left + number * _SWATCH <= width:
-        for chunk, colour in enumerate(paints.colours):
-            x = left + chunk * _SWATCH
-            size = {"width": _SWATCH - 3, "height": _SWATCH_HEIGHT}
-            elements.append(element("rect", x=x, y=top, rx=4, fill=colour, **size))
-            middle = x + (_SWATCH - 3) / 2
-            style = {"fill": PAPER, "text_anchor": "middle", "font_weight": "bold"}
-            elements.append(text(middle, y + 3.5, str(chunk), 10, **style))
-        return elements
-    slivers = min(number, _MOST_SLIVERS)
-    left += text_width("0 ", _SIZE)
-    sliver = min(_LONGEST_STRIP, width - left - text_width(f" {number}", _SIZE)) / slivers
-    for i in range(slivers):
-        colour, size = paints.colours[i * number // slivers], {"height": _SWATCH_HEIGHT}
-        elements.append(
-            element("rect", x=left + i * sliver, y=top, width=sliver, fill=colour, **size)
-        )
-    ends = ((left - 6, "0", "end"), (left + slivers * sliver + 6, str(number - 1), "start"))
-    return elements + [text(x, y + 4, n, _SIZE, fill=FAINT, text_anchor=a) for x, n, a in ends]
+def _colours(
+    moved: Sequence[int], paints: Paints, y: float, width: float
+) -> tuple[list[str], float]:
+    """Return a sample of each colour with its moved chunks, and the middle of the last row."""
+    chunks_of: dict[int, list[int]] = {}
+    for chunk in moved:
+        chunks_of.setdefault(paints.numbers[chunk], []).append(chunk)
+    what = "chunk" if len(moved) == 1 else "chunks"
+    if paints.has_rails:
+        what = "chunks of each rail"
+    elements = [text(0, y + 4, what, _SIZE, fill=FAINT)]
+    x = left = text_width(what, _SIZE) + 12
+    for number, chunks in chunks_of.items():
+        words = _shortened(", ".join(range_texts(chunks)))
+        needed = _SWATCH + 6 + text_width(words, _SIZE)
+        if x > left and x + needed > width:
+            x, y = left, y + _ROW
+        swatch = {"x": x, "y": y - _SWATCH / 2, "width": _SWATCH, "height": _SWATCH, "rx": 4}
+        elements.append(element("rect", **swatch, fill=PALETTE[number], class_="colour"))
+        elements.append(text(x + _SWATCH + 6, y + 4, words, _SIZE))
+        x += needed + 14
+    return elements, y
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _shortened(words: str) -> str:
+    return words if len(words) <= _LONGEST_RANGES else words[: _LONGEST_RANGES - 1] + "…"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from ringreduce.picture.style import PAPER
 from ringreduce.picture.svg import element, text, text_width
 from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Chunks
 
-INK, FAINT, PAPER, EDGE = "#1f2328", "#656d76", "#ffffff", "#d0d7de"
-FRAME, LANE = "#f6f8fa", "#e4e9ef"
 LARGEST_HEAD = 5.5
 """Half the height of a head."""
 _LABEL_SIZE, _LABEL_HEIGHT = 10.0, 14.0

@@ -1,89 +1,73 @@
-"""Colours for any number of chunks: equally strong, and different from their neighbours.
+"""The colours of chunks: at most eight, which colour-blind people can tell apart too.
 
->>> colours(3)
-['#2b87d9', '#cc566e', '#649420']
+>>> in_parts(chunks=3)
+[0, 1, 2]
+>>> in_parts(chunks=12)
+[0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import cos, radians, sin
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
+from ringreduce.picture.style import FAINT, PALETTE
 from ringreduce.picture.svg import element
+from ringreduce.picture.timeline import Timeline
 from ringreduce.schedules.schedule import Chunks, chunk_of
 
-_FIRST_HUE = 250.0
-"""Blue."""
-_FEW = 6
-_MOST_STOPS = 8
-"""The most colours of one message."""
-_NO_CHUNK = "#8c959f"
-_LIGHTNESS = 0.61
-"""Lightness of at most `_FEW` colours."""
-_LIGHTNESSES = (0.64, 0.48, 0.56)
-"""Lightnesses of more colours, in turn: the hues of neighbours are too close to distinguish."""
+Nodes = Sequence[Sequence[int]]
+"""The ranks of each node."""
 
 
-def colours(number: int) -> list[str]:
-    """Return `number` colours as ``#rrggbb``: hues evenly round the circle, legible on white.
+def in_parts(chunks: int) -> list[int]:
+    """Return the colour of each chunk: its own, or that of its neighbours if there are too few."""
+    colours = min(chunks, len(PALETTE))
+    return [chunk * colours // chunks for chunk in range(chunks)]
 
-    The hues are those of OKLCH, in which equal lightness looks equally light.
-    Source: Björn Ottosson, "A perceptual color space for image processing", 2020.
+
+def in_rails(chunks: int, timeline: Timeline, nodes: Nodes | None) -> list[int] | None:
+    """Return the rail of each chunk, numbered in the order of their chunks.
+
+    Chunks on one rail cross between nodes from and to the same ranks.  Returns None if there is
+    one rail, if there are more rails than colours, or if a chunk never crosses.
     """
-    lightnesses = (_LIGHTNESS,) if number <= _FEW else _LIGHTNESSES
-    return [
-        _hex(lightnesses[i % len(lightnesses)], _FIRST_HUE + 360 * i / number)
-        for i in range(number)
-    ]
+    node_of = {rank: number for number, node in enumerate(nodes or ()) for rank in node}
+    crossing: dict[int, set[int]] = defaultdict(set)
+    for message in timeline.messages:
+        ends = {message.sender.rank, message.receiver.rank}
+        if len({node_of.get(rank, 0) for rank in ends}) > 1:
+            for chunk in message.chunks:
+                crossing[chunk_of(chunk)] |= ends
+    ranks = [frozenset(crossing[chunk]) for chunk in range(chunks)]
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(ranks))}
+    if frozenset() in numbers or not 1 < len(numbers) <= len(PALETTE):
+        return None
+    return [numbers[each] for each in ranks]
 
 
 class Paints:
-    """The paint of messages: the colour of their chunk, or a gradient through several colours."""
+    """The paint of messages: the colour of their chunks, or a gradient through several colours."""
 
-    def __init__(self, chunks: int) -> None:
-        self.colours = colours(chunks)
-        self._gradients: dict[Chunks, str] = {}
+    def __init__(self, chunks: int, timeline: Timeline, nodes: Nodes | None) -> None:
+        rails = in_rails(chunks, timeline, nodes)
+        self.has_rails = rails is not None
+        self.numbers = rails if rails is not None else in_parts(chunks)
+        """Chunk -> the number of its colour."""
+        self._gradients: dict[tuple[str, ...], str] = {}
 
     def of(self, chunks: Chunks) -> str:
         """Return the value of a ``stroke`` or ``fill``; a copy has the colour of its chunk."""
-        chunks = tuple(dict.fromkeys(map(chunk_of, chunks)))
-        if len(chunks) < 2:
-            return self.colours[chunks[0]] if chunks else _NO_CHUNK
-        return f"url(#{self._gradients.setdefault(chunks, f'paint{len(self._gradients)}')})"
+        colours = tuple(dict.fromkeys(PALETTE[self.numbers[chunk_of(chunk)]] for chunk in chunks))
+        if len(colours) < 2:
+            return colours[0] if colours else FAINT
+        return f"url(#{self._gradients.setdefault(colours, f'paint{len(self._gradients)}')})"
 
     def definitions(self) -> Iterable[str]:
         """Yield the elements of the gradients that `of` has returned."""
-        for chunks, name in self._gradients.items():
-            last = min(len(chunks), _MOST_STOPS) - 1
+        for colours, name in self._gradients.items():
             stops = "".join(
-                element(
-                    "stop",
-                    offset=round(i / last, 3),
-                    stop_color=self.colours[chunks[i * (len(chunks) - 1) // last]],
-                )
-                for i in range(last + 1)
+                element("stop", offset=round(i / (len(colours) - 1), 3), stop_color=colour)
+                for i, colour in enumerate(colours)
             )
             yield element("linearGradient", stops, id=name)
-
-
-def _hex(lightness: float, hue: float) -> str:
-    """Return the most vivid colour of this lightness and hue that a screen can show."""
-    candidates = (_linear_rgb(lightness, percent / 100, hue) for percent in range(15, -1, -1))
-    rgb = next(rgb for rgb in candidates if all(0 <= value <= 1 for value in rgb))
-    return "#" + "".join(f"{round(255 * _gamma(value)):02x}" for value in rgb)
-
-
-def _linear_rgb(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    a, b = chroma * cos(radians(hue)), chroma * sin(radians(hue))
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    return (
-        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
-    )
-
-
-def _gamma(value: float) -> float:
-    return 12.92 * value if value <= 0.0031308 else 1.055 * value ** (1 / 2.4) - 0.055

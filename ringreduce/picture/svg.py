@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape, quoteattr
 
-_LETTER = 0.6
-"""The width of a letter in font sizes, on average: that of DejaVu Sans, which is a wide one."""
+_WIDTHS = {
+    **dict.fromkeys(" ijlI.,|'", 0.33),
+    **dict.fromkeys("frt-()[]:;/!·", 0.44),
+    **dict.fromkeys("mwMW%@…", 1.0),
+}
+"""Widths of letters in font sizes, rounded up: those of DejaVu Sans, which is a wide font."""
+_LETTER, _BOLD = 0.67, 1.13
+"""The width of other letters, and of bold ones as a multiple."""
 
 
 def element(name: str, content: str | None = None, /, **attributes: float | str) -> str:
@@ -33,9 +39,10 @@ def tooltip(words: str) -> str:
     return element("title", escape(words))
 
 
-def text_width(words: str, size: float) -> float:
+def text_width(words: str, size: float, *, bold: bool = False) -> float:
     """Estimate the width of a line of text, rather too high."""
-    return _LETTER * size * len(words)
+    widths = sum(_WIDTHS.get(letter, _LETTER) for letter in words)
+    return widths * size * (_BOLD if bold else 1)
 
 
 def _value(value: float | str) -> str:

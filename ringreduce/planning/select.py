@@ -1,4 +1,4 @@
-"""Choose the algorithm of a call by the cost model, and give the reasons."""
+"""Choose the algorithm of a call by the cost model, and give the reason."""
 
 from __future__ import annotations
 
@@ -34,20 +34,46 @@ _MOST_DIRECT = 32
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm that ``algorithm="auto"`` chose, and the prediction for every candidate."""
+    """The algorithm that ``algorithm="auto"`` takes, and the prediction for every candidate.
+
+    ``"auto"`` takes the first candidate in the list whose prediction is within 2 % of the cheapest.
+    """
 
     collective: str
     nbytes: int
     """Bytes of the array."""
     algorithm: str
-    """The chosen one."""
+    """The algorithm that is taken."""
     predicted_s: Mapping[str, float]
-    """Algorithm -> predicted seconds."""
+    """Candidate -> predicted seconds.  The candidates are in the order of the list."""
+    transport: str
+    """How the ranks exchange data: ``"shm"``, through shared memory, or ``"mpi"``, by messages."""
+
+    @property
+    def cheapest(self) -> str:
+        """The candidate with the lowest prediction."""
+        return min(self.predicted_s, key=self.predicted_s.__getitem__)
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether several candidates are within 2 % of the cheapest."""
+        return len(_equally_fast(self.predicted_s)) > 1
+
+    @property
+    def reason(self) -> str:
+        """Why the algorithm is taken, such as: the cheapest."""
+        if self.is_tie:
+            return f"the first in the list within {100 * _TIE:.0f} % of the cheapest"
+        return "the cheapest" if len(self.predicted_s) > 1 else "the only candidate"
 
     def __str__(self) -> str:
+        how = {"shm": "through shared memory", "mpi": "by messages"}[self.transport]
         ranked = sorted(self.predicted_s.items(), key=lambda item: item[1])
         priced = ", ".join(f"{name} {seconds * 1e6:.1f} µs" for name, seconds in ranked)
-        return f"{self.collective} of {self.nbytes} bytes: {self.algorithm} (predicted: {priced})"
+        return (
+            f"{self.collective} of {self.nbytes} bytes {how}: {self.algorithm}, {self.reason} "
+            f"(predicted: {priced})"
+        )
 
 
 def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
@@ -101,7 +127,7 @@ def slices_in_flight(nodes: Nodes, config: Config) -> int:
 
 
 def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> list[str]:
-    """Return the algorithms to price for these nodes; the first of equally fast ones is chosen.
+    """Return the algorithms to price for these nodes; the first of equally fast ones is taken.
 
     Direct algorithms are left out among many ranks: they are slow there, and take longest to price.
     A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
@@ -127,18 +153,31 @@ def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> l
 
 
 def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice:
-    """Price every candidate for `collective`, and choose the one with the lowest prediction.
+    """Price the candidates for `collective`, and take the first that is about as fast as any.
 
-    If several candidates are equally fast, the first in the list is chosen.  `nbytes` is rounded up
-    to a power of two, so that calls of similar size use the same algorithm.  The choice is a pure
-    function of the arguments, so all ranks choose the same algorithm.
+    An algorithm is taken if its prediction is within 2 % of the lowest, and no algorithm before it
+    in the list of candidates is.  The choice is a pure function of the arguments, so all ranks make
+    the same choice.
     """
     names = candidates(collective, nodes, config.memory)
-    rounded = 1 << max(nbytes - 1, 0).bit_length()
-    predicted = {name: predict(collective, name, nodes, rounded, config) for name in names}
-    enough = min(predicted.values()) * (1 + _TIE)
-    chosen = next(name for name in names if predicted[name] <= enough)
-    return Choice(collective, nbytes, chosen, predicted)
+    priced = priced_bytes(nbytes)
+    predicted = {name: predict(collective, name, nodes, priced, config) for name in names}
+    transport = "mpi" if config.memory is None else "shm"
+    return Choice(collective, nbytes, _equally_fast(predicted)[0], predicted, transport)
+
+
+def _equally_fast(predicted_s: Mapping[str, float]) -> list[str]:
+    """Return the candidates that count as equally fast as the cheapest, in their order."""
+    enough = min(predicted_s.values()) * (1 + _TIE)
+    return [name for name, seconds in predicted_s.items() if seconds <= enough]
+
+
+def priced_bytes(nbytes: int) -> int:
+    """Return the bytes for which `choose` prices an array of `nbytes`: the next power of two.
+
+    So calls of similar size use the same algorithm.
+    """
+    return 1 << max(nbytes - 1, 0).bit_length()
 
 
 def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:

@@ -5,7 +5,7 @@
 step  rank 0       rank 1       rank 2
    0   >1:2 <2:1+  !>2:0 <0:2+   >0:1 <1:0+
    1   >1:1 <2:0+   >2:2 <0:1+   >0:0 <1:2+
->1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace
+>1:2 sends chunk 2 to rank 1; <2:1+ adds chunk 1 from rank 2
 ! did not finish: rank 1 in step 0
 """
 
@@ -13,17 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 
 from ringreduce.schedules.ranges import range_texts
-from ringreduce.schedules.schedule import Chunks, Recv, Schedule, Send, Step, source_of
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Recv,
+    Schedule,
+    Send,
+    Step,
+    chunk_of,
+    chunk_text,
+    source_of,
+)
 
 _MESSAGES_A_CELL = 4
 _RANGES_A_MESSAGE = 3
-_LEGEND = (
-    ">1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace"
-)
-_LEGEND_OF_COPIES = "0@2 is rank 2's copy of chunk 0, kept apart; =0 adds all copies of chunk 0 up"
 
 
 def draw(
@@ -59,8 +64,7 @@ def draw(
         *_aligned(table),
         *_left_out(len(ranks), size, "ranks"),
         *_left_out(len(rows), count, "steps"),
-        _LEGEND,
-        *[_LEGEND_OF_COPIES] * any(map(_has_copies, chain.from_iterable(columns.values()))),
+        *_legend([column[row] for column in columns.values() for row in rows if row < len(column)]),
         *_failures(failed, max_ranks),
     ]
     return "\n".join(lines)
@@ -95,7 +99,7 @@ def _cell(steps: Sequence[Step], row: int, failed: int | None) -> str:
     mark = "!" if row == failed else " "
     if row >= len(steps):
         return mark
-    messages: list[Send | Recv] = [*steps[row].sends, *steps[row].recvs]
+    messages = _messages(steps[row])
     words = [_message(message) for message in messages[:_MESSAGES_A_CELL]]
     if len(messages) > _MESSAGES_A_CELL:
         words.append(f"…{len(messages) - _MESSAGES_A_CELL} more")
@@ -103,16 +107,58 @@ def _cell(steps: Sequence[Step], row: int, failed: int | None) -> str:
     return mark + (" ".join(words) or "-")
 
 
-def _has_copies(step: Step) -> bool:
-    messages: list[Send | Recv] = [*step.sends, *step.recvs]
-    names = (name for message in messages for name in message.chunks)
-    return bool(step.folds) or any(source_of(name) is not None for name in names)
+def _messages(step: Step) -> list[Send | Recv]:
+    return [*step.sends, *step.recvs]
 
 
 def _message(message: Send | Recv) -> str:
     if isinstance(message, Send):
         return f">{message.peer}:{_ranges(message.chunks)}"
     return f"<{message.peer}:{_ranges(message.chunks)}{'+' * message.reduce}"
+
+
+def _legend(steps: Sequence[Step]) -> list[str]:
+    """Explain the shortest message of each kind in `steps`, one copy, and one fold."""
+    messages = [message for step in steps for message in _messages(step)[:_MESSAGES_A_CELL]]
+    kinds: dict[int, Send | Recv] = {}
+    for message in sorted(messages, key=lambda message: len(_message(message))):
+        kinds.setdefault(_kind(message), message)
+    explained = [f"{_message(kinds[kind])} {_meaning(kinds[kind])}" for kind in sorted(kinds)]
+    copies = [name for m in kinds.values() for name in m.chunks if source_of(name) is not None]
+    apart = [
+        f"{chunk_text(name)} is rank {source_of(name)}'s copy of chunk {chunk_of(name)}, kept apart"
+        for name in copies[:1]
+    ]
+    folds = min((step.folds for step in steps if step.folds), key=len, default=())
+    if folds:
+        apart.append(f"={_ranges(folds)} adds up all copies of {_counted(folds)}")
+    return ["; ".join(texts) for texts in (explained, apart) if texts]
+
+
+def _kind(message: Send | Recv) -> int:
+    """Return a number for the meaning of a message, in the order of the legend."""
+    if isinstance(message, Send):
+        return 0 if message.chunks else 1
+    if not message.chunks:
+        return 2
+    copies = any(source_of(name) is not None for name in message.chunks)
+    return 3 if message.reduce else 5 if copies else 4
+
+
+def _meaning(message: Send | Recv) -> str:
+    chunks = _counted(message.chunks)
+    return (
+        f"sends {chunks} to rank {message.peer}",
+        f"sends an empty message to rank {message.peer}",
+        f"receives an empty message from rank {message.peer}",
+        f"adds {chunks} from rank {message.peer}",
+        f"overwrites {chunks} with rank {message.peer}'s",
+        f"receives {chunks} from rank {message.peer}",
+    )[_kind(message)]
+
+
+def _counted(chunks: Chunks) -> str:
+    return f"chunk{'s' * (len(chunks) > 1)} {_ranges(chunks)}"
 
 
 def _ranges(chunks: Chunks) -> str:

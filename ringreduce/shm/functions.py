@@ -27,6 +27,13 @@ def is_available() -> bool:
     return all(address(name) is not None for name in MODULES)
 
 
+def would_be_available() -> bool:
+    """Whether `is_available` would return True.  Compiles nothing."""
+    if sys.platform != "linux" or not _knows_arrays():
+        return False
+    return all(jit.has_address(name, needs_float16=True) for name in MODULES)
+
+
 def address(name: str) -> int | None:
     """Return the address of the function `name`, compiled; None where that is impossible.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -17,12 +16,14 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.picture import output
+from ringreduce.terminal import print_error
 from ringreduce.train import data, plot
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
 from ringreduce.train.loop import DriftError, Result, State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
-from ringreduce.train.progress import ProgressLine, heading, summary
+from ringreduce.train.progress import Progress, heading, last_line, results
 from ringreduce.train.settings import Outputs, Settings
 from ringreduce.train.together import REFUSED, from_rank_0, gather_words, nothing, said, together
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outputs = given.outputs()
     try:
         if outputs.plot is not None:
-            plot.check()
+            output.check(outputs.plot)
         if outputs.tensorboard is not None:
             TensorBoard.writer_type()
         if not outputs.resume:
@@ -64,21 +65,21 @@ class _WriteError(Exception):
 def _failed(comm: rr.Communicator, error: Exception, code: int) -> int:
     """Print the error on rank 0, and return `code`; every rank has the same error."""
     if comm.rank == 0:
-        # The line of progress may not have ended.
-        print(f"\n{_PROG}: error: {error}", file=sys.stderr, flush=True)
+        print_error(f"{_PROG}: error: {error}")
     comm.barrier()  # the first rank that ends with a code stops the job: wait for the text
     return code
 
 
 def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> int:
     """Train once for each seed; rank 0 prints the progress, and last the mean accuracy."""
-    accuracies = []
+    runs, elapsed_s = [], 0.0
     for seed in range(outputs.seeds):
         with ExitStack() as stack:
             run = _Run(comm, given, outputs, stack, seed)
-            accuracies.append(run.train().accuracy)
+            runs.append(run.train())
+            elapsed_s += run.elapsed_s
     if comm.rank == 0:
-        print(f"accuracy {100 * statistics.fmean(accuracies):.1f} %", flush=True)
+        print(last_line(comm, runs, elapsed_s), flush=True)
     return 0
 
 
@@ -90,6 +91,8 @@ class _Run:
     ) -> None:
         self._comm, self._given, self._outputs, self._stack = comm, given, outputs, stack
         self._speaks = comm.rank == 0
+        self.elapsed_s = 0.0
+        """Seconds of training: steps, accuracies, proofs and checkpoints."""
         self._folder: Folder | None = None
         self._before: Checkpoint | None = None
         """On rank 0, the checkpoint to continue from, if any."""
@@ -102,20 +105,22 @@ class _Run:
         xp = together(comm, lambda: _module(outputs.device, comm))
         self._trainer = together(comm, lambda: Trainer(comm, self._split, self.settings, xp))
         if self._speaks and not seed:
-            print(heading(comm, self._split, self.settings), flush=True)
+            print(heading(comm, self._split, self.settings, outputs.verbose), flush=True)
         if facts is not None:
             self._restore(facts)
 
     def train(self) -> Result:
         """Train to the end, and print the result."""
-        start = time.perf_counter()
         history = History()
         watchers = together(self._comm, partial(self._watchers, history))
         save = self._save if self._outputs.checkpoint_dir is not None else None
+        begin = time.perf_counter()
         result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
+        self.elapsed_s = time.perf_counter() - begin
         if self._speaks:
-            elapsed_s = time.perf_counter() - start
-            print(summary(self._comm, self.settings.seed, result, elapsed_s), flush=True)
+            if self._outputs.seeds > 1:
+                print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
+            print(results(result, self._outputs.verbose), flush=True)
         self._end(watchers, history, result)
         return result
 
@@ -205,12 +210,13 @@ class _Run:
         if not self._speaks:
             return []
         outputs, made = self._outputs, self._trainer.state.step
-        sinks: list[Sink] = [ProgressLine(self.settings.epochs, sys.stdout)]
+        epoch_steps = self._trainer.epoch_steps
+        sinks: list[Sink] = [Progress(self.settings.epochs, epoch_steps, sys.stdout)]
         if outputs.plot is not None:
             plot.check_place(outputs.plot)
             sinks.append(history)
         if outputs.metrics is not None:
-            lines = JsonLines(outputs.metrics, made, made // self._trainer.epoch_steps)
+            lines = JsonLines(outputs.metrics, made, made // epoch_steps)
             history.again(lines.kept)
             sinks.append(lines)
         if outputs.tensorboard is not None:
@@ -221,17 +227,16 @@ class _Run:
 
     def _draw(self, history: History, result: Result) -> None:
         assert self._outputs.plot is not None
-        title = f"{self._split.name}: {100 * result.accuracy:.1f} % of those held out"
+        ranks = f"{self._comm.size} rank{'s' * (self._comm.size > 1)}"
+        title = f"{100 * result.accuracy:.1f} % accuracy on the held-out {self._split.name}"
         facts = (
-            f"{'-'.join(map(str, self._trainer.sizes))} on {self._comm.size} rank(s), global batch "
+            f"Layers of {', '.join(map(str, self._trainer.sizes))} on {ranks}, global batch "
             f"{self.settings.batch}, {self.settings.optimizer}, all-reduce "
-            f"{self.settings.algorithm}"
+            f"{self.settings.algorithm}."
         )
         if result.step_s:
-            facts += (
-                f"; a step takes {1e3 * result.step_s:.2f} ms, scaling efficiency "
-                f"{100 * result.efficiency:.0f} %"
-            )
+            title += f", at {100 * result.efficiency:.0f} % scaling efficiency on {ranks}"
+            facts += f" A step takes {1e3 * result.step_s:.3g} ms."
         plot.draw(self._outputs.plot, title, facts, history)
 
 
@@ -241,7 +246,7 @@ def _settings_in(facts: Any) -> dict[str, Any]:
 
 
 def _complain(text: str) -> None:
-    print(f"{_PROG}: {text}", file=sys.stderr, flush=True)
+    print_error(f"{_PROG}: {text}")
 
 
 def _load(settings: Settings) -> data.Split:

@@ -1,12 +1,14 @@
-"""Texts of a run for its user: heading, progress and summary."""
+"""Texts of a run for its user: heading, progress, and the results."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import TextIO
 
 import ringreduce as rr
+from ringreduce.terminal import LiveLine
 from ringreduce.train import data, mlp
 from ringreduce.train.configuration import to_plain, to_toml
 from ringreduce.train.loop import Epoch, Result, Step
@@ -16,67 +18,98 @@ _LINES = 10
 """The most lines of a run, if the output is no terminal."""
 
 
-class ProgressLine:
-    """Shows progress: on a terminal one line that is rewritten, elsewhere up to ten lines."""
+class Progress:
+    """Shows the progress: on a terminal as a live line, elsewhere as up to ten lines."""
 
-    def __init__(self, epochs: int, out: TextIO) -> None:
-        self._epochs = epochs
-        self._out = out
-        self._terminal = out.isatty()
+    def __init__(self, epochs: int, epoch_steps: int, out: TextIO) -> None:
+        self._epochs, self._epoch_steps = epochs, epoch_steps
+        self._live = LiveLine(out)
+        self._live.show(f"{epochs} epochs of {epoch_steps} steps")
+        self._measured = ""
+        """The measurements of the last complete epoch."""
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Show the last of `steps`."""
+        if steps:
+            made = steps[-1].step - (steps[-1].epoch - 1) * self._epoch_steps
+            self._show(steps[-1].epoch, made, steps[-1].loss)
 
     def epoch(self, epoch: Epoch) -> None:
         """Show the epoch."""
-        last = epoch.epoch == self._epochs
-        every = math.ceil(self._epochs / _LINES)
-        if not (self._terminal or last or epoch.epoch % every == 0):
-            return
-        text = (
-            f"epoch {epoch.epoch:{len(str(self._epochs))}}/{self._epochs}"
-            f"  loss {epoch.loss:.4f}  held-out {100 * epoch.accuracy:.1f} %"
-            f"  {epoch.samples_per_s:,.0f} samples/s"
+        self._measured = (
+            f"  held-out {100 * epoch.accuracy:.1f} %  {epoch.samples_per_s:,.0f} samples/s"
             f"  exposed communication {100 * epoch.exposed:.0f} %"
         )
-        if self._terminal:
-            # Return and clear to the end of the line: the new text may be shorter than the old.
-            self._out.write(f"\r{text}\x1b[K" + "\n" * last)
-        else:
-            self._out.write(f"{text}\n")
-        self._out.flush()
+        every = math.ceil(self._epochs / _LINES)
+        is_last = epoch.epoch == self._epochs
+        if self._live.is_shown and not is_last:
+            self._show(epoch.epoch, self._epoch_steps, epoch.loss)
+        elif is_last or epoch.epoch % every == 0:
+            self.close()
+            self._live.print(f"{self._number(epoch.epoch)}  loss {epoch.loss:.4f}{self._measured}")
+
+    def close(self) -> None:
+        """Remove the live line."""
+        self._live.show("")
+
+    def _show(self, epoch: int, step: int, loss: float) -> None:
+        made = f"step {step:{len(str(self._epoch_steps))}}/{self._epoch_steps}"
+        self._live.show(f"{self._number(epoch)}  {made}  loss {loss:.4f}{self._measured}")
+
+    def _number(self, epoch: int) -> str:
+        return f"epoch {epoch:{len(str(self._epochs))}}/{self._epochs}"
 
 
-def heading(comm: rr.Communicator, split: data.Split, settings: Settings) -> str:
-    """Return the data, the network, the ranks, and the settings as TOML."""
+def heading(comm: rr.Communicator, split: data.Split, settings: Settings, verbose: bool) -> str:
+    """Return the data, the network, the ranks, and the settings as TOML.
+
+    The settings are those that are not the defaults; all if `verbose`.
+    """
     sizes = split.widths(settings.hidden)
-    written = to_toml(to_plain(settings))
-    return (
+    defaults, values = to_plain(Settings()), to_plain(settings)
+    shown = {name: value for name, value in values.items() if verbose or value != defaults[name]}
+    lines = [
         f"{split.name}: {len(split.train_labels):,} to train, {len(split.held_out_labels):,} held "
         f"out; {'-'.join(map(str, sizes))}, {mlp.parameter_count(sizes):,} parameters, "
-        f"{settings.dtype}; {comm.size} rank{'s' * (comm.size > 1)}, "
-        f"global batch {settings.batch}, all-reduce {settings.algorithm}\n"
-        + "\n".join(f"  {line}" for line in written)
-    )
-
-
-def summary(comm: rr.Communicator, seed: int, result: Result, elapsed_s: float) -> str:
-    """Return the accuracy of a run, and the times of its steps."""
-    ranks = f"{comm.size} rank{'s' * (comm.size > 1)}"
-    lines = [
-        f"seed {seed}: held-out {100 * result.accuracy:.1f} % in {elapsed_s:.2f} s; parameters "
-        f"{result.digest[:16]}…, equal on {ranks}"
+        f"{settings.dtype}",
+        f"{_ranks(comm)}, global batch {settings.batch}, all-reduce {settings.algorithm}",
+        *(f"  {line}" for line in to_toml(shown)),
     ]
+    return "\n".join(lines)
+
+
+def results(result: Result, verbose: bool) -> str:
+    """Return the digest of a run's parameters, and the time of its steps if it made any.
+
+    If `verbose`, the parts of that time too.
+    """
+    lines = [f"parameters {result.digest[:16]}…"]
+    step, under_way, exposed = (
+        1e3 * s for s in (result.step_s, result.communication_s, result.exposed_s)
+    )
     if result.step_s:
-        step, under_way, exposed = (
-            1e3 * s for s in (result.step_s, result.communication_s, result.exposed_s)
-        )
+        lines.append(f"a step: {step:.2f} ms")
+    if result.step_s and verbose:
         lines.append(
-            f"a step: {step:.2f} ms, of which {step - exposed:.2f} compute and {exposed:.2f} "
-            f"exposed communication ({under_way:.2f} under way); scaling efficiency "
-            f"{100 * result.efficiency:.0f} % on {ranks}"
+            f"  {step - exposed:.2f} ms of computation, {exposed:.2f} ms of exposed communication; "
+            f"all-reduces are under way for {under_way:.2f} ms"
         )
     return "\n".join(lines)
+
+
+def last_line(comm: rr.Communicator, runs: Sequence[Result], elapsed_s: float) -> str:
+    """Return the accuracy, the time of training, the ranks, and the efficiency of the steps.
+
+    The accuracy is the mean of the `runs`.  The efficiency is that of all their steps, and is left
+    out if there are none.
+    """
+    accuracy = 100 * statistics.fmean(run.accuracy for run in runs)
+    line = f"accuracy {accuracy:.1f} % in {elapsed_s:.2f} s on {_ranks(comm)}"
+    step_s = sum(run.step_s for run in runs)
+    if step_s:
+        line += f", efficiency {100 * (1 - sum(run.exposed_s for run in runs) / step_s):.0f} %"
+    return line + f", mean of {len(runs)} seeds" * (len(runs) > 1)
+
+
+def _ranks(comm: rr.Communicator) -> str:
+    return f"{comm.size} rank{'s' * (comm.size > 1)}"

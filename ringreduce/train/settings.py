@@ -95,6 +95,7 @@ class Outputs:
     checkpoint_every: int = _setting(0, "steps between checkpoints; 0: one after each epoch")
     keep: int = _setting(3, "number of last checkpoints that are kept")
     resume: bool = _setting(False, "continue from the last usable checkpoint, if there is one")
+    verbose: bool = _setting(False, "print all settings, and the parts of a step's time")
     metrics: Path | None = field(
         default=None, metadata=_about("write a line of JSON for each step and epoch")
     )
@@ -105,7 +106,7 @@ class Outputs:
         default=None,
         metadata=_about(
             "draw loss, accuracy and times; with resume, earlier ones are read from metrics",
-            metavar="PNG",
+            metavar="SVG",
         ),
     )
 
@@ -118,8 +119,8 @@ class Outputs:
             raise ValueError("resume from where? name a checkpoint_dir")
         if self.checkpoint_dir is None and (every or self.keep != Outputs.keep):
             raise ValueError("checkpoint_every and keep are of no use without a checkpoint_dir")
-        if self.plot is not None and self.plot.suffix != ".png":
-            raise ValueError(f"plot is {self.plot}; wanted a name that ends in .png")
+        if self.plot is not None and self.plot.suffix not in (".svg", ".png"):
+            raise ValueError(f"plot is {self.plot}; wanted a name that ends in .svg or .png")
         written = (self.checkpoint_dir, self.metrics, self.tensorboard, self.plot)
         if self.seeds > 1 and any(written):
             raise ValueError(

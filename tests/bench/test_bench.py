@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import math
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
+from ringreduce.bench.collectives import IN_PLACE, OUT_OF_PLACE
 from ringreduce.bench.fit import fit
 from ringreduce.bench.inputs import OPS, Inputs, refusal
+from ringreduce.bench.measure import Timing
 from ringreduce.bench.options import _parser, nbytes, read
+from ringreduce.bench.plot import finding, plot
+from ringreduce.bench.table import OURS, Row, Table, digits
+from ringreduce.picture.style import in_dark, in_light
 from ringreduce.schedules.cost import Link, Profile, price
 from tests.support.mpi import environment, mpiexec
+from tests.support.pictures import contrasts, parse, shapes, whole
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,9 +55,16 @@ def options(*flags: str):
         (["-o", "xor"], "-o xor wants integers or bool, not float32"),
         (["-o", "avg", "-d", "int"], "-o mean does not go with int32"),
         (["-d", "bool"], "-o sum does not go with bool"),
-        (["--collective", "all_reuse"], "invalid choice: 'all_reuse'"),
-        (["--collectiv", "reduce"], "unrecognized arguments"),
-        (["--plot", "run.xyz"], "--plot run.xyz: wanted a name that ends in .png"),
+        (["-o", "average"], "did you mean 'avg'?"),
+        (["--collective", "all_reuse"], "unknown collective 'all_reuse'; choose one of all_reduce"),
+        (["--collective", "broadcats"], "did you mean 'broadcast'?"),
+        (
+            ["--collectiv", "reduce"],
+            "unrecognized arguments: --collectiv reduce; did you mean '--c",
+        ),
+        (["--algorithm", "rign"], "unknown algorithm 'rign'"),
+        (["--algorithm", "pairwise"], "all_reduce: unknown algorithm 'pairwise'"),
+        (["--plot", "run.xyz"], "--plot run.xyz: wanted a name that ends in .svg or .png"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, complaint, capsys):
@@ -61,6 +72,15 @@ def test_what_makes_no_sense_is_refused(flags, complaint, capsys):
         options(*flags)
     assert error.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_options_are_read_without_mpi():
+    code = (
+        "import sys; from ringreduce.bench.options import read; read([], 'bench'); "
+        "print('mpi4py' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"
 
 
 def test_the_names_of_nccl_tests_are_understood():
@@ -190,15 +210,124 @@ def test_a_call_that_did_nothing_would_be_noticed(op, ranks):
     assert sum(noticed) >= ranks - 1  # with an odd number of ranks one may have the mean
 
 
+# --- the table ------------------------------------------------------------------------------------
+
+
+def timing(contender: str, place: str, *seconds: float, nbytes: int = 1 << 20, wrong: int = 0):
+    return Timing(contender, place, nbytes // 4, nbytes, seconds, wrong)
+
+
+def row(algorithm: str = "ring", nbytes: int = 1 << 20, factor: float = 1.0, wrong: int = 0) -> Row:
+    """Ours takes 1, 2 and 3 us, MPI twice and Gloo half as long, times `factor`."""
+    seconds = [factor * us * 1e-6 for us in (3, 1, 2)]
+    named = [(OURS, 1.0), ("MPI", 2.0), ("Gloo", 0.5)]
+    return Row(
+        algorithm,
+        [
+            timing(name, place, *(slower * s for s in seconds), nbytes=nbytes, wrong=wrong)
+            for name, slower in named
+            for place in (OUT_OF_PLACE, IN_PLACE)
+            if (name, place) != ("Gloo", OUT_OF_PLACE)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0.00"),
+        (0.5, "0.500"),
+        (1.2345, "1.23"),
+        (9.996, "10.0"),
+        (99.96, "100"),
+        (12.345, "12.3"),
+        (164_705, "165000"),
+        (999_600, "1.00e6"),
+        (1_234_567, "1.23e6"),
+        (0.004_839, "0.00484"),
+        (0.000_484, "4.84e-4"),
+        (None, "N/A"),
+    ],
+)
+def test_figures_have_three_significant_digits(value, text):
+    assert digits(value) == text
+
+
+@given(st.floats(1e-9, 1e9))
+def test_three_digits_are_right_and_never_longer_than_a_column(value):
+    assert len(digits(value)) <= 7
+    assert math.isclose(float(digits(value)), value, rel_tol=0.005001)
+
+
+def test_a_line_has_time_busbw_the_fastest_baseline_and_the_speedup_in_each_place():
+    table = Table(options(), 4, row())
+    # 1 MiB in 2 us is 524 GB/s, of which all-reduce among 4 has a busbw of 1.5 times.
+    assert table.line(row()).split() == [
+        *("1048576", "ring"),
+        *("2.00", "786", "4.00", "2.00"),
+        *("2.00", "786", "1.00", "0.500"),
+        "0",
+    ]
+    assert table.head()[1].split() == [
+        *("#", "size", "algorithm"),
+        *("time", "busbw", "MPI", "speedup"),
+        *("time", "busbw", "best", "speedup"),
+        "#wrong",
+    ]
+
+
+def test_a_wide_line_adds_count_dtype_op_shortest_time_99th_percentile_and_algbw():
+    line = Table(options("--wide"), 4, row()).line(row())
+    assert line.split() == [
+        *("1048576", "262144", "float", "sum", "ring"),
+        *("1.00", "2.00", "3.00", "524", "786", "0", "2.00"),
+        *("1.00", "2.00", "3.00", "524", "786", "0", "0.500"),
+        *("4.00", "393", "4.00", "393", "1.00", "1570"),
+    ]
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-peers",), ("--collective", "broadcast")])
+@pytest.mark.parametrize(
+    ("algorithm", "nbytes", "factor", "wrong"),
+    [
+        ("halving_doubling", 1 << 30, 1e6, 1 << 30),
+        ("hierarchical(halving_doubling, halving_doubling)", 1 << 34, 1e9, 12_345),
+        ("ring", 4, 0.05, 0),
+    ],
+)
+def test_no_line_is_longer_than_100_columns(flags, algorithm, nbytes, factor, wrong):
+    widest = row(algorithm, nbytes, factor, wrong)
+    table = Table(options(*flags), 8, widest)
+    lines = [*table.head(), table.line(widest)]
+    assert max(map(len, lines)) <= 100
+    assert len(lines[-1].split()) == len(table.head()[1].replace("#", " ", 1).split())
+
+
+def test_columns_are_those_of_what_is_measured():
+    ours = Row("ring", [timing(OURS, IN_PLACE, 1e-6)])
+    head = "".join(Table(options("--no-peers"), 2, ours).head())
+    assert "out of place" not in head
+    assert "speedup" not in head
+
+
+@pytest.mark.parametrize(("wrong", "text"), [(None, "N/A"), (0, "0"), (7, "14")])
+def test_wrong_elements_of_both_places_are_counted(wrong, text):
+    counted = row(wrong=wrong)
+    assert Table(options(), 2, counted).line(counted).split()[-1] == text
+
+
 # --- over MPI -------------------------------------------------------------------------------------
 
 
-def bench(tmp_path: Path, ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
+def bench(
+    tmp_path: Path, ranks: int, *flags: str, path: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run it in `tmp_path`; modules are searched for in `path` first."""
     command = [mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "benchmarks/all_reduce.py")]
     return subprocess.run(
         [*command, *flags],
         cwd=tmp_path,
-        env=environment() | {"PYTHONPATH": str(ROOT)},
+        env=environment() | {"PYTHONPATH": f"{path}:{ROOT}"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -252,8 +381,8 @@ def test_dtypes_and_ops(tmp_path, flags):
 
 
 @pytest.mark.mpi
-def test_a_table_has_the_columns_of_nccl_tests(tmp_path):
-    ended = bench(tmp_path, 2, *QUICKLY, "-c", "0")
+def test_a_wide_table_has_the_columns_of_nccl_tests(tmp_path):
+    ended = bench(tmp_path, 2, *QUICKLY, "-c", "0", "--wide")
     lines = [line for line in ended.stdout.splitlines() if not line.startswith("# ")]
     words = [line.split() for line in ended.stdout.splitlines()]
     names = next(line for line in words if "redop" in line)
@@ -267,16 +396,64 @@ def test_a_table_has_the_columns_of_nccl_tests(tmp_path):
     ]
     assert all("N/A" in row for row in rows)  # nothing was verified
     # At the end the rate is what time and size make it: all-reduce of two has a factor of 1.
-    time_us, algbw, busbw = (float(rows[2][column]) for column in (5, 7, 8))
-    assert math.isclose(algbw, 524_288 / time_us / 1e3, rel_tol=0.02, abs_tol=0.01)
+    time_us, algbw, busbw = (float(rows[2][column]) for column in (6, 8, 9))
+    assert math.isclose(algbw, 524_288 / time_us / 1e3, rel_tol=0.02)
     assert algbw == busbw
 
 
+def rows_of(table: str) -> list[list[str]]:
+    """The words of each line of a table that is no comment."""
+    return [line.split() for line in table.splitlines() if line and not line.startswith("#")]
+
+
+SPY = """
+import json, sys
+from unittest import mock
+import ringreduce.calls.call as calls
+from ringreduce.bench.__main__ import main
+real, used = calls.resolve, {}
+def resolve(collective, algorithm, nodes, nbytes, config):
+    used[f"{collective} {nbytes}"] = name = real(collective, algorithm, nodes, nbytes, config)
+    return name
+with mock.patch.object(calls, "resolve", resolve):
+    main()
+open(sys.argv[0] + ".json", "w").write(json.dumps(used))
+"""
+
+
 @pytest.mark.mpi
-def test_an_algorithm_that_cannot_be_had_is_refused(tmp_path):
-    ended = bench(tmp_path, 2, "--algorithm", "ringing")
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast"])
+def test_a_line_names_the_algorithm_that_its_size_used(tmp_path, collective):
+    spy = tmp_path / "spy.py"
+    spy.write_text(SPY)
+    ended = subprocess.run(
+        [mpiexec(), "-n", "3", sys.executable, str(spy), *QUICKLY, "--collective", collective],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    used = json.loads((tmp_path / "spy.py.json").read_text())
+    rows = rows_of(ended.stdout)
+    assert len(rows) == 3
+    assert [row[1] for row in rows] == [used[f"{collective} {row[0]}"] for row in rows]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("flag", ["--collectiv", "--algorithm"])
+def test_a_wrong_option_is_reported_once(tmp_path, flag):
+    ended = bench(tmp_path, 3, flag, "ringing")
     assert ended.returncode == 2
-    assert "unknown algorithm 'ringing'" in ended.stderr
+    assert ended.stderr.count("ringing") == 1
+    assert ended.stdout == ""
+
+
+@pytest.mark.mpi
+def test_help_is_printed_once(tmp_path):
+    ended = bench(tmp_path, 3, "--help")
+    assert ended.returncode == 0
+    assert ended.stdout.count("--no-peers") == 2  # in the usage, and explained
 
 
 @pytest.mark.mpi
@@ -338,13 +515,75 @@ def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
 
 @pytest.mark.mpi
 def test_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
     ended = bench(
-        tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "--iters", "3", "--plot", "run.png"
+        tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "--iters", "3", "--plot", "run.svg"
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    shown = [text.text for text in parse((tmp_path / "run.svg").read_text()).iter("text")]
+    assert {"median time of a call, µs", "ringreduce, in place", "MPI, in place"} < set(shown)
+    assert shown.count("cost model, fitted") == 2
     assert "the cost model, fitted to every other size: alpha" in ended.stdout
+
+
+def timed(contender, microseconds, nbytes=8):
+    return Timing(contender, IN_PLACE, nbytes // 4, nbytes, (1e-6 * microseconds,), 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "title"),
+    [
+        (
+            [[timed("ringreduce", 1), timed("MPI", 2), timed("Gloo", 9)]],
+            "ringreduce has 2.00 times the speed of the fastest baseline (geometric mean) and is "
+            "faster at 1 of 1 sizes",
+        ),
+        (
+            [[timed("ringreduce", 4), timed("MPI", 2)], [timed("ringreduce", 1), timed("MPI", 8)]],
+            "ringreduce has 2.00 times the speed of the fastest baseline (geometric mean) and is "
+            "faster at 1 of 2 sizes",
+        ),
+        (
+            [[timed("ringreduce", 1)], [timed("ringreduce", 2, 8000)]],
+            "ringreduce handles 4 GB/s at most, at 7.8125 KiB",
+        ),
+    ],
+    ids=["one size", "two sizes", "no baseline"],
+)
+def test_the_title_of_the_picture_says_what_was_found(rows, title):
+    assert finding(rows) == title
+
+
+def test_a_picture_as_png(tmp_path):
+    pytest.importorskip("resvg_py")
+    plot(tmp_path / "run.png", "all_reduce", "2 cores", [[timed("ringreduce", 1)]], None, 1.0)
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("page", [in_light, in_dark])
+def test_texts_of_the_picture_can_be_read(tmp_path, page):
+    rows = [[timed(name, us, 8 << i) for name, us in CONTENDERS] for i in range(9)]
+    plot(tmp_path / "run.svg", "all_reduce", "2 cores", rows, None, 1.0)
+    picture = parse(page((tmp_path / "run.svg").read_text()))
+    assert min(value for _, value in contrasts(picture)) >= 4.5
+    assert all(whole(picture).holds(shape) for shape in shapes(picture))
+
+
+CONTENDERS = (("ringreduce", 1), ("MPI", 1.1), ("Gloo", 200))
+
+
+@pytest.mark.mpi
+def test_a_picture_that_needs_a_library_is_refused_before_it_is_measured(tmp_path):
+    (tmp_path / "resvg_py.py").write_text("raise ImportError(name='resvg_py')")
+    ended = bench(tmp_path, 2, "--plot", "run.png", path=tmp_path)
+    assert ended.returncode == 2
+    assert "--plot run.png: a PNG needs resvg_py: pip install 'ringreduce[plot]'" in ended.stderr
+    assert "redop" not in ended.stdout
+
+
+@pytest.mark.mpi
+def test_no_line_of_the_output_is_longer_than_100_columns(tmp_path):
+    ended = bench(tmp_path, 2, "-b", "8", "-e", "64K", "-f", "4", "--iters", "3")
+    assert max(map(len, ended.stdout.splitlines())) <= 100
 
 
 @pytest.mark.mpi
@@ -358,43 +597,8 @@ def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path):
 
 @pytest.mark.mpi
 def test_what_is_only_moved_has_no_redop(tmp_path):
-    ended = bench(tmp_path, 2, *QUICKLY, "--collective", "broadcast")
-    rows = [line.split() for line in ended.stdout.splitlines() if line[:1] == " "]
-    assert [row[3] for row in rows] == ["none"] * 3
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("launcher", ["mpiexec", "ringreduce"])
-def test_on_a_terminal_a_bar_says_how_far_it_is(tmp_path, launcher):
-    """The ranks write into a pipe: it is mpiexec whose output is a terminal."""
-    ours = [sys.executable, "-m", "ringreduce.launch.cli", "bench", "--ranks", "2"]
-    theirs = [mpiexec(), "-n", "2", sys.executable, "-m", "ringreduce.bench"]
-    terminal, end = pty.openpty()
-    with open(terminal, "rb", buffering=0) as shown:
-        job = subprocess.Popen(
-            [*(ours if launcher == "ringreduce" else theirs), *QUICKLY],
-            cwd=tmp_path,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=end,
-        )
-        os.close(end)
-        table, _ = job.communicate(timeout=120)
-        said = b""
-        with contextlib.suppress(OSError):  # what Linux says when nobody has the other end any more
-            while part := shown.read(1 << 16):
-                said += part
-    assert job.returncode == 0, said
-    assert b"busbw" in table
-    text = said.decode()
-    assert [f"{done} of 3 sizes" in text for done in (0, 1, 2)] == [True] * 3
-    assert "\r[" in text
-
-
-@pytest.mark.mpi
-def test_elsewhere_there_is_no_bar(tmp_path):
-    assert "sizes" not in bench(tmp_path, 2, *QUICKLY).stderr
+    ended = bench(tmp_path, 2, *QUICKLY, "--collective", "broadcast", "--wide")
+    assert [row[3] for row in rows_of(ended.stdout)] == ["none"] * 3
 
 
 @pytest.mark.mpi

@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from benchmarks import collectives, instructions, old_and_new
+from benchmarks import collectives, instructions, old_and_new, one_host, peers
+from tests.support.pictures import parse, placed
 
 # --- benchmarks.collectives -----------------------------------------------------------------------
 
@@ -133,3 +134,68 @@ def test_functions_of_one_checkout_alone_have_no_ratio():
     lines = instructions.comparison({"enter": 200, "run": 100}, {"run": 110}).splitlines()
     assert lines[1].split() == ["200", "-", "enter"]
     assert lines[2].split() == ["100", "110", "1.100", "run"]
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def one_host_row(contender, microseconds, ranks=2, nbytes=8):
+    row = {"contender": contender, "median_us": microseconds, "ranks": ranks, "bytes": nbytes}
+    row |= {"mpi_wheel": "mpich", "thread_level": "multiple", "dtype": "float32"}
+    return row | {"cpu": "a CPU", "cores": 2, "date": "2026-11-22"}
+
+
+def one_host_rows(ranks, times_of_ours):
+    """Rows in which the MPI takes 6 µs, Gloo 9, and registered arrays take 1."""
+    rows = []
+    for i, ours in enumerate(times_of_ours):
+        times = {"MPI": 6.0, "Gloo": 9.0, "ringreduce": ours, "registered": 1.0}
+        rows += [one_host_row(name, us, ranks, 8 << i) for name, us in times.items()]
+    return rows
+
+
+def texts(svg):
+    return [text.text for text in parse(svg).iter("text")]
+
+
+def test_the_title_has_the_mean_speed_beside_the_fastest_baseline():
+    rows = one_host_rows(2, [1.0, 4.0]) + one_host_rows(4, [2.0, 2.0])
+    picture = parse(one_host.picture(rows))
+    assert picture.findtext("title") == (
+        "ringreduce has 3.0 times the speed of the fastest baseline with 2 ranks and 3.0 times "
+        "with 4 ranks"
+    )
+
+
+def test_a_size_at_which_ours_is_slower_is_below_the_baseline():
+    svg = one_host.picture(one_host_rows(2, [3.0, 12.0]))
+    ours, registered, baseline = (
+        [point.top for point in boxes]
+        for shape, boxes in placed(parse(svg))
+        if shape.get("class") == "line"
+    )
+    assert ours[0] < baseline[0] == baseline[1] < ours[1]
+    assert registered[0] == registered[1] < ours[0]
+
+
+def test_each_line_is_named():
+    shown = texts(one_host.picture(one_host_rows(2, [3.0, 3.0])))
+    assert {"NumPy arrays", "comm.empty arrays", "fastest baseline"} < set(shown)
+
+
+def test_the_bus_bandwidth_counts_the_cases_in_which_ours_is_faster():
+    run = {"ringreduce": {8: 1.0, 16: 3.0}, "MPI": {8: 2.0, 16: 2.0}, "Gloo": {8: 9.0, 16: 9.0}}
+    where = {"cpu": "a CPU", "cores": 2, "date": "2026-11-22"}
+    picture = parse(peers.picture({2: {"MPICH": run}, 4: {"MPICH": run}}, where))
+    assert picture.findtext("title") == (
+        "ringreduce over an MPI is faster than that MPI's own all-reduce in 2 of 4 cases"
+    )
+
+
+@pytest.mark.parametrize("module", [one_host, peers], ids=lambda module: module.NAME)
+def test_a_picture_of_the_docs_is_drawn_from_the_results(module, monkeypatch, tmp_path):
+    committed = module.PICTURE.read_text()
+    monkeypatch.setattr(module, "PICTURE", tmp_path / "picture.svg")
+    monkeypatch.setattr("sys.argv", ["benchmark", "--draw"])
+    module.main()
+    assert module.PICTURE.read_text() == committed

@@ -269,6 +269,36 @@ def test_nothing_is_loaded_that_numba_is_told_not_to_compile(loaded):
     assert not loads(loaded, "all", NUMBA_DISABLE_JIT="1")["can"]
 
 
+# --- and foreseen without compiling ---------------------------------------------------------------
+
+FORESEES = """
+import json, sys
+if "without Numba" in sys.argv:
+    sys.modules["numba"] = None
+from ringreduce.shm import functions
+told = {"can": functions.would_be_available()}
+print(json.dumps(told | {"imported": sys.modules.get("numba") is not None}))
+"""
+
+
+def foresees(home: Path, *arguments: str, **variables: str) -> dict:
+    return told_by(start(home, *arguments, program=FORESEES, **variables))
+
+
+def test_functions_that_can_be_compiled_are_foreseen_without_compiling(tmp_path):
+    assert foresees(tmp_path) == {"can": True, "imported": True}
+    assert code_in(tmp_path) == []
+
+
+def test_functions_that_are_kept_are_foreseen_without_numba(loaded):
+    assert foresees(loaded) == {"can": True, "imported": False}
+
+
+def test_where_numba_is_missing_or_does_not_compile_no_functions_are_foreseen(tmp_path):
+    assert not foresees(tmp_path, "without Numba")["can"]
+    assert not foresees(tmp_path, NUMBA_DISABLE_JIT="1")["can"]
+
+
 # --- what is compiled -----------------------------------------------------------------------------
 
 

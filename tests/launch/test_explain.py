@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
 import shlex
 import shutil
@@ -11,22 +12,38 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.config import Config
-from ringreduce.launch import cli
+from ringreduce.config import Config, Memory
+from ringreduce.launch import cli, explain, host
+from ringreduce.launch.probe import Answer, ask
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
-from ringreduce.planning.select import choose, resolve, slice_count
+from ringreduce.planning.select import Choice, choose, resolve, slice_count
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Schedule
+from tests.support.mpi import MpiJobs
 from tests.support.strategies import EVERY_ALGORITHM, block_layout, steps_of, with_steps, written
 
 NODES = ((0, 1), (2,))
 Said = Callable[[str], list[list[str]]]
+IN_MEMORY = Memory(single_copy=True, crowded=False)
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job here sends messages, unless `--transport shm` is given; then each rank has a core."""
+
+    def of_job(ranks: int, transport: str | None = None) -> Memory | None:
+        return IN_MEMORY if transport == "shm" else None
+
+    monkeypatch.setattr(explain, "memory_of_job", of_job)
 
 
 @pytest.fixture
@@ -47,7 +64,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 def test_it_begins_with_what_is_explained(said: Said) -> None:
     explained = said("--ranks 8 --nodes 3,1,4 --algorithm hierarchical --bytes 64M")
     assert explained[0] == [
-        "all_reduce · hierarchical · 8 ranks on nodes of 3, 1 and 4 · 64 MiB of float32"
+        "all_reduce · hierarchical · 8 ranks on nodes of 3, 1 and 4 · 64 MiB of float32 "
+        "· by messages"
     ]
 
 
@@ -64,7 +82,7 @@ def test_it_begins_with_what_is_explained(said: Said) -> None:
     ],
 )
 def test_sizes_are_binary(said: Said, option: str, text: str) -> None:
-    assert said(f"-n 2 --bytes {option}")[0][0].endswith(f" · {text} of float32")
+    assert f" · {text} of float32 · " in said(f"-n 2 --bytes {option}")[0][0]
 
 
 def test_without_ranks_they_are_those_of_the_nodes(said: Said) -> None:
@@ -170,10 +188,238 @@ def test_it_is_said_what_auto_takes_and_what_is_shown(said: Said, nodes: str) ->
     assert [line.split()[0] for line in prices if "shown here" in line] == ["hierarchical"]
 
 
+def notes(said: Said, line: str) -> dict[str, str]:
+    """What the table of prices says of an algorithm, behind its time."""
+    return {row.split()[0]: row.partition("µs")[2].strip() for row in said(line)[3][1:-1]}
+
+
+TIE = "auto takes it: the first in the list within 2 % of the cheapest; shown here"
+
+
 def test_auto_shows_what_auto_takes(said: Said) -> None:
-    explained = said("--nodes 2,2")
-    line = next(line for line in explained[3] if "auto takes it" in line)
-    assert line.endswith("auto takes it, shown here")
+    marks = notes(said, "--nodes 2,1")
+    assert marks["hierarchical"] == "auto takes it: the cheapest; shown here"
+    assert not any(mark for name, mark in marks.items() if name != "hierarchical")
+
+
+def test_of_almost_equal_algorithms_the_first_is_taken(said: Said) -> None:
+    marks = notes(said, "-n 3 --collective broadcast --bytes 32K")
+    assert {name: mark for name, mark in marks.items() if mark} == {
+        "double_tree": "cheapest",
+        "tree": TIE,
+    }
+
+
+def test_of_equal_algorithms_the_first_is_taken(said: Said) -> None:
+    marks = notes(said, "-n 2 --collective broadcast")
+    assert {name: mark for name, mark in marks.items() if mark} == {"ring": f"cheapest; {TIE}"}
+
+
+def test_the_only_candidate_is_taken_for_that_reason(said: Said) -> None:
+    marks = notes(said, "-n 3 --collective barrier --bytes 0")
+    assert marks == {"dissemination": "auto takes it: the only candidate; shown here"}
+
+
+def test_an_algorithm_that_auto_does_not_price_says_so(said: Said) -> None:
+    marks = notes(said, "-n 3 --algorithm hierarchical")
+    assert marks["hierarchical"] == "auto does not price it; shown here"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "end"), [("1M", "profile"), ("1000", "; the times are those of 1 KiB")]
+)
+def test_the_size_that_is_priced_is_said(said: Said, nbytes: str, end: str) -> None:
+    assert said(f"-n 2 --bytes {nbytes} --algorithm ring")[3][-1].endswith(end)
+
+
+# --- shared memory or messages --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        ("-n 2", "by messages"),
+        ("-n 2 --transport mpi", "by messages"),
+        ("--nodes 2,1", "by messages"),
+        ("-n 2 --transport shm", "through shared memory"),
+    ],
+)
+def test_the_first_line_says_how_ranks_exchange_data(said: Said, line: str, how: str) -> None:
+    assert said(line)[0][0].endswith(f" · {how}")
+
+
+def test_more_ranks_than_cores_are_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = replace(IN_MEMORY, crowded=True)
+    monkeypatch.setattr(explain, "memory_of_job", lambda *_: crowded)
+    assert said("-n 2")[0][0].endswith(" · through shared memory, more ranks than cores")
+
+
+def test_shared_memory_has_prices_of_its_own(said: Said) -> None:
+    choice = choose("all_reduce", ((0, 1, 2),), 1 << 20, Config(memory=IN_MEMORY))
+    rows = [line.split() for line in said("-n 3 --transport shm")[3][1:-1]]
+    assert {name: seconds for name, seconds, *_ in rows} == {
+        name: f"{1e6 * seconds:,.1f}" for name, seconds in choice.predicted_s.items()
+    }
+
+
+FOUND = {"shared": True, "single_copy": True}
+
+
+@pytest.mark.parametrize(
+    ("found", "transport", "variable", "memory"),
+    [
+        (FOUND, None, None, (True, False)),
+        (FOUND | {"single_copy": False}, None, None, (False, False)),
+        ({"shared": False, "single_copy": False}, None, None, None),
+        ({"shared": False, "single_copy": False}, "shm", None, (False, False)),
+        (None, None, None, None),
+        (FOUND, "mpi", None, None),
+        (FOUND, None, "mpi", None),
+        (FOUND, "shm", "mpi", (True, False)),
+    ],
+)
+def test_a_job_here_shares_memory_if_it_can(monkeypatch, found, transport, variable, memory):
+    answer = Answer([] if found is None else [found])
+    monkeypatch.setattr(host, "ask", lambda probe: answer)
+    monkeypatch.setattr(host, "cores", lambda: 4)
+    monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
+    if variable:
+        monkeypatch.setenv("RINGREDUCE_TRANSPORT", variable)
+    assert host.memory_of_job(4, transport) == (memory and Memory(*memory))
+
+
+@pytest.mark.parametrize(("ranks", "crowded"), [(4, False), (5, True)])
+def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, crowded):
+    monkeypatch.setattr(host, "ask", lambda probe: Answer([FOUND]))
+    monkeypatch.setattr(host, "cores", lambda: 4)
+    assert host.memory_of_job(ranks) == Memory(single_copy=True, crowded=crowded)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "complaint"),
+    [
+        ("RINGREDUCE_TRANSPORT", "tcp", "RINGREDUCE_TRANSPORT is 'tcp'; choose auto, mpi or shm"),
+        ("RINGREDUCE_TIMEOUT_S", "soon", "environment variable RINGREDUCE_TIMEOUT_S is 'soon'"),
+    ],
+)
+def test_a_variable_that_no_job_would_take_is_refused(
+    monkeypatch, capsys, variable, value, complaint
+):
+    monkeypatch.setattr(explain, "memory_of_job", host.memory_of_job)
+    monkeypatch.setenv(variable, value)
+    assert cli.main(["explain", "-n", "2"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"ringreduce explain: {complaint}")
+
+
+def test_without_compiled_functions_a_job_sends_messages(monkeypatch):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    assert ask("memory").lines == [{"shared": False, "single_copy": False}]
+
+
+COLLECTIVES = [name for name in ALGORITHMS if name != "barrier"]
+EVERY_SIZE = [8 << power for power in range(24)]
+SOME_SIZES = EVERY_SIZE[::5] + EVERY_SIZE[-1:]
+CASES = [
+    (collective, nbytes)
+    for collective in COLLECTIVES
+    for nbytes in (EVERY_SIZE if collective == "all_reduce" else SOME_SIZES)
+]
+"""Collectives, and bytes from 8 to 64 Mi."""
+
+
+def choices() -> list[dict[str, Any]]:
+    """Run by each rank of a job: what the communicator takes in each of the cases."""
+    with rr.init() as comm:
+        found = [comm.explain(nbytes, collective=collective) for collective, nbytes in CASES]
+    return [as_json(choice) for choice in found]
+
+
+def as_json(choice: Choice) -> dict[str, Any]:
+    return {
+        "algorithm": choice.algorithm,
+        "cheapest": choice.cheapest,
+        "transport": choice.transport,
+        "predicted_s": dict(choice.predicted_s),
+    }
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("ranks", "transport"), [(2, None), (4, None), (8, None), (4, "mpi")], ids=str
+)
+def test_a_job_takes_what_explain_shows(
+    mpi: MpiJobs,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    transport: str | None,
+) -> None:
+    variables = {"RINGREDUCE_TRANSPORT": transport} if transport else {}
+    in_job = mpi.run_ok("call", ranks, f"{__name__}:choices", timeout_s=120, **variables)
+    memory_of_job = cache(host.memory_of_job)  # which asks the host once for all cases
+    monkeypatch.setattr(explain, "memory_of_job", memory_of_job)
+    shown = []
+    for collective, nbytes in CASES:
+        line = f"-n {ranks} --collective {collective} --bytes {nbytes} --json"
+        more = ["--transport", transport] if transport else []
+        assert cli.main(["explain", *line.split(), *more]) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    assert all(found == shown for found in in_job)
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def test_json_is_the_choice_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "-n", "3", "--json", "--transport", "shm", "--bytes", "4K"]) == 0
+    choice = choose("all_reduce", ((0, 1, 2),), 4096, Config(memory=IN_MEMORY))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == as_json(choice)
+    assert next(iter(printed["predicted_s"])) == choice.cheapest
+
+
+def test_json_names_the_algorithm_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "-n", "4", "--json", "--algorithm", "torus"]) == 0
+    assert json.loads(capsys.readouterr().out)["algorithm"] == "torus"
+
+
+def test_json_with_a_picture_is_json_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "picture.svg"
+    assert cli.main(["explain", "-n", "2", "--json", "--check", "--svg", str(file)]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert file.exists()
+
+
+# --- colours --------------------------------------------------------------------------------------
+
+
+GREEN, RED, BOLD = "\x1b[32m", "\x1b[31m", "\x1b[1m"
+
+
+@pytest.fixture
+def coloured(said: Said, monkeypatch: pytest.MonkeyPatch) -> Said:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return said
+
+
+def test_the_line_that_is_taken_is_green_and_the_cheapest_is_bold(coloured: Said) -> None:
+    prices = coloured("-n 3 --collective broadcast --bytes 32K")[3]
+    painted = [line.split()[0] for line in prices if "\x1b" in line]
+    assert painted == [f"{BOLD}double_tree", f"{GREEN}tree"]
+
+
+def test_what_is_proven_is_green(coloured: Said) -> None:
+    assert coloured("-n 2 --check")[4][0] == f"{GREEN}proven:\x1b[0m"
+
+
+def test_into_a_file_nothing_is_coloured(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert not any("\x1b" in line for section in said("-n 2 --check") for line in section)
 
 
 # --- the proof ------------------------------------------------------------------------------------
@@ -335,6 +581,8 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         ("--nodes 3,,4", "wanted the ranks of each node"),
         ("-n 4 --collective sum", "unknown collective 'sum'; choose one of all_reduce, "),
         ("-n 4 --algorithm fast", "all_reduce: unknown algorithm 'fast'; choose one of 'auto', "),
+        ("-n 4 --transport tcp", "unknown transport 'tcp'; choose shm or mpi"),
+        ("--nodes 2,2 --transport shm", "--transport shm needs all ranks on one node"),
         ("-n 4 --root 4", "root 4 is none of the ranks 0 to 3"),
         ("-n 4 --root -1", "root -1 is none of the ranks 0 to 3"),
         ("-n 4 --bytes 64MB", "'64MB' is no size; wanted one such as 4096, 8K or 64M"),

@@ -13,7 +13,6 @@ import pytest
 
 import ringreduce
 from ringreduce.launch import cli, launcher
-from ringreduce.launch.cleanup import abandoned_files, clean_up_job
 from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.launcher import Job, command_line, rank_environment
 from ringreduce.launch.mpiexec import (
@@ -326,11 +325,20 @@ def test_the_program_keeps_its_own_arguments(started, line, program):
     assert started == [Job(4, program)]
 
 
-def test_wrong_options_of_the_trainer_are_refused_before_any_rank_starts(started, capsys):
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("train -n 4 --epochs 0", "ringreduce train: error: epochs is 0; wanted at least 1"),
+        ("bench -n 4 --iters 0", "ringreduce bench: error: --iters is 0; wanted at least 1"),
+    ],
+)
+def test_wrong_options_of_a_module_are_refused_before_any_rank_starts(
+    started, line, complaint, capsys
+):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "-n", "4", "--epochs", "0"])
+        cli.main(line.split())
     assert stop.value.code == 2
-    assert "ringreduce train: error: epochs is 0; wanted at least 1" in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err
     assert started == []
 
 
@@ -528,23 +536,3 @@ def test_an_abort_that_hangs_is_given_up():
     assert time.time() - float(ended.stdout) < 2
     assert ended.returncode == 1
     assert "ValueError: the rank's own error" in ended.stderr
-
-
-# --- cleanup --------------------------------------------------------------------------------------
-
-
-def test_only_mpi_files_that_nobody_has_open_are_abandoned(tmp_path):
-    names = ("mpich_shm_1_0", "sm_segment.host.0.1.0", "sm_segment.host.0.2.0", "mine")
-    for name in names:
-        (tmp_path / name).write_bytes(b"x")
-    with (tmp_path / names[2]).open():
-        assert abandoned_files(directory=tmp_path) == [tmp_path / names[0], tmp_path / names[1]]
-
-
-def test_what_was_there_before_the_job_stays(tmp_path):
-    old, new = tmp_path / "mpich_shm_old", tmp_path / "mpich_shm_new"
-    for path in (old, new):
-        path.touch()
-    os.utime(old, (1.0, 1.0))
-    clean_up_job(0, since=2.0, directory=tmp_path)
-    assert list(tmp_path.iterdir()) == [old]

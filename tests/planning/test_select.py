@@ -8,7 +8,15 @@ import pytest
 
 from ringreduce.algorithms import build
 from ringreduce.config import Config, Memory
-from ringreduce.planning.select import candidates, is_single_copy, resolve, slice_count
+from ringreduce.planning import select
+from ringreduce.planning.select import (
+    candidates,
+    choose,
+    is_single_copy,
+    priced_bytes,
+    resolve,
+    slice_count,
+)
 
 BY_MESSAGES = Config()
 IN_MEMORY = Config(memory=Memory(single_copy=True, crowded=False))
@@ -104,3 +112,54 @@ def test_there_are_not_many_slices_to_plan(collective, nbytes, slices):
 def test_ranks_that_share_cores_broadcast_and_reduce_in_one_step(ranks, nbytes):
     for collective in ("broadcast", "reduce"):
         assert resolve(collective, "auto", [list(range(ranks))], nbytes, CROWDED) == "star"
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "taken", "cheapest", "reason"),
+    [
+        ({"a": 2.0, "b": 1.0}, "b", "b", "the cheapest"),
+        ({"a": 1.03, "b": 1.0}, "b", "b", "the cheapest"),
+        ({"a": 1.01, "b": 1.0}, "a", "b", "the first in the list within 2 % of the cheapest"),
+        ({"a": 1.0, "b": 1.0}, "a", "a", "the first in the list within 2 % of the cheapest"),
+        (
+            {"c": 3.0, "a": 1.01, "b": 1.0},
+            "a",
+            "b",
+            "the first in the list within 2 % of the cheapest",
+        ),
+    ],
+)
+def test_the_first_of_equally_fast_algorithms_is_taken(
+    monkeypatch, predicted_s, taken, cheapest, reason
+):
+    monkeypatch.setattr(select, "candidates", lambda *_: list(predicted_s))
+    monkeypatch.setattr(select, "predict", lambda _, name, *__: predicted_s[name])
+    choice = choose("all_reduce", [[0, 1]], 8, BY_MESSAGES)
+    assert (choice.algorithm, choice.cheapest, choice.reason) == (taken, cheapest, reason)
+
+
+def test_the_only_candidate_is_taken_for_that_reason():
+    choice = choose("barrier", [[0, 1]], 0, BY_MESSAGES)
+    assert (choice.algorithm, choice.reason) == ("dissemination", "the only candidate")
+
+
+@pytest.mark.parametrize(
+    ("config", "transport", "words"),
+    [
+        (BY_MESSAGES, "mpi", "by messages: doubling"),
+        (IN_MEMORY, "shm", "through shared memory: one_shot"),
+    ],
+)
+def test_a_choice_says_how_ranks_exchange_data(config, transport, words):
+    choice = choose("all_reduce", [[0, 1]], 64, config)
+    assert choice.transport == transport
+    assert str(choice).startswith(f"all_reduce of 64 bytes {words}, the first in the list")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "priced"), [(0, 1), (1, 1), (2, 2), (3, 4), (1000, 1024), (1024, 1024)]
+)
+def test_sizes_are_priced_as_the_next_power_of_two(nbytes, priced):
+    assert priced_bytes(nbytes) == priced
+    as_priced = choose("all_reduce", [[0, 1]], priced, BY_MESSAGES).predicted_s
+    assert choose("all_reduce", [[0, 1]], nbytes, BY_MESSAGES).predicted_s == as_priced

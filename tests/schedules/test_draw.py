@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Schedule, Step, from_text
-from tests.support.strategies import block_layout, steps
-
-LEGEND = (
-    ">1:3 sends chunk 3 to rank 1; <3:0-2+ adds chunks 0 to 2 from rank 3, without + they replace"
-)
+from tests.support.strategies import EVERY_ALGORITHM, block_layout, steps
 
 
 def ring(size: int) -> Schedule:
@@ -34,7 +30,8 @@ def test_a_ring_of_two() -> None:
         "step  rank 0       rank 1",
         "   0   >1:1 <1:0+   >0:0 <0:1+",
         "   1   >1:0 <1:1    >0:1 <0:0",
-        LEGEND,
+        ">1:1 sends chunk 1 to rank 1; <1:0+ adds chunk 0 from rank 1; "
+        "<1:1 overwrites chunk 1 with rank 1's",
     ]
 
 
@@ -68,7 +65,57 @@ def test_many_messages_are_counted() -> None:
 
 
 def test_one_rank_has_no_steps() -> None:
-    assert lines(ring(1)) == ["step  rank 0", LEGEND]
+    assert lines(ring(1)) == ["step  rank 0"]
+
+
+# --- the legend -----------------------------------------------------------------------------------
+
+
+def legend_of(schedule: Schedule) -> list[str]:
+    """The lines below the grid."""
+    return [line for line in lines(schedule) if not line.startswith(("step", " ", "…"))]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
+def test_the_legend_explains_what_is_drawn(collective: str, algorithm: str, size: int) -> None:
+    schedule = build(collective, algorithm, block_layout(size))
+    grid = [line for line in lines(schedule) if line.startswith(" ")]
+    words = {word for line in grid for word in line.split()}
+    examples = [part.split()[0] for line in legend_of(schedule) for part in line.split("; ")]
+    chunks = {chunk for word in words for chunk in word.strip("+").rpartition(":")[2].split(",")}
+    assert {example for example in examples if example[0] in "<>="} <= words
+    assert {example for example in examples if example[0] not in "<>="} <= chunks
+    assert bool(examples) == (size > 1)
+
+
+def test_the_numbers_of_the_legend_are_those_of_its_example() -> None:
+    for line in legend_of(build("all_reduce", "halving_doubling", block_layout(4))):
+        for part in line.split("; "):
+            rank, _, chunks = part.split()[0].lstrip("<>").rstrip("+").partition(":")
+            assert f"rank {rank}" in part
+            assert f" {chunks} " in part
+
+
+def test_a_message_that_is_cut_off_is_not_explained() -> None:
+    drawing = lines(from_text("rank 0\n >1:0 >2:0 >3:0 >4:0 <1:0+"))
+    assert drawing[1:] == [
+        "   0   >1:0 >2:0 >3:0 >4:0 …1 more",
+        ">1:0 sends chunk 0 to rank 1",
+    ]
+
+
+def test_an_empty_message_is_explained() -> None:
+    assert legend_of(build("barrier", "direct", block_layout(2))) == [
+        ">1: sends an empty message to rank 1; <1: receives an empty message from rank 1"
+    ]
+
+
+def test_a_copy_is_explained() -> None:
+    assert legend_of(build("all_reduce", "allgather_reduce", block_layout(2))) == [
+        ">1:0@0 sends chunk 0@0 to rank 1; <1:0@1 receives chunk 0@1 from rank 1",
+        "0@0 is rank 0's copy of chunk 0, kept apart; =0 adds up all copies of chunk 0",
+    ]
 
 
 # --- failed steps ---------------------------------------------------------------------------------
@@ -81,7 +128,8 @@ def test_the_step_that_failed_is_marked_on_its_rank() -> None:
         "   1   >1:1 <2:0+   >2:2 <0:1+  !>0:0 <1:2+",
         "   2   >1:0 <2:2    >2:1 <0:0    >0:2 <1:1",
         "   3   >1:2 <2:1    >2:0 <0:2    >0:1 <1:0",
-        LEGEND,
+        ">1:2 sends chunk 2 to rank 1; <2:1+ adds chunk 1 from rank 2; "
+        "<2:2 overwrites chunk 2 with rank 2's",
         "! did not finish: rank 0 in step 0, rank 2 in step 1",
     ]
 
@@ -114,7 +162,7 @@ def test_a_large_schedule_is_drawn_around_what_failed() -> None:
         "…",
         "… 97 of 100 ranks are not drawn",
         "… 196 of 198 steps are not drawn",
-        LEGEND,
+        ">50:29 sends chunk 29 to rank 50; <48:28 overwrites chunk 28 with rank 48's",
         "! did not finish: rank 50 in step 120",
     ]
 

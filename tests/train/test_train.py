@@ -7,6 +7,8 @@ import io
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +28,9 @@ from ringreduce.train import (
     train,
 )
 from ringreduce.train.__main__ import main
-from ringreduce.train.progress import ProgressLine
+from ringreduce.train.configuration import to_plain
+from ringreduce.train.loop import Result
+from ringreduce.train.progress import Progress, last_line, results
 from tests.support.rounding import (
     SIZES,
     flatten,
@@ -368,6 +372,9 @@ def test_synthetic_samples_are_learnt_as_well_as_they_can_be():
 # --- the command line --------------------------------------------------------------------------
 
 
+LAST_LINE = r"accuracy \d+\.\d % in \d+\.\d\d s on \d ranks?, efficiency \d+ %"
+
+
 def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
     assert command(monkeypatch, 1, "--epochs", "3", "--seeds", "2", "--batch", "200") == [0]
     lines = capsys.readouterr().out.splitlines()
@@ -378,7 +385,87 @@ def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
         next(line for line in lines if line.startswith("epoch")),
     )
     assert [line.split(":")[0] for line in lines if line.startswith("seed")] == ["seed 0", "seed 1"]
-    assert re.fullmatch(r"accuracy \d\d\.\d %", lines[-1])
+    assert re.fullmatch(rf"{LAST_LINE}, mean of 2 seeds", lines[-1])
+
+
+def mean_accuracy(lines):
+    return float(re.match(r"accuracy (\S+) %", lines[-1])[1])
+
+
+def test_the_page_shows_the_last_line_as_it_is_printed():
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    assert re.search(f"`{LAST_LINE}`", page)
+
+
+def test_last_accuracy_is_the_mean_of_the_seeds(monkeypatch, capsys):
+    command(monkeypatch, 1, "--epochs", "2", "--seeds", "3", "--batch", "200")
+    lines = capsys.readouterr().out.splitlines()
+    each = [float(line.split()[3]) for line in lines if line.startswith("seed")]
+    assert len(each) == 3
+    assert mean_accuracy(lines) == pytest.approx(np.mean(each), abs=0.051)  # both are rounded
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_command_ends_with_parameters_a_step_and_the_accuracy(ranks, monkeypatch, capsys):
+    command(monkeypatch, ranks, "--epochs", "1")
+    digest, step, last = capsys.readouterr().out.splitlines()[-3:]
+    assert re.fullmatch(r"parameters [0-9a-f]{16}…", digest)
+    assert re.fullmatch(r"a step: \d+\.\d\d ms", step)
+    assert re.fullmatch(LAST_LINE, last)
+    assert f" on {ranks} rank{'s' * (ranks > 1)}, " in last
+
+
+def test_results_are_those_of_the_run():
+    run = Result(None, "80e1c5d87bf96a2c77", 0.1, 0.9893, 0.004, 0.002, 0.001)
+    assert results(run, verbose=False) == "parameters 80e1c5d87bf96a2c…\na step: 4.00 ms"
+    assert results(run, verbose=True).splitlines()[2:] == [
+        "  3.00 ms of computation, 1.00 ms of exposed communication; all-reduces are under way for "
+        "2.00 ms"
+    ]
+
+
+def test_last_line_has_accuracy_time_ranks_and_efficiency():
+    runs = [
+        Result(None, "", 0.1, accuracy, step_s, 0.002, 0.001)
+        for accuracy, step_s in ((0.98, 0.004), (0.99, 0.006))
+    ]
+    lines = rr.spawn(lambda comm: (last_line(comm, runs[:1], 1.234), last_line(comm, runs, 2)), 2)
+    assert lines[0] == (
+        "accuracy 98.0 % in 1.23 s on 2 ranks, efficiency 75 %",
+        "accuracy 98.5 % in 2.00 s on 2 ranks, efficiency 80 %, mean of 2 seeds",
+    )
+
+
+def test_a_run_without_steps_has_no_time_of_a_step_and_no_efficiency():
+    run = Result(None, "80e1c5d87bf96a2c77", 0.1, 0.98, 0.0, 0.0, 0.0)
+    assert results(run, verbose=True) == "parameters 80e1c5d87bf96a2c…"
+    (line,) = rr.spawn(lambda comm: last_line(comm, [run], 0.5), 1)
+    assert line == "accuracy 98.0 % in 0.50 s on 1 rank"
+
+
+def settings_shown(text):
+    """The settings between the heading and the first epoch, as TOML."""
+    return tomllib.loads("\n".join(line for line in text.splitlines() if line.startswith("  ")))
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ((), {}),
+        (("--batch", "200", "--noise", "0"), {"batch": 200, "noise": 0.0}),
+        (("--hidden", "128"), {}),
+        (("--hidden", "30", "20", "--seed", "4"), {"hidden": [30, 20], "seed": 4}),
+    ],
+)
+def test_only_settings_that_are_not_the_defaults_are_shown(flags, shown, monkeypatch, capsys):
+    command(monkeypatch, 1, "--epochs", "1", *flags)
+    assert settings_shown(capsys.readouterr().out) == {"epochs": 1} | shown
+
+
+def test_all_settings_are_shown_if_verbose(monkeypatch, capsys):
+    command(monkeypatch, 1, "--epochs", "1", "--verbose")
+    before = capsys.readouterr().out.partition("\nepoch")[0]
+    assert settings_shown(before) == to_plain(Settings(epochs=1))
 
 
 def test_command_fails_with_a_message_when_training_diverges(monkeypatch, capsys):
@@ -437,31 +524,17 @@ def test_command_runs_alone_and_under_mpi(launcher, ranks):
     command = [sys.executable, *launcher, "-m", "ringreduce.train", "--epochs", "2"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert f"; {ranks} rank" in ended.stdout
-    assert re.fullmatch(r"accuracy \d\d\.\d %", ended.stdout.splitlines()[-1])
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def progress(out, epochs):
-    line = ProgressLine(epochs, out)
-    for number in range(1, epochs + 1):
-        line.epoch(Epoch(number, 0.5, 0.875, samples_per_s=1234.5, exposed=0.25))
-    return out.getvalue()
-
-
-def test_progress_stays_on_one_line_of_a_terminal():
-    text = progress(Terminal(), 30)
-    assert text.count("\r") == 30
-    assert text.index("\n") == len(text) - 1
+    assert f"\n{ranks} rank" in ended.stdout
+    assert re.fullmatch(LAST_LINE, ended.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(("epochs", "lines"), [(1, 1), (7, 7), (30, 10), (95, 10)])
 def test_progress_elsewhere_is_a_few_lines(epochs, lines):
-    written = progress(io.StringIO(), epochs).splitlines()
+    out = io.StringIO()
+    progress = Progress(epochs, 45, out)
+    for number in range(1, epochs + 1):
+        progress.epoch(Epoch(number, 0.5, 0.875, samples_per_s=1234.5, exposed=0.25))
+    written = out.getvalue().splitlines()
     assert len(written) == lines
     assert written[-1] == (
         f"epoch {epochs}/{epochs}  loss 0.5000  held-out 87.5 %  1,234 samples/s"

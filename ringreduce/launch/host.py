@@ -1,0 +1,38 @@
+"""What a job on this host finds: whether its ranks share memory, and how."""
+
+from __future__ import annotations
+
+from ringreduce.config import Environment, Memory
+from ringreduce.launch.launcher import cores
+from ringreduce.launch.probe import ask
+
+
+class VariableError(Exception):
+    """A variable of the environment has a value with which no job would start."""
+
+
+def memory_of_job(ranks: int, transport: str | None = None) -> Memory | None:
+    """Return what a job of `ranks` ranks on this host finds; None if it exchanges messages.
+
+    The job is one that `ringreduce run` starts here, with the cores and variables of this process.
+    `transport` is as for `ringreduce.init`; with ``"shm"`` the result is never None.  Raises
+    VariableError for a variable that `init` would refuse.
+    """
+    transport = transport or _transport_of_environment()
+    if transport == "mpi":
+        return None
+    answer = ask("memory")
+    found = answer.lines[0] if answer.lines else {"shared": False, "single_copy": False}
+    if not found["shared"] and transport != "shm":
+        return None
+    return Memory(found["single_copy"], crowded=ranks > cores())
+
+
+def _transport_of_environment() -> str:
+    try:
+        transport = Environment.read().transport or "auto"
+    except ValueError as error:
+        raise VariableError(str(error)) from None
+    if transport not in ("auto", "mpi", "shm"):
+        raise VariableError(f"RINGREDUCE_TRANSPORT is {transport!r}; choose auto, mpi or shm")
+    return transport

@@ -1,0 +1,123 @@
+"""A live line: progress on the last line of a terminal, also under mpiexec.
+
+A rank writes into a pipe, and mpiexec passes it on.  It passes standard output and standard error
+on separately, in any order.  So a program draws its live line and prints its results through one
+`LiveLine`, on one stream.  Every write first clears the line that the cursor is in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+_STARTERS = ("mpiexec", "mpiexec.hydra", "mpirun", "prterun", "orterun", "prted", "orted")
+"""Programs that start ranks, and read what they write."""
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
+_TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
+"""Options with which mpiexec writes the rank before each line, or writes to files."""
+_CLEAR = "\r\x1b[K"
+"""Moves the cursor to the first column and clears the line."""
+_COLUMNS = 80
+"""The width of a terminal that does not tell it."""
+
+
+class LiveLine:
+    """A line of progress below the printed lines; without a terminal there is no such line.
+
+    A context manager, whose end removes the line.  While it is open, all output to `out` goes
+    through `print`.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._terminal = terminal_of(out)
+        self._text = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a terminal."""
+        return self._terminal is not None
+
+    def show(self, text: str) -> None:
+        """Show `text` as the live line, cut to the width of the terminal; "" removes the line."""
+        if self._terminal is not None and (text or self._text):
+            self._text = text[: _columns(self._terminal) - 1]
+            self._write(_CLEAR + self._text)
+
+    def print(self, *lines: str) -> None:
+        """Print `lines` above the live line."""
+        text = "".join(f"{line}\n" for line in lines)
+        self._write(f"{_CLEAR}{text}{self._text}" if self._text else text)
+
+    def _write(self, text: str) -> None:
+        # In one write, or mpiexec could pass on a part of it.
+        self._out.write(text)
+        self._out.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.show("")
+
+
+def print_error(text: str) -> None:
+    """Print `text` to standard error; on a terminal it takes the place of a live line."""
+    clear = "" if terminal_of(sys.stderr) is None else _CLEAR
+    sys.stderr.write(f"{clear}{text}\n")
+    sys.stderr.flush()
+
+
+def terminal_of(stream: TextIO) -> Path | None:
+    """Return the terminal that shows what this process writes to `stream`; None if there is none.
+
+    In a job the stream leads to mpiexec, and it is the stream of mpiexec with the same number that
+    may be a terminal.  (Open MPI's mpiexec gives each rank a terminal of its own, in place of a
+    pipe.)  None also for a terminal that cannot clear a line, and for an mpiexec that writes the
+    rank before each line.
+    """
+    try:
+        file = Path(f"/proc/self/fd/{stream.fileno()}")
+        mpiexec = _mpiexec()
+        if mpiexec is not None and not file.is_file():
+            file = mpiexec / "fd" / file.name
+            if _TAGS & set((mpiexec / "cmdline").read_bytes().split(b"\0")):
+                return None
+        is_terminal = os.readlink(file).startswith(_TERMINALS)
+    except OSError:  # `stream` is no file, or mpiexec has ended or is another user's
+        return None
+    return file if is_terminal and os.environ.get("TERM") != "dumb" else None
+
+
+def _mpiexec() -> Path | None:
+    """Return the folder in /proc of the mpiexec that started this process; None without one.
+
+    Raises OSError if a process on the way has ended.
+    """
+    process = os.getppid()
+    while process > 1:
+        here = Path(f"/proc/{process}")
+        if (here / "comm").read_text().strip() in _STARTERS:
+            return here
+        process = int((here / "stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
+def _columns(terminal: Path) -> int:
+    """Return the width of `terminal` in characters."""
+    try:
+        number = os.open(terminal, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        try:
+            return os.get_terminal_size(number).columns or _COLUMNS
+        finally:
+            os.close(number)
+    except OSError:  # it is another user's, or was closed
+        return _COLUMNS

@@ -1,0 +1,218 @@
+"""A shell completes commands, options, and the values of options."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ringreduce.algorithms import ALGORITHMS
+from ringreduce.bench.inputs import OPS
+from ringreduce.bench.options import read as read_bench
+from ringreduce.launch import cli
+from ringreduce.launch.completion import script
+from ringreduce.launch.explain import Request
+
+Completed = Callable[[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, str]:
+    """The script for each shell."""
+    return {shell: script(shell, cli._parser()[1]) for shell in ("bash", "zsh", "fish")}
+
+
+@pytest.fixture
+def completed(scripts: dict[str, str], tmp_path: Path) -> Completed:
+    """Completes the last word of a line in a folder with the file file.py and the folder plots.
+
+    bash makes words of = and : too.
+    """
+    (tmp_path / "file.py").touch()
+    (tmp_path / "plots").mkdir()
+
+    def complete(line: str) -> list[str]:
+        words = line.replace("=", " = ").replace(":", " : ").split(" ")
+        code = (
+            f"{scripts['bash']}\nCOMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}\n"
+            '_ringreduce 2> /dev/null; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        ended = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert ended.stderr == ""
+        return ended.stdout.split()
+
+    return complete
+
+
+HELP = ["-h", "--help"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ringreduce exp", ["explain"]),
+        ("ringreduce --v", ["--version"]),
+        ("ringreduce doctor ", [*HELP, "--clean"]),
+        ("ringreduce completion ", ["bash", "zsh", "fish", *HELP]),
+        ("ringreduce explain --al", ["--algorithm"]),
+        ("ringreduce explain -n 2 --tr", ["--transport"]),
+        ("ringreduce explain --transport ", ["shm", "mpi"]),
+        ("ringreduce explain --collective all_", ["all_reduce", "all_gather", "all_to_all"]),
+        ("ringreduce explain --collective=all_g", ["all_gather"]),
+        ("ringreduce explain --collective=", [*ALGORITHMS]),
+        ("ringreduce explain --algorithm ", ["auto", *ALGORITHMS["all_reduce"]]),
+        ("ringreduce explain --algorithm=hier", ["hierarchical"]),
+        ("ringreduce explain --collective all_gather --algorithm b", ["bruck"]),
+        (
+            "ringreduce explain --collective=broadcast --algorithm ",
+            ["auto", *ALGORITHMS["broadcast"]],
+        ),
+        ("ringreduce explain -n ", []),
+        ("ringreduce explain --svg ", ["file.py", "plots"]),
+        ("ringreduce bench -n 2 -o m", ["mean", "min", "max"]),
+        ("ringreduce bench --collective re", ["reduce_scatter", "reduce"]),
+        ("ringreduce bench --collective reduce --algorithm do", ["double_tree"]),
+        ("ringreduce bench -n 2 --no", ["--nodes", "--no-peers"]),
+        ("ringreduce train -n 2 --opt", ["--optimizer"]),
+        ("ringreduce train -n 2 --optimizer ", ["sgd", "adam"]),
+        ("ringreduce train -n 2 --checkpoint-dir pl", ["plots"]),
+        ("ringreduce run -", [*HELP, "-n", "-np", "--ranks", "--hosts", "--nodes"]),
+        ("ringreduce run -n 2 --ta", ["--tag-output"]),
+        ("ringreduce run -n=2 --ta", ["--tag-output"]),
+        ("ringreduce run --hosts h1:2 --ta", ["--tag-output"]),
+        ("ringreduce run -n 2 fi", ["file.py"]),
+        ("ringreduce run -n 2 file.py --ta", []),
+        ("ringreduce run -n 2 file.py pl", ["plots"]),
+        ("ringreduce run -n 2 file.py explain --algorithm ", ["file.py", "plots"]),
+    ],
+)
+def test_bash_completes(completed: Completed, line: str, words: list[str]) -> None:
+    found = completed(line)
+    assert sorted(found) == sorted(words) if line[-1] != "-" else set(words) <= set(found)
+
+
+@pytest.mark.parametrize("command", ["run", "train", "bench", "explain", "doctor", "completion"])
+def test_every_option_of_a_command_is_offered(completed: Completed, command: str) -> None:
+    parser = cli._parser()[1][command]
+    assert set(parser._option_string_actions) <= set(completed(f"ringreduce {command} -"))
+
+
+@pytest.mark.parametrize("line", ["train --warm-u", "bench --it", "bench --js"])
+def test_options_that_are_passed_on_are_offered(completed: Completed, line: str) -> None:
+    assert len(completed(f"ringreduce {line}")) == 1
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_explain_takes_every_algorithm_that_is_offered(
+    completed: Completed, collective: str
+) -> None:
+    for name in completed(f"ringreduce explain --collective {collective} --algorithm "):
+        Request(ranks=2, collective=collective, algorithm=name)
+
+
+def test_explain_takes_every_dtype_that_is_offered(completed: Completed) -> None:
+    dtypes = completed("ringreduce explain --dtype ")
+    assert len(dtypes) > 3
+    for dtype in dtypes:
+        Request(ranks=2, dtype=dtype)
+
+
+@pytest.mark.parametrize("option", ["-o", "-d", "--collective"])
+def test_bench_takes_every_word_that_is_offered(completed: Completed, option: str) -> None:
+    words = completed(f"ringreduce bench {option} ")
+    assert len(words) > 3
+    for word in words:
+        integers = ["-d", "int32"] if option == "-o" and word not in ("mean", "avg") else []
+        read_bench([option, word, *integers], "bench")
+
+
+def test_every_op_is_offered(completed: Completed) -> None:
+    assert set(completed("ringreduce bench -o ")) == {*OPS, "avg"}
+
+
+def test_bash_completes_at_its_prompt(scripts: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "completion.bash").write_text(scripts["bash"])
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.chdir(tmp_path)
+        os.execvpe("bash", ["bash", "--norc", "-i"], {**os.environ, "TERM": "dumb", "PS1": "$ "})
+    try:
+        read_until(terminal, "$ ")
+        for typed, shown in (
+            (b"source ./completion.bash\n", "$ "),
+            (b"ringreduce exp\t", "explain "),
+            (b"--collective all_g\t", "all_gather "),
+            (b"--algorithm br\t", "bruck "),
+        ):
+            os.write(terminal, typed)
+            read_until(terminal, shown)
+    finally:
+        os.close(terminal)
+        os.kill(shell, 9)
+        os.waitpid(shell, 0)
+
+
+def read_until(terminal: int, wanted: str) -> None:
+    """Read what a terminal shows; raise AssertionError if that lacks `wanted`."""
+    shown, deadline = "", time.monotonic() + 60
+    while wanted not in shown:
+        assert time.monotonic() < deadline, shown
+        if select.select([terminal], [], [], 1)[0]:
+            shown += os.read(terminal, 4096).decode()
+
+
+def test_zsh_completes_with_the_function_of_bash(scripts: dict[str, str]) -> None:
+    heading, layer, *function = scripts["zsh"].splitlines()
+    assert heading == "# Printed by: ringreduce completion zsh"
+    assert layer == "autoload -U +X bashcompinit && bashcompinit"
+    assert function == scripts["bash"].splitlines()[1:]
+
+
+def test_fish_has_a_line_for_every_option(scripts: dict[str, str]) -> None:
+    _, *lines = scripts["fish"].splitlines()
+    assert all(line.startswith("complete -c ringreduce ") for line in lines)
+    words = [shlex.split(line) for line in lines]
+    for name, parser in cli._parser()[1].items():
+        condition = f"__fish_seen_subcommand_from {name}"
+        flags = {
+            prefix + flag
+            for line in words
+            if condition in line
+            for kind, flag in pairwise(line)
+            for prefix in [{"-l": "--", "-s": "-", "-o": "-"}.get(kind)]
+            if prefix
+        }
+        assert set(parser._option_string_actions) <= flags
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_read_its_script(scripts: dict[str, str], shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    (tmp_path / "script").write_text(scripts[shell])
+    ended = subprocess.run([shell, "-n", tmp_path / "script"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_command_prints_the_script(
+    scripts: dict[str, str], shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["completion", shell]) == 0
+    assert capsys.readouterr().out == scripts[shell]
+
+
+def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["completion", "tcsh"])
+    assert stop.value.code == 2
+    assert "bash" in capsys.readouterr().err
