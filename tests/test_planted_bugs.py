@@ -23,6 +23,7 @@ def test_the_documentation_lists_them():
     assert (ROOT / "docs" / "planted-bugs.md").read_text() == markdown()
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found_and_none_is_found_without(tmp_path):
     copy_all(ROOT, tmp_path)
     suite = ["tests/devices/test_device.py"]

@@ -163,6 +163,7 @@ def price_of(algorithm, nodes):
     return lambda size, profile: price(schedule, nodes, size, profile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "doubling", "two_shot"])
 def test_a_fit_finds_what_the_times_were_made_of(algorithm):
     truth = Profile(Link(3e-6, 2e-10), gamma_s_per_byte=5e-11)
@@ -179,6 +180,7 @@ def test_a_fit_finds_what_the_times_were_made_of(algorithm):
     assert len(found.checked) == 12
 
 
+@pytest.mark.slow
 def test_across_nodes_both_links_are_fitted():
     nodes = [[0, 1], [2, 3]]
     truth = Profile(Link(1e-6, 1e-10), Link(3e-5, 1e-9), 5e-11)

@@ -69,6 +69,7 @@ def test_hierarchical_crosses_nodes_along_rails_only(layout):
     rails.assert_only_rails_cross(outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", bits.LAYOUTS)
 def test_all_ranks_and_runs_have_the_same_bits(algorithm):
     nodes = bits.LAYOUTS[algorithm]
@@ -308,6 +309,7 @@ def test_counts_may_be_any_integers():
     assert rr.spawn(program, 2) == [4, 4]
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_let_go_of():
     """Planned calls without references, and arrays that calls were made on."""
 
@@ -332,6 +334,7 @@ def test_settings_that_make_no_sense_are_refused(name):
         rr.Config(**{name: 0})
 
 
+@pytest.mark.slow
 def test_plans_are_kept_and_bounded():
     def program(comm):
         for count in range(40):
@@ -346,6 +349,7 @@ def test_plans_are_kept_and_bounded():
         assert kept <= 8
 
 
+@pytest.mark.slow
 @given(counts=st.lists(st.integers(0, 3000), min_size=1, max_size=12))
 @settings(max_examples=20)
 def test_calls_of_many_sizes_follow_each_other(counts):

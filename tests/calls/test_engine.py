@@ -130,6 +130,7 @@ def test_if_one_slice_can_be_copied_through_shared_memory_all_can(case, ranks, c
     assert len(answers) == 1
 
 
+@pytest.mark.slow
 def test_calls_that_only_take_turns_free_what_is_discarded():
     """Asynchronous calls and lists never pass through the way of a synchronous call."""
 
@@ -145,6 +146,7 @@ def test_calls_that_only_take_turns_free_what_is_discarded():
         assert flows <= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [rr.Config(), SHARED], ids=["messages", "shared memory"])
 def test_the_arrays_of_a_planned_call_go_with_it_after_close(config):
     def program(comm):

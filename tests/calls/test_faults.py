@@ -450,6 +450,7 @@ class _Late:
         self.message.Free()
 
 
+@pytest.mark.slow
 def test_a_slow_call_that_moves_is_no_error():
     def program(comm):
         start = time.monotonic()

@@ -46,12 +46,14 @@ def on_lonely_threads(program, ranks):
         raise errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_on_threads(program, ranks):
     rr.spawn(program, ranks, timeout_s=20, config=CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p not in NEEDS_THREADS], ids=lambda p: p.__name__
 )

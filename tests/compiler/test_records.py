@@ -116,6 +116,7 @@ def test_a_misspelt_field_does_not_compile(code):
         numba.njit(function)(0)
 
 
+@pytest.mark.slow
 def test_mypy_finds_a_misspelt_field(tmp_path):
     (tmp_path / "misspelt.py").write_text(
         "from ringreduce.shm.layout import Slot\n"

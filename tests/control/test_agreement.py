@@ -92,6 +92,7 @@ def test_any_two_calls_mixed_on_threads(usual, ranks):
     check_words(agreed(on_threads(mix, ranks, mixed)), mixed, ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("usual", "ranks"), [("sum", 5), ("sliced hierarchical", 5), ("gather", 4), ("broadcast 1", 4)]
 )
@@ -129,6 +130,7 @@ def test_several_messages_of_one_peer_in_a_step_over_mpi(mpi):
     agreed(over_mpi(mpi, mix_several_messages_a_step, 6))
 
 
+@pytest.mark.slow
 def test_mixed_large_calls_on_threads():
     agreed(on_threads(mix_large, 2))
 

@@ -110,6 +110,7 @@ for op, wanted in (("max", [3, 7]), ("prod", [6, 35])):
 """
 
 
+@pytest.mark.slow
 def test_code_that_two_processes_have_kept_is_told_apart_by_a_third(tmp_path):
     """Each fold was the first that its process compiled."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}

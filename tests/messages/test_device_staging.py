@@ -43,6 +43,7 @@ def spawn(program, ranks, *args, nodes=None):
         )
 
 
+@pytest.mark.slow
 @given(case=cases(range(1, 6)))
 @settings(max_examples=100)
 def test_any_case_gives_what_numpy_gives(case):

@@ -369,6 +369,7 @@ def test_a_rank_alone_on_its_node_waits_for_the_others() -> None:
     assert timeline.borders[0] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.slow
 @given(any_schedule())
 @settings(max_examples=50)
 def test_a_message_lies_within_the_steps_of_both_its_ranks(schedule: Schedule) -> None:
@@ -406,6 +407,7 @@ def test_a_png_is_drawn_without_the_style_sheet(monkeypatch: pytest.MonkeyPatch)
     assert "<style>" not in drawn[0]
 
 
+@pytest.mark.slow
 def test_a_large_png_is_bounded() -> None:
     pytest.importorskip("resvg_py")
     assert max(png_size(to_png(build("broadcast", "ring", block_layout(60))))) == 8192

@@ -270,6 +270,7 @@ def test_a_part_that_peers_may_still_read_is_copied_last():
     assert kinds == [FreeSlot, Post, FreeSlot, Post, Wait, Wait, CopyBytes]
 
 
+@pytest.mark.slow
 @given(schedule=any_schedule(), count=st.integers(0, 40), seed=st.integers(0, 1 << 16))
 @settings(max_examples=300)
 def test_any_schedule_at_all_gives_the_same_on_every_way(schedule, count, seed):

@@ -71,6 +71,7 @@ def test_it_is_right_for_any_root_on_small_layouts(
     check(build(collective, algorithm, nodes, root))
 
 
+@pytest.mark.slow
 @given(nodes=layouts(), names=st.sampled_from(HIERARCHICAL))
 @settings(max_examples=40)
 def test_hierarchical_is_right_on_any_layout(
@@ -593,6 +594,7 @@ def mutants_of_a_step(draw: st.DrawFn) -> Schedule:
     return with_steps(schedule, ranks)
 
 
+@pytest.mark.slow
 @given(mutants_of_a_step())
 @settings(max_examples=100)
 def test_a_step_left_out_or_doubled_is_rejected(mutant: Schedule) -> None:

@@ -195,6 +195,7 @@ def test_of_a_large_schedule_only_what_is_drawn_is_generated() -> None:
     assert max(number for _, number in asked) == 24
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(steps, max_size=12), max_size=9),
     st.dictionaries(st.integers(0, 8), st.integers(0, 12), max_size=9),

@@ -72,6 +72,7 @@ def test_allocated_arrays_never_overlap_and_freed_memory_is_used_again(turns):
     assert allocator.free_bytes == 16 * PAGE
 
 
+@pytest.mark.slow
 def test_large_arrays_give_their_pages_back():
     pages = (40 << 20) // PAGE
     allocator = arena(pages)

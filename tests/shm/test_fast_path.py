@@ -479,6 +479,7 @@ def test_a_method_of_ones_own_is_not_hidden(monkeypatch, name):
 # --- what is kept, and threads --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_and_nothing_is_freed_too_early():
     def program(comm):
         x, out = np.ones(100), np.empty(100)
@@ -503,6 +504,7 @@ def test_nothing_is_kept_and_nothing_is_freed_too_early():
         assert max(grown) < 500  # others keep, and let go of, some of them, too
 
 
+@pytest.mark.slow
 def test_a_planned_call_takes_no_arguments_and_keeps_its_arrays():
     def program(comm):
         x, out = np.full(9, comm.rank + 1.0), np.empty(9)
@@ -527,6 +529,7 @@ def test_a_planned_call_takes_no_arguments_and_keeps_its_arrays():
     assert spawn(program) == [[True, True]] * 2
 
 
+@pytest.mark.slow
 def test_more_kinds_of_calls_than_there_is_room_for():
     def program(comm):
         for turn in range(3):
@@ -538,6 +541,7 @@ def test_more_kinds_of_calls_than_there_is_room_for():
     spawn(program, kept_plans=1000)
 
 
+@pytest.mark.slow
 def test_a_communicator_that_is_closed_is_let_go_of():
     def program(comm):
         for _ in range(3):
@@ -883,6 +887,7 @@ def test_the_entry_runs_uncompiled_too():
     spawn(program)
 
 
+@pytest.mark.slow
 def test_the_records_of_a_barrier_outlive_its_function():
     """`close` drops the functions first, and then clears the record of the barrier."""
 

@@ -362,6 +362,7 @@ def test_lists_that_differ_in_the_last_member_have_a_place_each():
     assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [2, 2]
 
 
+@pytest.mark.slow
 def test_more_lists_than_there_is_room_for():
     def program(comm: rr.Communicator) -> int:
         for n in range(1, 540):

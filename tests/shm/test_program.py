@@ -194,6 +194,7 @@ def test_any_case_gives_what_numpy_gives(case, pull_bytes):
     rr.spawn(run_case, case.ranks, case, timeout_s=20, config=config)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     case=cases(range(1, 5)),
@@ -370,6 +371,7 @@ OFTEN = ("sum", "sliced", "barrier", "gather")
 MIXED = [pytest.param(call, marks=() if call in OFTEN else pytest.mark.long) for call in CALLS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usual", MIXED)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_two_calls_mixed(usual, ranks):

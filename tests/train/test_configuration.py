@@ -113,6 +113,7 @@ SETTINGS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(SETTINGS)
 @example(Settings(data='\x7f\x1f"\\é😀'))
 def test_what_is_printed_is_toml_that_gives_the_same_settings(settings):

@@ -59,6 +59,7 @@ def gradient_of_parts(comm, flat, x, labels, count):
     return comm.all_reduce(loss), flatten(layers_of(gradients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("count", [1, 5, 32])
 def test_ranks_compute_the_gradient_of_one_rank(ranks, count):
@@ -93,6 +94,7 @@ def parameters_after(comm, split, settings, nudge):
     return trainer.run().parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_ranks_train_as_one_rank_does(ranks):
     # Each of T steps differs by at most 2 E in the gradient, thus by lr/(1 - momentum) 2 E in the
@@ -170,6 +172,7 @@ def test_training_that_diverges_says_so():
     rr.spawn(diverge, 2)
 
 
+@pytest.mark.slow
 def test_accuracy_over_five_seeds_is_at_least_97_percent():
     split = load_split()
 
@@ -179,6 +182,7 @@ def test_accuracy_over_five_seeds_is_at_least_97_percent():
     assert np.mean(rr.spawn(five, 2)[0]) >= 0.97
 
 
+@pytest.mark.slow
 def test_training_that_drifts_names_the_rank():
     def run(comm):
         lr = 0.1 if comm.rank == 1 else 0.2
@@ -239,6 +243,7 @@ def test_watchers_change_nothing_and_may_be_on_one_rank():
     assert rr.spawn(run, 2, False) == rr.spawn(run, 2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_watchers_are_told(ranks):
     settings = Settings(epochs=2, batch=500, check_every=2, warm_up=3)
@@ -317,6 +322,7 @@ def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
         assert events[0] == "2.bias"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_16_bits_on_the_wire_still_learn(wire):
     def run(comm, wire):

@@ -231,6 +231,7 @@ def test_what_cannot_be_written_is_refused_before_the_start(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--metrics", "--tensorboard", "--plot"])
 def test_what_cannot_be_written_ends_all_ranks_alike(flag, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
