@@ -18,7 +18,6 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.messages import executor
 from ringreduce.planning.plan import plan_parts, plan_whole
 from ringreduce.planning.shm_instructions import instructions_of
-from tests.support.cases import CONFIG
 
 SHARED = rr.Config(shared_memory=True)
 
@@ -113,14 +112,12 @@ def test_if_one_slice_can_be_copied_through_shared_memory_all_can(case, ranks, c
         schedule = build(collective, name, (tuple(range(ranks)),), 0)
     except rr.ScheduleError:
         return
-    plans = []
-    for rank in range(ranks):
-        if collective in ("all_reduce", "broadcast"):
-            plans.append(plan_whole(schedule, rank, count, 4, slices, CONFIG.segment_bytes))
-        else:
-            parts = ranks**2 if collective == "all_to_all" else ranks
-            counts = [count + part % 2 for part in range(parts)]
-            plans.append(plan_parts(schedule, rank, counts, 4, slices, CONFIG.segment_bytes))
+    if collective in ("all_reduce", "broadcast"):
+        plan = plan_whole(schedule, 0, count, 4, slices)
+    else:
+        parts = ranks**2 if collective == "all_to_all" else ranks
+        plan = plan_parts(schedule, 0, [count + part % 2 for part in range(parts)], 4, slices)
+    plans = [plan.of(rank) for rank in range(ranks)]
     answers = {
         instructions_of([plan.slice(index) for plan in plans], rank, 4, False, plans[0].in_place)
         is None
