@@ -91,6 +91,7 @@ def suite_for(mutation: Mutation) -> tuple[str, ...]:
 def found_by(folder: Path, suite: Sequence[str], most_s: float = _MOST_S) -> str:
     """The first test that fails in this copy; "" if none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "tests.support.unshrunk"]
+    command += ["-m", "full"]
     process = subprocess.Popen(
         [*command, "-p", "no:cacheprovider", *suite],
         cwd=folder,

@@ -62,6 +62,7 @@ def test_a_python_block_prints_what_the_page_says(block, tmp_path):
     assert printed == (block.prints or "")
 
 
+@pytest.mark.smoke
 @pytest.mark.mpi
 @pytest.mark.parametrize("block", [marked(block) for block in OVER_MPI])
 def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):

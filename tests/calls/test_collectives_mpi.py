@@ -94,6 +94,7 @@ def outcomes(jobs):
     return done.results
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_mpi(outcomes, check):
     assert [rank[check] for rank in outcomes] == ["ok"] * 4

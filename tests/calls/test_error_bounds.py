@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import ringreduce as rr
 from ringreduce.devices.cpu import CpuDevice
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 

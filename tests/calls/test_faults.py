@@ -108,7 +108,7 @@ def later_calls_raise_the_same_at_once(told):
         ("never", [0], 2),
         ("never", [1], 3),
         ("stop", [0], 3),
-        ("stop", [1], 2),
+        pytest.param("stop", [1], 2, marks=pytest.mark.smoke),
         ("stop", [1, 2], 4),
     ],
 )
@@ -187,6 +187,7 @@ def pause(pids, seconds):
 # --- a rank that ends -----------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.mpi
 def test_a_killed_rank_takes_its_job_along(mpi):
     done = run_to_its_end(mpi, "fault", 3, "kill", "1", "caught")

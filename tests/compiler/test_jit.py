@@ -23,6 +23,8 @@ from ringreduce.compiler import intrinsics, jit, object_files
 from ringreduce.devices import compiled, float16_kernels
 from ringreduce.shm import functions
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FEATURES = binding.get_host_cpu_features()
 

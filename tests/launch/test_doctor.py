@@ -167,6 +167,7 @@ def test_a_missing_package_is_told_from_a_broken_one(monkeypatch):
     assert doctor._package("x", "x", "get it").value == "ImportError: libx.so"
 
 
+@pytest.mark.smoke
 @pytest.mark.mpi
 def test_a_healthy_environment_is_well():
     ended = subprocess.run(

@@ -102,6 +102,7 @@ def test_rank_0_has_the_launchers_stdin(script, run):
     assert run("-n", "2", "script.py", input="a line\nanother\n").stdout == "a line\nanother\n\n"
 
 
+@pytest.mark.smoke
 def test_ranks_are_told_the_job(script, run):
     script("""
         import os
