@@ -103,10 +103,15 @@ def test_pages_have_commands():
 
 
 def test_the_pages_have_no_other_blocks():
-    commands = [block for block in blocks() if block.language not in ("python", "text", "toml")]
+    others = ("console", "python", "text", "toml")
+    commands = [block for block in blocks() if block.language not in others]
     assert [block.page.name for block in commands] == ["README.md"] * README_COMMANDS
     assert len(PYTHON) > 5
     assert OVER_MPI
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_the_generator_in_the_readme_is_the_one_that_runs():
