@@ -1,0 +1,132 @@
+"""The documentation site: it builds without a warning, and every link of it leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import ringreduce
+from tests.support.mpi import ROOT, environment
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("furo") is None, reason="needs pip install 'ringreduce[docs]'"
+)
+
+
+@dataclass
+class Page(HTMLParser):
+    """The anchors of a page, and what it refers to."""
+
+    path: Path
+    anchors: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    """Targets of links."""
+    loads: list[str] = field(default_factory=list)
+    """What a browser loads to show the page."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {given["id"]} if "id" in given else set()
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag == "link" and given.get("rel") in ("stylesheet", "preload", "icon"):
+            self.loads.append(given["href"])
+        elif tag in ("img", "script", "source", "object"):
+            self.loads += [given[key] for key in ("src", "srcset", "data") if key in given]
+
+
+def broken(pages: dict[Path, Page]) -> list[str]:
+    """The links and loaded files of all pages that lead nowhere."""
+    found = []
+    for path, page in pages.items():
+        for target in [*page.links, *page.loads]:
+            parts = urlsplit(target)
+            if parts.scheme in ("http", "https", "mailto", "data"):
+                continue
+            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchors = pages[file].anchors if file in pages else set()
+            if not file.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                found.append(f"{path.name}: {target}")
+    return found
+
+
+def build(folder: Path, source: Path = ROOT / "docs") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", source, folder]
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    return {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def test_every_link_and_anchor_leads_somewhere(pages):
+    assert sum(len(page.links) for page in pages.values()) > 300
+    assert broken(pages) == []
+
+
+def test_a_page_loads_nothing_from_elsewhere(pages):
+    loaded = {target for page in pages.values() for target in page.loads}
+    assert loaded
+    assert [target for target in loaded if urlsplit(target).netloc] == []
+
+
+def test_every_page_of_the_folder_is_on_the_site(site):
+    sources = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    assert [path for path in sources if not (site / path.with_suffix(".html")).exists()] == []
+
+
+def test_the_site_has_search_dark_mode_version_and_links_to_edit(site):
+    html = (site / "calls.html").read_text()
+    assert f"ringreduce {ringreduce.__version__}" in html
+    assert 'action="search.html"' in html
+    assert "theme-toggle" in html
+    assert "/edit/main/docs/calls.md" in html
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[nowhere](nowhere.md)", "[no such heading](index.md#nowhere)", "![no picture](nowhere.svg)"],
+)
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, text):
+    source = tmp_path / "docs"
+    source.mkdir()
+    for name in ("conf.py", "extension.py"):
+        (source / name).write_text((ROOT / "docs" / name).read_text())
+    (source / "index.md").write_text(f"# A page\n\n{text}\n")
+    assert build(tmp_path / "site", source).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "body", ['<a href="gone.html">', '<a href="#gone">', '<img src="gone.svg">']
+)
+def test_a_broken_link_is_found(tmp_path, body):
+    path = tmp_path / "page.html"
+    path.write_text(f'<p id="here">{body}<a href="page.html#here">')
+    assert len(broken({path: Page(path)})) == 1
