@@ -30,9 +30,10 @@ autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 add_module_names = False
 toc_object_entries_show_parents = "hide"
-python_maximum_signature_line_length = 88
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"{project} {version}"
 html_theme_options = {
     "source_repository": repository_url,

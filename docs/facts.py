@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
+import importlib
 import inspect
 import sys
 from dataclasses import dataclass
+from unittest import mock
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,91 @@ def _default(node: ast.AnnAssign, kind: type) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.default_factory.__name__}()"
     return repr(field.default)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Return a section of Markdown for each command: its usage, and a table of its options."""
+    from ringreduce.launch import cli
+
+    parser, known = cli._parser()
+    helps = {choice.dest: choice.help for action in parser._actions for choice in _choices(action)}
+    parts = [_usage("ringreduce [-h] [--version] COMMAND ...")]
+    for name, command in known.items():
+        about = command.description or _sentence(helps[name] or "")
+        parts += [f"## ringreduce {name}", _usage(command.format_usage()), about, _table(command)]
+        module = _module_parser(name)
+        if module is not None:
+            parts += [f"Options of `python -m ringreduce.{name}`:", _table(module)]
+    return "\n\n".join(parts)
+
+
+def _choices(action: argparse.Action) -> list[argparse.Action]:
+    """The commands of a parser, as argparse lists them."""
+    return getattr(action, "_choices_actions", [])
+
+
+def _module_parser(command: str) -> argparse.ArgumentParser | None:
+    """Return the parser of the module that a command starts, if it starts one."""
+    if command == "train":
+        from ringreduce.train import configuration
+
+        return configuration._parser("ringreduce train")
+    if command == "bench":
+        # The module names ops of MPI.  To read its options takes none, and a site is built without.
+        with mock.patch.dict(sys.modules, {"mpi4py": mock.MagicMock()}):
+            options = importlib.import_module("ringreduce.bench.options")
+        return options._parser("ringreduce bench")
+    return None
+
+
+def _usage(text: str) -> str:
+    words = " ".join(text.removeprefix("usage: ").split())
+    return f"```console\n$ {words}\n```"
+
+
+def _table(parser: argparse.ArgumentParser) -> str:
+    rows = ["| option | meaning |", "|---|---|"]
+    for action in parser._actions:
+        if action.help is not argparse.SUPPRESS:
+            text = parser._get_formatter()._expand_help(action) if action.help else ""
+            rows.append(f"| {_option(action)} | {_cell(_sentence(text))} |")
+    return "\n".join(rows)
+
+
+def _option(action: argparse.Action) -> str:
+    """An option as a user writes it: ``-n N``, ``--ranks N``."""
+    value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    if action.choices and not action.metavar:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    if not action.option_strings:
+        return f"`{value.lower()}`"
+    takes = f" {value}" if value and action.nargs != 0 else ""
+    return ", ".join(f"`{flag}{takes}`" for flag in action.option_strings)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+def environment_variables() -> str:
+    """Return a table of the variables that `config.Environment` reads."""
+    from ringreduce.config import Environment
+
+    rows = ["| variable | meaning |", "|---|---|"]
+    for field in fields(Environment):
+        if field.name != "launched":
+            rows.append(f"| `RINGREDUCE_{field.name.upper()}` | {_cell(field.text)} |")
+    return "\n".join(rows)

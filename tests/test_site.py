@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,7 +14,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import ringreduce
+from ringreduce import train
+from ringreduce.launch import cli
 from tests.support.mpi import ROOT, environment
+from tests.support.public import entries, facts
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("furo") is None, reason="needs pip install 'ringreduce[docs]'"
@@ -110,17 +114,56 @@ def test_the_site_has_search_dark_mode_version_and_links_to_edit(site):
     assert "/edit/main/docs/calls.md" in html
 
 
+def test_every_public_name_has_an_entry(pages):
+    anchors = set().union(*(page.anchors for page in pages.values()))
+    wanted = {f"ringreduce.{name}" for name, _ in entries()}
+    wanted |= {f"ringreduce.Config.{field.name}" for field in facts.fields(ringreduce.Config)}
+    wanted |= {f"ringreduce.train.Settings.{f.name}" for f in facts.fields(train.Settings)}
+    assert wanted - anchors == set()
+
+
+def test_every_command_and_option_is_listed(site):
+    html = (site / "reference/command-line.html").read_text()
+    for name, command in cli._parser()[1].items():
+        assert f'id="ringreduce-{name}"' in html
+        flags = {flag for action in command._actions for flag in action.option_strings}
+        assert [flag for flag in flags if flag not in html] == []
+    assert "--bucket-bytes" in html  # of the module that train starts
+    assert "--iters" in html  # of the module that bench starts
+
+
+def test_every_variable_is_listed(site):
+    html = (site / "reference/environment.html").read_text()
+    sources = [path.read_text() for path in (ROOT / "ringreduce").rglob("*.py")]
+    names = {name for text in sources for name in re.findall(r"RINGREDUCE_[A-Z]\w+", text)}
+    assert names
+    assert [name for name in names if name not in html] == []
+
+
+def test_code_in_a_page_links_to_the_reference(pages, site):
+    links = pages[(site / "calls.html").resolve()].links
+    assert "reference/communicator.html#ringreduce.Communicator.all_reduce" in links
+    assert "reference/init.html#ringreduce.init" in links
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["[nowhere](nowhere.md)", "[no such heading](index.md#nowhere)", "![no picture](nowhere.svg)"],
+    ("text", "code"),
+    [
+        ("[this page](#a-page)", 0),
+        ("[nowhere](nowhere.md)", 1),
+        ("[no such heading](index.md#nowhere)", 1),
+        ("![no picture](nowhere.svg)", 1),
+    ],
 )
-def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, text):
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, text, code):
     source = tmp_path / "docs"
     source.mkdir()
-    for name in ("conf.py", "extension.py"):
-        (source / name).write_text((ROOT / "docs" / name).read_text())
+    for path in (ROOT / "docs").glob("*.py"):
+        (source / path.name).write_text(path.read_text())
+    (source / "_static").mkdir()
+    (source / "_static/site.css").touch()
     (source / "index.md").write_text(f"# A page\n\n{text}\n")
-    assert build(tmp_path / "site", source).returncode == 1
+    assert build(tmp_path / "site", source).returncode == code
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ class Collectives:
             PeerTimeoutError, PeerLostError: a rank stopped answering, or left.
 
         Example:
-            >>> rr.spawn(lambda comm: comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1)), 2)[0]
+            >>> x = np.array([1.0, 2.0])
+            >>> rr.spawn(lambda comm: comm.all_reduce(x * (comm.rank + 1)), 2)[0]
             array([3., 6.])
         """
         if isinstance(x, (list, tuple)):
