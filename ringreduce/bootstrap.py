@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from ringreduce.calls.arguments import check_timeout
 from ringreduce.calls.communicator import Communicator
@@ -21,6 +21,8 @@ from ringreduce.transports.thread import Switchboard, ThreadTransport
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
 NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -134,13 +136,13 @@ def _import_mpi() -> ModuleType:
 
 
 def spawn(
-    fn: Callable[..., Any],
+    fn: Callable[[Communicator, *Args], Result],
     ranks: int = 4,
-    *args: Any,
+    *args: *Args,
     nodes: NodesArgument = None,
     timeout_s: float | None = None,
     config: Config | None = None,
-) -> list[Any]:
+) -> list[Result]:
     """Run ``fn(comm, *args)`` on `ranks` ranks, each a thread of this process, without MPI.
 
     Args:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringreduce.calls.arguments import check_movable, check_timeout
 from ringreduce.calls.arrays import as_array, gpu_of_name
-from ringreduce.calls.collectives import NOTHING, Collectives
+from ringreduce.calls.collectives import NOTHING
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage
@@ -20,6 +21,13 @@ from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
+
+if TYPE_CHECKING:
+    from ringreduce.calls.signatures import Collectives
+else:
+    from ringreduce.calls.collectives import Collectives
+
+S = TypeVar("S", bound=np.generic)
 
 _WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
@@ -115,6 +123,15 @@ class Communicator(Collectives):
 
     # --- other forms ---
 
+    @overload
+    def empty(
+        self,
+        shape: int | tuple[int, ...],
+        dtype: type[S] | np.dtype[S],
+        device: Literal["cpu"] = "cpu",
+    ) -> NDArray[S]: ...
+    @overload
+    def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any: ...
     def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any:
         """Return an uninitialised array in shared memory.  Not collective.
 

@@ -12,16 +12,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 Program = Generator[bool, None, Any]
+T = TypeVar("T")
 
 _AHEAD = 1900
 """Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
 the interpreter."""
 
 
-class Work:
+class Work(Generic[T]):
     """An asynchronous call.  A collective returns it with ``async_op=True``.
 
     The Work keeps the call's arrays alive.  The call completes whether or not anybody waits for it.
@@ -72,7 +73,7 @@ class Work:
             self._queue.advance()
         return self.completed.is_set()
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T:
         """Wait for the call and return its result.
 
         Args:
@@ -94,7 +95,8 @@ class Work:
         self._seen = True
         if self._error is not None:
             raise self._error.with_traceback(None)
-        return self._result
+        result: T = self._result
+        return result
 
     @property
     def unseen_error(self) -> BaseException | None:
@@ -130,18 +132,18 @@ class CallQueue:
         self.lock: Any = threading.RLock()
         """Held while a call takes its place in the order."""
         self._wait, self._spins, self._threads = wait, spins, threads
-        self.works: deque[Work] = deque()
+        self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
         self._arrived = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._failed: list[Work] = []
+        self._failed: list[Work[Any]] = []
         self._interrupt: BaseException | None = None
         self._ended = False
         self._idle = 0
 
-    def submit(self, program: Program) -> Work:
+    def submit(self, program: Program) -> Work[Any]:
         """Queue a program behind all others, and return its Work.  The caller holds the lock."""
-        work = Work(self, program)
+        work: Work[Any] = Work(self, program)
         self.works.append(work)
         if self._threads:
             with self._arrived:
@@ -237,7 +239,7 @@ class CallQueue:
             while not self._poll(work, spins=0, ahead=_AHEAD):
                 pass
 
-    def _poll(self, work: Work, spins: int, ahead: int) -> bool:
+    def _poll(self, work: Work[Any], spins: int, ahead: int) -> bool:
         """Poll a work once; return True if it is over and no longer queued."""
         if work.began_s is None:
             work.began_s = time.perf_counter()

@@ -12,7 +12,7 @@ VLDB 13(12), 2020.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -129,7 +129,7 @@ class DataParallel:
         self._samples: float | None = None
         self._share: float | None = None
         """This rank's samples divided by all ranks' samples, once known."""
-        self._total: rr.Work | None = None
+        self._total: rr.Work[np.ndarray[Any, np.dtype[np.float64]]] | None = None
         self._exposed_s = 0.0
         self.times = StepTimes(0.0, 0.0)
         """Times of the last finished step."""
@@ -335,7 +335,8 @@ class DataParallel:
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             bucket = self._buckets[self._started]
             op = self._op if self._samples is None else "sum"
-            reduce = partial(self._comm.all_reduce, bucket.flat, op, out=bucket.flat, **self._how)
+            call: Callable[..., Any] = self._comm.all_reduce
+            reduce = partial(call, bucket.flat, op, out=bucket.flat, **self._how)
             # The last gradient ends backward.  If no other all-reduce is under way, this thread
             # makes the call itself: a small all-reduce takes less time than to wake another thread.
             if bucket is self._buckets[-1] and self._all_over():
@@ -463,7 +464,7 @@ def _who_weighed(weighed: Sequence[bool]) -> str:
     )
 
 
-def _await_whatever(work: rr.Work | Now | None) -> None:
+def _await_whatever(work: rr.Work[Any] | Now | None) -> None:
     if work is not None:
         try:
             work.wait()
