@@ -158,17 +158,19 @@ class Gallery(Made):
 
 
 class Examples(Made):
-    """Every program of the folder of examples: its first line, and its source."""
+    """Every program of the folder of examples."""
 
     def markdown(self) -> str:
         programs = sorted((ROOT / "examples").glob("*.py"))
-        return "\n\n".join(map(_example, programs))
+        scripts = sorted((ROOT / "examples").glob("*.sh"))
+        return "\n\n".join(map(_example, [*programs, *scripts]))
 
 
 def _example(path: Path) -> str:
-    source = path.read_text()
-    title = inspect.cleandoc(source.split('"""')[1]).partition("\n")[0].rstrip(".")
-    return f"## {title}\n\n`examples/{path.name}`\n\n```python\n{source.rstrip()}\n```"
+    source = path.read_text().rstrip()
+    language = {".py": "python", ".sh": "bash"}[path.suffix]
+    title = path.stem.replace("_", " ").capitalize()
+    return f"## {title}\n\n`examples/{path.name}`\n\n````{language}\n{source}\n````"
 
 
 def draw_gallery(app: Sphinx, error: Exception | None) -> None:
