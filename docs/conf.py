@@ -23,6 +23,9 @@ repository_url = f"https://github.com/{REPOSITORY}"
 # Pages are Markdown, as GitHub shows them.  An anchor that no heading has is a warning.
 myst_heading_anchors = 3
 
+# Dashes, and quotes as they were typed: many are Python's.
+smartquotes_action = "D"
+
 # `name` in a docstring links to the entry of that name, if it has one.
 default_role = "py:obj"
 autodoc_typehints = "none"

@@ -129,6 +129,7 @@ class Made(SphinxDirective):
     """A directive that is replaced by Markdown."""
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the source may have changed, though the page has not
         return self.parse_text_to_nodes(self.markdown(), allow_section_headings=True)
 
     def markdown(self) -> str:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.picture import to_svg
-from ringreduce.schedules.check import check
 
 FOLDER = "gallery"
 """Folder of the pictures on the site."""
 _NODES = {"hierarchical": [[0, 1, 2], [3, 4]], "torus": [[0, 1, 2, 3, 4, 5]]}
 """The ranks of each node for algorithms that four ranks on one node would not show."""
 _FOUR = [[0, 1, 2, 3]]
+_NAME = re.compile(r"`(\w+)(?:\([^`]*\))?`(?:(?:, `[^`]*`)*\]\((#[\w-]+)\))?")
+"""A name in a table of algorithms, and the anchor that it links to."""
 
 
 def algorithms() -> Iterator[tuple[str, str, list[list[int]]]]:
@@ -35,29 +36,43 @@ def draw(site: Path) -> None:
 
 def markdown(tables: str) -> str:
     """Return the text of the gallery; `tables` is the page with the tables of algorithms."""
-    anchors = dict(re.findall(r"\[`(\w+)[^\]]*\]\((#[\w-]+)\)", tables))
-    parts, before = [], ""
+    known, parts, before = descriptions(tables), [], ""
     for collective, name, nodes in algorithms():
         if collective != before:
             parts.append(f"## {collective}")
             before = collective
-        parts += [f"### {collective}: {name}", *_described(collective, name, nodes)]
-        if name in anchors:
-            parts.append(f"[How it works](algorithms.md{anchors[name]})")
+        parts += [f"### {collective}: {name}", *_entry(collective, name, nodes)]
+        if (collective, name) in known:
+            parts.insert(-2, known[collective, name])
     return "\n\n".join(parts)
 
 
-def _described(collective: str, name: str, nodes: list[list[int]]) -> Iterator[str]:
-    schedule = build(collective, name, nodes)
-    proof = check(schedule)
-    where = f" on nodes of {' and '.join(str(len(n)) for n in nodes)}" if len(nodes) > 1 else ""
-    yield f"{proof.steps} steps and {proof.messages} messages among {schedule.size} ranks{where}."
-    words = f"{collective} by {name} among {schedule.size} ranks"
+def _entry(collective: str, name: str, nodes: list[list[int]]) -> Iterator[str]:
+    size = sum(map(len, nodes))
+    words = f"{collective} by {name} among {size} ranks"
     yield f'<img class="algorithm" src="{FOLDER}/{collective}-{name}.svg" alt="{words}">'
-    given = (
-        f"--nodes {','.join(str(len(n)) for n in nodes)}"
-        if len(nodes) > 1
-        else f"-n {schedule.size}"
-    )
-    command = f"ringreduce explain {given} --collective {collective} --algorithm {name}"
-    yield f"```console\n$ {command} --svg {name}.svg\n```"
+    layout = ",".join(str(len(node)) for node in nodes)
+    given = f"--nodes {layout}" if len(nodes) > 1 else f"-n {size}"
+    given += "" if collective == "all_reduce" else f" --collective {collective}"
+    yield f"```console\n$ ringreduce explain {given} --algorithm {name} --svg {name}.svg\n```"
+
+
+def descriptions(tables: str) -> dict[tuple[str, str], str]:
+    """Return the steps and the use of each algorithm, as its table has them, with a link."""
+    found, collectives = {}, ["all_reduce"]
+    for line in tables.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("|") or "`" not in line or len(cells) not in (4, 5):
+            continue
+        if len(cells) == 5:
+            collectives = re.findall(r"`(\w+)`", cells.pop(0)) or collectives
+        names, steps, _, best = cells
+        listed = _NAME.findall(names)
+        words = f"Steps among n ranks: {steps}. Best for: {best}."
+        if len(listed) > 1 and steps == "these are":  # the row that says so of several
+            words = "A broadcast backwards."
+        for name, anchor in listed:
+            link = f" [How it works](algorithms.md{anchor})." if anchor else ""
+            for collective in collectives:
+                found.setdefault((collective, name), words + link)
+    return found

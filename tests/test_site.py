@@ -16,6 +16,7 @@ import pytest
 
 import ringreduce
 from ringreduce import train
+from ringreduce.algorithms import ALGORITHMS
 from ringreduce.launch import cli
 from tests.support.mpi import ROOT, environment
 from tests.support.public import entries, facts
@@ -150,6 +151,15 @@ def test_code_in_a_page_links_to_the_reference(pages, site):
     links = pages[site / "calls.html"].links
     assert "reference/communicator.html#ringreduce.Communicator.all_reduce" in links
     assert "reference/init.html#ringreduce.init" in links
+
+
+def test_the_gallery_has_a_picture_of_every_algorithm(site, pages):
+    gallery = pages[site / "gallery.html"]
+    shown = {target for target in gallery.loads if target.startswith("gallery/")}
+    known = {f"gallery/{c}-{name}.svg" for c, names in ALGORITHMS.items() for name in names}
+    assert shown == known
+    assert all("<svg" in (site / target).read_text()[:200] for target in shown)
+    assert "algorithms.html#ring" in gallery.links
 
 
 @pytest.mark.parametrize(
