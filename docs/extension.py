@@ -1,6 +1,6 @@
 """What the site shows besides its pages.
 
-- Links out of `docs/` lead to the repository.
+- Links out of `docs/` lead to the repository.  A picture for light and dark pages is one file.
 - The fields of a dataclass are attributes of its entry in the reference.
 - Code such as `comm.all_reduce(x)` in a page links to the reference.
 - ``{commands}`` and ``{environment-variables}`` are made from the source, ``{gallery}`` from the
@@ -30,6 +30,8 @@ import ringreduce
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?<=\]\()\.\./[^)\s]+(?=\))")
 """The target of a Markdown link that leaves the folder of its page."""
+_PICTURE = re.compile(r'<picture>.*?<img src="([^"]*)" alt="([^"]*)">\s*</picture>', re.S)
+"""A choice of files, which GitHub needs: the file, and its text."""
 _CODE = re.compile(r"(?:(rr|ringreduce|comm|work|dp)\.)?([A-Za-z_][\w.]*)(\(.*\))?", re.S)
 """A name in code, what it is an attribute of, and its arguments."""
 _OF = {
@@ -58,6 +60,11 @@ def link_the_repository(app: Sphinx, docname: str, source: list[str]) -> None:
         return link[0] if inside else f"{app.config.repository_url}/blob/main/{path}"
 
     source[0] = _LINK.sub(target, source[0])
+
+
+def unfold_pictures(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Show the first file of each ``<picture>``: it adapts to the mode of the page by itself."""
+    source[0] = _PICTURE.sub(r"![\2](\1)", source[0])
 
 
 # --- the reference --------------------------------------------------------------------------------
@@ -188,6 +195,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("gallery", Gallery)
     app.add_directive("examples", Examples)
     app.add_post_transform(LinkCode)
+    app.connect("source-read", unfold_pictures)
     app.connect("source-read", link_the_repository)
     # Before napoleon reads the docstring.
     app.connect("autodoc-process-docstring", add_fields, priority=100)

@@ -166,6 +166,7 @@ def test_the_gallery_has_a_picture_of_every_algorithm(site, pages):
     ("text", "code"),
     [
         ("[this page](#a-page)", 0),
+        ('<picture><source srcset="x.svg"><img src="nowhere.svg" alt="none"></picture>', 1),
         ("[nowhere](nowhere.md)", 1),
         ("[no such heading](index.md#nowhere)", 1),
         ("![no picture](nowhere.svg)", 1),
