@@ -113,6 +113,12 @@ def test_every_page_of_the_folder_is_on_the_site(site):
     assert [path for path in sources if not (site / path.with_suffix(".html")).exists()] == []
 
 
+def test_the_pages_are_in_the_order_in_which_they_are_read():
+    captions = re.findall(r"^:caption: (.*)$", (ROOT / "docs/index.md").read_text(), re.M)
+    begin = ["Start", "Tutorial", "How-to", "Algorithms", "Reference"]
+    assert captions == [*begin, "Design", "Troubleshooting", "Coming from", "Changelog"]
+
+
 def test_the_site_has_search_dark_mode_version_and_links_to_edit(site):
     html = (site / "calls.html").read_text()
     assert f"ringreduce {ringreduce.__version__}" in html
