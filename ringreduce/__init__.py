@@ -1,5 +1,18 @@
 """All-reduce for Python over MPI: algorithms that are proven, priced, drawn, and run.
 
+Every rank of an MPI job runs the same program::
+
+    import ringreduce as rr
+
+    with rr.init() as comm:
+        mean = comm.all_reduce(gradient, op="mean")
+
+- `init` returns the communicator of an MPI job; `spawn` runs ranks as threads, without MPI.
+- `Communicator` has the collectives; `Work` is an asynchronous call.
+- `Config` has the settings; `register_algorithm` adds an algorithm.
+- `MismatchError`, `PeerTimeoutError` and `PeerLostError` are raised on all ranks alike.
+- `train` has data-parallel training.
+
 A name is imported when it is first used, so that the command line and each rank start quickly.
 """
 
@@ -7,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringreduce import train
     from ringreduce.algorithms.register import register_algorithm
     from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
@@ -32,6 +46,7 @@ __all__ = [
     "init",
     "register_algorithm",
     "spawn",
+    "train",
 ]
 __version__ = "0.1.0"
 

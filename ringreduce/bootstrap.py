@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from ringreduce.calls.arguments import check_timeout
 from ringreduce.calls.communicator import Communicator
@@ -21,6 +21,8 @@ from ringreduce.transports.thread import Switchboard, ThreadTransport
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
 NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -53,8 +55,21 @@ def init(
             launcher's timeout, or 600.
         config: the other settings.
 
-    Raises ImportError without mpi4py or MPI, ValueError for wrong arguments, MismatchError if ranks
-    pass different nodes or settings, PeerTimeoutError if a rank does not call `init`.
+    Returns:
+        The communicator.  At the end of the program it is closed, if the program has not closed it.
+
+    Raises:
+        ImportError: there is no mpi4py, or no MPI.
+        ValueError: wrong arguments, or ``transport="shm"`` for ranks that cannot share memory.
+        MismatchError: ranks pass different nodes or settings.
+        PeerTimeoutError: a rank does not call `init`.
+
+    Example:
+        On two ranks of an MPI job:
+
+        >>> with rr.init() as comm:
+        ...     print(comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1)))
+        [3. 6.]
     """
     environment = Environment.read()
     transport = transport or environment.transport or "auto"
@@ -121,20 +136,35 @@ def _import_mpi() -> ModuleType:
 
 
 def spawn(
-    fn: Callable[..., Any],
+    fn: Callable[[Communicator, *Args], Result],
     ranks: int = 4,
-    *args: Any,
+    *args: *Args,
     nodes: NodesArgument = None,
     timeout_s: float | None = None,
     config: Config | None = None,
-) -> list[Any]:
+) -> list[Result]:
     """Run ``fn(comm, *args)`` on `ranks` ranks, each a thread of this process, without MPI.
 
-    Returns the ranks' return values, in rank order.  If a rank raises, calls of the other ranks
-    raise PeerLostError, and `spawn` raises that rank's exception.
+    Args:
+        fn: the function that each rank calls, with its `Communicator` first.
+        ranks: the number of ranks.
+        *args: further arguments of `fn`, the same on every rank.
+        nodes: how many ranks each node has, ``(3, 1, 2)``, or the ranks, ``((0, 2), (1, 3))``.
+            None: all ranks are on one node.
+        timeout_s: seconds without progress until a call raises PeerTimeoutError.  None: 600.
+        config: the other settings.
 
-    >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1).item(), 3)
-    [6, 6, 6]
+    Returns:
+        The ranks' return values, in rank order.
+
+    Raises:
+        ValueError: wrong arguments.
+        Exception: the exception of a rank that has raised.  Calls of the other ranks raise
+            PeerLostError.
+
+    Example:
+        >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1).item(), 3)
+        [6, 6, 6]
     """
     if ranks < 1:
         raise ValueError(f"spawn: ranks is {ranks}; pass at least 1")

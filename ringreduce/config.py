@@ -27,7 +27,17 @@ class Config:
     All ranks must pass the same slice_bytes, segment_bytes, most_slices, in_flight, profile and
     pull_bytes, since these decide which messages are sent, and agree on shared_memory.  Otherwise
     `init` raises MismatchError.  The other settings may differ between ranks.
+
+    Raises:
+        ValueError: a setting has another type, or is out of its range.
+
+    Example:
+        >>> config = rr.Config(slice_bytes=1 << 20, log_messages=True)
+        >>> rr.spawn(lambda comm: comm.all_reduce(np.ones(3)), 2, config=config)[0]
+        array([2., 2., 2.])
     """
+
+    __module__ = "ringreduce"
 
     slice_bytes: int | None = None
     """Length of a slice, in bytes; every slice goes through the schedule on its own.
@@ -83,6 +93,8 @@ class Config:
         """The least bytes of an array that peers read directly; None if they read none.
 
         `planning.select.is_single_copy` has some exceptions.
+
+        :meta private:
         """
         if self.memory is None or not self.memory.single_copy:
             return None
@@ -94,6 +106,8 @@ class Config:
 
         The sizes of caches may differ between ranks.  `memory` needs no comparison: all ranks
         derive it together.
+
+        :meta private:
         """
         return repr(
             (

@@ -23,15 +23,34 @@ def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | No
 
 
 class RingReduceError(Exception):
-    """Base class of the errors that ringreduce defines."""
+    """Base class of the errors that ringreduce defines.
+
+    Example:
+        >>> issubclass(rr.MismatchError, rr.RingReduceError)
+        True
+    """
+
+    __module__ = "ringreduce"
 
 
 class MismatchError(RingReduceError, ValueError):
     """Ranks made different calls.  All ranks dropped the call.  The communicator stays usable.
 
-    `speaks` is True on the lowest of the ranks that made the same call.  Where the error ends the
-    program, this rank prints it for all of them.
+    Attributes:
+        speaks: True on the lowest of the ranks that made the same call.  Where the error ends the
+            program, this rank prints it for all of them.
+
+    Example:
+        >>> def program(comm):
+        ...     try:
+        ...         comm.all_reduce(np.ones(2 + comm.rank))
+        ...     except rr.MismatchError:
+        ...         return comm.all_reduce(1).item()  # the next call works
+        >>> rr.spawn(program, 2)
+        [2, 2]
     """
+
+    __module__ = "ringreduce"
 
     def __init__(self, text: str, speaks: bool = True) -> None:
         super().__init__(text)
@@ -41,8 +60,23 @@ class MismatchError(RingReduceError, ValueError):
 class PeerTimeoutError(RingReduceError, TimeoutError):
     """A rank stopped answering.  The communicator is broken: later calls raise this error again.
 
-    `ranks` are the ranks that did not answer.
+    Attributes:
+        ranks: the ranks that did not answer.
+
+    Example:
+        >>> import time
+        >>> def program(comm):
+        ...     if comm.rank == 1:
+        ...         time.sleep(1.5)  # stands for a rank that hangs
+        ...     try:
+        ...         comm.barrier()
+        ...     except rr.PeerTimeoutError as error:
+        ...         return error.ranks
+        >>> rr.spawn(program, 2, timeout_s=0.5)[0]
+        (1,)
     """
+
+    __module__ = "ringreduce"
 
     def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(text)
@@ -50,8 +84,33 @@ class PeerTimeoutError(RingReduceError, TimeoutError):
 
 
 class PeerLostError(RingReduceError, ConnectionError):
-    """A rank died, raised an exception, or left.  The communicator is broken."""
+    """A rank died, raised an exception, or left.  The communicator is broken.
+
+    Example:
+        >>> def program(comm):
+        ...     if comm.rank == 1:
+        ...         return comm.leave("the disk is full")
+        ...     try:
+        ...         comm.barrier()
+        ...     except rr.PeerLostError:
+        ...         return comm.broken
+        >>> rr.spawn(program, 2)
+        [True, None]
+    """
+
+    __module__ = "ringreduce"
 
 
 class ScheduleError(RingReduceError):
-    """A schedule is wrong, or its text cannot be parsed."""
+    """A schedule is wrong, or its text cannot be parsed.
+
+    Example:
+        >>> rr.register_algorithm("sends_nothing", lambda size, rank: ())
+        >>> try:
+        ...     rr.spawn(lambda comm: comm.all_reduce(1, algorithm="sends_nothing"), 2)
+        ... except rr.ScheduleError:
+        ...     print("refused, before anything was sent")
+        refused, before anything was sent
+    """
+
+    __module__ = "ringreduce"

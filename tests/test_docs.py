@@ -14,7 +14,7 @@ from tests.support.mpi import ROOT, environment, mpiexec
 from tests.test_architecture import MAY_IMPORT
 from tests.train.test_train_data import mnist
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.M | re.S)
 README_COMMANDS = 2
 """The README's shell blocks, which `.ci/run` runs word for word in a clean environment."""

@@ -17,6 +17,10 @@ def register_algorithm(
 ) -> None:
     """Make your own schedule available as ``algorithm=name``.  Register the same on every rank.
 
+    The schedule is proven when it is first built for a number of ranks: a wrong schedule raises
+    ScheduleError on every rank, and nothing is sent.  A later registration under the same name
+    replaces the earlier one.
+
     Args:
         name: an identifier that no algorithm of this collective has.
         steps: ``steps(size, rank)`` yields the steps of `rank`; for broadcast, reduce, gather and
@@ -26,9 +30,22 @@ def register_algorithm(
             divides the array into; by default one for each rank.  In the other collectives chunk i
             belongs to rank i, and in all_to_all chunk ``i * size + j`` goes from rank i to rank j.
 
-    Raises ValueError for a name that is taken or is no identifier.  The schedule is proven when it
-    is first built for a number of ranks: a wrong schedule raises ScheduleError on every rank, and
-    nothing is sent.  A later registration under the same name replaces the earlier one.
+    Raises:
+        ValueError: the name is taken or is no identifier, or the collective is unknown.
+
+    Example:
+        >>> from ringreduce.schedules.schedule import Recv, Send, Step
+        >>> def hub(size, rank):
+        ...     others = range(1, size)
+        ...     if rank == 0:
+        ...         yield Step(recvs=tuple(Recv(peer, (0,), reduce=True) for peer in others))
+        ...         yield Step(sends=tuple(Send(peer, (0,)) for peer in others))
+        ...     else:
+        ...         yield Step(sends=(Send(0, (0,)),))
+        ...         yield Step(recvs=(Recv(0, (0,)),))
+        >>> rr.register_algorithm("hub", hub, chunks=lambda size: 1)
+        >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank, algorithm="hub").item(), 3)
+        [3, 3, 3]
     """
     if collective not in ALGORITHMS or collective == "barrier":
         raise ValueError(f"register_algorithm: unknown collective {collective!r}")

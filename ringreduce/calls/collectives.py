@@ -34,6 +34,8 @@ Body = Generator[bool, None, Any]
 class Collectives:
     """The collectives of a `Communicator`."""
 
+    __module__ = "ringreduce"
+
     def __init__(
         self,
         transport: Transport,
@@ -81,8 +83,9 @@ class Collectives:
         """Combine the arrays of all ranks elementwise; every rank gets the result.
 
         Args:
-            x: an array, same shape and dtype on every rank; or a list of arrays: all of one dtype
-                are reduced in one call.
+            x: array of any shape, the same shape and dtype on every rank; or a list of arrays: all
+                of one dtype are reduced in one call.  A number counts as a 0-d array, in a list
+                too.
             op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, or on integers and bools
                 ``"and"``, ``"or"``, ``"xor"``.  Integers wrap; min and max propagate NaN; mean is
                 for floats.  Ops of mpi4py with the same meaning, such as ``MPI.SUM``, are accepted;
@@ -94,18 +97,22 @@ class Collectives:
             wire: round float32 and float64 to ``"bfloat16"`` or ``"float16"`` for each message:
                 half or a quarter of the bytes.
             async_op: return a `Work` instead of the result.
-            timeout_s: seconds without any progress until PeerTimeoutError.
+            timeout_s: seconds without any progress until PeerTimeoutError; None: the
+                communicator's.
 
         Returns:
-            `out`, or a new C-ordered array.  It is bitwise the same on every rank.
+            `out`, or a new C-ordered array of x's shape and dtype; for a list, a list of these.  It
+            is bitwise the same on every rank.
 
         Raises:
             TypeError, ValueError: wrong arguments, found on this rank before it sends a message.
             MismatchError: ranks passed different arguments or made different calls.
             PeerTimeoutError, PeerLostError: a rank stopped answering, or left.
 
-        >>> comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1))  # on 2 ranks
-        array([3., 6.])
+        Example:
+            >>> x = np.array([1.0, 2.0])
+            >>> rr.spawn(lambda comm: comm.all_reduce(x * (comm.rank + 1)), 2)[0]
+            array([3., 6.])
         """
         if isinstance(x, (list, tuple)):
             members = x if type(op) is str else [as_array("all_reduce", member) for member in x]
@@ -128,9 +135,25 @@ class Collectives:
     ) -> Any:
         """Combine the arrays of all ranks; each rank gets its part of the flattened result.
 
-        The first half of a ring all-reduce, also called scatter-reduce.  Returns the equivalent of
-        ``np.array_split(result.reshape(-1), size)[rank]``: one-dimensional, possibly empty.
-        Arguments and errors: `all_reduce`; `out` has the part's shape and does not overlap `x`.
+        The first half of a ring all-reduce, also called scatter-reduce.
+
+        Args:
+            x: array of any shape, the same shape and dtype on every rank.
+            out: array for the part: its shape and x's dtype; it does not overlap `x`.  None: a new
+                array.
+            op, algorithm, wire, async_op, timeout_s: as for `all_reduce`.
+
+        Returns:
+            `out`, or a new array: ``np.array_split(result.reshape(-1), size)[rank]``, where
+            `result` is what `all_reduce` returns.  It is one-dimensional, and possibly empty.
+
+        Raises:
+            TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
+                `all_reduce`.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.reduce_scatter(np.arange(4) + 10 * comm.rank), 2)
+            [array([10, 12]), array([14, 16])]
         """
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
         how = reduction("reduce_scatter", (array,), op, algorithm, wire)
@@ -150,7 +173,24 @@ class Collectives:
     ) -> Any:
         """Combine the arrays of all ranks elementwise; rank `root` gets the result, others None.
 
-        Arguments and errors: `all_reduce`; only the root may pass `out`.
+        Args:
+            x: array of any shape, the same shape and dtype on every rank.
+            root: the rank that gets the result; the same on every rank.
+            out: array for the result, of x's shape and dtype, or `x` itself.  Only the root may
+                pass it.
+            op, algorithm, wire, async_op, timeout_s: as for `all_reduce`.
+
+        Returns:
+            On the root `out`, or a new C-ordered array of x's shape and dtype.  None on other
+            ranks.
+
+        Raises:
+            TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
+                `all_reduce`.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.reduce(np.array([3, 5]) * comm.rank, op="max"), 3)
+            [array([ 6, 10]), None, None]
         """
         array = x if type(x) is np.ndarray else as_array("reduce", x)
         if type(root) is not int:
@@ -172,9 +212,24 @@ class Collectives:
     ) -> Any:
         """Copy the array of rank `root` to every rank.
 
-        Every rank passes an array of the same shape and dtype; only the root's values are read.
-        ``out=x`` overwrites it in place; otherwise the result is a new array, or `out`.
-        Errors: those of `all_reduce`.
+        Args:
+            x: array of any shape, the same shape and dtype on every rank.  Only the root's values
+                are read.
+            root: the rank whose array is copied; the same on every rank.
+            out: array for the result, of x's shape and dtype.  ``out=x`` overwrites `x`.  None: a
+                new array.
+            algorithm, async_op, timeout_s: as for `all_reduce`.
+
+        Returns:
+            `out`, or a new C-ordered array of x's shape and dtype, with the root's values.
+
+        Raises:
+            TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
+                `all_reduce`.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.broadcast(np.full(2, comm.rank), root=1), 3)
+            [array([1, 1]), array([1, 1]), array([1, 1])]
         """
         array = x if type(x) is np.ndarray else as_array("broadcast", x)
         if type(root) is not int or type(algorithm) is not str:
@@ -196,12 +251,21 @@ class Collectives:
         Args:
             x: array; dtype and all dimensions but the first are the same on every rank.  A 0-d
                 array counts as an array of shape (1,).
-            out: array for the result; it does not overlap `x`.
+            out: array for the result; it does not overlap `x`.  None: a new array.
             counts: the first dimension of each rank's array; the same on every rank.  None: ranks
                 exchange them first, by one small all-gather.
             algorithm, async_op, timeout_s: as for `all_reduce`.
 
-        Errors: those of `all_reduce`.
+        Returns:
+            `out`, or a new array of shape ``(sum(counts), *x.shape[1:])`` and x's dtype.
+
+        Raises:
+            TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
+                `all_reduce`.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.all_gather(np.full(comm.rank + 1, comm.rank)), 3)[0]
+            array([0, 1, 1, 2, 2, 2])
         """
         array = _at_least_1d(x if type(x) is np.ndarray else as_array("all_gather", x))
         if type(algorithm) is not str:
@@ -232,7 +296,24 @@ class Collectives:
     ) -> Any:
         """Concatenate the arrays of all ranks along the first axis on rank `root`; others get None.
 
-        Arguments and errors: `all_gather`; only the root may pass `out`.
+        Args:
+            x: array; dtype and all dimensions but the first are the same on every rank.  A 0-d
+                array counts as an array of shape (1,).
+            root: the rank that gets the result; the same on every rank.
+            out: array for the result; it does not overlap `x`.  Only the root may pass it.
+            counts, algorithm, async_op, timeout_s: as for `all_gather`.
+
+        Returns:
+            On the root `out`, or a new array of shape ``(sum(counts), *x.shape[1:])`` and x's
+            dtype, in rank order.  None on other ranks.
+
+        Raises:
+            TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
+                `all_reduce`.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.gather(np.array([comm.rank, 7]), root=1), 2)
+            [None, array([0, 7, 1, 7])]
         """
         array = _at_least_1d(x if type(x) is np.ndarray else as_array("gather", x))
         if type(root) is not int or type(algorithm) is not str:
@@ -262,9 +343,23 @@ class Collectives:
     ) -> Any:
         """Split the array of rank `root` along the first axis; each rank gets its part.
 
-        The other ranks pass None.  Rank r gets ``np.array_split(x, size)[r]``.  An `out` of the
-        wrong shape or dtype raises ValueError on its rank, after the call.  Other errors: those of
-        `all_reduce`.
+        Args:
+            x: on the root, an array of at least one dimension.  The other ranks pass None.
+            root: the rank whose array is split; the same on every rank.
+            out: array for this rank's part.  If its shape or dtype is wrong, this rank raises
+                ValueError after the call.  None: a new array.
+            algorithm, async_op, timeout_s: as for `all_reduce`.
+
+        Returns:
+            `out`, or a new array: ``np.array_split(x, size)[rank]``, where `x` is the root's.
+
+        Raises:
+            TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
+                `all_reduce`.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.scatter(np.arange(5) if comm.rank == 0 else None), 2)
+            [array([0, 1, 2]), array([3, 4])]
         """
         check_selectors("scatter", root=root, algorithm=algorithm)
         with self._queue.lock:
@@ -301,8 +396,23 @@ class Collectives:
     ) -> Any:
         """Send the j-th piece of the first axis to rank j; piece i of the result is from rank i.
 
-        The first dimension is a multiple of the number of ranks; shape and dtype are the same on
-        every rank.  `out` does not overlap `x`.  Errors: those of `all_reduce`.
+        Args:
+            x: array whose first dimension is a multiple of the number of ranks; the same shape and
+                dtype on every rank.
+            out: array for the result, of x's shape and dtype; it does not overlap `x`.  None: a new
+                array.
+            algorithm, async_op, timeout_s: as for `all_reduce`.
+
+        Returns:
+            `out`, or a new C-ordered array of x's shape and dtype.
+
+        Raises:
+            TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
+                `all_reduce`.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.all_to_all(np.arange(4) + 10 * comm.rank), 2)
+            [array([ 0,  1, 10, 11]), array([ 2,  3, 12, 13])]
         """
         array = x if type(x) is np.ndarray else as_array("all_to_all", x)
         if type(algorithm) is not str:
@@ -310,7 +420,21 @@ class Collectives:
         return self._make(Calls.all_to_all, array, (algorithm,), out, timeout_s, async_op)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every rank has called `barrier`.  Errors: as for `all_reduce`."""
+        """Wait until every rank has called `barrier`.
+
+        Args:
+            timeout_s: seconds without any progress until PeerTimeoutError; None: the
+                communicator's.
+
+        Raises:
+            ValueError: `timeout_s` is not above 0.
+            MismatchError: ranks made different calls.
+            PeerTimeoutError, PeerLostError: a rank stopped answering, or left.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.barrier(), 2)
+            [None, None]
+        """
         with self._queue.lock:
             self._meet("barrier", (), timeout_s)
             self._engine.admit_barrier(self._calls.meeting("barrier", ()))

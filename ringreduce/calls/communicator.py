@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringreduce.calls.arguments import check_movable, check_timeout
 from ringreduce.calls.arrays import as_array, gpu_of_name
-from ringreduce.calls.collectives import NOTHING, Collectives
+from ringreduce.calls.collectives import NOTHING
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage
@@ -20,6 +21,13 @@ from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
+
+if TYPE_CHECKING:
+    from ringreduce.calls.signatures import Collectives
+else:
+    from ringreduce.calls.collectives import Collectives
+
+S = TypeVar("S", bound=np.generic)
 
 _WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
@@ -47,16 +55,31 @@ _ELSEWHERE = {
 class Communicator(Collectives):
     """A group of ranks that compute together.  Every rank makes the same calls in the same order.
 
-    Made by `ringreduce.init` or `ringreduce.spawn`.  A context manager: its end closes the
-    communicator.
+    `init` and `spawn` make a communicator.  It is a context manager: at the end of the ``with``
+    block it is closed.
 
-    Arrays: NumPy arrays, objects that NumPy views without a copy, CuPy arrays, or numbers (0-d).
-    With ``async_op=True`` a call returns a `Work` at once; do not use its arrays before `wait`
-    returns.
+    The arrays of a call are NumPy arrays, objects that NumPy views without a copy, CuPy arrays, or
+    numbers (0-d).  With ``async_op=True`` a call returns a `Work` at once; do not use its arrays
+    before `Work.wait` returns.
 
-    Attributes: `rank` and `size`; `local_rank` and `local_size` among the ranks of this node;
-    `cross_rank` and `cross_size` among the ranks with this `local_rank` on all nodes.
+    Attributes:
+        rank: this rank, from 0 to ``size - 1``.
+        size: the number of ranks.
+        local_rank: index of this rank among the ranks of its node.
+        local_size: number of ranks on this node.
+        cross_rank: index of this rank among the ranks that have its `local_rank` on their nodes.
+        cross_size: number of nodes that have a rank of this `local_rank`.
+        nodes: the ranks of each node, ``((0, 1), (2, 3))``.
+        config: the `Config` of this communicator.
+
+    Example:
+        >>> def program(comm):
+        ...     return comm.rank, comm.size, comm.local_rank, comm.nodes
+        >>> rr.spawn(program, 4, nodes=(2, 2))[3]
+        (3, 4, 1, ((0, 1), (2, 3)))
     """
+
+    __module__ = "ringreduce"
 
     def __init__(
         self,
@@ -100,6 +123,15 @@ class Communicator(Collectives):
 
     # --- other forms ---
 
+    @overload
+    def empty(
+        self,
+        shape: int | tuple[int, ...],
+        dtype: type[S] | np.dtype[S],
+        device: Literal["cpu"] = "cpu",
+    ) -> NDArray[S]: ...
+    @overload
+    def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any: ...
     def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any:
         """Return an uninitialised array in shared memory.  Not collective.
 
@@ -108,10 +140,24 @@ class Communicator(Collectives):
         memory, without space, or after a rank was lost, the array is private.
 
         Args:
-            shape, dtype: as for ``numpy.empty``.
+            shape: an int or a tuple of ints, as for ``numpy.empty``.
+            dtype: as for ``numpy.empty``.
             device: ``"cpu"``, or ``"cuda"`` or ``"cuda:1"`` for a CuPy array on that GPU.
 
-        Raises TypeError for dtypes that cannot be sent, ValueError for other wrong arguments.
+        Returns:
+            A NumPy array, or a CuPy array for a GPU.
+
+        Raises:
+            TypeError: the dtype cannot be sent.
+            ValueError: another wrong argument.
+
+        Example:
+            >>> def program(comm):
+            ...     x = comm.empty((2, 3), np.float32)
+            ...     x[...] = comm.rank + 1
+            ...     return comm.all_reduce(x, out=x).sum()
+            >>> rr.spawn(program, 2)[0]
+            np.float32(18.0)
         """
         dtype = np.dtype(dtype)
         check_movable("empty", dtype)
@@ -131,10 +177,28 @@ class Communicator(Collectives):
         Args:
             collective: ``"all_reduce"``, ``"reduce_scatter"``, ``"reduce"``, ``"broadcast"``,
                 ``"all_to_all"``, or with `counts` ``"all_gather"`` or ``"gather"``.
-            x, out, arguments: those of the collective, but for `async_op`.
+            x: the input, as for the collective.  The caller must not resize it.
+            out: array for the result, as for the collective.  None: a new array.
+            **arguments: the other arguments of the collective, but for `async_op`.
 
-        Returns a function without arguments.  Each call of it reads the present values of `x` and
-        returns the result.
+        Returns:
+            A function without arguments, collective as the planned call is.  Each call of it reads
+            the present values of `x`, and returns the result: the same array each time.
+
+        Raises:
+            TypeError, ValueError: wrong arguments.  The function raises the other errors of the
+                collective.
+
+        Example:
+            >>> def program(comm):
+            ...     x = np.empty(2)
+            ...     mean = comm.plan("all_reduce", x, out=x, op="mean")
+            ...     for step in range(3):
+            ...         x[:] = step + comm.rank
+            ...         mean()
+            ...     return x
+            >>> rr.spawn(program, 2)[0]
+            array([2.5, 2.5])
         """
         timeout_s = arguments.pop("timeout_s", None)
         array = as_array("plan", x)
@@ -151,8 +215,25 @@ class Communicator(Collectives):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Return a communicator of the ranks with the same `color`, ordered by `key`, then rank.
 
-        Collective.  A rank with ``color=None`` takes part and gets None.  Nodes, settings and
-        timeout are those of this communicator.
+        Collective.  Nodes, settings and timeout are those of this communicator.
+
+        Args:
+            color: an int of at least 0.  None: this rank takes part in the call, and gets None.
+            key: the new ranks are in the order of their keys.
+
+        Returns:
+            The new communicator, or None.
+
+        Raises:
+            ValueError: `color` is neither None nor an int of at least 0.
+            MismatchError, PeerTimeoutError, PeerLostError: as for `all_reduce`.
+
+        Example:
+            >>> def program(comm):
+            ...     with comm.split(comm.rank % 2) as part:
+            ...         return part.all_gather(np.array([comm.rank])).tolist()
+            >>> rr.spawn(program, 5)
+            [[0, 2, 4], [1, 3], [0, 2, 4], [1, 3], [0, 2, 4]]
         """
         colored = -1 if color is None else color
         if not isinstance(colored, int) or colored < (0 if color is not None else -1):
@@ -183,8 +264,25 @@ class Communicator(Collectives):
     ) -> Choice:
         """Return the algorithm that ``"auto"`` takes for an array of `nbytes`, and the reason.
 
-        The `Choice` has the predicted seconds of all candidates, and says whether the ranks share
-        memory.  ``ringreduce explain`` prints the same choice without a job.
+        Not collective.  ``ringreduce explain`` prints the same choice without a job.
+
+        Args:
+            nbytes: bytes of the array.
+            dtype: dtype of the array.
+            collective: name of the collective.
+
+        Returns:
+            A `Choice`: its `algorithm`, the `cheapest` candidate, the `reason`, the `transport`, and
+            `predicted_s`, the predicted seconds of every candidate.
+
+        Raises:
+            TypeError: unknown dtype.
+            ValueError: unknown collective.
+
+        Example:
+            >>> choice = rr.spawn(lambda comm: comm.explain(64 << 20), 4)[0]
+            >>> choice.algorithm, f"{1e3 * choice.predicted_s['ring']:.0f} ms"
+            ('ring', '19 ms')
         """
         itemsize = np.dtype(dtype).itemsize
         return choose(collective, self.nodes, nbytes // itemsize * itemsize, self.config)
@@ -199,8 +297,21 @@ class Communicator(Collectives):
     def close(self) -> None:
         """Close the communicator.  Collective: all ranks close, or all raise MismatchError.
 
-        Waits for asynchronous calls, and raises the error of one that was never waited for.  A
-        broken or closed communicator returns at once.
+        Waits for asynchronous calls.  A broken or closed communicator returns at once.  The end of
+        a ``with`` block closes as well.
+
+        Raises:
+            MismatchError: other ranks made another call.
+            PeerTimeoutError, PeerLostError: a rank stopped answering, or left.
+            Exception: the error of an asynchronous call that was never waited for.
+
+        Example:
+            >>> def program(comm):
+            ...     part = comm.split(0)
+            ...     part.close()
+            ...     return str(part)
+            >>> rr.spawn(program, 2)[0]
+            '<ringreduce.Communicator: rank 0 of 2, node (0, 1), among threads, closed>'
         """
         self._close()
 
@@ -208,6 +319,8 @@ class Communicator(Collectives):
         """Close the communicator because this rank has reached the end of `place`.
 
         The text of a MismatchError then names `place`, not a `close()` that the user never wrote.
+
+        :meta private:
         """
         self._close(place)
 
@@ -218,13 +331,30 @@ class Communicator(Collectives):
         self._forget()
 
     def leave(self, reason: str) -> None:
-        """Leave without the other ranks; their next call raises PeerLostError with `reason`."""
+        """Leave without the other ranks; their next call raises PeerLostError with `reason`.
+
+        Args:
+            reason: why this rank leaves.
+
+        Example:
+            >>> def program(comm):
+            ...     if comm.rank == 1:
+            ...         return comm.leave("the disk is full")
+            ...     try:
+            ...         comm.barrier()
+            ...     except rr.PeerLostError as error:
+            ...         return "the disk is full" in str(error)
+            >>> rr.spawn(program, 3)
+            [True, None, True]
+        """
         self._engine.leave(reason)
 
     def farewell(self, seconds: float) -> None:
         """Wait until the other living ranks of a broken communicator call this too.
 
         Waits for at most `seconds`.
+
+        :meta private:
         """
         self._engine.farewell(seconds)
 

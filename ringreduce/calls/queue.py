@@ -12,20 +12,35 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 Program = Generator[bool, None, Any]
+T = TypeVar("T")
 
 _AHEAD = 1900
 """Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
 the interpreter."""
 
 
-class Work:
+class Work(Generic[T]):
     """An asynchronous call.  A collective returns it with ``async_op=True``.
 
     The Work keeps the call's arrays alive.  The call completes whether or not anybody waits for it.
+
+    Attributes:
+        began_s: when the call began to run, on the clock of ``time.perf_counter``; None before.
+        seconds: seconds that the call ran; None while it is not over.
+
+    Example:
+        >>> def program(comm):
+        ...     work = comm.all_reduce(np.array([1, 2]), async_op=True)
+        ...     meanwhile = np.square(np.arange(1000)).sum()
+        ...     return work.wait()
+        >>> rr.spawn(program, 2)[0]
+        array([2, 4])
     """
+
+    __module__ = "ringreduce"
 
     def __init__(self, queue: CallQueue, program: Program) -> None:
         self.program = program
@@ -40,36 +55,70 @@ class Work:
         """Seconds that the call ran; None while it is not over."""
 
     def done(self) -> bool:
-        """Return whether the call is over, with a result or an error.  Does not wait."""
+        """Return whether the call is over, with a result or an error.  Does not wait.
+
+        Returns:
+            True or False.
+
+        Example:
+            >>> def program(comm):
+            ...     work = comm.all_reduce(1, async_op=True)
+            ...     while not work.done():
+            ...         pass  # compute
+            ...     return work.wait().item()
+            >>> rr.spawn(program, 2)
+            [2, 2]
+        """
         if not self.completed.is_set():
             self._queue.advance()
         return self.completed.is_set()
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> T:
         """Wait for the call and return its result.
 
-        Raises the call's error: MismatchError, PeerTimeoutError, PeerLostError.  Raises
-        TimeoutError if the call is not over within `timeout_s` seconds; the call then goes on.
+        Args:
+            timeout_s: seconds to wait at most; None: without a limit.
+
+        Returns:
+            The result of the collective.
+
+        Raises:
+            TimeoutError: the call is not over after `timeout_s` seconds.  The call goes on.
+            MismatchError, PeerTimeoutError, PeerLostError: the call's error.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.all_reduce(np.ones(2), async_op=True).wait(), 3)[0]
+            array([3., 3.])
         """
         if not self._queue.wait_for(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
         if self._error is not None:
             raise self._error.with_traceback(None)
-        return self._result
+        result: T = self._result
+        return result
 
     @property
     def unseen_error(self) -> BaseException | None:
-        """The call's error, if `wait` was never called."""
+        """The call's error, if `wait` was never called.
+
+        :meta private:
+        """
         return None if self._seen else self._error
 
     def forked(self, error: Exception) -> None:
-        """End with `error` in a child process, where no thread can release the event's lock."""
+        """End with `error` in a child process, where no thread can release the event's lock.
+
+        :meta private:
+        """
         self.completed = threading.Event()
         self.finish(error=error)
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Record the end of the call.  The queue calls this once."""
+        """Record the end of the call.  The queue calls this once.
+
+        :meta private:
+        """
         self._result, self._error = result, error
         if self.began_s is not None:
             self.seconds = time.perf_counter() - self.began_s
@@ -83,18 +132,18 @@ class CallQueue:
         self.lock: Any = threading.RLock()
         """Held while a call takes its place in the order."""
         self._wait, self._spins, self._threads = wait, spins, threads
-        self.works: deque[Work] = deque()
+        self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
         self._arrived = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._failed: list[Work] = []
+        self._failed: list[Work[Any]] = []
         self._interrupt: BaseException | None = None
         self._ended = False
         self._idle = 0
 
-    def submit(self, program: Program) -> Work:
+    def submit(self, program: Program) -> Work[Any]:
         """Queue a program behind all others, and return its Work.  The caller holds the lock."""
-        work = Work(self, program)
+        work: Work[Any] = Work(self, program)
         self.works.append(work)
         if self._threads:
             with self._arrived:
@@ -190,7 +239,7 @@ class CallQueue:
             while not self._poll(work, spins=0, ahead=_AHEAD):
                 pass
 
-    def _poll(self, work: Work, spins: int, ahead: int) -> bool:
+    def _poll(self, work: Work[Any], spins: int, ahead: int) -> bool:
         """Poll a work once; return True if it is over and no longer queued."""
         if work.began_s is None:
             work.began_s = time.perf_counter()

@@ -51,10 +51,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Profile:
-    """The speed of links and cores.
-
-    The defaults are round numbers, not measurements.  `ringreduce tune` measures.
-    """
+    """The speed of links and cores.  The defaults are round numbers, not measurements."""
 
     in_node: Link = Link(1e-6, 1 / 8e9, message_s=1e-6)
     """Messages inside a node: 1 µs, 8 GB/s, and 1 µs for each message."""

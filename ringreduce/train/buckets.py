@@ -49,7 +49,7 @@ class Bucket:
             start += array.size
         self.missing = set(self.places)
         """Names that are not reported yet in this step."""
-        self.work: rr.Work | Now | None = None
+        self.work: rr.Work[Any] | Now | None = None
 
 
 def cut(

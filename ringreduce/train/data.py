@@ -38,15 +38,26 @@ _FAR = 4.0
 class Split:
     """Samples in two disjoint parts: one to train on, one held out.
 
-    Samples are rows of numbers; labels are (samples,) int64 from 0 to classes - 1.
+    Example:
+        >>> split = rr.train.load(rr.train.Settings())
+        >>> split.name, split.train_x.shape, split.held_out_x.shape
+        ('digits', (1438, 64), (359, 64))
     """
 
+    __module__ = "ringreduce.train"
+
     name: str
+    """Name of the data."""
     train_x: NDArray[Any]
+    """Samples to train on, (samples, inputs)."""
     train_labels: NDArray[np.int64]
+    """Their classes, (samples,), from 0 to classes - 1."""
     held_out_x: NDArray[Any]
+    """Samples that are held out, (samples, inputs)."""
     held_out_labels: NDArray[np.int64]
+    """Their classes, (samples,)."""
     classes: int = CLASSES
+    """Number of classes."""
 
     @cached_property
     def digest(self) -> str:
@@ -57,11 +68,32 @@ class Split:
         return state.hexdigest()
 
     def widths(self, hidden: Sequence[int]) -> tuple[int, ...]:
-        """Return the widths of a network with these hidden layers, from inputs to classes."""
+        """Return the widths of a network with these hidden layers, from inputs to classes.
+
+        Args:
+            hidden: the width of each hidden layer.
+
+        Returns:
+            The widths of all layers.
+
+        Example:
+            >>> rr.train.load(rr.train.Settings()).widths([128])
+            (64, 128, 10)
+        """
         return (self.train_x.shape[1], *hidden, self.classes)
 
     def check(self, batch: int) -> None:
-        """Raise ValueError if a global batch has more samples than there are to train on."""
+        """Raise ValueError if a global batch has more samples than there are to train on.
+
+        Args:
+            batch: samples of a step, over all ranks.
+
+        Raises:
+            ValueError: there are fewer samples to train on.
+
+        Example:
+            >>> rr.train.load(rr.train.Settings()).check(32)
+        """
         samples = len(self.train_labels)
         if batch > samples:
             raise ValueError(f"batch is {batch}; wanted at most the {samples} training samples")
@@ -70,8 +102,21 @@ class Split:
 def load(settings: Settings) -> Split:
     """Return the data that the settings name.
 
-    Raises OSError or ValueError, naming the file, for files that are missing or damaged, and
-    ValueError if a global batch has more samples than there are to train on.
+    Args:
+        settings: `data` names the data; the other fields are for synthetic data.
+
+    Returns:
+        The samples to train on, and those that are held out.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is damaged, or a global batch has more samples than there are to train
+            on.
+
+    Example:
+        >>> settings = rr.train.Settings(data="synthetic", samples=1000, inputs=20)
+        >>> rr.train.load(settings).train_x.shape
+        (1000, 20)
     """
     dtype = settings.dtype
     if settings.data == "digits":
@@ -86,9 +131,22 @@ def load(settings: Settings) -> Split:
 
 
 def load_digits(path: Path = DIGITS) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the digits: images (1797, 64) from 0 to 16, and labels (1797,).
+    """Return the 1,797 digits of the package.
 
-    Raises FileNotFoundError if the file is missing, ValueError if it is not the one of the package.
+    Args:
+        path: the file; by default that of the package.
+
+    Returns:
+        The images, (1797, 64) uint8 from 0 to 16, and the labels, (1797,) int64.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        ValueError: the file is not the one of the package.
+
+    Example:
+        >>> images, labels = rr.train.load_digits()
+        >>> images.shape, labels[:5]
+        ((1797, 64), array([0, 1, 2, 3, 4]))
     """
     packed = path.read_bytes()
     try:
@@ -118,7 +176,23 @@ def held_out(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def load_split(dtype: Any = np.float32, path: Path = DIGITS) -> Split:
-    """Return the digits as a Split, pixels from 0 to 1.  Raises the errors of `load_digits`."""
+    """Return the digits as a Split, pixels from 0 to 1.  A fifth of each class is held out.
+
+    Args:
+        dtype: dtype of the pixels.
+        path: the file; by default that of the package.
+
+    Returns:
+        The `Split`; the same samples are held out each time.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `load_digits`.
+
+    Example:
+        >>> split = rr.train.load_split(np.float64)
+        >>> split.train_x.dtype, split.train_x.max().item()
+        (dtype('float64'), 1.0)
+    """
     images, labels = load_digits(path)
     x = images.astype(dtype) / 16
     out = held_out(labels)
@@ -193,7 +267,24 @@ def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[n
     """Return this rank's part of the indices 0 to n - 1, in an order that every epoch draws anew.
 
     All ranks draw the same order from seed and epoch, and each index is in the part of exactly one
-    rank.  The lengths of parts differ by at most one.  Raises ValueError if `n` is negative.
+    rank.  The lengths of parts differ by at most one.
+
+    Args:
+        n: number of samples, at least 0.
+        comm: the communicator of the ranks.
+        epoch: number of the epoch.
+        seed: seed of the order.
+
+    Returns:
+        This rank's indices, a one-dimensional array.
+
+    Raises:
+        ValueError: `n` is negative.
+
+    Example:
+        >>> parts = rr.spawn(lambda comm: rr.train.shard(7, comm, epoch=0), 3)
+        >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist())
+        ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
     """
     if n < 0:
         raise ValueError(f"shard: n is {n}; wanted at least 0")

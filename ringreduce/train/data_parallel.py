@@ -12,7 +12,7 @@ VLDB 13(12), 2020.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,19 @@ from ringreduce.train.together import gather_words
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step on this rank, in seconds."""
+    """Times of one step on this rank, in seconds.
+
+    Example:
+        >>> def program(comm):
+        ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1000)})
+        ...     dp.ready("w", np.ones(1000))
+        ...     dp.finish()
+        ...     return dp.times.communication_s > 0 and dp.times.exposed_s > 0
+        >>> rr.spawn(program, 2)
+        [True, True]
+    """
+
+    __module__ = "ringreduce.train"
 
     communication_s: float
     """Time in which all-reduces were under way, including waits for other ranks."""
@@ -48,18 +60,36 @@ class DataParallel:
         update(params, gradients)
 
     Args:
-        params: name -> array, in the order in which a forward pass uses them.
+        comm: the communicator of the ranks.
+        params: name -> array of floats, in the order in which a forward pass uses them.
         first_bucket_bytes, bucket_bytes: the longest buckets, in bytes; a gradient that is longer
             has a bucket of its own.
-        op: "mean"; or "sum", if a rank's gradients are its share of the mean already: sums over its
-            samples, divided by the number of samples of all ranks.
-        wire: "bfloat16" or "float16" sends half as many bytes; see `Communicator.all_reduce`.
+        op: ``"mean"``; or ``"sum"``, if a rank's gradients are its share of the mean already: sums
+            over its samples, divided by the number of samples of all ranks.
+        wire: ``"bfloat16"`` or ``"float16"`` sends half as many bytes; see
+            `Communicator.all_reduce`.
         algorithm: of the all-reduces.
 
-    Raises MismatchError on all ranks, naming a parameter, if parameters differ; ValueError for
-    sizes below 1, for another op, and for a wire or algorithm that is not available; TypeError for
-    parameters that are not arrays of floats.
+    Attributes:
+        times: the `StepTimes` of the last finished step.
+
+    Raises:
+        MismatchError: parameters differ; all ranks raise it, and it names a parameter.
+        ValueError: a size below 1, another op, or a wire or algorithm that is not available.
+        TypeError: a parameter is no array of floats.
+
+    Example:
+        >>> def program(comm):
+        ...     params = {"w": np.full(2, comm.rank + 1.0)}
+        ...     dp = rr.train.DataParallel(comm, params)  # all ranks now have rank 0's
+        ...     dp.ready("w", np.array([1.0, 2.0]) * comm.rank)
+        ...     params["w"] -= 0.1 * dp.finish()["w"]
+        ...     return params["w"]
+        >>> rr.spawn(program, 2)[1]
+        array([0.95, 0.9 ])
     """
+
+    __module__ = "ringreduce.train"
 
     def __init__(
         self,
@@ -99,7 +129,7 @@ class DataParallel:
         self._samples: float | None = None
         self._share: float | None = None
         """This rank's samples divided by all ranks' samples, once known."""
-        self._total: rr.Work | None = None
+        self._total: rr.Work[np.ndarray[Any, np.dtype[np.float64]]] | None = None
         self._exposed_s = 0.0
         self.times = StepTimes(0.0, 0.0)
         """Times of the last finished step."""
@@ -110,12 +140,27 @@ class DataParallel:
         return tuple(tuple(bucket.places) for bucket in self._buckets)
 
     def weigh(self, samples: int) -> None:
-        """Weight this rank's gradients of this step by `samples`, at least 0.
+        """Weight this rank's gradients of this step by `samples`.
 
         For batches of different size: the gradients of a rank are means over its own samples, and
         `finish` returns the mean over the samples of all ranks.  The gradients of a rank with 0
         samples are ignored.  Every rank must call `weigh` before its first `ready` of the step;
         that `ready` then waits until all ranks have called `weigh`.
+
+        Args:
+            samples: samples in this rank's part of the batch, at least 0.
+
+        Raises:
+            ValueError: `samples` is negative, gradients are summed, or the step has begun.
+
+        Example:
+            >>> def program(comm):
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1)})
+            ...     dp.weigh(3 if comm.rank == 0 else 1)
+            ...     dp.ready("w", np.array([4.0 * comm.rank]))
+            ...     return dp.finish()["w"]
+            >>> rr.spawn(program, 2)[0]
+            array([1.])
         """
         if samples < 0:
             raise ValueError(f"weigh: {samples} samples; wanted at least 0")
@@ -130,21 +175,55 @@ class DataParallel:
     def buffer(self, name: str) -> Any:
         """Return the array in which the gradient of a parameter is reduced.
 
-        It has the parameter's shape and dtype.  A gradient that is computed into this array is not
-        copied: call ``ready(name)`` without it.  After `finish`, until the next step, the array has
-        the mean.  Between `ready` and `finish` its contents are undefined.
+        A gradient that is computed into this array is not copied: call ``ready(name)`` without it.
+        After `finish`, until the next step, the array has the mean.  Between `ready` and `finish`
+        its contents are undefined.
+
+        Args:
+            name: name of the parameter.
+
+        Returns:
+            An array of the parameter's shape and dtype.
+
+        Raises:
+            ValueError: there is no such parameter.
+
+        Example:
+            >>> def program(comm):
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(2)})
+            ...     np.copyto(dp.buffer("w"), comm.rank)  # a gradient that is computed into it
+            ...     dp.ready("w")
+            ...     return dp.finish()["w"]
+            >>> rr.spawn(program, 2)[0]
+            array([0.5, 0.5])
         """
         return self._bucket(name, "buffer").places[name]
 
     def ready(self, name: str, gradient: Any = None) -> None:
         """Report the final gradient of a parameter.
 
-        `gradient` is copied, and may be overwritten as soon as `ready` returns.  Without `gradient`
-        it is in the parameter's `buffer`.  The all-reduce of a bucket starts when the bucket is
-        full and the all-reduces of all buckets before it have started.
+        The all-reduce of a bucket starts when the bucket is full and the all-reduces of all buckets
+        before it have started.
 
-        Raises ValueError for an unknown parameter, for a parameter that was reported before in this
-        step, and for a gradient of another shape or dtype.
+        Args:
+            name: name of the parameter.
+            gradient: array of the parameter's shape and dtype.  It is copied, and may be
+                overwritten as soon as `ready` returns.  None: the gradient is in the parameter's
+                `buffer`.
+
+        Raises:
+            ValueError: an unknown parameter, one that was reported before in this step, or a
+                gradient of another shape or dtype.
+            TypeError: the gradient is no array.
+
+        Example:
+            >>> def program(comm):
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(2), "b": np.zeros(())})
+            ...     dp.ready("b", np.asarray(1.0 + comm.rank))
+            ...     dp.ready("w", np.ones(2))
+            ...     return dp.finish()["b"].item()
+            >>> rr.spawn(program, 2)
+            [1.5, 1.5]
         """
         begin = time.perf_counter()
         bucket = self._bucket(name, "ready")
@@ -185,6 +264,22 @@ class DataParallel:
         For batches that are computed in several parts: inside the block `ready` adds gradients up
         without sending them.  The `ready` after the block adds its gradient to the sum, and sends
         the result.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            ValueError: some gradients of this step are on their way already.
+
+        Example:
+            >>> def program(comm):
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1)})
+            ...     with dp.no_sync():
+            ...         dp.ready("w", np.array([1.0]))
+            ...     dp.ready("w", np.array([2.0 * comm.rank]))
+            ...     return dp.finish()["w"]
+            >>> rr.spawn(program, 2)[0]
+            array([2.])
         """
         if self._ready:
             raise ValueError("no_sync: some gradients of this step are on their way already")
@@ -200,9 +295,23 @@ class DataParallel:
     def finish(self) -> dict[str, Any]:
         """Wait for all buckets, and return name -> mean gradient, the same on all ranks.
 
-        With ``op="sum"`` the gradients are sums.  The arrays are views that the next step
-        overwrites.  Raises MismatchError on all ranks, naming parameters and ranks, if a rank has
-        not reported all gradients.  The step is then void, and the next step may begin.
+        With ``op="sum"`` the gradients are sums.
+
+        Returns:
+            A dict of arrays, which the next step overwrites.
+
+        Raises:
+            MismatchError: a rank has not reported all gradients.  All ranks raise it, and it names
+                parameters and ranks.  The step is then void, and the next step may begin.
+            ValueError: it was called inside a `no_sync` block.
+
+        Example:
+            >>> def program(comm):
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(3)})
+            ...     dp.ready("w", np.arange(3.0) * comm.rank)
+            ...     return dp.finish()
+            >>> rr.spawn(program, 2)[0]
+            {'w': array([0. , 0.5, 1. ])}
         """
         if not self._synchronises:
             raise ValueError("finish: call it after the no_sync block, and after a ready outside")
@@ -226,7 +335,8 @@ class DataParallel:
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             bucket = self._buckets[self._started]
             op = self._op if self._samples is None else "sum"
-            reduce = partial(self._comm.all_reduce, bucket.flat, op, out=bucket.flat, **self._how)
+            call: Callable[..., Any] = self._comm.all_reduce
+            reduce = partial(call, bucket.flat, op, out=bucket.flat, **self._how)
             # The last gradient ends backward.  If no other all-reduce is under way, this thread
             # makes the call itself: a small all-reduce takes less time than to wake another thread.
             if bucket is self._buckets[-1] and self._all_over():
@@ -354,7 +464,7 @@ def _who_weighed(weighed: Sequence[bool]) -> str:
     )
 
 
-def _await_whatever(work: rr.Work | Now | None) -> None:
+def _await_whatever(work: rr.Work[Any] | Now | None) -> None:
     if work is not None:
         try:
             work.wait()

@@ -27,12 +27,41 @@ from ringreduce.train.settings import Settings
 
 
 class DriftError(rr.RingReduceError):
-    """The ranks have different parameters; all ranks raise it with the same text."""
+    """The ranks have different parameters; all ranks raise it with the same text.
+
+    Example:
+        >>> def program(comm):
+        ...     try:
+        ...         rr.train.check_equal(comm, np.full(3, comm.rank // 2))
+        ...     except rr.train.DriftError as error:
+        ...         return "rank 2" in str(error)
+        >>> rr.spawn(program, 3)
+        [True, True, True]
+    """
+
+    __module__ = "ringreduce.train"
 
 
 @dataclass(frozen=True)
 class Step:
-    """The loss and the times of one step; the times are this rank's, in seconds."""
+    """The loss and the times of one step; the times are this rank's, in seconds.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
+        >>> seen = []
+        >>> class Collect:
+        ...     def steps(self, steps): seen.extend(steps)
+        ...     def epoch(self, epoch): pass
+        >>> def program(comm):
+        ...     split = rr.train.load(settings)
+        ...     rr.train.train(comm, split, settings, watchers=[Collect()] * (comm.rank == 0))
+        >>> rr.spawn(program, 2)
+        [None, None]
+        >>> [(step.step, step.samples) for step in seen]
+        [(1, 359), (2, 359), (3, 359), (4, 359), (5, 2)]
+    """
+
+    __module__ = "ringreduce.train"
 
     step: int
     """Number of the step in the run, from 1."""
@@ -41,8 +70,11 @@ class Step:
     loss: float
     """Mean over the samples of the global batch, before the step."""
     lr: float
+    """Learning rate of the step."""
     samples: int
+    """Samples of the global batch."""
     step_s: float
+    """The whole step."""
     compute_s: float
     """The step without exposed communication."""
     communication_s: float
@@ -53,7 +85,24 @@ class Step:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The results of one epoch over all ranks, measured by this rank's times."""
+    """The results of one epoch over all ranks, measured by this rank's times.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=2, hidden=(8,), batch=359)
+        >>> seen = []
+        >>> class Collect:
+        ...     def steps(self, steps): pass
+        ...     def epoch(self, epoch): seen.append(epoch)
+        >>> def program(comm):
+        ...     split = rr.train.load(settings)
+        ...     rr.train.train(comm, split, settings, watchers=[Collect()] * (comm.rank == 0))
+        >>> rr.spawn(program, 2)
+        [None, None]
+        >>> [(epoch.epoch, 0 < epoch.accuracy < 1) for epoch in seen]
+        [(1, True), (2, True)]
+    """
+
+    __module__ = "ringreduce.train"
 
     epoch: int
     """Number of the epoch, from 1."""
@@ -68,18 +117,83 @@ class Epoch:
 
 
 class Watcher(Protocol):
-    """Receives the steps and epochs of a run as they are made; the run does not depend on it."""
+    """Receives the steps and epochs of a run as they are made; the run does not depend on it.
 
-    def steps(self, steps: Sequence[Step]) -> None: ...
-    def epoch(self, epoch: Epoch) -> None: ...
+    A class with these two methods is a Watcher.
+
+    Example:
+        >>> class Losses:
+        ...     def __init__(self): self.losses = []
+        ...     def steps(self, steps): self.losses += [step.loss for step in steps]
+        ...     def epoch(self, epoch): pass
+        >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
+        >>> def program(comm):
+        ...     watcher = Losses()
+        ...     rr.train.train(comm, rr.train.load(settings), settings, watchers=[watcher])
+        ...     return len(watcher.losses)
+        >>> rr.spawn(program, 2)
+        [5, 5]
+    """
+
+    __module__: str = "ringreduce.train"
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Receive the steps since the last call; their losses are those of all ranks.
+
+        Args:
+            steps: in the order in which they were made.
+
+        Example:
+            >>> class Count:
+            ...     made = 0
+            ...     def steps(self, steps): self.made += len(steps)
+            ...     def epoch(self, epoch): pass
+            >>> count, settings = Count(), rr.train.Settings(epochs=2, hidden=(8,), batch=359)
+            >>> def program(comm):
+            ...     rr.train.train(comm, rr.train.load(settings), settings, watchers=[count])
+            >>> rr.spawn(program, 1)
+            [None]
+            >>> count.made
+            10
+        """
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Receive the results of an epoch, after its steps.
+
+        Args:
+            epoch: the results.
+
+        Example:
+            >>> class Print:
+            ...     def steps(self, steps): pass
+            ...     def epoch(self, epoch): print("epoch", epoch.epoch)
+            >>> settings = rr.train.Settings(epochs=2, hidden=(8,), batch=359)
+            >>> def program(comm):
+            ...     rr.train.train(comm, rr.train.load(settings), settings, watchers=[Print()])
+            >>> rr.spawn(program, 1)
+            epoch 1
+            epoch 2
+            [None]
+        """
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of training, the same on every rank."""
+    """The result of training, the same on every rank.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
+        >>> def program(comm):
+        ...     return rr.train.train(comm, rr.train.load(settings), settings)
+        >>> first, second = rr.spawn(program, 2)
+        >>> first.digest == second.digest, 0 < first.efficiency < 1
+        (True, True)
+    """
+
+    __module__ = "ringreduce.train"
 
     parameters: Any
-    """Flat; `mlp.views` returns the layers."""
+    """All parameters, a one-dimensional array."""
     digest: str
     """SHA-256 of the parameters' bytes, in hexadecimal."""
     loss: float
@@ -118,11 +232,33 @@ class Trainer:
     """One rank's part of a run.
 
     Every rank must make a Trainer with the same data and settings, and make the same calls.  All
-    ranks start with the parameters of rank 0.  `xp` is the array module, NumPy or CuPy.
+    ranks start with the parameters of rank 0.
 
-    Raises ValueError on all ranks for an unknown algorithm, for a wire that does not fit the dtype,
-    and for a warm-up that is longer than the run.
+    Args:
+        comm: the communicator of the ranks.
+        split: the samples to train on, and those that are held out.
+        settings: all settings of the run.
+        xp: the array module, NumPy or CuPy.
+
+    Attributes:
+        sizes: the widths of the network, from inputs to classes.
+        flat: all parameters, a one-dimensional array.
+        state: the progress of the run: its `step`, and the losses of the epoch.
+
+    Raises:
+        ValueError: an unknown algorithm, a wire that does not fit the dtype, or a warm-up that is
+            longer than the run.  All ranks raise it.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> def program(comm):
+        ...     trainer = rr.train.Trainer(comm, rr.train.load(settings), settings)
+        ...     return trainer.sizes, trainer.steps, trainer.run().accuracy > 0.8
+        >>> rr.spawn(program, 2)[0]
+        ((64, 16, 10), 69, True)
     """
+
+    __module__ = "ringreduce.train"
 
     def __init__(
         self, comm: rr.Communicator, split: data.Split, settings: Settings, xp: ModuleType = np
@@ -175,13 +311,41 @@ class Trainer:
     # --- the contents of a checkpoint ---
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all arrays that steps change, by name: parameters and the optimizer's own."""
+        """Return all arrays that steps change, by name: parameters and the optimizer's own.
+
+        Returns:
+            Name -> NumPy array.  With `state`, that is the content of a checkpoint.
+
+        Example:
+            >>> settings = rr.train.Settings(hidden=(8,))
+            >>> def program(comm):
+            ...     trainer = rr.train.Trainer(comm, rr.train.load(settings), settings)
+            ...     return list(trainer.arrays())[:2]
+            >>> rr.spawn(program, 1)
+            [['0.weight', '0.bias']]
+        """
         return {name: _on_host(array) for name, array in self._arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State) -> None:
-        """Continue from `state`, with rank 0's `arrays`; the other ranks may pass None.
+        """Continue from `state`, with rank 0's `arrays`.
 
-        Raises ValueError on all ranks if `state` has more steps than the run.
+        Args:
+            arrays: what `arrays` has returned; ranks other than 0 may pass None.
+            state: the `state` of the Trainer at that time.
+
+        Raises:
+            ValueError: `state` has more steps than the run.  All ranks raise it.
+
+        Example:
+            >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
+            >>> def program(comm):
+            ...     split = rr.train.load(settings)
+            ...     before, after = (rr.train.Trainer(comm, split, settings) for _ in range(2))
+            ...     digest = before.run().digest
+            ...     after.restore(before.arrays(), before.state)
+            ...     return after.run().digest == digest
+            >>> rr.spawn(program, 2)
+            [True, True]
         """
         if state.step > self.steps:
             raise ValueError(
@@ -212,12 +376,28 @@ class Trainer:
     ) -> Result:
         """Train from the present state to the end.
 
-        `watchers` may differ between ranks.  `save` is called on all ranks every `save_every`
-        steps, or after each epoch if `save_every` is 0, and at the end.  Before each call of `save`
-        the parameters are proven to be equal.
+        Args:
+            watchers: they receive steps and epochs; they may differ between ranks.
+            save: it is called on all ranks every `save_every` steps and at the end.  Before each
+                call the parameters are proven to be equal.
+            save_every: steps between calls of `save`; 0: one after each epoch.
 
-        Raises, on all ranks, FloatingPointError if the loss or a parameter is infinite or NaN, and
-        DriftError if ranks have different parameters.
+        Returns:
+            The `Result`.
+
+        Raises:
+            FloatingPointError: the loss or a parameter is infinite or NaN.  All ranks raise it.
+            DriftError: ranks have different parameters.  All ranks raise it.
+
+        Example:
+            >>> settings = rr.train.Settings(epochs=2, hidden=(8,), batch=359)
+            >>> def program(comm):
+            ...     saved = []
+            ...     trainer = rr.train.Trainer(comm, rr.train.load(settings), settings)
+            ...     trainer.run(save=lambda trainer: saved.append(trainer.state.step))
+            ...     return saved
+            >>> rr.spawn(program, 2)[0]
+            [5, 10]
         """
         every = self.settings.check_every
         while self.state.step < self.steps:
@@ -247,8 +427,29 @@ class Trainer:
     def gradients(self, x: Any, labels: Any, count: int) -> tuple[float, dict[str, Any]]:
         """Return this rank's share of the mean loss, and the mean's gradient: name -> array.
 
-        `x` (samples, inputs) and `labels` (samples,) are this rank's part of a global batch of
-        `count` samples, possibly empty.
+        Args:
+            x: this rank's part of a global batch, (samples, inputs), possibly empty.
+            labels: their classes, (samples,).
+            count: samples of the global batch.
+
+        Returns:
+            The share of the loss, and the gradients, which the next step overwrites.
+
+        Raises:
+            MismatchError: another rank makes another call.
+
+        Example:
+            >>> settings = rr.train.Settings(hidden=(8,))
+            >>> split = rr.train.load(settings)
+            >>> def program(comm):
+            ...     trainer = rr.train.Trainer(comm, split, settings)
+            ...     mine = slice(comm.rank, 10, comm.size)
+            ...     loss, gradients = trainer.gradients(
+            ...         split.train_x[mine], split.train_labels[mine], count=10
+            ...     )
+            ...     return loss > 0, gradients["0.weight"].shape
+            >>> rr.spawn(program, 2)[0]
+            (True, (64, 8))
         """
         loss, pairs = mlp.gradients(self.parameters, x, labels, count, self._xp, into=self._buffers)
         for name, _ in pairs:
@@ -256,7 +457,22 @@ class Trainer:
         return float(loss), self._dp.finish()
 
     def accuracy(self) -> float:
-        """Return the accuracy on the held-out samples, from 0 to 1; each rank computes a part."""
+        """Return the accuracy on the held-out samples; each rank computes a part.  Collective.
+
+        Returns:
+            The accuracy, from 0 to 1.
+
+        Raises:
+            MismatchError, PeerTimeoutError, PeerLostError: as for `Communicator.all_reduce`.
+
+        Example:
+            >>> settings = rr.train.Settings(hidden=(8,))
+            >>> def program(comm):
+            ...     trainer = rr.train.Trainer(comm, rr.train.load(settings), settings)
+            ...     return trainer.accuracy() < 0.5
+            >>> rr.spawn(program, 2)  # before training
+            [True, True]
+        """
         right = mlp.right(self.parameters, self._held_out_x, self._held_out_labels, self._xp)
         total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
         return int(total[0]) / self._held_out_samples
@@ -366,16 +582,46 @@ def train(
 ) -> Result:
     """Train on the ranks of `comm`; every rank must make this call with equal split and settings.
 
-    Raises the errors of `Trainer` and `Trainer.run`.
+    Args:
+        comm: the communicator of the ranks.
+        split: the samples to train on, and those that are held out.
+        settings: all settings of the run.
+        watchers: they receive steps and epochs; they may differ between ranks.
+        xp: the array module, NumPy or CuPy.
+
+    Returns:
+        The `Result`, the same on every rank but for its times.
+
+    Raises:
+        ValueError, FloatingPointError, DriftError: as for `Trainer` and `Trainer.run`.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> def program(comm):
+        ...     return rr.train.train(comm, rr.train.load(settings), settings).accuracy > 0.8
+        >>> rr.spawn(program, 2)
+        [True, True]
     """
     return Trainer(comm, split, settings, xp).run(watchers)
 
 
 def check_equal(comm: rr.Communicator, parameters: Any) -> str:
-    """Prove that `parameters` are bitwise the same on all ranks; return their SHA-256 in hex.
+    """Prove that `parameters` are bitwise the same on all ranks.  Every rank must make this call.
 
-    Every rank must make this call.  Raises DriftError on all ranks, naming the ranks that differ
-    from the most frequent parameters; among equally frequent, from those of the lowest rank.
+    Args:
+        comm: the communicator of the ranks.
+        parameters: a NumPy or CuPy array of any shape.
+
+    Returns:
+        The SHA-256 of the parameters' bytes, in hexadecimal.
+
+    Raises:
+        DriftError: parameters differ.  All ranks raise it.  It names the ranks that differ from the
+            most frequent parameters; among equally frequent, from those of the lowest rank.
+
+    Example:
+        >>> rr.spawn(lambda comm: rr.train.check_equal(comm, np.zeros(3))[:8], 2)
+        ['9d908ecf', '9d908ecf']
     """
     digest = hashlib.sha256(_on_host(parameters).data).digest()
     gathered = comm.all_gather(np.frombuffer(digest, np.uint8).reshape(1, -1))

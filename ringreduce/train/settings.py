@@ -30,8 +30,16 @@ def _setting(default: Any, explained: str, choices: Sequence[str] = (), **more: 
 class Settings:
     """All settings that decide the result of a run, besides the number of ranks.
 
-    Raises ValueError for values that cannot work.
+    Raises:
+        ValueError: a value that cannot work.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=5, hidden=(256, 128), optimizer="adam", lr=0.003)
+        >>> settings.batch
+        32
     """
+
+    __module__ = "ringreduce.train"
 
     # The defaults, for the digits, were chosen without the held-out samples: by cross-validation in
     # the other four fifths, in 4 stratified folds.

@@ -1,0 +1,130 @@
+"""Every public name: what its docstring has, that its example runs, and what `help` shows."""
+
+from __future__ import annotations
+
+import doctest
+import pydoc
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from tests.support.mpi import ROOT, environment, mpiexec
+from tests.support.public import entries, lacking, names
+
+ENTRIES = dict(entries())
+WITH_EXAMPLE = {name: value for name, value in ENTRIES.items() if not isinstance(value, property)}
+OVER_MPI = {name: value for name, value in WITH_EXAMPLE.items() if "rr.init(" in value.__doc__}
+
+
+def run_example(value: object) -> list[str]:
+    """What the example prints that it does not state, and the other way round."""
+    test = doctest.DocTestParser().get_doctest(
+        value.__doc__, {"np": np, "rr": rr}, value.__name__, None, None
+    )
+    found: list[str] = []
+    assert test.examples
+    doctest.DocTestRunner(verbose=False).run(test, out=found.append)
+    return found
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_docstring_lacks_nothing(name):
+    assert lacking(name, ENTRIES[name]) == []
+
+
+@pytest.mark.parametrize("name", [n for n in WITH_EXAMPLE if n not in OVER_MPI])
+def test_an_example_prints_what_the_docstring_says(name):
+    assert run_example(WITH_EXAMPLE[name]) == []
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", OVER_MPI)
+def test_an_example_over_mpi_prints_what_the_docstring_says(name):
+    code = (
+        "from tests.test_public import OVER_MPI, run_example; "
+        f"found = run_example(OVER_MPI[{name!r}]); assert found == [], found"
+    )
+    done = subprocess.run(
+        [mpiexec(), "-n", "2", sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_all_public_names_are_looked_at():
+    assert {"init", "Communicator.all_reduce", "Work.wait", "train.shard"} <= ENTRIES.keys()
+    assert OVER_MPI
+    assert names().keys() == {*rr.__all__, *(f"train.{n}" for n in rr.train.__all__)} - {"train"}
+
+
+def test_a_public_class_names_the_module_that_users_import_it_from():
+    for name, value in names().items():
+        if isinstance(value, type):
+            assert value.__module__ == ("ringreduce.train" if "." in name else "ringreduce"), name
+
+
+def test_help_shows_the_public_names_and_no_inner_module():
+    text = pydoc.render_doc(rr, renderer=pydoc.plaintext)
+    # pydoc itself lists the files of every package.
+    before, _, after = text.partition("PACKAGE CONTENTS")
+    shown = before + after[after.index("CLASSES") :]
+    for name in set(rr.__all__) - {"train"}:
+        assert re.search(rf"^ +(class )?{name}\b", shown, re.M), name
+    assert set(re.findall(r"ringreduce\.([a-z]\w+)", shown)) <= {"schedules", "train"}
+
+
+# --- and would be found ---------------------------------------------------------------------------
+
+
+def without_parts(x: int) -> int:
+    """Says something."""
+
+
+def complete(x: int) -> int:
+    """Return `x` twice.
+
+    Args:
+        x: a number.
+
+    Returns:
+        The double.
+
+    Raises:
+        TypeError: it is no number.
+
+    Example:
+        >>> 1 + 1
+        3
+    """
+
+
+def test_what_a_docstring_lacks_is_listed():
+    found = lacking("without_parts", without_parts)
+    assert found == ["argument x", "Returns", "Raises", "an example"]
+
+
+@pytest.mark.parametrize(
+    ("part", "lacks"),
+    [
+        ("        x: a number.\n", ["argument x"]),
+        ("    Returns:\n        The double.\n", ["Returns"]),
+        ("    Raises:\n        TypeError: it is no number.\n", ["Raises"]),
+        ("        >>> 1 + 1\n        3\n", ["an example"]),
+    ],
+)
+def test_each_missing_part_is_listed(monkeypatch, part, lacks):
+    assert lacking("complete", complete) == []
+    monkeypatch.setattr(complete, "__doc__", complete.__doc__.replace(part, ""))
+    assert lacking("complete", complete) == lacks
+
+
+def test_a_wrong_example_is_found():
+    assert run_example(complete)
