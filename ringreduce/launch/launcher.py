@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
-from ringreduce.launch.deaths import WATCH, RankWatch, report
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 
@@ -194,35 +193,21 @@ def _host_list(hosts: Hosts) -> str:
 def run(job: Job) -> int:
     """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it.
 
-    If a signal killed a rank of this host, prints which rank and which signal.  For the main
-    thread: the signals that arrive meanwhile are sent on to mpiexec.  Raises LaunchError if no
-    mpiexec belongs to this environment's MPI.
+    For the main thread: the signals that arrive meanwhile are sent on to mpiexec.  Raises
+    LaunchError if no mpiexec belongs to this environment's MPI.
     """
     given = job_environment()
     mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
     added = rank_environment(job, mpiexec, given, cores(), root=os.geteuid() == 0)
     started = time.time()
-    argv = command_line(job, mpiexec, given, added)
-    with RankWatch() as watch:
-        if not job.hosts:  # the ends of other hosts' ranks come later than those of this host's
-            added[WATCH] = watch.name
-        pid, code, ended_by = _run_relaying(argv, {**given, **added}, watch)
-    if ended_by == 0:
-        killed, code = report(watch.first, code)
-        if killed:
-            print(f"ringreduce run: {killed}", file=sys.stderr)
+    pid, code = _run_relaying(command_line(job, mpiexec, given, added), {**given, **added})
     if code != 0 and not job.hosts:
         clean_up_job(pid, since=started)
     return code
 
 
-def _run_relaying(
-    argv: list[str], environment: dict[str, str], watch: RankWatch
-) -> tuple[int, int, int]:
-    """Run mpiexec and send signals on to it, while `watch` waits for ranks that end.
-
-    Returns mpiexec's process id, the exit code, and the signal that was to end the job, or 0.
-    """
+def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, int]:
+    """Run mpiexec and send signals on to it.  Returns its process id and the exit code."""
     # Some parents leave SIGCHLD ignored.  The exit code of mpiexec would then be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # An ignored signal stays ignored, so that `nohup` works.
@@ -236,7 +221,6 @@ def _run_relaying(
         # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
         # mpiexec when two ranks abort at the same time, and the exit code would be lost.
         process = subprocess.Popen(argv, env=environment, preexec_fn=tie, restore_signals=False)
-        watch.start()
         while process.poll() is None:
             info = signal.sigtimedwait(waited, patience_s)
             if info is None:
@@ -253,7 +237,7 @@ def _run_relaying(
             pass  # a signal that came too late for the job
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return process.pid, _exit_code(process.returncode, ended_by), ended_by
+    return process.pid, _exit_code(process.returncode, ended_by)
 
 
 def _tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:

@@ -3,9 +3,9 @@
     python -m ringreduce.launch.rank_main script.py args...
     python -m ringreduce.launch.rank_main -m module args...
 
-The script or module runs as under `python`.  It gains what plain mpiexec lacks: the rank ends when
-its launcher is killed, a rank that fails ends the job with its traceback and its exit code, and the
-launcher finds out which rank a signal killed.
+The script or module runs as under `python`.  It gains two things that plain mpiexec lacks: the rank
+ends when its launcher is killed, and a rank that fails ends the job with its traceback and its exit
+code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from ringreduce.launch.deaths import Connection
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
@@ -34,8 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
-    connection = Connection(os.environ)
-    return run(argv, connection)
+    return run(argv)
 
 
 def size_complaint(environment: Mapping[str, str]) -> str:
@@ -53,7 +51,7 @@ def size_complaint(environment: Mapping[str, str]) -> str:
     )
 
 
-def run(argv: Sequence[str], connection: Connection) -> int:
+def run(argv: Sequence[str]) -> int:
     """Run `script args...` or `-m module args...` as `__main__`.  Returns the exit code.
 
     An exception prints its traceback, without the frames of this module, and ends the job.  A
@@ -75,10 +73,8 @@ def run(argv: Sequence[str], connection: Connection) -> int:
         code = exit_code_of(error)
     else:
         code = 0
-    if os.getpid() == rank_pid:  # a child that the script forked ends alone
-        connection.send_exit_code(code)
-        if code:
-            end_job(code)
+    if code and os.getpid() == rank_pid:  # a child that the script forked ends alone
+        end_job(code)
     return code
 
 

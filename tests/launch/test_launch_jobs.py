@@ -180,42 +180,6 @@ def test_an_exit_code_is_passed_on(script, run, leaves):
     assert run("-n", "2", "script.py").returncode == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_rank_that_a_signal_kills_is_named(script, run, number):
-    script(f"""
-        import os
-        from mpi4py import MPI
-        comm = MPI.COMM_WORLD
-        comm.barrier()
-        if comm.rank == 1:
-            print("process", os.getpid(), flush=True)
-            os.kill(os.getpid(), {number:d})
-        comm.recv(source=1)
-    """)
-    ended = run("-n", "3", "script.py")
-    pid = ended.stdout.split()[1]
-    where = f"rank 1 (process {pid} on {platform.node()})"
-    sentence = f"ringreduce run: {where} was killed by signal {number:d} ({number.name})"
-    assert ended.stderr.splitlines()[-1] == sentence
-    assert ended.returncode == 128 + number
-
-
-@pytest.mark.parametrize("leaves", ["sys.exit(9)", "1 / 0"])
-def test_a_rank_that_fails_is_not_called_killed(script, run, leaves):
-    script(f"""
-        import sys
-        from mpi4py import MPI
-        comm = MPI.COMM_WORLD
-        comm.barrier()
-        if comm.rank == 1:
-            {leaves}
-        comm.recv(source=1)
-    """)
-    ended = run("-n", "3", "script.py")
-    assert ended.returncode in (9, 1)
-    assert "was killed" not in ended.stderr
-
-
 def test_an_exception_ends_the_job_within_2_s_with_its_ranks_traceback(script, run):
     script("""
         import time
