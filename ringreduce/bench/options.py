@@ -113,7 +113,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     names = ", ".join(COLLECTIVES)
-    add("--collective", type=_collective, default="all_reduce", metavar="NAME", help=names)
+    add(
+        "--collective",
+        type=_collective,
+        choices=tuple(COLLECTIVES),
+        default="all_reduce",
+        metavar="NAME",
+        help=names,
+    )
     add("--algorithm", default="auto", metavar="NAME", help="default: auto, chosen for each size")
     add("-b", dest="min_bytes", type=nbytes, default=8, metavar="BYTES", help="from; default: 8")
     add("-e", dest="max_bytes", type=nbytes, default=64 << 20, metavar="BYTES", help="to; 64M")

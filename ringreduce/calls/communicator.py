@@ -272,8 +272,8 @@ class Communicator(Collectives):
             collective: name of the collective.
 
         Returns:
-            A `Choice`: its `algorithm`, the `cheapest` candidate, the `reason`, the `transport`, and
-            `predicted_s`, the predicted seconds of every candidate.
+            A `Choice`: its `algorithm`, the `cheapest` candidate, the `reason`, the `transport`,
+            and `predicted_s`, the predicted seconds of every candidate.
 
         Raises:
             TypeError: unknown dtype.
