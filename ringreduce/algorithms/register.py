@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.algorithms.registry import OwnSteps, remember
+from ringreduce.errors import did_you_mean
 
 
 def register_algorithm(
@@ -26,14 +27,27 @@ def register_algorithm(
             divides the array into; by default one for each rank.  In the other collectives chunk i
             belongs to rank i, and in all_to_all chunk ``i * size + j`` goes from rank i to rank j.
 
-    Raises ValueError for a name that is taken or is no identifier.  The schedule is proven when it
-    is first built for a number of ranks: a wrong schedule raises ScheduleError on every rank, and
-    nothing is sent.  A later registration under the same name replaces the earlier one.
+    Raises ValueError for a name that is taken or is no identifier, TypeError for steps or chunks
+    that are no functions.  The schedule is proven when it is first built for a number of ranks: a
+    wrong schedule raises ScheduleError on every rank, and nothing is sent.  A later registration
+    under the same name replaces the earlier one.
     """
-    if collective not in ALGORITHMS or collective == "barrier":
-        raise ValueError(f"register_algorithm: unknown collective {collective!r}")
-    if not name.isidentifier() or name in ALGORITHMS[collective] or name == "auto":
+    known = [each for each in ALGORITHMS if each != "barrier"]
+    if collective not in known:
         raise ValueError(
-            f"register_algorithm: {name!r} is no word, or is {collective}'s own; choose another"
+            f"register_algorithm: unknown collective {collective!r}; "
+            f"choose one of {', '.join(map(repr, known))}{did_you_mean(str(collective), known)}"
         )
+    if not str(name).isidentifier():
+        raise ValueError(
+            f"register_algorithm: name is {name!r}; choose one of letters, digits and _"
+        )
+    if name in ALGORITHMS[collective] or name == "auto":
+        raise ValueError(
+            f"register_algorithm: {name!r} is taken by the library; choose another name"
+        )
+    for what, function in (("steps", steps), ("chunks", chunks)):
+        if not callable(function) and (what == "steps" or function is not None):
+            kind = type(function).__name__
+            raise TypeError(f"register_algorithm: {what} is {kind}; pass a function")
     remember(collective, name, steps, chunks)

@@ -50,7 +50,10 @@ class Work:
 
         Raises the call's error: MismatchError, PeerTimeoutError, PeerLostError.  Raises
         TimeoutError if the call is not over within `timeout_s` seconds; the call then goes on.
+        Raises ValueError unless `timeout_s` is None or a number of at least 0.
         """
+        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+            raise ValueError(f"wait: timeout_s is {timeout_s!r}; pass seconds, 0 or more, or None")
         if not self._queue.wait_for(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
