@@ -47,8 +47,11 @@ def as_array(where: str, x: Any) -> np.ndarray:
     if isinstance(x, np.ndarray):
         return x
     if not isinstance(x, Number) and not _exposes_memory(x):
-        wanted = next((f", such as x.{name}()" for name in _TO_NUMPY if hasattr(x, name)), "")
-        raise TypeError(f"{where}: got {shown(x)}; pass an array or a number{wanted}")
+        wanted = "an array, a number, or a list of these"
+        if where != "all_reduce":
+            wanted = "an array or a number"
+        method = next((f", such as x.{name}()" for name in _TO_NUMPY if hasattr(x, name)), "")
+        raise TypeError(f"{where}: got {shown(x)}; pass {wanted}{method}")
     try:
         array = np.asarray(x)
     except Exception as error:  # of another library: its text says what it wants

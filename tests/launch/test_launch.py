@@ -296,10 +296,11 @@ def test_tag_output(flavour, option):
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """The jobs that the command line would start, in a directory with a script.py."""
+    """The jobs that the command line would start, in a directory with script.py and module.py."""
     jobs = []
     monkeypatch.setattr(cli, "run", lambda job: jobs.append(job) or 0)
-    (tmp_path / "script.py").touch()
+    for name in ("script.py", "module.py"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     return jobs
 
