@@ -82,8 +82,13 @@ def init(
     over_mpi = None
     try:
         over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
-        if len(set(over_mpi.collect(bytes((shares,))))) > 1:
-            raise MismatchError("init: ranks differ in whether to share memory: transport, config")
+        sharing = over_mpi.collect(bytes((shares,)))
+        if len(set(sharing)) > 1:
+            ranks = ", ".join(str(rank) for rank, one in enumerate(sharing) if one)
+            raise MismatchError(
+                f"init: rank(s) {ranks} want to share memory, the others do not; every rank must "
+                "pass the same transport and config"
+            )
         config = replace(config, shared_memory=shares)
         segments = share_segments(over_mpi) if shares else None
         if transport == "shm" and segments is None:

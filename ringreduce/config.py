@@ -97,18 +97,14 @@ class Config:
         usual = _SINGLE_COPY_IF_CROWDED if self.memory.crowded else _SINGLE_COPY
         return self.pull_bytes or usual
 
-    def plan_text(self) -> str:
-        """Return the settings that decide which messages are sent, to compare between ranks.
+    @property
+    def of_all_ranks(self) -> tuple[tuple[str, str], ...]:
+        """The settings that decide which messages are sent, as text, to compare between ranks.
 
         The sizes of caches may differ between ranks.  `memory` needs no comparison: all ranks
         derive it together.
         """
-        return repr(
-            (
-                *(self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight),
-                *(self.profile, self.pull_bytes),
-            )
-        )
+        return tuple((name, repr(getattr(self, name))) for name in _OF_ALL_RANKS)
 
 
 _SINGLE_COPY, _SINGLE_COPY_IF_CROWDED = 4 << 20, 8 << 20
@@ -120,6 +116,10 @@ _COUNTS = {
     "staged_bytes": 0,
 }
 """The settings that are whole numbers, with the least value of each."""
+_OF_ALL_RANKS = (
+    *("slice_bytes", "segment_bytes", "most_slices", "in_flight", "profile"),
+    "pull_bytes",
+)
 _SWITCHES = ("synchronous_sends", "shared_memory", "log_messages")
 TRANSPORTS = ("auto", "mpi", "shm")
 """How ranks may exchange data, as `ringreduce.init` names it."""

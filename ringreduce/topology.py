@@ -67,6 +67,6 @@ def parse_nodes(
     if sorted(rank for group in groups for rank in group) != list(range(size)) or not all(groups):
         raise ValueError(
             f"{where}: nodes={nodes!r} does not place each of the {size} ranks on exactly one "
-            "node; pass the ranks of each node by number, such as (3, 1, 2), or one by one"
+            "node; pass how many ranks each node has, such as (3, 1, 2), or the ranks themselves"
         )
     return tuple(groups)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import misuses
-from tests.support.misuses import BY_ALL_RANKS, BY_ONE_RANK, CONFIGS, HERE, OVER_MPI, Misuse
+from tests.support.misuses import BY_ALL_RANKS, BY_ONE_RANK, CONFIGS, HERE, JOBS, OVER_MPI, Misuse
 from tests.support.mpi import MpiJobs
 
 MISUSES = misuses.misuses()
@@ -42,6 +42,12 @@ def over_mpi(tmp_path_factory) -> Iterator[dict[str, dict[str, str]]]:
 @pytest.mark.parametrize("misuse", of(*BY_ONE_RANK, *BY_ALL_RANKS, OVER_MPI), ids=str)
 def test_a_misuse_gets_its_answer_over_mpi(misuse, transport, over_mpi):
     assert over_mpi[transport][misuse.wrote] == misuse.answer
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("misuse", of(JOBS), ids=str)
+def test_a_rank_that_ends_early_is_named(misuse):
+    assert misuses.of_job(misuse.wrote) == misuse.answer
 
 
 def test_the_page_has_many_misuses_each_once():

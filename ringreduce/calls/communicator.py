@@ -88,7 +88,7 @@ class Communicator(Collectives):
         self._adopt = adopt
         """Called with every communicator that `split` makes."""
         self._splits = 0
-        self._meet("init", (("nodes", repr(self.nodes)), ("config", self.config.plan_text())))
+        self._meet("init", (("nodes", repr(self.nodes)), *self.config.of_all_ranks))
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]

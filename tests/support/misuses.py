@@ -13,8 +13,10 @@ import gzip
 import io
 import json
 import os
+import platform
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import types
@@ -36,7 +38,7 @@ from ringreduce.train.__main__ import main as train
 from ringreduce.train.checkpoint import Folder
 from tests.launch import test_launch as launch
 from tests.support import trainer
-from tests.support.mpi import ROOT, MpiJobs
+from tests.support.mpi import ROOT, MpiJobs, environment
 from tests.train.test_train_data import idx_bytes, mnist
 
 PAGE = ROOT / "docs/messages.md"
@@ -188,6 +190,8 @@ BY_ALL_RANKS = ("Ranks that disagree", "After the end", "What looks wrong and is
 """Sections whose lines all ranks run, each line with a communicator of its own."""
 OVER_MPI = "The start of all ranks"
 """The section whose lines all ranks of an MPI job run."""
+JOBS = "Ranks that end early"
+"""The section whose lines rank 1 runs, each in a job of its own."""
 CONFIGS = {"messages": rr.Config(), "shared memory": rr.Config(shared_memory=True)}
 
 
@@ -403,17 +407,22 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
 
 
 def of_checkpoints(mistake: str) -> str:
-    """Return all that the trainer prints as errors; two ranks that are threads run it."""
+    """Return all that the trainer prints as errors; two ranks that are threads run it.
+
+    After an error all ranks end with code 2; else the run goes on to its end.
+    """
     prepare, flags = CHECKPOINTS[mistake]
     with _new_folder() as folder, _errors_in(folder) as errors, pytest.MonkeyPatch.context() as p:
         Path("c").mkdir()
         for name, content in _checkpoints().items():
             (Path("c") / name).write_bytes(content)
         prepared = prepare(Path("c"))
-        trainer.command(p, 2, "--checkpoint-dir", "c", *flags)
+        codes = trainer.command(p, 2, "--checkpoint-dir", "c", *flags)
         if isinstance(prepared, Folder):
             prepared.close()
-    return "\n".join(filter(None, errors.getvalue().splitlines()))
+    lines = [line for line in errors.getvalue().splitlines() if line]
+    assert codes == [2 if ": error: " in lines[-1] else 0] * 2
+    return "\n".join(lines)
 
 
 # --- the MPI --------------------------------------------------------------------------------------
@@ -478,12 +487,38 @@ def over_mpi_jobs(jobs: MpiJobs, transport: str) -> dict[str, str]:
     return first
 
 
+SCRIPT = """
+import os, signal, sys
+import ringreduce as rr
+comm = rr.init()
+if comm.rank == 1:
+    {line}
+comm.barrier()
+"""
+
+
+def of_job(line: str) -> str:
+    """Return what `ringreduce run` says of a job whose rank 1 runs a line, and its exit code."""
+    with _new_folder() as folder:
+        (folder / "script.py").write_text(SCRIPT.format(line=line))
+        command = [sys.executable, "-m", "ringreduce", "run", "-n", "2", "script.py"]
+        ended = subprocess.run(
+            command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60
+        )
+    said = re.findall(
+        r"ringreduce: .*", ended.stderr.replace(f" on {platform.node()} ", " on HOST ")
+    )
+    return "\n".join([*said, f"exit code {ended.returncode}"])
+
+
 def main() -> None:
     """Write the answers into the page."""
     text = PAGE.read_text()
     with _new_folder() as folder:
         answers = among_threads("messages") | over_mpi_jobs(MpiJobs(folder), "mpi")
     for misuse in misuses():
+        if misuse.section == JOBS:
+            answers[misuse.wrote] = of_job(misuse.wrote)
         if misuse.section in HERE:
             answers[misuse.wrote] = HERE[misuse.section](misuse.wrote)
         in_words = misuse.wrote in (*DATA, *CHECKPOINTS, *MPIS)
