@@ -53,8 +53,9 @@ def init(
             launcher's timeout, or 600.
         config: the other settings.
 
-    Raises ImportError without mpi4py or MPI, ValueError for wrong arguments, MismatchError if ranks
-    pass different nodes or settings, PeerTimeoutError if a rank does not call `init`.
+    Raises ImportError without mpi4py or MPI, TypeError or ValueError for wrong arguments,
+    MismatchError if ranks pass different nodes or settings, PeerTimeoutError if a rank does not
+    call `init`.
     """
     environment = Environment.read()
     transport = transport or environment.transport or "auto"
@@ -65,15 +66,17 @@ def init(
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     check_timeout("init", timeout_s)
     MPI = _import_mpi()  # noqa: N806 - mpi4py's name
-    from ringreduce.process_exit import close_at_exit, never_finalize, prepare
-    from ringreduce.transports.mpi import MpiTransport
+    from ringreduce.process_exit import check_size, close_at_exit, never_finalize, prepare
 
+    prepare(environment)
     if not (mpi_comm is None or isinstance(mpi_comm, MPI.Intracomm)):
         raise TypeError(
             f"init: mpi_comm is {shown(mpi_comm)}; pass a communicator of mpi4py, "
             "or nothing for all ranks of the job"
         )
-    prepare(environment, MPI.COMM_WORLD.Get_size())
+    check_size(environment, MPI.COMM_WORLD.Get_size())
+    from ringreduce.transports.mpi import MpiTransport
+
     if mpi_comm is None and nodes is None:
         nodes = environment.nodes
     if nodes is not None:
@@ -82,13 +85,7 @@ def init(
     over_mpi = None
     try:
         over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
-        sharing = over_mpi.collect(bytes((shares,)))
-        if len(set(sharing)) > 1:
-            ranks = ", ".join(str(rank) for rank, one in enumerate(sharing) if one)
-            raise MismatchError(
-                f"init: rank(s) {ranks} want to share memory, the others do not; every rank must "
-                "pass the same transport and config"
-            )
+        _check_all_share(over_mpi.collect(bytes((shares,))))
         config = replace(config, shared_memory=shares)
         segments = share_segments(over_mpi) if shares else None
         if transport == "shm" and segments is None:
@@ -110,6 +107,19 @@ def init(
         raise
     close_at_exit(comm)
     return comm
+
+
+def _check_all_share(shares: bytes) -> None:
+    """Check that all ranks share memory, or none; `shares` has one byte for each rank, 1 or 0.
+
+    Raises MismatchError.
+    """
+    if len(set(shares)) > 1:
+        ranks = ", ".join(str(rank) for rank, share in enumerate(shares) if share)
+        raise MismatchError(
+            f"init: rank(s) {ranks} want to share memory, the others do not; every rank must "
+            "pass the same transport and config"
+        )
 
 
 def _import_mpi() -> ModuleType:

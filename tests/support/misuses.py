@@ -177,7 +177,8 @@ def written(comm: rr.Communicator, code: str) -> str:
         exec(compile(ast.Module(before, []), code, "exec"), names)
         return eval(compile(ast.Expression(last.value), code, "eval"), names)
 
-    with mock.patch.dict(os.environ):
+    # `init` changes the hook.
+    with mock.patch.dict(os.environ), mock.patch.object(sys, "excepthook", sys.excepthook):
         return _text_of(run)
 
 
