@@ -60,14 +60,42 @@ _MODULES = {
 }
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("init_process_group", "initialize", "comm_world", "mpi"), "init"),
+    **dict.fromkeys(("distributeddataparallel", "distributedoptimizer"), "train.DataParallel"),
+    **dict.fromkeys(("distributedgradienttape", "dataparallel"), "train.DataParallel"),
+    **dict.fromkeys(("run", "launch", "multiprocessing"), "spawn"),
+}
+"""What mpi4py, Horovod and torch call it, in small letters -> what it is called here."""
+_ATTRIBUTES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "nodes")
+"""What a communicator has besides its methods."""
+_OPS = ("reduceop", "op", "sum", "average", "avg", "min", "max", "product", "prod")
+"""What they call ops, in small letters."""
+
+
 def __getattr__(name: str) -> Any:
     if name == "train":
         return import_module("ringreduce.train")
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = "" if name.startswith("_") else _hint(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(import_module(f"ringreduce.{_MODULES.get(name, 'errors')}"), name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    """Return what a name of another library is called here; "" for a name that is none."""
+    from ringreduce.calls.communicator import ELSEWHERE, Communicator
+    from ringreduce.errors import did_you_mean
+
+    word = name.lower()
+    if word in _OPS:
+        return "; an op is a text, such as op='sum'"
+    method = ELSEWHERE.get(word, word)
+    if method in _ATTRIBUTES or hasattr(Communicator, method.partition("(")[0]):
+        return f"; it belongs to a communicator: comm = ringreduce.init(), then comm.{method}"
+    return did_you_mean(name, __all__, _ELSEWHERE)
 
 
 def __dir__() -> list[str]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from ringreduce.calls.arguments import check_timeout
+from ringreduce.calls.arguments import check_timeout, shown
 from ringreduce.calls.communicator import Communicator
-from ringreduce.config import Config, Environment
+from ringreduce.config import TRANSPORTS, Config, Environment
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.shm.segments import Segments, share_segments
@@ -60,7 +60,8 @@ def init(
 
     Raises:
         ImportError: there is no mpi4py, or no MPI.
-        ValueError: wrong arguments, or ``transport="shm"`` for ranks that cannot share memory.
+        TypeError, ValueError: wrong arguments, or ``transport="shm"`` for ranks that cannot share
+            memory.
         MismatchError: ranks pass different nodes or settings.
         PeerTimeoutError: a rank does not call `init`.
 
@@ -73,27 +74,33 @@ def init(
     """
     environment = Environment.read()
     transport = transport or environment.transport or "auto"
-    if transport not in ("auto", "mpi", "shm"):
+    if transport not in TRANSPORTS:
         raise ValueError(f"init: unknown transport {transport!r}; choose 'auto', 'mpi' or 'shm'")
+    config = _checked("init", config)
     timeout_s = environment.timeout_s if timeout_s is None else timeout_s
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     check_timeout("init", timeout_s)
     MPI = _import_mpi()  # noqa: N806 - mpi4py's name
-    from ringreduce.process_exit import close_at_exit, never_finalize, prepare
+    from ringreduce.process_exit import check_size, close_at_exit, never_finalize, prepare
+
+    prepare(environment)
+    if not (mpi_comm is None or isinstance(mpi_comm, MPI.Intracomm)):
+        raise TypeError(
+            f"init: mpi_comm is {shown(mpi_comm)}; pass a communicator of mpi4py, "
+            "or nothing for all ranks of the job"
+        )
+    check_size(environment, MPI.COMM_WORLD.Get_size())
     from ringreduce.transports.mpi import MpiTransport
 
-    prepare(environment, MPI.COMM_WORLD.Get_size())
     if mpi_comm is None and nodes is None:
         nodes = environment.nodes
     if nodes is not None:
         parse_nodes(nodes, (mpi_comm or MPI.COMM_WORLD).Get_size())
-    config = config or Config()
     shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
     over_mpi = None
     try:
         over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
-        if len(set(over_mpi.collect(bytes((shares,))))) > 1:
-            raise MismatchError("init: ranks differ in whether to share memory: transport, config")
+        _check_all_share(over_mpi.collect(bytes((shares,))))
         config = replace(config, shared_memory=shares)
         segments = share_segments(over_mpi) if shares else None
         if transport == "shm" and segments is None:
@@ -115,6 +122,19 @@ def init(
         raise
     close_at_exit(comm)
     return comm
+
+
+def _check_all_share(shares: bytes) -> None:
+    """Check that all ranks share memory, or none; `shares` has one byte for each rank, 1 or 0.
+
+    Raises MismatchError.
+    """
+    if len(set(shares)) > 1:
+        ranks = ", ".join(str(rank) for rank, share in enumerate(shares) if share)
+        raise MismatchError(
+            f"init: rank(s) {ranks} want to share memory, the others do not; every rank must "
+            "pass the same transport and config"
+        )
 
 
 def _import_mpi() -> ModuleType:
@@ -158,7 +178,7 @@ def spawn(
         The ranks' return values, in rank order.
 
     Raises:
-        ValueError: wrong arguments.
+        TypeError, ValueError: wrong arguments, before any rank starts.
         Exception: the exception of a rank that has raised.  Calls of the other ranks raise
             PeerLostError.
 
@@ -166,13 +186,18 @@ def spawn(
         >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1).item(), 3)
         [6, 6, 6]
     """
-    if ranks < 1:
-        raise ValueError(f"spawn: ranks is {ranks}; pass at least 1")
+    if not callable(fn):
+        raise TypeError(
+            f"spawn: fn is {shown(fn)}; pass a function without calling it, then the ranks, "
+            "as in spawn(fn, 4)"
+        )
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"spawn: ranks is {shown(ranks)}; pass an int of at least 1")
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     check_timeout("spawn", timeout_s)
     if nodes is not None:
-        parse_nodes(nodes, ranks)
-    given = config or Config()
+        parse_nodes(nodes, ranks, "spawn")
+    given = _checked("spawn", config)
     switchboard = Switchboard(ranks)
     results: list[Any] = [None] * ranks
     failures: list[BaseException] = []
@@ -202,6 +227,15 @@ def spawn(
     if failures:
         raise next((e for e in failures if not isinstance(e, RingReduceError)), failures[0])
     return results
+
+
+def _checked(where: str, config: Config | None) -> Config:
+    """Return the settings to use.  Raises TypeError if `config` is no Config."""
+    if config is None:
+        return Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"{where}: config is {shown(config)}; pass a ringreduce.Config(...)")
+    return config
 
 
 def _communicator(

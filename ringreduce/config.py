@@ -81,12 +81,20 @@ class Config:
     """Record every message in ``Communicator.message_log``."""
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name, least in _COUNTS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or value < least:
                 if value is None and name in _MAY_BE_NONE:
                     continue
-                raise ValueError(f"Config: {name} is {value!r}; pass an int of at least 1")
+                raise ValueError(f"Config: {name} is {value!r}; pass an int of at least {least}")
+        for name in _SWITCHES:
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (name != "shared_memory" or value is not None):
+                raise ValueError(f"Config: {name} is {value!r}; pass True or False")
+        if not isinstance(self.profile, Profile):
+            raise ValueError(
+                f"Config: profile is {self.profile!r}; pass a ringreduce.schedules.cost.Profile"
+            )
 
     @property
     def single_copy_from(self) -> int | None:
@@ -101,32 +109,34 @@ class Config:
         usual = _SINGLE_COPY_IF_CROWDED if self.memory.crowded else _SINGLE_COPY
         return self.pull_bytes or usual
 
-    def plan_text(self) -> str:
-        """Return the settings that decide which messages are sent, to compare between ranks.
+    @property
+    def of_all_ranks(self) -> tuple[tuple[str, str], ...]:
+        """The settings that decide which messages are sent, as text, to compare between ranks.
 
         The sizes of caches may differ between ranks.  `memory` needs no comparison: all ranks
         derive it together.
 
         :meta private:
         """
-        return repr(
-            (
-                *(self.slice_bytes, self.segment_bytes, self.most_slices, self.in_flight),
-                *(self.profile, self.pull_bytes),
-            )
-        )
+        return tuple((name, repr(getattr(self, name))) for name in _OF_ALL_RANKS)
 
 
 _SINGLE_COPY, _SINGLE_COPY_IF_CROWDED = 4 << 20, 8 << 20
 """Bytes from which on a direct read was measured to be faster than a copy in and out."""
 _MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes")
-_COUNTS = (
-    *_MAY_BE_NONE,
-    "segment_bytes",
-    "most_slices",
-    "kept_messages",
-    "kept_plans",
+_COUNTS = {
+    **dict.fromkeys((*_MAY_BE_NONE, "segment_bytes", "most_slices"), 1),
+    **dict.fromkeys(("kept_messages", "kept_plans"), 1),
+    "staged_bytes": 0,
+}
+"""The settings that are whole numbers, with the least value of each."""
+_OF_ALL_RANKS = (
+    *("slice_bytes", "segment_bytes", "most_slices", "in_flight", "profile"),
+    "pull_bytes",
 )
+_SWITCHES = ("synchronous_sends", "shared_memory", "log_messages")
+TRANSPORTS = ("auto", "mpi", "shm")
+"""How ranks may exchange data, as `ringreduce.init` names it."""
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
@@ -147,22 +157,43 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
-        """Read the variables.  Raises ValueError naming the variable that cannot be parsed."""
-        parsers: dict[str, Callable[[str], Any]] = {
-            "expected_size": int,
-            "timeout_s": float,
-            "transport": str,
-            "nodes": lambda text: tuple(int(size) for size in text.split(",")),
-        }
+        """Read the variables; an empty one counts as not set.
+
+        Raises ValueError naming the variable that cannot be parsed.
+        """
         values: dict[str, Any] = {"launched": any(name in variables for name in _RANK_VARIABLES)}
-        for field_name, parse in parsers.items():
+        for field_name, (parse, wanted) in _VARIABLES.items():
             name = f"RINGREDUCE_{field_name.upper()}"
-            if name in variables:
+            if text := variables.get(name):
                 try:
-                    values[field_name] = parse(variables[name])
+                    values[field_name] = parse(text)
                 except ValueError:
                     raise ValueError(
-                        f"environment variable {name} is {variables[name]!r}; "
-                        "wanted a number (for nodes: the ranks of each node, such as 3,1,2)"
+                        f"environment variable {name} is {text!r}; wanted {wanted}"
                     ) from None
         return cls(**values)
+
+
+def _seconds(text: str) -> float:
+    if not float(text) > 0:
+        raise ValueError(text)
+    return float(text)
+
+
+def _transport(text: str) -> str:
+    if text not in TRANSPORTS:
+        raise ValueError(text)
+    return text
+
+
+def _node_sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(","))
+
+
+_VARIABLES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "expected_size": (int, "a whole number"),
+    "timeout_s": (_seconds, "seconds, above 0"),
+    "transport": (_transport, "auto, mpi or shm"),
+    "nodes": (_node_sizes, "the ranks of each node, such as 3,1,2"),
+}
+"""The parser of each variable, and the text of the wanted value."""

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping
 def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
     """Return "; did you mean 'ring'?", with the known word that is closest; "" if none is close.
 
-    `others` are words of other libraries, with what they are called here.
+    `others` are words of other libraries, in small letters, with what they are called here.
     """
     import difflib  # only after a mistake: the import takes a millisecond
 
-    near = difflib.get_close_matches(word, known, n=1)
-    meant = (others or {}).get(word) or (near[0] if near else None)
+    words = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(word.lower(), words, n=1)
+    meant = (others or {}).get(word.lower()) or (words[near[0]] if near else None)
     return f"; did you mean {meant!r}?" if meant else ""
 
 

@@ -32,17 +32,20 @@ _ENDS = "its process ends"
 """Text of the reason why this rank leaves, for the other ranks."""
 
 
-def prepare(environment: Environment, world_size: int) -> None:
-    """Arrange how this process ends.
-
-    Raises ValueError when MPI has not started the expected number of ranks: then mpiexec and mpi4py
-    belong to different MPIs, or the communicator is not that of the whole job.
-    """
+def prepare(environment: Environment) -> None:
+    """Arrange how this process ends."""
     if not isinstance(sys.excepthook, _OthersFirst):
         job.install()
         sys.excepthook = _OthersFirst(sys.excepthook)
     if environment.launched:
         job.die_with_parent()
+
+
+def check_size(environment: Environment, world_size: int) -> None:
+    """Check that MPI has started the expected number of ranks.
+
+    Raises ValueError if it has not: then mpiexec and mpi4py belong to different MPIs.
+    """
     expected = environment.expected_size
     if expected is not None and expected != world_size:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,22 +46,27 @@ class Topology:
         return [node[local] for node in self.nodes if local < len(node)]
 
 
-def parse_nodes(nodes: Sequence[int] | Sequence[Sequence[int]], size: int) -> Nodes:
+def parse_nodes(
+    nodes: Sequence[int] | Sequence[Sequence[int]], size: int, where: str = "init"
+) -> Nodes:
     """Return the ranks of each node, from sizes ``(3, 1, 2)`` or ranks ``((0, 2), (1, 3))``.
 
     Sizes place consecutive ranks on each node.  Raises ValueError unless each of the `size` ranks
-    is on exactly one node.
+    is on exactly one node; its text begins with `where`.
     """
     groups: list[tuple[int, ...]] = []
-    for node in nodes:
-        if isinstance(node, int):
-            start = sum(map(len, groups))
-            groups.append(tuple(range(start, start + node)))
-        else:
-            groups.append(tuple(int(rank) for rank in node))
+    try:
+        for node in nodes:
+            if isinstance(node, Sequence):
+                groups.append(tuple(map(operator.index, node)))
+            else:
+                start = sum(map(len, groups))
+                groups.append(tuple(range(start, start + operator.index(node))))
+    except TypeError:  # not whole numbers, or no sequence: no rank is placed
+        groups.clear()
     if sorted(rank for group in groups for rank in group) != list(range(size)) or not all(groups):
         raise ValueError(
-            f"init: nodes={nodes!r} does not place each of the {size} ranks on exactly one node; "
-            "pass the number of ranks of each node, such as (3, 1, 2), or the ranks themselves"
+            f"{where}: nodes={nodes!r} does not place each of the {size} ranks on exactly one "
+            "node; pass how many ranks each node has, such as (3, 1, 2), or the ranks themselves"
         )
     return tuple(groups)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.algorithms.registry import OwnSteps, remember
+from ringreduce.errors import did_you_mean
 
 
 def register_algorithm(
@@ -32,6 +33,7 @@ def register_algorithm(
 
     Raises:
         ValueError: the name is taken or is no identifier, or the collective is unknown.
+        TypeError: `steps` or `chunks` is no function.
 
     Example:
         >>> from ringreduce.schedules.schedule import Recv, Send, Step
@@ -47,10 +49,22 @@ def register_algorithm(
         >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank, algorithm="hub").item(), 3)
         [3, 3, 3]
     """
-    if collective not in ALGORITHMS or collective == "barrier":
-        raise ValueError(f"register_algorithm: unknown collective {collective!r}")
-    if not name.isidentifier() or name in ALGORITHMS[collective] or name == "auto":
+    known = [each for each in ALGORITHMS if each != "barrier"]
+    if collective not in known:
         raise ValueError(
-            f"register_algorithm: {name!r} is no word, or is {collective}'s own; choose another"
+            f"register_algorithm: unknown collective {collective!r}; "
+            f"choose one of {', '.join(map(repr, known))}{did_you_mean(str(collective), known)}"
         )
+    if not str(name).isidentifier():
+        raise ValueError(
+            f"register_algorithm: name is {name!r}; choose one of letters, digits and _"
+        )
+    if name in ALGORITHMS[collective] or name == "auto":
+        raise ValueError(
+            f"register_algorithm: {name!r} is taken by the library; choose another name"
+        )
+    for what, function in (("steps", steps), ("chunks", chunks)):
+        if not callable(function) and (what == "steps" or function is not None):
+            kind = type(function).__name__
+            raise TypeError(f"register_algorithm: {what} is {kind}; pass a function")
     remember(collective, name, steps, chunks)

@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from ringreduce.algorithms.builders import Builder, default_parts, holders
 from ringreduce.algorithms.hierarchical import Nodes
+from ringreduce.errors import ScheduleError
 from ringreduce.schedules.check import check
 from ringreduce.schedules.schedule import Claim, Schedule, Step, to_text
 
@@ -44,7 +45,7 @@ def _builder(
         parts = chunks(size) if chunks else default_parts(collective, size)
         before, after = holders(collective, size, root, parts)
         rooted = (root,) if collective in ROOTED else ()
-        ranks = [tuple(steps(size, rank, *rooted)) for rank in range(size)]
+        ranks = [_checked(f"{collective} {name}", steps(size, r, *rooted)) for r in range(size)]
         text = to_text(ranks)
         schedule = Schedule(
             collective=collective,
@@ -67,6 +68,17 @@ def _builder(
         return build_own(tuple(map(tuple, nodes)), root)
 
     return build
+
+
+def _checked(where: str, steps: object) -> tuple[Step, ...]:
+    """Return the steps of a rank.  Raises ScheduleError if they are anything else."""
+    if not isinstance(steps, Iterable):
+        raise ScheduleError(f"{where}: steps returned {steps!r}; yield a Step for each step")
+    made = tuple(steps)
+    for step in made:
+        if not isinstance(step, Step):
+            raise ScheduleError(f"{where}: steps yielded {step!r}; yield a Step for each step")
+    return made
 
 
 def _counted(steps: Iterable[Step]) -> Claim:

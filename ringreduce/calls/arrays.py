@@ -22,12 +22,12 @@ def gpu_of(x: Any) -> int | None:
     return int(number) if kind in _GPU_MEMORY else None
 
 
-def gpu_of_name(where: str, device: str) -> int:
+def gpu_of_name(where: str, device: Any) -> int:
     """Return the number of the GPU that `device` names: ``"cuda"`` is 0, ``"cuda:1"`` is 1.
 
-    Raises ValueError for any other name.
+    Raises ValueError for anything else.
     """
-    name, _, number = device.partition(":")
+    name, _, number = str(device).partition(":")
     if name != "cuda" or not (number or "0").isdecimal():
         raise ValueError(f"{where}: unknown device {device!r}; choose 'cpu', 'cuda' or 'cuda:1'")
     return int(number or 0)
@@ -78,12 +78,12 @@ def is_input(where: str, device: Device, x: Any, out: Any, allowed: bool) -> boo
     if device.stream is None:
         if allowed and same_memory(x, out):
             return True
-        check_overlap(where, x, out)
+        check_overlap(where, x, out, allowed)
     elif device.overlap(x, out):
         layouts = [(a.shape, a.strides, device.address(a)) for a in (x, out)]
         if allowed and layouts[0] == layouts[1]:
             return True
-        raise overlap_error(where)
+        raise overlap_error(where, allowed)
     return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,13 +9,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringreduce.algorithms import build
+from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.calls.arguments import (
     array_text,
+    as_counts,
     check_movable,
     check_reduction,
     check_root,
     check_selectors,
+    named_dtype,
     op_name,
 )
 from ringreduce.config import Config
@@ -297,7 +298,7 @@ class Calls:
         signature = _signature("all_to_all", array_text(array), algorithm)
         return self._call(signature, plan, array, array.shape, array.dtype)
 
-    # --- first calls of a gather or scatter, and meetings ---
+    # --- first calls of a gather, scatter or split, and meetings ---
 
     def exchange_counts(
         self,
@@ -329,12 +330,19 @@ class Calls:
         if root is not None:
             check_root(collective, root, self.size)
         resolve(collective, algorithm, self.nodes, array.nbytes, self.config)
-        integers = np.empty(2, np.int64)
-        plan = self._parts("all_gather", "auto", [2] * self.size, integers.dtype, slices=1)
         text = array_text(array, first=False)
         rooted = {} if root is None else {"root": str(root)}
         signature = _signature(collective, text, algorithm, **rooted, counts="None")
-        signature = Signature(collective, (*signature.arguments, *memory_kind))
+        return self._two_integers(Signature(collective, (*signature.arguments, *memory_kind)))
+
+    def split(self) -> Call:
+        """Return the all-gather of a split: two integers of every rank."""
+        return self._get("split", self._two_integers, Signature("split", ()))
+
+    def _two_integers(self, signature: Signature) -> Call:
+        """Return an all-gather of two integers of every rank, with this signature."""
+        integers = np.empty(2, np.int64)
+        plan = self._parts("all_gather", "auto", [2] * self.size, integers.dtype, slices=1)
         return self._call(signature, plan, integers, (self.size, 2), integers.dtype)
 
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
@@ -370,23 +378,25 @@ class Calls:
         check_selectors("plan", collective=collective)
         defaults = PLANNED.get(collective)
         if defaults is None:
+            meant = "" if collective in ALGORITHMS else did_you_mean(collective, PLANNED)
             raise ValueError(
-                f"plan: cannot plan {collective!r}; choose one of {', '.join(map(repr, PLANNED))}"
-                f"{did_you_mean(collective, PLANNED)}"
+                f"plan: cannot plan {collective!r}; "
+                f"choose one of {', '.join(map(repr, PLANNED))}{meant}"
             )
-        unknown = set(arguments) - set(defaults)
-        missing = {"counts"} & set(defaults) - set(arguments)
-        if unknown or missing:
-            raise TypeError(
-                f"plan: {collective} takes {', '.join(defaults)}; "
-                f"got {', '.join(arguments) or 'none of them'}"
-            )
+        for name in arguments.keys() - defaults.keys():
+            takes = ", ".join((*defaults, "out", "timeout_s"))
+            raise TypeError(f"plan: {collective} has no argument {name!r} here; it takes {takes}")
         given = {**defaults, **arguments}
+        if "counts" in given and given["counts"] is None:
+            raise TypeError(
+                f"plan: {collective} without counts; "
+                "pass counts=, a list of the first dimension of each rank's array"
+            )
         if "op" in given:
             given["op"] = op_name(collective, (array,), given["op"])
         check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
         if "counts" in given:
-            given["counts"] = tuple(map(operator.index, given["counts"]))
+            given["counts"] = as_counts(collective, given["counts"])
             array = array.reshape(1) if array.ndim == 0 else array
         call: Call = getattr(self, f"_{collective}")(array, **given)
         return call
@@ -500,6 +510,8 @@ PLANNED: dict[str, dict[str, Any]] = {
 
 WIRES = ("bfloat16", "float16")
 """The dtypes that data may be rounded to for messages."""
+_WIRES_ELSEWHERE = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""Names of these dtypes in other libraries, with their names here."""
 
 
 def _check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
@@ -507,21 +519,13 @@ def _check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
     if wire is None:
         return dtype
     if wire not in WIRES:
-        raise ValueError(f"{where}: unknown wire {wire!r}; choose 'bfloat16', 'float16' or None")
+        raise ValueError(
+            f"{where}: unknown wire {wire!r}; choose 'bfloat16', 'float16' or None"
+            f"{did_you_mean(wire, WIRES, _WIRES_ELSEWHERE)}"
+        )
     if dtype.char not in "fd":
         raise TypeError(f"{where}: wire={wire!r} is for float32 and float64, not for {dtype}")
     return named_dtype(wire)
-
-
-def named_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name; dtypes of ml_dtypes are included."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype
 
 
 def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:

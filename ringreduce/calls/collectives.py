@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.arguments import (
+    as_counts,
     check_movable,
     check_out,
     check_selectors,
     check_timeout,
     reduction,
+    shown,
 )
 from ringreduce.calls.arrays import as_array, as_out, check_together, gpu_of, is_input, open_gpu
 from ringreduce.calls.call import PLANNED, Call, Calls
@@ -115,7 +116,7 @@ class Collectives:
             array([3., 6.])
         """
         if isinstance(x, (list, tuple)):
-            members = x if type(op) is str else [as_array("all_reduce", member) for member in x]
+            members = x if type(op) is str else _members(x)
             op, algorithm, wire = reduction("all_reduce", members, op, algorithm, wire)
             return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
         array = x if type(x) is np.ndarray else as_array("all_reduce", x)
@@ -271,7 +272,7 @@ class Collectives:
         if type(algorithm) is not str:
             check_selectors("all_gather", algorithm=algorithm)
         if counts is not None:
-            how = _integers(counts), algorithm
+            how = as_counts("all_gather", counts), algorithm
             return self._make(Calls.all_gather, array, how, out, timeout_s, async_op)
         with self._queue.lock:
             self._engine.check_usable()
@@ -319,7 +320,7 @@ class Collectives:
         if type(root) is not int or type(algorithm) is not str:
             check_selectors("gather", root=root, algorithm=algorithm)
         if counts is not None:
-            how = root, _integers(counts), algorithm
+            how = root, as_counts("gather", counts), algorithm
             return self._make(Calls.gather, array, how, out, timeout_s, async_op)
         with self._queue.lock:
             self._engine.check_usable()
@@ -503,7 +504,7 @@ class Collectives:
         if call.shape is None or out is None:
             if out is not None:
                 raise ValueError(
-                    f"{_name(call)}: out on rank {self.rank}; only the root gets a result"
+                    f"{_name(call)}: rank {self.rank} passes out; only the root gets a result"
                 )
             shape = 0 if call.shape is None else call.shape
             return array, device.empty(shape, call.dtype)
@@ -526,7 +527,7 @@ class Collectives:
         timeout_s: float | None,
     ) -> Any:
         with self._queue.lock:
-            arrays = [as_array("all_reduce", member) for member in members]
+            arrays = _members(members)
             check_together("all_reduce", arrays)
             calls = self._calls_on(arrays[0] if arrays else NOTHING)
             self._engine.check_usable()
@@ -588,8 +589,15 @@ class Collectives:
         """Return the root's array on the root, None on other ranks."""
         if self.rank != root:
             if x is not None:
-                raise ValueError(f"scatter: rank {self.rank} passes an array; only the root does")
+                raise ValueError(
+                    f"scatter: rank {self.rank} passes an array; only the root, rank {root}, does, "
+                    "the others pass None"
+                )
             return None
+        if x is None:
+            raise ValueError(
+                f"scatter: rank {root} passes None and is the root; pass the array to be split"
+            )
         array: np.ndarray = as_array("scatter", x)
         check_movable("scatter", array.dtype)
         if array.ndim == 0:
@@ -620,11 +628,23 @@ def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], 
     return device.empty if device.stream is None else device.stream.callers_empty()
 
 
+def _members(x: Sequence[Any]) -> list[Any]:
+    """View the members of a list as arrays.  Raises TypeError, which names the member."""
+    return [
+        member if type(member) is np.ndarray else as_array(f"all_reduce: member {index}", member)
+        for index, member in enumerate(x)
+    ]
+
+
 def _list_targets(device: Device, arrays: Sequence[np.ndarray], out: Any) -> list[np.ndarray]:
     if out is None:
         return [device.empty(array.shape, array.dtype) for array in arrays]
     if not isinstance(out, (list, tuple)) or len(out) != len(arrays):
-        raise ValueError(f"all_reduce: x is a list of {len(arrays)}; pass as many in out")
+        came = f"a list of {len(out)}" if isinstance(out, (list, tuple)) else shown(out)
+        raise ValueError(
+            f"all_reduce: x is a list of {len(arrays)}, out is {came}; "
+            "pass one array in out for each array in x"
+        )
     targets = []
     for array, member in zip(arrays, out, strict=True):
         target = as_out("all_reduce", member, array)
@@ -640,10 +660,6 @@ def _name(call: Call) -> str:
 
 def _at_least_1d(array: np.ndarray) -> np.ndarray:
     return array.reshape(1) if array.ndim == 0 else array
-
-
-def _integers(counts: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(operator.index, counts))
 
 
 NOTHING = np.empty(0, np.uint8)

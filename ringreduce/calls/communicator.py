@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringreduce.calls.arguments import check_movable, check_timeout
+from ringreduce.algorithms import ALGORITHMS
+from ringreduce.calls.arguments import (
+    as_dtype,
+    check_movable,
+    check_selectors,
+    check_timeout,
+    shown,
+)
 from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.collectives import NOTHING
 from ringreduce.calls.persistent import Again, PersistentCall
@@ -33,23 +41,27 @@ _WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
 _MOST_LISTED = 16
 """The most ranks for which `repr` lists the ranks of each node."""
-_ELSEWHERE = {
-    **dict.fromkeys(("Allreduce", "allreduce"), "all_reduce"),
-    **dict.fromkeys(("Allgather", "Allgatherv", "allgather"), "all_gather"),
-    **dict.fromkeys(("Alltoall", "alltoall", "all_to_all_single"), "all_to_all"),
-    **dict.fromkeys(("Bcast", "bcast"), "broadcast"),
-    **dict.fromkeys(("Reduce_scatter", "Reduce_scatter_block", "reducescatter"), "reduce_scatter"),
-    **dict.fromkeys(("Gather", "Gatherv"), "gather"),
-    **dict.fromkeys(("Scatter", "Scatterv"), "scatter"),
-    **dict.fromkeys(("Barrier", "join"), "barrier"),
-    **dict.fromkeys(("Split", "new_group"), "split"),
-    **dict.fromkeys(("Free", "Disconnect", "destroy_process_group", "shutdown"), "close"),
-    **dict.fromkeys(("Get_rank", "get_rank"), "rank"),
-    **dict.fromkeys(("Get_size", "get_world_size"), "size"),
-    **dict.fromkeys(("Reduce",), "reduce"),
-    **dict.fromkeys(("Allreduce_init",), "plan"),
+_LATER = "all_reduce(..., async_op=True)"
+ELSEWHERE = {
+    **dict.fromkeys(("allreduce", "grouped_allreduce", "all_reduce_coalesced"), "all_reduce"),
+    **dict.fromkeys(("iallreduce", "allreduce_async", "allreduce_async_"), _LATER),
+    **dict.fromkeys(("allgather", "allgatherv", "all_gather_into_tensor"), "all_gather"),
+    **dict.fromkeys(("alltoall", "alltoallv", "all_to_all_single"), "all_to_all"),
+    **dict.fromkeys(("bcast", "ibcast", "broadcast_"), "broadcast"),
+    **dict.fromkeys(("reduce_scatter_block", "reducescatter"), "reduce_scatter"),
+    **dict.fromkeys(("reduce_scatter_tensor", "ireduce_scatter"), "reduce_scatter"),
+    **dict.fromkeys(("gatherv", "igather"), "gather"),
+    **dict.fromkeys(("scatterv", "iscatter"), "scatter"),
+    **dict.fromkeys(("ibarrier", "join"), "barrier"),
+    **dict.fromkeys(("new_group", "create_group"), "split"),
+    **dict.fromkeys(("free", "disconnect", "destroy_process_group", "shutdown"), "close"),
+    **dict.fromkeys(("get_size", "get_world_size", "world_size"), "size"),
+    "get_rank": "rank",
+    "allreduce_init": "plan",
 }
-"""What mpi4py, Horovod and torch call it -> what it is called here."""
+"""What mpi4py, Horovod and torch call it, in small letters -> what it is called here."""
+_POINT_TO_POINT = ("send", "recv", "isend", "irecv", "ssend", "sendrecv", "probe")
+"""What mpi4py and torch call messages between two ranks, in small letters."""
 
 
 class Communicator(Collectives):
@@ -99,7 +111,7 @@ class Communicator(Collectives):
         self._adopt = adopt
         """Called with every communicator that `split` makes."""
         self._splits = 0
-        self._meet("init", (("nodes", repr(self.nodes)), ("config", self.config.plan_text())))
+        self._meet("init", (("nodes", repr(self.nodes)), *self.config.of_all_ranks))
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]
@@ -118,7 +130,9 @@ class Communicator(Collectives):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError, with the name here of what other libraries call `name`."""
-            meant = did_you_mean(name, [word for word in dir(self) if word[0] != "_"], _ELSEWHERE)
+            meant = did_you_mean(name, [word for word in dir(self) if word[0] != "_"], ELSEWHERE)
+            if name.lower() in _POINT_TO_POINT:
+                meant = "; it has collectives alone, send single messages with mpi4py"
             raise AttributeError(f"a communicator has no attribute {name!r}{meant}")
 
     # --- other forms ---
@@ -159,13 +173,11 @@ class Communicator(Collectives):
             >>> rr.spawn(program, 2)[0]
             np.float32(18.0)
         """
-        dtype = np.dtype(dtype)
+        dtype = as_dtype("empty", dtype)
         check_movable("empty", dtype)
+        sizes = _sizes(shape)
         if device != "cpu":
-            return self._calls_on_gpu(gpu_of_name("empty", device)).device.empty(shape, dtype)
-        sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        if any(size < 0 for size in sizes):
-            raise ValueError(f"empty: shape is {shape}; pass lengths of at least 0")
+            return self._calls_on_gpu(gpu_of_name("empty", device)).device.empty(sizes, dtype)
         if self._arena is None:
             return np.empty(sizes, dtype)
         with self._queue.lock:
@@ -236,10 +248,15 @@ class Communicator(Collectives):
             [[0, 2, 4], [1, 3], [0, 2, 4], [1, 3], [0, 2, 4]]
         """
         colored = -1 if color is None else color
-        if not isinstance(colored, int) or colored < (0 if color is not None else -1):
-            raise ValueError(f"split: color is {color!r}; pass an int of at least 0, or None")
+        if not _is_int64(colored) or colored < (0 if color is not None else -1):
+            raise ValueError(f"split: color is {shown(color)}; pass an int of at least 0, or None")
+        if not _is_int64(key):
+            raise ValueError(f"split: key is {shown(key)}; pass an int")
+        with self._queue.lock:
+            self._engine.check_usable()
+            mine = np.array([colored, key], np.int64)
+            pairs = self._run(self._calls.split(), mine, None, None, False)
         self._splits += 1
-        pairs = self.all_gather(np.array([[colored, key]], np.int64), counts=[1] * self.size)
         ranks = sorted(range(self.size), key=lambda rank: (pairs[rank, 1], rank))
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
@@ -284,7 +301,18 @@ class Communicator(Collectives):
             >>> choice.algorithm, f"{1e3 * choice.predicted_s['ring']:.0f} ms"
             ('ring', '19 ms')
         """
-        itemsize = np.dtype(dtype).itemsize
+        check_selectors("explain", collective=collective)
+        if collective not in ALGORITHMS:
+            raise ValueError(
+                f"explain: unknown collective {collective!r}; "
+                f"choose one of {', '.join(map(repr, ALGORITHMS))}"
+                f"{did_you_mean(collective, ALGORITHMS)}"
+            )
+        if not _is_int64(nbytes) or nbytes < 0:
+            raise ValueError(
+                f"explain: nbytes is {shown(nbytes)}; pass bytes, an int of at least 0"
+            )
+        itemsize = as_dtype("explain", dtype).itemsize
         return choose(collective, self.nodes, nbytes // itemsize * itemsize, self.config)
 
     @property
@@ -376,3 +404,18 @@ class Communicator(Collectives):
             self.close_at_end_of("its with block")
         else:
             self.leave(f"{type(error).__name__}: {error}")
+
+
+def _is_int64(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and -(1 << 63) <= int(value) < 1 << 63
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple.  Raises ValueError unless it has lengths of at least 0."""
+    try:
+        sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"empty: shape is {shape!r}; pass lengths of at least 0")
+    return sizes

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.call import Call, Fused, named_dtype
+from ringreduce.calls.arguments import named_dtype
+from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.engine import Engine
 
 Steps = Generator[bool, None, Any]

@@ -447,7 +447,9 @@ class Engine:
                 self._free_discarded()
                 self._flows.close()
                 self._transport.close()
-                self.ended = ValueError("the communicator is closed")
+                self.ended = ValueError(
+                    "the communicator is closed; call before close(), or make another communicator"
+                )
             self.queue.close()
             if unseen is not None:
                 raise unseen.with_traceback(None)

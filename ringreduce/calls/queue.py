@@ -83,6 +83,7 @@ class Work(Generic[T]):
             The result of the collective.
 
         Raises:
+            ValueError: `timeout_s` is not None and no number of at least 0.
             TimeoutError: the call is not over after `timeout_s` seconds.  The call goes on.
             MismatchError, PeerTimeoutError, PeerLostError: the call's error.
 
@@ -90,6 +91,8 @@ class Work(Generic[T]):
             >>> rr.spawn(lambda comm: comm.all_reduce(np.ones(2), async_op=True).wait(), 3)[0]
             array([3., 3.])
         """
+        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+            raise ValueError(f"wait: timeout_s is {timeout_s!r}; pass seconds, 0 or more, or None")
         if not self._queue.wait_for(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True

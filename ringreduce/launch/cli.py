@@ -6,6 +6,8 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -117,23 +119,34 @@ def _program(options: argparse.Namespace) -> tuple[str, ...]:
         words = words[1 + module :]
         if not words or words[0].startswith("-"):
             raise ValueError(f"wanted a script, or -m and a module, after {options.program}")
+    if not options.hosts:  # other hosts have their own files
+        _check_is_there(words[0], module)
+    return ("-m", *words) if module else tuple(words)
+
+
+def _check_is_there(program: str, module: bool) -> None:
+    """Raise ValueError if there is no such program here: each rank would say so."""
+    path = Path(program)
     if module:
-        return ("-m", *words)
-    if options.hosts or Path(words[0]).exists():  # other hosts have their own files
-        return tuple(words)
-    raise ValueError(f"no file {words[0]}; a module is started by -m {words[0]}")
+        package = program.partition(".")[0]
+        # The ranks look in this folder too, as `python -m` does.
+        if find_spec(package) is None and PathFinder.find_spec(package, [""]) is None:
+            raise ValueError(f"no module {program} in this folder and in the environment")
+    elif not path.exists():
+        raise ValueError(f"no file {program}; a module is started by -m {program}")
+    elif path.is_dir() and not (path / "__main__.py").exists():
+        raise ValueError(f"{program} is a folder without a __main__.py; name a script in it")
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose error for an unknown command names the command that is closest."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            known = [str(choice) for choice in action.choices or ()]
-            error.message += did_you_mean(str(value), known)
-            raise
+        known = [str(choice) for choice in action.choices or ()]
+        if known and value not in known:
+            meant = did_you_mean(str(value), known)
+            text = f"unknown command {value!r}; choose one of {', '.join(known)}{meant}"
+            raise argparse.ArgumentError(None, text)
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
@@ -155,7 +168,8 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     _add_job_options(start)
     start.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     start.add_argument("program", help="script or module")
-    start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    arguments = start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    arguments.required = False  # or argparse would miss them where the program is missing
     train = commands.add_parser(
         "train",
         help="run the trainer on n ranks",

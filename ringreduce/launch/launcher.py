@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
+from ringreduce.launch.ends import ADDRESS, Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 
@@ -191,23 +192,35 @@ def _host_list(hosts: Hosts) -> str:
 
 
 def run(job: Job) -> int:
-    """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it.
+    """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it or a rank.
 
-    For the main thread: the signals that arrive meanwhile are sent on to mpiexec.  Raises
-    LaunchError if no mpiexec belongs to this environment's MPI.
+    If a rank ends the job, prints which one, and how, unless there are `hosts`.  For the main
+    thread: the signals that arrive meanwhile are sent on to mpiexec.  Raises LaunchError if no
+    mpiexec belongs to this environment's MPI.
     """
     given = job_environment()
     mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
     added = rank_environment(job, mpiexec, given, cores(), root=os.geteuid() == 0)
-    started = time.time()
-    pid, code = _run_relaying(command_line(job, mpiexec, given, added), {**given, **added})
+    watch, started = Watch(), time.time()
+    environment = {**given, **added, ADDRESS: "" if job.hosts else watch.address}
+    process, ended_by = _run_relaying(command_line(job, mpiexec, given, added), environment, watch)
+    code = process.returncode
     if code != 0 and not job.hosts:
-        clean_up_job(pid, since=started)
-    return code
+        clean_up_job(process.pid, since=started)
+    if code > 0 and not ended_by and watch.first is not None:
+        if text := watch.first.text(code, mpiexec.flavour):
+            print(f"ringreduce: {text}", file=sys.stderr)
+        ended_by = watch.first.signal(code, mpiexec.flavour)
+    return _exit_code(code, ended_by)
 
 
-def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, int]:
-    """Run mpiexec and send signals on to it.  Returns its process id and the exit code."""
+def _run_relaying(
+    argv: list[str], environment: dict[str, str], watch: Watch
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Run mpiexec to its end and send signals on to it, while `watch` watches the ranks.
+
+    Returns its process, and the number of the signal that was to end the job; 0: there was none.
+    """
     # Some parents leave SIGCHLD ignored.  The exit code of mpiexec would then be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # An ignored signal stays ignored, so that `nohup` works.
@@ -221,6 +234,7 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
         # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
         # mpiexec when two ranks abort at the same time, and the exit code would be lost.
         process = subprocess.Popen(argv, env=environment, preexec_fn=tie, restore_signals=False)
+        watch.start()
         while process.poll() is None:
             info = signal.sigtimedwait(waited, patience_s)
             if info is None:
@@ -235,9 +249,10 @@ def _run_relaying(argv: list[str], environment: dict[str, str]) -> tuple[int, in
                 process.send_signal(_PASSED_AS.get(came, came))
         while signal.sigtimedwait(waited, 0):
             pass  # a signal that came too late for the job
+        watch.stop()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return process.pid, _exit_code(process.returncode, ended_by)
+    return process, ended_by
 
 
 def _tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:

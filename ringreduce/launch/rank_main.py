@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from ringreduce.errors import MismatchError, PeerLostError
+from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
@@ -33,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
-    return run(argv)
+    return run(argv, Report(os.environ))
 
 
 def size_complaint(environment: Mapping[str, str]) -> str:
@@ -51,11 +53,12 @@ def size_complaint(environment: Mapping[str, str]) -> str:
     )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str], report: Report) -> int:
     """Run `script args...` or `-m module args...` as `__main__`.  Returns the exit code.
 
     An exception prints its traceback, without the frames of this module, and ends the job.  A
-    nonzero exit code ends the job, too: the other ranks would wait for a rank that has left.
+    nonzero exit code ends the job, too: the other ranks would wait for a rank that has left.  The
+    launcher gets a `report` of it.
     """
     rank_pid = os.getpid()
     try:
@@ -67,15 +70,25 @@ def run(argv: Sequence[str]) -> int:
         if stop.code is not None and not isinstance(stop.code, int):
             print(stop.code, file=sys.stderr)
         code = exit_code_of(stop)
+        report.end(f"called sys.exit({stop.code!r})" if code else "")
     except BaseException as error:
+        report.end(_how(error))
         error = error.with_traceback(_users_part(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         code = exit_code_of(error)
     else:
         code = 0
+        report.end()
     if code and os.getpid() == rank_pid:  # a child that the script forked ends alone
         end_job(code)
     return code
+
+
+def _how(error: BaseException) -> str:
+    """Return how a rank ends that `error` ends; "" if another rank has the error that counts."""
+    if isinstance(error, PeerLostError) or (isinstance(error, MismatchError) and not error.speaks):
+        return ""
+    return f"raised {type(error).__name__}"
 
 
 def _run_script(argv: Sequence[str]) -> None:

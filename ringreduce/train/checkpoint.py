@@ -45,8 +45,8 @@ class Checkpoint:
 class Folder:
     """A folder of checkpoints, locked by one process at a time.
 
-    Raises OSError if the folder cannot be made or written to, and CheckpointError if another
-    process has locked it.
+    Raises OSError if the folder cannot be made or written to, and CheckpointError if it is a file
+    or if another process has locked it.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
@@ -59,6 +59,8 @@ class Folder:
             ) from None
         self._tensors: Any = safetensors.numpy
         self.path, self._keep = path, keep
+        if path.exists() and not path.is_dir():
+            raise CheckpointError(f"{path} is a file; name a folder for the checkpoints")
         for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
             missing.mkdir(exist_ok=True)
             _sync_folder(missing.parent)
@@ -153,8 +155,10 @@ class Folder:
     def _load(self, path: Path) -> Checkpoint:
         try:
             manifest = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
+        except ValueError:
+            raise CheckpointError(f"{path} is damaged: it is no JSON") from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise CheckpointError(f"{path} is no {FORMAT}")
         if manifest.pop("manifest_sha256", None) != _own_hash(manifest):

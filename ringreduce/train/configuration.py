@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -57,33 +58,128 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
     Prints the error and raises SystemExit with code 2 if either is wrong.
     """
     parser = _parser(prog)
-    asked = vars(parser.parse_args(argv))
+    options, rest = parser.parse_known_args(argv)
+    if rest:
+        # The dashes, which all options have, would make them look alike.
+        flags = (flag.lstrip("-") for flag in parser._option_string_actions)
+        meant = _did_you_mean(rest[0].lstrip("-"), flags, "--")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+    asked = vars(options)
     if "hidden" in asked:
         asked["hidden"] = tuple(asked["hidden"])
     file = asked.pop("config", None)
+    from_file: dict[str, Any] = {}
     try:
-        given = Given({**(read_toml(file) if file is not None else {}), **asked})
+        if file is not None:
+            from_file = read_toml(file)
+        given = Given({**from_file, **asked})
         # Refused here and now if it cannot work.
         given.outputs()
         given.settings()
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--config {file}: {error.strerror}")
+    except ValueError as error:
+        name = str(error).partition(" ")[0]
+        where = f"{_place(file, name)}: " if name in from_file.keys() - asked.keys() else ""
+        parser.error(f"{where}{error}")
     return given
+
+
+def _place(path: Path, name: str) -> str:
+    """Return the file and the line that sets `name`."""
+    return f"{path}, line {_line_of(path.read_text(encoding='utf-8-sig'), name)}"
+
+
+def _did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return "; did you mean ...?" with `prefix` and the known word that is closest, if any is."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the settings in a file: name -> value.
 
-    Raises OSError if the file cannot be read, ValueError for invalid TOML and unknown settings.
+    Raises OSError if the file cannot be read, and ValueError, naming the line, for invalid TOML,
+    unknown settings and wrong values.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text in UTF-8") from None
     try:
-        return {name: from_plain(name, value) for name, value in table.items()}
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}, {_what_is_wrong(text, str(error))}") from None
+    settings = {}
+    for name, value in table.items():
+        try:
+            if isinstance(value, dict):
+                raise ValueError(f"[{name}] is a table; write the settings without one")
+            settings[name] = from_plain(name, value)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {_line_of(text, name)}: {error}") from None
+    return settings
+
+
+def _line_of(text: str, name: str) -> int:
+    """Return the number, from 1, of the line of TOML that sets `name`, or begins its table."""
+    lines = text.splitlines()
+    sets = re.compile(rf"""\s*\[?\s*["']?{re.escape(name)}["']?\s*[].=]""")
+    return next((number for number, line in enumerate(lines, 1) if sets.match(line)), 1)
+
+
+_PLACE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)")
+"""Matches the text of a TOMLDecodeError: the reason, and the line."""
+_SETTING = re.compile(r"\s*([\w-]+)\s*([=:]?)\s*(.*?)\s*")
+"""Matches a line that sets something: the name, the sign, the value."""
+
+
+def _what_is_wrong(text: str, error: str) -> str:
+    """Return the number of the line that is no TOML, the line, and what to write instead."""
+    lines = text.splitlines()
+    place = _PLACE.fullmatch(error)
+    reason, number = (place[1], place[2]) if place else (error, None)
+    at = int(number) if number else len(lines)
+    line = lines[at - 1].strip() if lines else ""
+    return f"line {at}: {line!r} is no TOML; {_instead(line, lines[: at - 1]) or reason}"
+
+
+def _instead(line: str, before: Sequence[str]) -> str:
+    """Return what to write instead of a line that is no TOML; "" if the mistake is not known."""
+    found = _SETTING.fullmatch(line)
+    if not found:
+        return ""
+    name, sign, value = found.groups()
+    earlier = [place for place, other in enumerate(before, 1) if _sets(other, name)]
+    if earlier:
+        return f"line {earlier[0]} sets {name} already"
+    if not value:
+        return "the value is missing"
+    if value.lower() in ("none", "null"):
+        return f"leave {name} out for its default"
+    for first, last in ("[]", '""', "''"):
+        if value.startswith(first) and (len(value) == 1 or not value.endswith(last)):
+            return f"the value does not end with {last}"
+    instead = _as_toml(value)
+    return f"write {name} = {instead}" if (sign, instead) != ("=", value) else ""
+
+
+def _as_toml(value: str) -> str:
+    """Return a value that is written as in Python or without its quotes as TOML wants it."""
+    if value in ("True", "False"):
+        return value.lower()
+    if re.fullmatch(r"\(.*\)", value):
+        return f"[{value[1:-1]}]"
+    if number := re.fullmatch(r"(-?)(\d*)[.,](\d*)", value):
+        return f"{number[1]}{number[2] or 0}.{number[3] or 0}"
+    if re.fullmatch(r"[^\W\d].*", value) and value not in ("true", "false"):
+        return f'"{value}"'
+    return value
+
+
+def _sets(line: str, name: str) -> bool:
+    found = _SETTING.fullmatch(line)
+    return found is not None and found[1] == name and found[2] == "="
 
 
 def from_plain(name: str, value: Any) -> Any:
@@ -92,10 +188,7 @@ def from_plain(name: str, value: Any) -> Any:
     Raises ValueError for an unknown name, or a value of the wrong type.
     """
     if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, 1)
-        raise ValueError(
-            f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        raise ValueError(f"unknown setting {name!r}{_did_you_mean(name, FIELDS)}")
     default: Any = FIELDS[name].default
     choices = FIELDS[name].metadata["choices"]
     kind: Any = str if name in _PATHS or choices else type(default)
@@ -103,12 +196,13 @@ def from_plain(name: str, value: Any) -> Any:
         value = float(value)
     if kind is tuple:
         if not (isinstance(value, list) and all(type(each) is int for each in value)):
-            raise ValueError(f"{name} is {value!r}; wanted a list of whole numbers")
+            raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[tuple]}")
         return tuple(value)
     if type(value) is not kind:
-        raise ValueError(f"{name} is {value!r}; wanted {_KINDS[kind]}")
+        quotes = ", without quotes" if isinstance(value, str) else ""
+        raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[kind]}{quotes}")
     if choices and value not in choices:
-        raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(choices)}")
+        raise ValueError(f"{name} is {_written(value)}; wanted one of {', '.join(choices)}")
     return Path(value).expanduser() if name in _PATHS else value
 
 
@@ -125,14 +219,32 @@ def to_toml(values: Mapping[str, Any]) -> list[str]:
     return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in written.items()]
 
 
-_KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+def _written(value: Any) -> str:
+    """Write a value as TOML does."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text in quotes",
+    bool: "true or false",
+    tuple: "a list of whole numbers, such as [64]",
+}
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints errors without the list of all options."""
+    """Prints errors without the list of all options, and names the choice that is closest."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            meant = _did_you_mean(value, choices)
+            text = f"unknown value {value!r}; wanted one of {', '.join(choices)}{meant}"
+            raise argparse.ArgumentError(action, text)
 
 
 def explained() -> str:

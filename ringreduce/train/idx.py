@@ -41,8 +41,8 @@ def read(path: Path, dimensions: int) -> NDArray[np.uint8]:
     packed = path.read_bytes()
     try:
         content = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    except (OSError, EOFError, zlib.error):
+        raise ValueError(f"{path} is damaged: gzip cannot unpack it") from None
     head = 4 + 4 * dimensions
     if len(content) < head or content[:3] != bytes((0, 0, _BYTES)):
         raise ValueError(f"{path} is no IDX file of bytes")

@@ -106,17 +106,6 @@ def test_any_collective_can_have_one(collective):
     assert check(build(collective, "borrowed", block_layout(3), root))
 
 
-@pytest.mark.parametrize("name", ["ring", "auto", "two words", "", "star(3)"])
-def test_names_that_are_taken_or_are_no_words_are_refused(name):
-    with pytest.raises(ValueError, match="choose another"):
-        rr.register_algorithm(name, chain)
-
-
-def test_unknown_collectives_are_refused():
-    with pytest.raises(ValueError, match="unknown collective 'sum'"):
-        rr.register_algorithm("chain", chain, collective="sum")
-
-
 def sum_passed_on_to_the_root(size, rank, root):
     """Sum on a rank that is not the root, and send the sum to the root."""
     adder = (root + 1) % size

@@ -211,19 +211,6 @@ def test_other_nodes_are_noticed_when_ranks_meet():
 
 
 @pytest.mark.mpi
-def test_other_nodes_or_settings_are_noticed_by_init(mpi):
-    nodes, settings = zip(
-        *mpi.run_ok("call", 3, "tests.support.disagreements:differ_at_init"), strict=True
-    )
-    assert set(nodes) == {
-        "init: rank 0 passes nodes=((0,), (1, 2)), ranks 1 and 2 pass nodes=((0, 1, 2),); "
-        "every rank must pass the same nodes (call 0)"
-    }
-    assert len(set(settings)) == 1
-    assert settings[0].startswith("init: rank 0 passes config=(1048576, ")
-
-
-@pytest.mark.mpi
 def test_what_was_said_to_a_closed_communicator_disturbs_no_later_one(mpi):
     assert mpi.run_ok("call", 2, "tests.support.disagreements:close_late") == [[2] * 26] * 2
 

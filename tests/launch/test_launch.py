@@ -21,7 +21,6 @@ from ringreduce.launch.mpiexec import (
     Mpiexec,
     find_mpiexec,
     identify,
-    library_version,
 )
 from ringreduce.launch.rank_main import size_complaint
 
@@ -116,25 +115,6 @@ def test_what_does_not_run_is_passed_over(tmp_path):
         library=lambda: "MPICH Version: 5.0.2",
     )
     assert found.path == fitting
-
-
-def test_no_fitting_mpiexec_names_what_was_found_and_what_to_install(tmp_path):
-    other = put_mpiexec(tmp_path / "path", HYDRA_5)
-    with pytest.raises(LaunchError) as refused:
-        find_mpiexec(
-            tmp_path / "env", str(other.parent), wheels=list, library=lambda: OPEN_MPI_5_LIBRARY
-        )
-    for part in ("Open MPI 5.0.11", f"{other} (MPICH 5.0.2)", "pip install 'ringreduce[mpich]'"):
-        assert part in str(refused.value)
-
-
-def test_an_interpreter_without_an_mpi_says_what_to_install(tmp_path, monkeypatch):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'ImportError: libmpi.so.40: no such file' >&2\nexit 1\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(LaunchError, match=r"libmpi\.so\.40.*pip install 'ringreduce\[mpich\]'"):
-        library_version()
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -295,10 +275,11 @@ def test_tag_output(flavour, option):
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """The jobs that the command line would start, in a directory with a script.py."""
+    """The jobs that the command line would start, in a directory with script.py and module.py."""
     jobs = []
     monkeypatch.setattr(cli, "run", lambda job: jobs.append(job) or 0)
-    (tmp_path / "script.py").touch()
+    for name in ("script.py", "module.py"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     return jobs
 
@@ -397,7 +378,6 @@ def test_the_package_is_the_command(capfd):
     ("line", "complaint"),
     [
         ("", "COMMAND"),
-        ("fly", "invalid choice: 'fly'"),
         ("trian -n 2", "did you mean 'train'?"),
         ("run -n 2", "program"),
         ("run script.py", "-n"),

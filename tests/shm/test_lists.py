@@ -290,7 +290,7 @@ WRONG = {
     "another dtype": (lambda x: [x[0], x[1], x[2].astype("i4")], TypeError, "int32"),
     "another shape": (lambda x: [x[0], x[1], x[2][:-1].copy()], ValueError, "shape"),
     "what is read-only": (lambda x: [x[0], x[1], locked(x[2])], ValueError, "read-only"),
-    "no array": (lambda x: [x[0], x[1], 5], TypeError, "int"),
+    "no array": (lambda x: [x[0], x[1], 5], TypeError, "out is 5"),
 }
 
 

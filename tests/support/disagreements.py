@@ -393,25 +393,6 @@ def over_mpi(program: str, *arguments: str) -> Any:
         return globals()[program](comm, *arguments)
 
 
-def differ_at_init() -> list[str]:
-    """Other nodes, then other settings, on one rank, then the same on all."""
-    from mpi4py import MPI
-
-    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    texts = []
-    for options in (
-        {"nodes": (size,) if rank else (1, size - 1)},
-        {"config": rr.Config(slice_bytes=1 << (20 + rank))},
-    ):
-        try:
-            rr.init(timeout_s=20, **options)
-        except rr.MismatchError as error:
-            texts.append(str(error))
-    with rr.init(timeout_s=20) as comm:
-        check(comm, CALLS["sum"])
-    return texts
-
-
 def close_late() -> list[int]:
     """One communicator after another; each time a rank comes to `close` so late that others ask."""
     from mpi4py import MPI

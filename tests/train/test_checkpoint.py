@@ -350,36 +350,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, monkey
     assert parameters(tmp_path) == wanted
 
 
-@pytest.mark.parametrize(
-    ("prepare", "flags", "complaint"),
-    [
-        (None, (), "has checkpoints already; go on from them with --resume, or name another"),
-        (None, ("--resume", "--batch", "50"), "batch is 50, but the checkpoint was made with 100"),
-        (
-            None,
-            ("--resume", "--epochs", "2"),
-            "60 steps were made, 4 epochs; with epochs = 2 there",
-        ),
-        (None, ("--resume", "--data", "synthetic"), "none of the 3 checkpoints"),
-        (flipped, ("--resume",), "none of the 3 checkpoints"),
-    ],
-)
-def test_all_ranks_end_with_one_complaint(prepare, flags, complaint, tmp_path, monkeypatch, capsys):
-    where = ("--checkpoint-dir", str(tmp_path))
-    command(monkeypatch, 1, *RUN, *where)
-    for path in tmp_path.glob("step-*.json") if prepare else ():
-        prepare(path)
-    assert command(monkeypatch, 3, *where, *flags) == [2, 2, 2]
-    assert complaint in capsys.readouterr().err
-
-
-def test_one_of_other_data_is_named(tmp_path, monkeypatch, capsys):
-    where = ("--checkpoint-dir", str(tmp_path))
-    command(monkeypatch, 1, *RUN, *where)
-    command(monkeypatch, 1, *where, "--resume", "--data", "synthetic")
-    assert "step-000000060.json: it was made with other data" in capsys.readouterr().err
-
-
 def test_a_folder_that_cannot_be_written_to_is_refused_on_all_ranks(tmp_path, monkeypatch, capsys):
     file = tmp_path / "file"
     file.write_text("")

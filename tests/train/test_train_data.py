@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import re
 import struct
 from dataclasses import replace
 
@@ -180,54 +179,6 @@ def test_the_files_of_mnist_are_read_plain_or_packed(pack, suffix, tmp_path):
     assert np.array_equal(split.held_out_labels, arrays["t10k-labels-idx1-ubyte"])
     assert split.held_out_x.shape == (10, 12)
     assert split.name == tmp_path.name
-
-
-TRAIN_IMAGES = "train-images-idx3-ubyte"
-TRAIN_LABELS = "train-labels-idx1-ubyte"
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "complaint"),
-    [
-        (TRAIN_IMAGES, lambda c: c[:-1], "is damaged: 359 bytes follow its head, which says 30 x"),
-        (TRAIN_IMAGES, lambda c: c + b"x", "is damaged: 361 bytes follow its head"),
-        (TRAIN_IMAGES, lambda c: b"\0\0\x0d" + c[3:], "is no IDX file of bytes"),
-        (TRAIN_IMAGES, lambda c: b"", "is no IDX file of bytes"),
-        (TRAIN_IMAGES, lambda c: c[:9], "is no IDX file of bytes"),
-        (TRAIN_IMAGES, lambda c: b"<html>", "is no IDX file of bytes"),
-        (TRAIN_LABELS, lambda c: idx_bytes(np.zeros((30, 1))), "has 2 dimensions; wanted 1"),
-        (TRAIN_LABELS, lambda c: idx_bytes(np.zeros(29)), "has 30 images, "),
-        (TRAIN_LABELS, lambda c: idx_bytes(np.full(30, 11)), "has a label 11; wanted 0 to 9"),
-        (TRAIN_IMAGES, lambda c: idx_bytes(np.zeros((30, 2, 2))), "have 4 pixels, those held out"),
-        (TRAIN_IMAGES, lambda c: idx_bytes(np.zeros((0, 4, 3))), "has no images"),
-        (TRAIN_IMAGES, lambda c: truncated(gzip.compress(c)), "is damaged: "),
-        (TRAIN_IMAGES, lambda c: with_a_flipped_bit(gzip.compress(c)), "is damaged: "),
-    ],
-)
-def test_damaged_files_of_mnist_are_refused_by_name(name, damage, complaint, tmp_path):
-    mnist(tmp_path)
-    file = tmp_path / name
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ValueError, match=re.escape(complaint)) as error:
-        data.load(Settings(data=str(tmp_path), batch=8))
-    assert str(tmp_path) in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    mnist(tmp_path)
-    (tmp_path / TRAIN_LABELS).unlink()
-    with pytest.raises(FileNotFoundError, match=f"no {TRAIN_LABELS} or {TRAIN_LABELS}.gz in "):
-        data.load(Settings(data=str(tmp_path), batch=8))
-
-
-def test_a_folder_that_is_not_there_is_named():
-    with pytest.raises(FileNotFoundError, match="data is digit; wanted digits, synthetic, or a fo"):
-        data.load(Settings(data="digit"))
-
-
-def test_a_batch_is_not_larger_than_the_data():
-    with pytest.raises(ValueError, match="batch is 1439; wanted at most the 1438 training samples"):
-        data.load(Settings(batch=1439))
 
 
 def test_the_digest_is_that_of_what_is_trained_on():

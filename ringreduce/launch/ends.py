@@ -1,0 +1,198 @@
+"""Find out which rank ended a job, and how.
+
+A rank that `ringreduce run` has started connects to a socket of the launcher, and reports how it
+ends.  A killed rank cannot report: the kernel tells the launcher that its process is gone.  MPI's
+process manager ends the other ranks a moment later, so the first end counts.  The kernel lists the
+ends in their order, even if the launcher is late.  Ranks on other hosts cannot connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import select
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringreduce.launch.mpiexec import Flavour
+
+ADDRESS = "RINGREDUCE_LAUNCHER"
+"""The environment variable with the name of the launcher's socket."""
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+"""The environment variables in which the MPIs tell a process its rank."""
+_MOST_BYTES = 1024
+"""Bytes of the longest report."""
+_CREDENTIALS = struct.Struct("3i")
+"""What the kernel knows of the process at the other end of a socket: its ids of process, user and
+group."""
+_DEADLY = (
+    *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL),
+    *(signal.SIGSEGV, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU),
+    *(signal.SIGXFSZ, signal.SIGSYS),
+)
+"""Signals that end a rank before it can report."""
+
+
+class Report:
+    """A rank's connection to the launcher.  It reports nothing if there is no launcher here."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._pid = os.getpid()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        rank = next((environment[name] for name in _RANKS if name in environment), "")
+        with contextlib.suppress(OSError):
+            self._socket.connect(_abstract(environment.get(ADDRESS, "")))
+        self._send(rank)
+
+    def end(self, how: str = "") -> None:
+        """Report that this rank ends the job, and how; "": that it does not end the job.
+
+        A child that the rank has forked reports nothing.
+        """
+        if os.getpid() == self._pid:
+            self._send(how)
+
+    def _send(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(text.encode(errors="replace")[:_MOST_BYTES] or b" ")
+
+
+def _abstract(name: str) -> bytes:
+    """Return the address of a socket that has a name but no file."""
+    return b"\0" + name.encode()
+
+
+@dataclass
+class _Rank:
+    """A rank, as the launcher sees it."""
+
+    connection: socket.socket
+    pid: int
+    number: str = ""
+    """Its number; "" before its first report."""
+    reported: bool = False
+    """Whether it has reported how it ends."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How the first rank ended that ended the job."""
+
+    rank: str
+    how: str
+    """What the rank did, such as "raised ValueError"; "": it was gone without a report."""
+    status: int | None = None
+    """The status of its process, as for ``os.waitstatus_to_exitcode``; None if not known."""
+
+    def text(self, returncode: int, flavour: Flavour) -> str:
+        """Describe the end; "" if it is not known.  `returncode` is that of mpiexec."""
+        how, number = self.how, self.signal(returncode, flavour)
+        if number:
+            how = f"was killed by signal {number} ({signal.Signals(number).name})"
+        where = f"rank {self.rank} on {platform.node()}"
+        return f"{where} {how}; this ended the job" if how else ""
+
+    def signal(self, returncode: int, flavour: Flavour) -> int:
+        """Return the number of the signal that killed the rank; 0 if none did.
+
+        Open MPI's mpiexec returns 128 + n after signal n, as shells do, and hydra's returns n.
+        Without a signal hydra's may return that of the signal with which it ended other ranks.
+        """
+        number = returncode - 128 if flavour is Flavour.OPEN_MPI else returncode
+        if self.how or number not in _DEADLY:
+            return 0
+        known = self.status is None or os.WIFSIGNALED(self.status)
+        return number if known else 0
+
+
+class Watch:
+    """Watches the ranks of a job in a thread, until `stop`."""
+
+    def __init__(self) -> None:
+        self.address = f"ringreduce {os.getpid()} {os.urandom(8).hex()}"
+        """The name of the socket that ranks connect to."""
+        self.first: End | None = None
+        """The first end that ended the job."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(_abstract(self.address))
+        self._socket.listen(socket.SOMAXCONN)
+        self._stopping = os.eventfd(0)
+        self._ranks: dict[int, _Rank] = {}
+        """By the descriptor of its connection, and by that of its process."""
+        self._thread = threading.Thread(target=self._run, name="ringreduce watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, once it has seen all that happened before.  Call it once, after start."""
+        os.eventfd_write(self._stopping, 1)
+        self._thread.join()
+        os.close(self._stopping)
+        self._socket.close()
+        for descriptor, rank in self._ranks.items():
+            if descriptor != rank.connection.fileno():
+                os.close(descriptor)
+
+    def _run(self) -> None:
+        with select.epoll() as events:
+            for descriptor in (self._socket.fileno(), self._stopping):
+                events.register(descriptor, select.EPOLLIN)
+            stopping = False
+            while happened := events.poll(0 if stopping else None):
+                for descriptor, _ in happened:
+                    if descriptor == self._stopping:
+                        stopping = True  # and look at what is left
+                        events.unregister(descriptor)
+                    elif descriptor == self._socket.fileno():
+                        self._accept(events)
+                    elif not self._is_heard(descriptor, self._ranks[descriptor]):
+                        events.unregister(descriptor)
+
+    def _accept(self, events: select.epoll) -> None:
+        connection, _ = self._socket.accept()
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        rank = _Rank(connection, _CREDENTIALS.unpack(credentials)[0])
+        descriptors = [connection.fileno()]
+        with contextlib.suppress(OSError):  # the process may be gone already
+            descriptors.append(os.pidfd_open(rank.pid))
+        for descriptor in descriptors:
+            self._ranks[descriptor] = rank
+            events.register(descriptor, select.EPOLLIN)
+
+    def _is_heard(self, descriptor: int, rank: _Rank) -> bool:
+        """Heed what happens at a descriptor.  Returns False if nothing more can happen there."""
+        if descriptor != rank.connection.fileno():  # the process is gone
+            if not rank.reported:
+                self._record(End(rank.number, "", _status(rank.pid)))
+            return False
+        message = b""
+        with contextlib.suppress(OSError):
+            message = rank.connection.recv(_MOST_BYTES)
+        text = message.decode(errors="replace").strip()
+        if not rank.number:
+            rank.number = text
+        elif message:
+            rank.reported = True
+            if text:
+                self._record(End(rank.number, text))
+        return bool(message)
+
+    def _record(self, end: End) -> None:
+        self.first = self.first or end
+
+
+def _status(pid: int) -> int | None:
+    """Return the status of a process that has ended; None if its parent has taken note of it."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+    return None

@@ -1,0 +1,130 @@
+"""The launcher finds out which rank ended the job, and how."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from ringreduce.launch.ends import ADDRESS, End, Report, Watch
+from ringreduce.launch.mpiexec import Flavour
+
+
+@pytest.fixture
+def watch():
+    watching = Watch()
+    watching.start()
+    yield watching
+    if watching._thread.is_alive():
+        watching.stop()
+
+
+def rank(watch: Watch, number: int, does) -> int:
+    """Start a process that is rank `number`; the launcher knows it when it does something."""
+    waiting, going = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            report = Report({ADDRESS: watch.address, "PMI_RANK": str(number)})
+            os.read(waiting, 1)
+            does(report)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 10
+    while watch._thread.is_alive() and time.monotonic() < deadline:
+        if str(number) in [each.number for each in list(watch._ranks.values())]:
+            break
+        time.sleep(0.001)
+    os.write(going, b"x")
+    os.close(going)
+    os.close(waiting)
+    return child
+
+
+def killed(report: Report) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ends(how: str):
+    return lambda report: report.end(how)
+
+
+def first(watch: Watch, *ranks) -> End | None:
+    """Let ranks end one after another; return the end that counts."""
+    for number, does in enumerate(ranks):
+        os.waitpid(rank(watch, number, does), 0)
+    watch.stop()
+    return watch.first
+
+
+def test_the_first_end_that_ends_the_job_counts(watch):
+    found = first(watch, ends(""), ends("raised ValueError"), killed, ends("raised KeyError"))
+    assert found == End("1", "raised ValueError")
+
+
+def test_a_process_that_is_gone_without_a_report_is_an_end(watch):
+    found = first(watch, ends(""), killed, ends("raised ValueError"))
+    assert found is not None
+    assert (found.rank, found.how) == ("1", "")
+
+
+def test_the_status_of_a_process_is_read_while_its_parent_takes_no_note_of_it(watch):
+    child = rank(watch, 0, killed)
+    deadline = time.monotonic() + 10
+    while watch.first is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.waitpid(child, 0)
+    assert watch.first == End("0", "", int(signal.SIGKILL))
+
+
+def test_the_order_of_ends_is_kept_where_the_launcher_is_late():
+    watch = Watch()
+    for number in (3, 1, 2):
+        os.waitpid(rank(watch, number, ends(f"raised {number}")), 0)
+    watch.start()
+    watch.stop()
+    assert watch.first == End("3", "raised 3")
+
+
+def test_a_forked_child_reports_nothing(watch):
+    def forks(report: Report) -> None:
+        child = os.fork()
+        if child == 0:
+            report.end("raised ValueError")
+            os._exit(1)
+        os.waitpid(child, 0)
+        report.end()
+
+    assert first(watch, forks) is None
+
+
+def test_without_a_launcher_nothing_is_reported():
+    for environment in ({}, {ADDRESS: ""}, {ADDRESS: "nobody listens here"}):
+        Report(environment).end("raised ValueError")
+
+
+KILLED, EXITED = int(signal.SIGKILL), 5 << 8
+SAID = "rank 1 on HOST was killed by signal 9 (SIGKILL); this ended the job"
+
+
+@pytest.mark.parametrize(
+    ("flavour", "code", "status", "text", "number"),
+    [
+        (Flavour.OPEN_MPI, 137, None, SAID, 9),
+        (Flavour.MPICH, 9, None, SAID, 9),
+        (Flavour.INTEL, 9, KILLED, SAID, 9),
+        (Flavour.MPICH, 9, EXITED, "", 0),  # 9 is that of the others, which mpiexec killed
+        (Flavour.MPICH, 5, None, "", 0),
+        (Flavour.OPEN_MPI, 9, None, "", 0),
+    ],
+)
+def test_a_signal_is_named_if_it_is_known(monkeypatch, flavour, code, status, text, number):
+    monkeypatch.setattr("platform.node", lambda: "HOST")
+    end = End("1", "", status)
+    assert (end.text(code, flavour), end.signal(code, flavour)) == (text, number)
+
+
+def test_what_a_rank_reports_is_no_signal():
+    assert End("1", "called sys.exit(9)").signal(9, Flavour.MPICH) == 0
