@@ -50,9 +50,10 @@ OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code]
 
 
 def marked(block: Block) -> object:
-    """Blocks that use CuPy need a GPU."""
-    on_a_gpu = "import cupy" in block.code
-    return pytest.param(block, marks=pytest.mark.gpu if on_a_gpu else (), id=str(block))
+    """Blocks that use CuPy need a GPU.  Those of the README are smoke tests."""
+    marks = [pytest.mark.gpu] * ("import cupy" in block.code)
+    marks += [pytest.mark.smoke] * (block.page.name == "README.md")
+    return pytest.param(block, marks=marks, id=str(block))
 
 
 @pytest.mark.parametrize("block", [b for b in PYTHON if b not in OVER_MPI], ids=str)
@@ -62,7 +63,6 @@ def test_a_python_block_prints_what_the_page_says(block, tmp_path):
     assert printed == (block.prints or "")
 
 
-@pytest.mark.smoke
 @pytest.mark.mpi
 @pytest.mark.parametrize("block", [marked(block) for block in OVER_MPI])
 def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):

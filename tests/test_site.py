@@ -21,9 +21,12 @@ from ringreduce.launch import cli
 from tests.support.mpi import ROOT, environment
 from tests.support.public import entries, facts
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("furo") is None, reason="needs pip install 'ringreduce[docs]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("furo") is None, reason="needs pip install 'ringreduce[docs]'"
+    ),
+]
 
 
 @dataclass

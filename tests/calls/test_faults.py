@@ -328,6 +328,7 @@ def test_two_that_never_call_are_both_named():
     names(all_timed_out(on_threads(program, 5), [1, 2]), [1, 2], 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart_s", [0, 0.0005, 0.002])
 def test_ranks_that_lose_patience_at_once_say_the_same(apart_s):
     def program(comm):
@@ -543,6 +544,7 @@ class PausingDevice(CpuDevice):
         return paused
 
 
+@pytest.mark.slow
 def test_a_late_rank_writes_nothing_into_arrays_that_others_use_again():
     """Rank 1 continues after rank 0 has cancelled the call and written to its array again."""
     device, kept = PausingDevice(), []

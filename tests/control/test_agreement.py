@@ -110,6 +110,7 @@ def test_any_two_calls_mixed_over_mpi(mpi, ranks):
 # --- other ways to disagree -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_order_of_calls_differs_on_threads(ranks):
     agreed(on_threads(swap, ranks))
@@ -181,6 +182,7 @@ def test_an_argument_that_one_rank_alone_passes_is_named(first):
         assert "every rank must pass the same wire" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_many_disagreements_in_a_row_on_threads(ranks):
     agreed(on_threads(disagree_often, ranks, "50"))

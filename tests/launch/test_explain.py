@@ -298,8 +298,8 @@ def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, cr
 @pytest.mark.parametrize(
     ("variable", "value", "complaint"),
     [
-        ("RINGREDUCE_TRANSPORT", "tcp", "RINGREDUCE_TRANSPORT is 'tcp'; choose auto, mpi or shm"),
-        ("RINGREDUCE_TIMEOUT_S", "soon", "environment variable RINGREDUCE_TIMEOUT_S is 'soon'"),
+        ("RINGREDUCE_TRANSPORT", "tcp", "is 'tcp'; wanted auto, mpi or shm"),
+        ("RINGREDUCE_TIMEOUT_S", "soon", "is 'soon'"),
     ],
 )
 def test_a_variable_that_no_job_would_take_is_refused(
@@ -310,7 +310,8 @@ def test_a_variable_that_no_job_would_take_is_refused(
     assert cli.main(["explain", "-n", "2"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"ringreduce explain: {complaint}")
+    named = f"ringreduce explain: environment variable {variable}"
+    assert printed.err.startswith(f"{named} {complaint}")
 
 
 def test_without_compiled_functions_a_job_sends_messages(monkeypatch):

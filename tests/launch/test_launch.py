@@ -486,6 +486,7 @@ raise ValueError("the rank's own error")
 TELL = "lambda code: print('abort', code, flush=True)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "finalized", "before", "aborts"),
     [
@@ -508,6 +509,7 @@ def test_a_forked_child_does_not_abort_the_job():
     assert python(code).stdout == ""
 
 
+@pytest.mark.slow
 def test_an_abort_that_hangs_is_given_up():
     # The GIL is held, as mpi4py holds it.
     hang = "lambda code: __import__('ctypes').PyDLL(None).sleep(30)"

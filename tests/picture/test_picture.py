@@ -148,6 +148,7 @@ def test_where_there_is_no_room_there_are_no_labels() -> None:
     assert to_svg(two_shot(30)).count('rx="4"') == len(PALETTE)  # the legend's
 
 
+@pytest.mark.slow
 def test_a_large_schedule_is_drawn_whole() -> None:
     nodes = block_layout(*[8] * 8)
     svg = to_svg(build("all_reduce", "ring", nodes), nodes)

@@ -634,6 +634,7 @@ def test_ranks_that_disagree_after_fast_calls_raise_and_continue(passed):
     spawn(program)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named():
     def program(comm):
         for _ in range(5):

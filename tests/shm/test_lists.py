@@ -108,6 +108,7 @@ some_shapes = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     ranks=st.integers(2, 4),

@@ -333,6 +333,7 @@ def test_a_call_from_within_a_call_is_refused():
     assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True, True]
 
 
+@pytest.mark.slow
 def test_what_peers_may_still_read_is_kept():
     """A rank that gave up may let go of its array before another reads it, in this very process."""
 

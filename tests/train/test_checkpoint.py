@@ -301,6 +301,7 @@ def outcome(metrics: Path) -> list[tuple]:
     return [(t.get("step"), t["epoch"], t["loss"], t.get("accuracy"), t.get("lr")) for t in told]
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_the_same_global_batches(
     tmp_path, monkeypatch, capsys
 ):

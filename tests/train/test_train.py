@@ -192,6 +192,7 @@ def test_training_that_drifts_names_the_rank():
     rr.spawn(run, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_rank_that_drifts_is_named_within_so_many_steps(every):
     """One bit of rank 2's parameters is changed in the middle of the run."""
@@ -358,6 +359,7 @@ def test_weight_decay_makes_parameters_smaller(optimizer):
     assert np.linalg.norm(decayed) < 0.97 * np.linalg.norm(plain)
 
 
+@pytest.mark.slow
 def test_adam_learns():
     def run(comm):
         return train(comm, load_split(), Settings(epochs=10, optimizer="adam", lr=0.01)).accuracy
@@ -403,6 +405,7 @@ def test_the_page_shows_the_last_line_as_it_is_printed():
     assert re.search(f"`{LAST_LINE}`", page)
 
 
+@pytest.mark.slow
 def test_last_accuracy_is_the_mean_of_the_seeds(monkeypatch, capsys):
     command(monkeypatch, 1, "--epochs", "2", "--seeds", "3", "--batch", "200")
     lines = capsys.readouterr().out.splitlines()
