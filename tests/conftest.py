@@ -54,11 +54,12 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("smoke")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what a smoke run has left out."""
-    if terminalreporter.config.getoption("markexpr") == "smoke":
-        left_out = len(terminalreporter.stats.get("deselected", []))
-        terminalreporter.write_line(
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say what a smoke run has left out, on the last line."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and config.getoption("markexpr") == "smoke":
+        left_out = len(reporter.stats.get("deselected", []))
+        reporter.write_line(
             f"These were the smoke tests.  {left_out:,} more: all but the longest by "
             "`pytest -m full`, the longest by `pytest -m long`."
         )
