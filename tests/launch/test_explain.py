@@ -292,6 +292,7 @@ def test_a_job_here_shares_memory_if_it_can(monkeypatch, found, transport, varia
 def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, crowded):
     monkeypatch.setattr(host, "ask", lambda probe: Answer([FOUND]))
     monkeypatch.setattr(host, "cores", lambda: 4)
+    monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
     assert host.memory_of_job(ranks) == Memory(single_copy=True, crowded=crowded)
 
 
