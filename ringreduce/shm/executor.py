@@ -45,7 +45,7 @@ from ringreduce.shm.layout import (
     Wait,
 )
 from ringreduce.shm.protocol import free_slot, post, slot_of, wait
-from ringreduce.shm.stores import begin_timing, end_timing, next_phase, write
+from ringreduce.shm.stores import begin_timing, end_timing, is_timed, next_phase, write
 
 _PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(Operand)
 _DIRECT_WRITE_BYTES = size_of(DirectWrite)
@@ -205,7 +205,7 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
         program.base = team.rounds
         team.rounds += program.rounds
         program.done_bytes = 0
-    base, result = program.base, DONE
+    base, result, timed = program.base, DONE, is_timed(team)
     while True:
         if team.delay_seed:
             delay(team)
@@ -214,13 +214,15 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
         if opcode == WAIT:
             result = wait(program, team, Wait(at), base + instruction.round)
         elif opcode == REDUCE:
-            begin = begin_timing(team, Reduce(at).nbytes)
+            begin = begin_timing(team, Reduce(at).nbytes) if timed else 0
             result = DONE if reduce(program, team, Reduce(at)) else PENDING
-            end_timing(team, begin, Reduce(at).nbytes)
+            if begin:
+                end_timing(team, begin, Reduce(at).nbytes)
         elif opcode == COPY:
-            begin = begin_timing(team, Copy(at).nbytes)
+            begin = begin_timing(team, Copy(at).nbytes) if timed else 0
             result = DONE if copy_bytes(team, Copy(at)) else PENDING
-            end_timing(team, begin, Copy(at).nbytes)
+            if begin:
+                end_timing(team, begin, Copy(at).nbytes)
         elif opcode == POST:
             post(program, team, Post(at), base + instruction.round)
         elif opcode == FREE_SLOT:

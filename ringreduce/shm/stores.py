@@ -44,8 +44,9 @@ from ringreduce.shm.protocol import peer_of
 _TIMED_ROUNDS = 8
 _WARM_UP_ROUNDS = 16
 _AWAITED_ROUNDS = 3
-FIRST_INTERVAL, LAST_INTERVAL = 64, 16 << 10
-"""Rounds between two trials: the fewest, and the most.  A trial without a change doubles them."""
+FIRST_INTERVAL, LAST_INTERVAL, LAST_IDLE_INTERVAL = 64, 16 << 10, 1 << 10
+"""Rounds between two trials: the fewest, the most, and the most after a trial without long data.
+A trial without a change doubles them."""
 _CLEARLY = 5, 4
 """The kind in use is kept unless it takes more than this ratio of the other kind's time."""
 
@@ -87,18 +88,20 @@ def report_of(segment: Address) -> StoreReport:
 
 
 @compilable
+def is_timed(team: Team) -> bool:
+    """Whether the phase of the trial is one that times COPYs and REDUCEs."""
+    return team.trial.phase in (TIME_KEPT, TIME_OTHER)
+
+
+@compilable
 def begin_timing(team: Team, nbytes: int) -> int:
-    """Read the clock if a COPY or REDUCE of `nbytes` is part of a trial; otherwise return 0."""
-    if team.trial.phase in (TIME_KEPT, TIME_OTHER) and nbytes >= STAGED_FROM_BYTES:
-        return nanoseconds(address_of(team.clock))
-    return 0
+    """Read the clock before a COPY or REDUCE of `nbytes`; return 0 if that is too short to time."""
+    return nanoseconds(address_of(team.clock)) if nbytes >= STAGED_FROM_BYTES else 0
 
 
 @compilable
 def end_timing(team: Team, begin: int, nbytes: int) -> None:
-    """Add the time since `begin` to the report of this rank; nothing if `begin` is 0."""
-    if begin == 0:
-        return
+    """Add the time since `begin` to the report of this rank."""
     duration = nanoseconds(address_of(team.clock)) - begin
     report = report_of(team.segment)
     if team.trial.phase == TIME_KEPT:
@@ -147,8 +150,9 @@ def next_phase(team: Team) -> None:
         phase, length = AWAIT, _AWAITED_ROUNDS
     else:
         result = other_is_faster(team)
-        trial.interval = min(2 * trial.interval, LAST_INTERVAL) if result == 0 else FIRST_INTERVAL
+        most = LAST_INTERVAL if result == 0 else LAST_IDLE_INTERVAL
+        trial.interval = min(2 * trial.interval, most)
         if result == 1:
-            trial.streams = 1 - trial.streams
+            trial.streams, trial.interval = 1 - trial.streams, FIRST_INTERVAL
         phase, length = KEEP, trial.interval
     trial.phase, trial.phase_end = phase, team.rounds + length

@@ -7,7 +7,7 @@ import pytest
 
 from ringreduce.compiler.records import size_of
 from ringreduce.shm import layout, stores
-from ringreduce.shm.layout import KEEP, TIME_KEPT, TIME_OTHER, WORD, Peer, Team
+from ringreduce.shm.layout import TIME_KEPT, TIME_OTHER, WORD, Peer, Team
 
 KIB = 1 << 10
 
@@ -27,7 +27,7 @@ class Ranks:
             for index, peer in enumerate(set(range(ranks)) - {rank}):
                 first = self.words[rank].ctypes.data + size_of(Team)
                 Peer(first + index * size_of(Peer)).segment = self.memory[peer].ctypes.data
-        monkeypatch.setattr(stores, "nanoseconds", lambda clock: self.now)
+        monkeypatch.setattr(stores, "nanoseconds", lambda clock: self.now + 1)
 
     def round(self, costs, nbytes=64 * KIB):
         """Run one round on every rank; `costs` has the ns of (ordinary, streaming) of each rank.
@@ -38,9 +38,10 @@ class Ranks:
         for team, cost in zip(self.teams, costs, strict=True):
             if team.rounds >= team.trial.phase_end:
                 stores.next_phase(team)
-            begin = stores.begin_timing(team, nbytes)
+            begin = stores.begin_timing(team, nbytes) if stores.is_timed(team) else 0
             self.now += cost[team.trial.streams]
-            stores.end_timing(team, begin, nbytes)
+            if begin:
+                stores.end_timing(team, begin, nbytes)
             team.rounds += 1
         assert len({team.trial.streams for team in self.teams}) == 1
         return bool(self.teams[0].trial.streams)
@@ -92,24 +93,24 @@ def test_trials_become_rare(ranks):
 
 @pytest.mark.parametrize(("nbytes", "timed"), [(64, False), (4 * KIB, True)])
 def test_only_long_copies_are_timed(ranks, nbytes, timed):
-    team = ranks(2)
-    phases = set()
-    for _ in range(300):
-        team.round([STREAMING] * 2, nbytes=nbytes)
+    assert (stores.begin_timing(ranks(1).teams[0], nbytes) > 0) == timed
+
+
+def test_two_phases_of_each_trial_are_timed(ranks):
+    team, timed = ranks(2), []
+    for _ in range(200):
+        team.round([ORDINARY] * 2)
         own = team.teams[0]
-        if own.trial.phase in (TIME_KEPT, TIME_OTHER):
-            phases.add(own.trial.phase)
-            assert (stores.begin_timing(own, nbytes) > 0) == timed
-        elif own.trial.phase == KEEP:
-            assert stores.begin_timing(own, nbytes) == 0
-    assert phases == {TIME_KEPT, TIME_OTHER}
+        timed += [own.trial.phase] * stores.is_timed(own)
+    assert set(timed) == {TIME_KEPT, TIME_OTHER}
+    assert timed.count(TIME_KEPT) == timed.count(TIME_OTHER)
 
 
 def test_trials_stay_frequent_while_there_is_nothing_to_time(ranks):
     """So that long arrays after many short ones do not wait for a trial."""
     team = ranks(2)
-    team.settle([ORDINARY] * 2, nbytes=64)
-    assert team.teams[0].trial.interval == stores.FIRST_INTERVAL
+    team.settle([ORDINARY] * 2, rounds=20_000, nbytes=64)
+    assert team.teams[0].trial.interval == stores.LAST_IDLE_INTERVAL
 
 
 @pytest.mark.parametrize("streams", [0, 1])
