@@ -456,7 +456,7 @@ class Collectives:
             self._engine.check_usable()
             call = method(self._calls_on(array), array, *how)
             result = self._run(call, array, out, timeout_s, async_op)
-            if not async_op:
+            if self._engine.fast_path is not None and not async_op:
                 name = method.__name__
                 self._engine.admit(name, call, array, dict(zip(PLANNED[name], how, strict=True)))
             return result
