@@ -94,7 +94,7 @@ def address(
     returns None.  The parameters of the C function are 64-bit integers.  Its result is one too,
     unless the Python function is annotated to return None.
 
-    Raises CompilationError where there is no Numba, where Numba is told not to compile, where
+    Raises CompilationError where there is no Numba, where NUMBA_DISABLE_JIT is set, where
     `needs_float16` and the processor does not convert float16, and where compiling fails.
     """
     if name not in _ADDRESSES:
@@ -166,7 +166,7 @@ def _obstacle(needs_float16: bool) -> str:
     except ImportError as error:
         return f"there is no Numba: {error}"
     if numba.config.DISABLE_JIT:
-        return "Numba is told not to compile"
+        return "NUMBA_DISABLE_JIT is set"
     if needs_float16 and not _converts_float16(numba.config):
         return "the processor does not convert float16"
     return ""
@@ -189,7 +189,7 @@ def kernel(name: str, described: Callable[[], Loop]) -> Function | None:
     """Return the loop `name`, compiled.  A process compiles a loop once.
 
     Returns None where there is no Numba, and where the processor does not convert float16 but the
-    loop needs it.  Where Numba is told not to compile, returns the loop as a Python function.
+    loop needs it.  Where NUMBA_DISABLE_JIT is set, returns the loop as a Python function.
     """
     if name not in _KERNELS:
         _make(_KERNELS, name, lambda: _kernel(name, described))

@@ -1,7 +1,7 @@
 """Copies between buffers, to memory that peers read, and out of other processes.
 
-`process_vm_readv` takes 5 to 9 ns a cache line.  It takes longer if the line was read by a core
-that shares no cache with this one, and this rank writes it.  So direct reads are timed.
+A read by `process_vm_readv` takes longer if this rank overwrites lines that a core with another
+cache has read.  So direct reads are timed.
 """
 
 from __future__ import annotations

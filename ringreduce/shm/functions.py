@@ -21,7 +21,7 @@ def is_available() -> bool:
 
     If all ranks can, all have the compiled folds of all dtypes, and make the same choices.
     """
-    if sys.platform != "linux" or not _knows_arrays():
+    if not _may_be_available():
         return False
     jit.share({name: partial(_function, name) for name in MODULES}, needs_float16=True)
     return all(address(name) is not None for name in MODULES)
@@ -29,9 +29,13 @@ def is_available() -> bool:
 
 def would_be_available() -> bool:
     """Whether `is_available` would return True.  Compiles nothing."""
-    if sys.platform != "linux" or not _knows_arrays():
+    if not _may_be_available():
         return False
     return all(jit.has_address(name, needs_float16=True) for name in MODULES)
+
+
+def _may_be_available() -> bool:
+    return sys.platform == "linux" and _knows_arrays()
 
 
 def address(name: str) -> int | None:

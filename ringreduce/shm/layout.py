@@ -1,6 +1,6 @@
 """Records of the memory that ranks of one host share, and of the programs that use it.
 
-Every rank has a segment, whose slots and ring it alone writes.  Rounds use the two slots in turn.
+Every rank has a segment, whose slots, report and ring it alone writes.  Rounds use the two slots in turn.
 A slot has the sequence number of the round it was last used for, then the header of the call, and
 then the data of small rounds.  The data of larger rounds are staged in the ring, behind those of
 the round before, or peers read them in place; then the slot has the location of the data.
@@ -76,7 +76,7 @@ MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
 """The most bytes that a rank stages in a round: a slice, and the gaps between its parts."""
 REPORT_OFFSET = 2 * SLOT_BYTES
 """Bytes from the beginning of a segment to its `StoreReport`."""
-RING_OFFSET = REPORT_OFFSET + 64
+RING_OFFSET = REPORT_OFFSET + 64  # the report has a cache line of its own
 """Bytes from the beginning of a segment to its ring."""
 RING_BYTES = 3 * MAX_STAGED_BYTES
 """Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
@@ -91,7 +91,7 @@ moved to the cache that the cores share.  A longer ring would leave the shared c
 RING_TURN_ROUNDS = 32
 """Rounds of the current size after which the ring also goes back: small data stay in cache."""
 SEGMENT_BYTES = RING_OFFSET + RING_BYTES
-"""Bytes of slots and ring; memory for registered arrays follows them in a segment."""
+"""Bytes of slots, report and ring; memory for registered arrays follows them in a segment."""
 
 # --- buffers --------------------------------------------------------------------------------------
 

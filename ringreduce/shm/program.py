@@ -52,9 +52,9 @@ _ROUNDS_BEFORE_TRIALS = 16
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 2), (20, 4)
 """(polls of a slot, further polls after a yield of the core each) until a program returns PENDING.
 
-The first pair is for ranks with a core each: 5,000 polls take 1 to 2 us, in which most peers come,
-and the way through Python takes longer.  The second is for ranks that share cores.  A program that
-polls keeps its core busy, and other threads of the rank may wait for that core.
+The first pair is for ranks with a core each: most peers post within 5,000 polls, and a return to
+Python takes longer.  The second is for ranks that share cores.  A program that polls keeps its core
+busy, and other threads of the rank may wait for that core.
 """
 
 
@@ -142,11 +142,17 @@ class SharedMemory:
         team.fold_scratch = _address(self._fold_scratch)
         team.sources = _address(self._sources)
         team.gather_buffer = _address(self._gather_buffer)
-        team.trial.phase_end, team.trial.interval = _ROUNDS_BEFORE_TRIALS, FIRST_INTERVAL
+        self._begin_trials(0)
         first = address_of(team) + size_of(Team)
         self._peer_records = [Peer(first + i * size_of(Peer)) for i in range(len(peers))]
         for record, peer in zip(self._peer_records, peers, strict=True):
             record.segment, record.process = memory.addresses[peer], memory.processes[peer]
+
+    def _begin_trials(self, rounds: int) -> None:
+        """Take ordinary stores, and time both kinds a while after round number `rounds`."""
+        trial = self.team.trial
+        trial.streams, trial.phase, trial.interval = 0, layout.KEEP, FIRST_INTERVAL
+        trial.phase_end = rounds + _ROUNDS_BEFORE_TRIALS
 
     def _slot(self, owner: int, sequence: int) -> Slot:
         return slot_of(self._memory.addresses[owner], sequence)
@@ -357,6 +363,8 @@ class SharedMemory:
     def go_on_from(self, count: int) -> None:
         """Forget the call under way, and count rounds from `count` on, as all ranks do."""
         self.team.rounds = count
+        # The ranks were perhaps in different phases.
+        self._begin_trials(count)
         for peer in self._peer_records:
             peer.seen, peer.compared = 0, count
         if count:

@@ -1,9 +1,8 @@
 """Ordinary and streaming stores to memory that peers read, and the trials that choose between them.
 
 Memory that another core has read is in that core's cache.  Ordinary stores are the faster kind if
-the two cores share a cache: 2 to 5 ns a cache line, and the peer reads the line from there in as
-little.  If the cores share none, to write and to read the line takes some 35 ns.  Streaming stores
-bypass all caches: they take 4 ns a line, and the peer reads it from memory, in 4 to 10 ns.
+the two cores share a cache.  If they share none, to write and to read a line takes several times as
+long.  Streaming stores bypass all caches, and the peer reads the line from memory.
 
 Which cores share a cache is not known, and on a virtual machine it changes from second to second.
 So all ranks time both kinds in turns, in the same rounds.  A trial has these phases, one after the
@@ -20,8 +19,8 @@ phase          kind of stores          length in rounds
 =============  ======================  ============================================================
 
 At the end every rank adds up the reports of all ranks.  The other kind is taken if it is clearly
-faster.  The sum counts: a rank that writes often has not the time that its readers lose.  Reports
-and phases decide nothing but speed, so they need no more order than the rounds give them.
+faster.  The times of all ranks are added, because readers lose time that the writer does not see.
+Reports and phases decide nothing but speed, so they need no more order than the rounds give them.
 """
 
 from __future__ import annotations
@@ -114,7 +113,10 @@ def end_timing(team: Team, begin: int, nbytes: int) -> None:
 
 @compilable
 def other_is_faster(team: Team) -> int:
-    """Add up the reports of all ranks: 1: take the other kind; 0: keep the kind; -1: no bytes."""
+    """Compare the two kinds of stores by the reports of all ranks.
+
+    Returns 1 if the other kind is clearly faster, 0 if it is not, -1 if there are too few reports.
+    """
     own = report_of(team.segment)
     kept_ns, kept_bytes = own.kept_ns, own.kept_bytes
     other_ns, other_bytes = own.other_ns, own.other_bytes
