@@ -66,11 +66,9 @@ _ELSEWHERE = {
     **dict.fromkeys(("distributedgradienttape", "dataparallel"), "train.DataParallel"),
     **dict.fromkeys(("run", "launch", "multiprocessing"), "spawn"),
 }
-"""What mpi4py, Horovod and torch call it, in small letters -> what it is called here."""
+"""Names in mpi4py, Horovod and torch, in lower case -> the names here."""
 _ATTRIBUTES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "nodes")
-"""What a communicator has besides its methods."""
-_OPS = ("reduceop", "op", "sum", "average", "avg", "min", "max", "product", "prod")
-"""What they call ops, in small letters."""
+"""The attributes of a communicator that are no methods."""
 
 
 def __getattr__(name: str) -> Any:
@@ -85,15 +83,16 @@ def __getattr__(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    """Return what a name of another library is called here; "" for a name that is none."""
+    """Return the name here of what another library calls `name`; "" if that is unknown."""
+    from ringreduce.calls.arguments import OPS_ELSEWHERE
     from ringreduce.calls.communicator import ELSEWHERE, Communicator
     from ringreduce.errors import did_you_mean
 
     word = name.lower()
-    if word in _OPS:
-        return "; an op is a text, such as op='sum'"
+    if word in ("op", "reduceop", "sum", *OPS_ELSEWHERE, *OPS_ELSEWHERE.values()):
+        return "; an op is a string, such as op='sum'"
     method = ELSEWHERE.get(word, word)
-    if method in _ATTRIBUTES or hasattr(Communicator, method.partition("(")[0]):
+    if method in _ATTRIBUTES or method.partition("(")[0] in dir(Communicator):
         return f"; it belongs to a communicator: comm = ringreduce.init(), then comm.{method}"
     return did_you_mean(name, __all__, _ELSEWHERE)
 

@@ -14,7 +14,7 @@ from ringreduce.config import TRANSPORTS, Config, Environment
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.shm.segments import Segments, share_segments
-from ringreduce.topology import Topology, parse_nodes
+from ringreduce.topology import Nodes, Topology, parse_nodes
 from ringreduce.transports.base import Transport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 
@@ -35,7 +35,7 @@ class UnavailableError(Exception):
 
 
 def init(
-    mpi_comm: MPI.Comm | None = None,
+    mpi_comm: MPI.Intracomm | None = None,
     *,
     transport: str | None = None,
     nodes: NodesArgument = None,
@@ -94,8 +94,8 @@ def init(
 
     if mpi_comm is None and nodes is None:
         nodes = environment.nodes
-    if nodes is not None:
-        parse_nodes(nodes, (mpi_comm or MPI.COMM_WORLD).Get_size())
+    size = (mpi_comm or MPI.COMM_WORLD).Get_size()
+    placed = None if nodes is None else parse_nodes(nodes, size)
     shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
     over_mpi = None
     try:
@@ -105,7 +105,7 @@ def init(
         segments = share_segments(over_mpi) if shares else None
         if transport == "shm" and segments is None:
             raise UnavailableError
-        comm = _communicator(over_mpi, nodes, timeout_s, config, segments, close_at_exit)
+        comm = _communicator(over_mpi, placed, timeout_s, config, segments, close_at_exit)
     except MismatchError:
         assert over_mpi is not None
         over_mpi.close()
@@ -195,8 +195,7 @@ def spawn(
         raise ValueError(f"spawn: ranks is {shown(ranks)}; pass an int of at least 1")
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     check_timeout("spawn", timeout_s)
-    if nodes is not None:
-        parse_nodes(nodes, ranks, "spawn")
+    placed = None if nodes is None else parse_nodes(nodes, ranks, "spawn")
     given = _checked("spawn", config)
     switchboard = Switchboard(ranks)
     results: list[Any] = [None] * ranks
@@ -207,7 +206,7 @@ def spawn(
         transport = ThreadTransport(switchboard, rank, timeout_s)
         try:
             segments = share_segments(transport) if given.shared_memory else None
-            with _communicator(transport, nodes, timeout_s, given, segments) as comm:
+            with _communicator(transport, placed, timeout_s, given, segments) as comm:
                 results[rank] = fn(comm, *args)
                 comm.close_at_end_of("its function")
         except BaseException as error:
@@ -240,12 +239,12 @@ def _checked(where: str, config: Config | None) -> Config:
 
 def _communicator(
     transport: Transport,
-    nodes: NodesArgument,
+    nodes: Nodes | None,
     timeout_s: float,
     config: Config,
     segments: Segments | None,
     adopt: Callable[[Communicator], None] | None = None,
 ) -> Communicator:
-    found = transport.nodes() if nodes is None else parse_nodes(nodes, transport.size)
+    found = transport.nodes() if nodes is None else nodes
     topology = Topology(found, transport.rank)
     return Communicator(transport, topology, CpuDevice(), config, timeout_s, segments, adopt)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-_GREEN, _RED, _YELLOW, _BOLD, _FAINT = "32", "31", "33", "1", "2"
+_GREEN, _RED, _YELLOW, _BOLD = "32", "31", "33", "1"
 
 
 @dataclass(frozen=True)
@@ -22,29 +22,21 @@ class Colours:
     """Whether the functions colour.  If not, they return the text as it is."""
 
     @classmethod
-    def of(
-        cls,
-        stream: TextIO,
-        *,
-        terminal: bool | None = None,
-        variables: Mapping[str, str] = os.environ,
-    ) -> Colours:
+    def of(cls, stream: TextIO, *, variables: Mapping[str, str] = os.environ) -> Colours:
         """Return the colours for texts that are written to `stream`.
 
         They are enabled if `stream` is a terminal.  The variable NO_COLOR disables them, and
         FORCE_COLOR enables them.  Both count if they are set and not empty, and NO_COLOR comes
-        first.  `terminal` replaces the answer of the stream: under mpiexec a rank writes to a pipe,
-        although a terminal may show the text.
+        first.
         """
         if variables.get("NO_COLOR"):
             return cls(enabled=False)
         if variables.get("FORCE_COLOR"):
             return cls(enabled=True)
-        shown = stream.isatty() if terminal is None else terminal
-        return cls(enabled=shown and variables.get("TERM") != "dumb")
+        return cls(enabled=stream.isatty() and variables.get("TERM") != "dumb")
 
     def good(self, text: str) -> str:
-        """Return `text` in green: what is proven, taken or well."""
+        """Return `text` in green: a proof, the algorithm taken, a passed check."""
         return self._painted(text, _GREEN)
 
     def bad(self, text: str) -> str:
@@ -52,16 +44,12 @@ class Colours:
         return self._painted(text, _RED)
 
     def doubtful(self, text: str) -> str:
-        """Return `text` in yellow: what works, but not as well as it could."""
+        """Return `text` in yellow: a problem that does not stop ringreduce."""
         return self._painted(text, _YELLOW)
 
     def strong(self, text: str) -> str:
         """Return `text` in bold letters."""
         return self._painted(text, _BOLD)
-
-    def faint(self, text: str) -> str:
-        """Return `text` in faint letters: details."""
-        return self._painted(text, _FAINT)
 
     def _painted(self, text: str, code: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.enabled and text else text

@@ -1,11 +1,9 @@
 """All settings in one frozen object, and the variables that the launcher sets for its ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from ringreduce.schedules.cost import Profile
 
@@ -83,13 +81,15 @@ class Config:
     def __post_init__(self) -> None:
         for name, least in _COUNTS.items():
             value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
             if not isinstance(value, int) or value < least:
-                if value is None and name in _MAY_BE_NONE:
-                    continue
                 raise ValueError(f"Config: {name} is {value!r}; pass an int of at least {least}")
         for name in _SWITCHES:
             value = getattr(self, name)
-            if not isinstance(value, bool) and (name != "shared_memory" or value is not None):
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if not isinstance(value, bool):
                 raise ValueError(f"Config: {name} is {value!r}; pass True or False")
         if not isinstance(self.profile, Profile):
             raise ValueError(
@@ -123,15 +123,24 @@ class Config:
 
 _SINGLE_COPY, _SINGLE_COPY_IF_CROWDED = 4 << 20, 8 << 20
 """Bytes from which on a direct read was measured to be faster than a copy in and out."""
-_MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes")
+_MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes", "shared_memory")
 _COUNTS = {
-    **dict.fromkeys((*_MAY_BE_NONE, "segment_bytes", "most_slices"), 1),
-    **dict.fromkeys(("kept_messages", "kept_plans"), 1),
+    "slice_bytes": 1,
+    "segment_bytes": 1,
+    "most_slices": 1,
+    "in_flight": 1,
+    "kept_messages": 1,
+    "kept_plans": 1,
+    "pull_bytes": 1,
     "staged_bytes": 0,
 }
 """The settings that are whole numbers, with the least value of each."""
 _OF_ALL_RANKS = (
-    *("slice_bytes", "segment_bytes", "most_slices", "in_flight", "profile"),
+    "slice_bytes",
+    "segment_bytes",
+    "most_slices",
+    "in_flight",
+    "profile",
     "pull_bytes",
 )
 _SWITCHES = ("synchronous_sends", "shared_memory", "log_messages")
@@ -156,7 +165,7 @@ class Environment:
     """Whether a process manager of an MPI started this process."""
 
     @classmethod
-    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+    def read(cls, variables: Mapping[str, str] = os.environ) -> Self:
         """Read the variables; an empty one counts as not set.
 
         Raises ValueError naming the variable that cannot be parsed.
@@ -175,9 +184,10 @@ class Environment:
 
 
 def _seconds(text: str) -> float:
-    if not float(text) > 0:
+    seconds = float(text)
+    if not seconds > 0:
         raise ValueError(text)
-    return float(text)
+    return seconds
 
 
 def _transport(text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
     """Return "; did you mean 'ring'?", with the known word that is closest; "" if none is close.
 
-    `others` are words of other libraries, in small letters, with what they are called here.
+    `others` maps names in other libraries, in lower case, to the names here.
     """
     import difflib  # only after a mistake: the import takes a millisecond
 
@@ -21,6 +21,18 @@ def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | No
     near = difflib.get_close_matches(word.lower(), words, n=1)
     meant = (others or {}).get(word.lower()) or (words[near[0]] if near else None)
     return f"; did you mean {meant!r}?" if meant else ""
+
+
+def unknown(
+    what: str, word: object, known: Iterable[str], others: Mapping[str, str] | None = None
+) -> str:
+    """Return "unknown op 'su'; choose one of 'sum', 'mean'; did you mean 'sum'?".
+
+    `what` is the kind of thing that `known` lists; `others` are those of `did_you_mean`.
+    """
+    names = list(known)
+    meant = did_you_mean(str(word), names, others)
+    return f"unknown {what} {word!r}; choose one of {', '.join(map(repr, names))}{meant}"
 
 
 class RingReduceError(Exception):

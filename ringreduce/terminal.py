@@ -13,7 +13,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-_STARTERS = ("mpiexec", "mpiexec.hydra", "mpirun", "prterun", "orterun", "prted", "orted")
+_STARTERS = (
+    "mpiexec",
+    "mpiexec.hydra",
+    "mpiexec.mpich",
+    "mpiexec.openmpi",
+    "mpirun",
+    "prterun",
+    "orterun",
+    "prted",
+    "orted",
+)
 """Programs that start ranks, and read what they write."""
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
@@ -21,7 +31,7 @@ _TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
 _CLEAR = "\r\x1b[K"
 """Moves the cursor to the first column and clears the line."""
 _COLUMNS = 80
-"""The width of a terminal that does not tell it."""
+"""The columns of a terminal whose width is unknown."""
 
 
 class LiveLine:

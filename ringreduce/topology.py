@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Nodes = tuple[tuple[int, ...], ...]
@@ -57,7 +57,7 @@ def parse_nodes(
     groups: list[tuple[int, ...]] = []
     try:
         for node in nodes:
-            if isinstance(node, Sequence):
+            if isinstance(node, Iterable):
                 groups.append(tuple(map(operator.index, node)))
             else:
                 start = sum(map(len, groups))

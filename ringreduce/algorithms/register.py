@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.algorithms.registry import OwnSteps, remember
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import unknown
 
 
 def register_algorithm(
@@ -51,20 +51,19 @@ def register_algorithm(
     """
     known = [each for each in ALGORITHMS if each != "barrier"]
     if collective not in known:
+        raise ValueError(f"register_algorithm: {unknown('collective', collective, known)}")
+    if not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(
-            f"register_algorithm: unknown collective {collective!r}; "
-            f"choose one of {', '.join(map(repr, known))}{did_you_mean(str(collective), known)}"
-        )
-    if not str(name).isidentifier():
-        raise ValueError(
-            f"register_algorithm: name is {name!r}; choose one of letters, digits and _"
+            f"register_algorithm: name is {name!r}; "
+            "choose letters, digits and _, with no digit first"
         )
     if name in ALGORITHMS[collective] or name == "auto":
         raise ValueError(
             f"register_algorithm: {name!r} is taken by the library; choose another name"
         )
-    for what, function in (("steps", steps), ("chunks", chunks)):
-        if not callable(function) and (what == "steps" or function is not None):
+    functions = {"steps": steps} if chunks is None else {"steps": steps, "chunks": chunks}
+    for what, function in functions.items():
+        if not callable(function):
             kind = type(function).__name__
             raise TypeError(f"register_algorithm: {what} is {kind}; pass a function")
     remember(collective, name, steps, chunks)

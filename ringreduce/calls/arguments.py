@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.devices.float16 import is_short
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import unknown
 
 _BITWISE = ("and", "or", "xor")
 _ON_FLOATS = ("sum", "mean", "min", "max", "prod")
@@ -47,9 +47,8 @@ def as_array(where: str, x: Any) -> np.ndarray:
     if isinstance(x, np.ndarray):
         return x
     if not isinstance(x, Number) and not _exposes_memory(x):
-        wanted = "an array, a number, or a list of these"
-        if where != "all_reduce":
-            wanted = "an array or a number"
+        lists_too = where == "all_reduce"
+        wanted = "an array, a number, or a list of these" if lists_too else "an array or a number"
         method = next((f", such as x.{name}()" for name in _TO_NUMPY if hasattr(x, name)), "")
         raise TypeError(f"{where}: got {shown(x)}; pass {wanted}{method}")
     try:
@@ -127,7 +126,7 @@ def _op_meant_by(value: Any) -> str | None:
     if not isinstance(name, str):
         return None
     name = name.lower()
-    return name if name in (*_ON_FLOATS, *_BITWISE) else _OPS_ELSEWHERE.get(name)
+    return name if name in (*_ON_FLOATS, *_BITWISE) else OPS_ELSEWHERE.get(name)
 
 
 def reduction(where: str, arrays: Iterable[Any], op: Any, algorithm: Any, wire: Any) -> Any:
@@ -210,7 +209,7 @@ def check_movable(where: str, dtype: np.dtype) -> None:
         raise TypeError(f"{where}: dtype {dtype} cannot be sent; pass numbers or bools")
 
 
-_OPS_ELSEWHERE = {
+OPS_ELSEWHERE = {
     **dict.fromkeys(("add", "+", "plus", "total"), "sum"),
     **dict.fromkeys(("avg", "average"), "mean"),
     **dict.fromkeys(("product", "multiply", "mul", "*"), "prod"),
@@ -230,10 +229,7 @@ def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
     """
     check_movable(where, dtype)
     if op not in ops:
-        raise ValueError(
-            f"{where}: unknown op {op!r}; choose one of {', '.join(map(repr, ops))}"
-            f"{did_you_mean(op, ops, _OPS_ELSEWHERE)}"
-        )
+        raise ValueError(f"{where}: {unknown('op', op, ops, OPS_ELSEWHERE)}")
     if op not in _reductions(dtype):
         raise TypeError(f"{where}: op={op!r} on {dtype} {_refusal(op, dtype)}")
 

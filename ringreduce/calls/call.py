@@ -383,9 +383,12 @@ class Calls:
                 f"plan: cannot plan {collective!r}; "
                 f"choose one of {', '.join(map(repr, PLANNED))}{meant}"
             )
-        for name in arguments.keys() - defaults.keys():
-            takes = ", ".join((*defaults, "out", "timeout_s"))
-            raise TypeError(f"plan: {collective} has no argument {name!r} here; it takes {takes}")
+        for name in arguments:
+            if name not in defaults:
+                takes = ", ".join((*defaults, "out", "timeout_s"))
+                raise TypeError(
+                    f"plan: {collective} has no argument {name!r} here; it takes {takes}"
+                )
         given = {**defaults, **arguments}
         if "counts" in given and given["counts"] is None:
             raise TypeError(

@@ -118,7 +118,7 @@ class Collectives:
         if isinstance(x, (list, tuple)):
             members = x if type(op) is str else _members(x)
             op, algorithm, wire = reduction("all_reduce", members, op, algorithm, wire)
-            return self._all_reduce_list(x, op, out, algorithm, wire, async_op, timeout_s)
+            return self._all_reduce_list(members, op, out, algorithm, wire, async_op, timeout_s)
         array = x if type(x) is np.ndarray else as_array("all_reduce", x)
         how = reduction("all_reduce", (array,), op, algorithm, wire)
         return self._make(Calls.all_reduce, array, how, out, timeout_s, async_op)

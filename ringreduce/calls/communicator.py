@@ -24,7 +24,7 @@ from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import did_you_mean, unknown
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology
@@ -59,9 +59,9 @@ ELSEWHERE = {
     "get_rank": "rank",
     "allreduce_init": "plan",
 }
-"""What mpi4py, Horovod and torch call it, in small letters -> what it is called here."""
+"""Names in mpi4py, Horovod and torch, in lower case -> the names here."""
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "ssend", "sendrecv", "probe")
-"""What mpi4py and torch call messages between two ranks, in small letters."""
+"""Names in mpi4py and torch of messages between two ranks, in lower case."""
 
 
 class Communicator(Collectives):
@@ -130,9 +130,12 @@ class Communicator(Collectives):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError, with the name here of what other libraries call `name`."""
-            meant = did_you_mean(name, [word for word in dir(self) if word[0] != "_"], ELSEWHERE)
+            meant = ""
             if name.lower() in _POINT_TO_POINT:
-                meant = "; it has collectives alone, send single messages with mpi4py"
+                meant = "; ringreduce has collectives only, send messages to one rank with mpi4py"
+            elif not name.startswith("_"):
+                words = [word for word in dir(self) if not word.startswith("_")]
+                meant = did_you_mean(name, words, ELSEWHERE)
             raise AttributeError(f"a communicator has no attribute {name!r}{meant}")
 
     # --- other forms ---
@@ -247,11 +250,11 @@ class Communicator(Collectives):
             >>> rr.spawn(program, 5)
             [[0, 2, 4], [1, 3], [0, 2, 4], [1, 3], [0, 2, 4]]
         """
-        colored = -1 if color is None else color
-        if not _is_int64(colored) or colored < (0 if color is not None else -1):
+        if color is not None and not (_is_int64(color) and color >= 0):
             raise ValueError(f"split: color is {shown(color)}; pass an int of at least 0, or None")
         if not _is_int64(key):
             raise ValueError(f"split: key is {shown(key)}; pass an int")
+        colored = -1 if color is None else color
         with self._queue.lock:
             self._engine.check_usable()
             mine = np.array([colored, key], np.int64)
@@ -303,11 +306,7 @@ class Communicator(Collectives):
         """
         check_selectors("explain", collective=collective)
         if collective not in ALGORITHMS:
-            raise ValueError(
-                f"explain: unknown collective {collective!r}; "
-                f"choose one of {', '.join(map(repr, ALGORITHMS))}"
-                f"{did_you_mean(collective, ALGORITHMS)}"
-            )
+            raise ValueError(f"explain: {unknown('collective', collective, ALGORITHMS)}")
         if not _is_int64(nbytes) or nbytes < 0:
             raise ValueError(
                 f"explain: nbytes is {shown(nbytes)}; pass bytes, an int of at least 0"

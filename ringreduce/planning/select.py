@@ -153,11 +153,10 @@ def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> l
 
 
 def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice:
-    """Price the candidates for `collective`, and take the first that is about as fast as any.
+    """Price the candidates for `collective`, and choose one.
 
-    An algorithm is taken if its prediction is within 2 % of the lowest, and no algorithm before it
-    in the list of candidates is.  The choice is a pure function of the arguments, so all ranks make
-    the same choice.
+    Takes the first candidate whose prediction is within 2 % of the lowest.  The choice is a pure
+    function of the arguments, so all ranks make the same choice.
     """
     names = candidates(collective, nodes, config.memory)
     priced = priced_bytes(nbytes)

@@ -135,8 +135,19 @@ def _legend(steps: Sequence[Step]) -> list[str]:
     return ["; ".join(texts) for texts in (explained, apart) if texts]
 
 
+_MEANINGS = (
+    "sends {chunks} to rank {rank}",
+    "sends an empty message to rank {rank}",
+    "receives an empty message from rank {rank}",
+    "adds {chunks} from rank {rank}",
+    "overwrites {chunks} with rank {rank}'s",
+    "receives {chunks} from rank {rank}",
+)
+"""The meanings of messages, in the order of the legend."""
+
+
 def _kind(message: Send | Recv) -> int:
-    """Return a number for the meaning of a message, in the order of the legend."""
+    """Return the index of the meaning of a message."""
     if isinstance(message, Send):
         return 0 if message.chunks else 1
     if not message.chunks:
@@ -146,15 +157,8 @@ def _kind(message: Send | Recv) -> int:
 
 
 def _meaning(message: Send | Recv) -> str:
-    chunks = _counted(message.chunks)
-    return (
-        f"sends {chunks} to rank {message.peer}",
-        f"sends an empty message to rank {message.peer}",
-        f"receives an empty message from rank {message.peer}",
-        f"adds {chunks} from rank {message.peer}",
-        f"overwrites {chunks} with rank {message.peer}'s",
-        f"receives {chunks} from rank {message.peer}",
-    )[_kind(message)]
+    meaning = _MEANINGS[_kind(message)]
+    return meaning.format(chunks=_counted(message.chunks), rank=message.peer)
 
 
 def _counted(chunks: Chunks) -> str:
