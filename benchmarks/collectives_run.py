@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ringreduce.bench.environment import environment
 from ringreduce.bench.inputs import Inputs
 
 _DTYPE = np.dtype(np.float32)
-_MOST_CALLS, _FEWEST_CALLS, _BYTES = 60, 15, 1 << 29
+_MOST_CALLS, _FEWEST_CALLS, _BYTES = 200, 15, 1 << 29
 """Timed calls of each contender at one size: as many as move so many bytes."""
 _LOOP = 100
 """Calls of one loop."""
@@ -105,7 +105,9 @@ def _timed(
             if nbytes <= _SHORT_BYTES:
                 contender.call()
             inputs.fill(contender.source, world.rank, number)
-            span = _span(world, contender, length)
+            # A barrier follows the other contender's: neither finds its own flags in the cache.
+            before = contenders[1 - index].call if collective == "barrier" else world.Barrier
+            span = _span(world, before, contender, length)
             if number:
                 spans[index, number - 1] = span
             if right is not None and contender.result is not None:
@@ -118,10 +120,15 @@ def _timed(
     return (left - last) / length, (left - first) / length, wrong
 
 
-def _span(world: MPI.Intracomm, contender: Contender, length: int) -> tuple[float, float]:
-    """When this rank enters the first of `length` calls, and when it leaves the last one."""
+def _span(
+    world: MPI.Intracomm, before: Callable[[], object], contender: Contender, length: int
+) -> tuple[float, float]:
+    """Call `before`, then time `length` calls.
+
+    Returns when this rank enters the first timed call, and when it leaves the last one.
+    """
     call = contender.call
-    world.Barrier()
+    before()
     if length == 1:  # without a loop's own time
         begin = time.perf_counter()
         call()

@@ -3,8 +3,8 @@
     python -m benchmarks.shared_writes
 
 A thread copies into shared memory, another on another core copies from there, in turns: always to
-the same place, or round a ring.  Writes rows to ``bench_results/shared_writes.jsonl``.  That
-decides how `ringreduce.shm.executor` stages.
+the same place, or round a ring.  Writes rows to ``bench_results/shared_writes.jsonl``.  The
+length of the ring in `ringreduce.shm.layout` follows from them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.rows import environment, replace
 from ringreduce.compiler import intrinsics
 from ringreduce.compiler.memory import copy, fence, nanoseconds
 from ringreduce.compiler.records import load_acquire, store_release
-from ringreduce.shm.copies import stream
 from ringreduce.shm.layout import Slot
+from ringreduce.shm.stores import stream
 
 NAME = "shared_writes"
 _SIZES = tuple(4096 << i for i in range(8))
