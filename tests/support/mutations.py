@@ -127,42 +127,42 @@ MUTATIONS = [
         "planning/slices.py",
         "copies = self.copies.pop(chunk)",
         "copies = self.copies[chunk]",
-        "Copies that were folded once are folded again with copies received later.",
+        "Copies that were reduced once are reduced again with copies received later.",
     ),
     Mutation(
         "stale-copy",
         "planning/slices.py",
         "self.last_use.update(dict.fromkeys((*step.folds, *copies), index))",
         "self.last_use.update(dict.fromkeys(step.folds, index))",
-        "The memory of a copy that is still to be folded is allocated to another message.",
+        "The memory of a copy that is still to be reduced is allocated to another message.",
     ),
     Mutation(
         "left-in-the-message",
         "messages/binding.py",
         "step.acts.append(copy_bytes(self._plain(span), operands.pop(span)))",
         "operands.pop(span)",
-        "What came with a signature and is not folded stays where it came in.",
+        "Data received with a signature, and not reduced, stay in the receive buffer.",
     ),
     Mutation(
         "received-before-the-signature-is-known",
         "messages/binding.py",
         "last = after if ",
         "last = step if ",
-        "Data of another call may be longer than the buffer it comes into.",
+        "Data of another call may be longer than the buffer that receives them.",
     ),
     Mutation(
         "slices-share-scratch",
         "messages/flows.py",
         "slot = index % task.in_flight",
         "slot = 0",
-        "All slices under way fold in the same scratch.",
+        "All slices under way reduce in the same scratch.",
     ),
     Mutation(
         "divided-at-every-hop",
         "messages/binding.py",
         "if fold.finishes and self.arithmetic.divide is not None",
         "if self.arithmetic.divide is not None",
-        "A mean is divided at every fold, not by the owner of a shard alone.",
+        "A mean is divided at every reduction, not only by the owner of a shard.",
     ),
     Mutation(
         "out-not-written-back",
@@ -226,7 +226,7 @@ MUTATIONS = [
         "devices/cpu.py",
         'memoryview(array.data).cast("B")',
         "memoryview(bytearray(array.tobytes()))",
-        "What is received never reaches the array.",
+        "Received data never reach the array.",
     ),
     # --- the algorithms ---
     Mutation(
@@ -291,7 +291,7 @@ MUTATIONS = [
         "transports/mpi.py",
         "return status.Is_cancelled()",
         "return True",
-        "A message that came while its receive was taken back is waited for again.",
+        "A rank waits again for a message that arrived while its receive was withdrawn.",
     ),
     Mutation(
         "standard-sends-alone",
@@ -313,7 +313,7 @@ MUTATIONS = [
         "calls/engine.py",
         "unseen = self.queue.unseen_error()",
         "unseen = None",
-        "The error of a Work that nobody waited for is lost.",
+        "The error of a Work is lost if the program never waits for it.",
     ),
     Mutation(
         "list-laid-on-itself",
@@ -341,14 +341,14 @@ MUTATIONS = [
         "calls/engine.py",
         "while not self.withdraw() and time.monotonic() < end:",
         "while False:",
-        "Messages come into arrays that the caller uses for something else by now.",
+        "Messages are received into arrays that the caller already uses for something else.",
     ),
     Mutation(
         "taken-back-in-order",
         "messages/executor.py",
         "reversed(step.recvs)",
         "step.recvs",
-        "A long message that comes meanwhile meets the buffer of the short one behind it.",
+        "A long message that arrives meanwhile is received into the next, shorter buffer.",
     ),
     Mutation(
         "persistent-call-on-a-copy",
@@ -405,7 +405,7 @@ MUTATIONS = [
         "shm/protocol.py",
         "return (difference | (a.call_number ^ b.call_number)) == 0",
         "return (difference | (a.call_number ^ b.call_number)) | 1 != 0",
-        "Ranks that make different calls add up what does not belong together.",
+        "Ranks that make different calls add data of different calls.",
     ),
     Mutation(
         "halves-rounded-up",
@@ -504,7 +504,7 @@ MUTATIONS = [
         "algorithms/tree.py",
         "recvs=tuple(Recv(child, chunks, reduce=True) for child in edge.child)",
         "recvs=tuple(Recv(child, chunks) for child in edge.child)",
-        "What a child sends replaces what its parent has.",
+        "A child's data replace its parent's data.",
     ),
     # --- 16-bit floats ---
     Mutation(
