@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import pydoc
 import re
 import subprocess
 import sys
+import typing
 
 import numpy as np
 import pytest
@@ -78,7 +80,13 @@ def test_help_shows_the_public_names_and_no_inner_module():
     shown = before + after[after.index("CLASSES") :]
     for name in set(rr.__all__) - {"train"}:
         assert re.search(rf"^ +(class )?{name}\b", shown, re.M), name
-    assert set(re.findall(r"ringreduce\.([a-z]\w+)", shown)) <= {"schedules", "train"}
+    # The types of two settings, `Profile` and `Memory`, are named with their modules.
+    assert set(re.findall(r"ringreduce\.([a-z]\w+)", shown)) <= {"schedules", "config", "train"}
+
+
+def test_tools_can_read_the_types_of_the_settings():
+    hints = typing.get_type_hints(rr.Config)
+    assert hints.keys() == {field.name for field in dataclasses.fields(rr.Config)}
 
 
 # --- and would be found ---------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Records of the memory that ranks of one host share, and of the programs that use it.
 
-Every rank has a segment, whose slots, report and ring it alone writes.  Rounds use the two slots in turn.
-A slot has the sequence number of the round it was last used for, then the header of the call, and
-then the data of small rounds.  The data of larger rounds are staged in the ring, behind those of
-the round before, or peers read them in place; then the slot has the location of the data.
+Every rank has a segment, whose slots, report and ring it alone writes.  Rounds use the two slots in
+turn.  A slot has the sequence number of the round it was last used for, then the header of the
+call, and then the data of small rounds.  The data of larger rounds are staged in the ring, behind
+those of the round before, or peers read them in place; then the slot has the location of the data.
 
 A `Team` has the state that all programs of a communicator share.  A `Program` is a plan;
 its instructions follow it in memory.  The memory order is in `shm.protocol`.
