@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.shm import functions, segments
+from ringreduce.shm import functions, segments, stores
 from ringreduce.shm.segments import map_files
 from ringreduce.transports.thread import ThreadTransport
 from tests.control.test_agreement import agreed, check_words, in_threads
@@ -393,3 +393,21 @@ def test_two_who_only_speak_are_found_out():
         return comm.broadcast(x, root=0)[0] == 0 and rounds_of(comm) > 0
 
     assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True] * 2
+
+
+def test_ranks_begin_their_trials_of_stores_anew_after_an_error():
+    """Rank 0 has begun the call that differs, perhaps with another phase of its trial."""
+    x = np.ones(64 << 10)
+
+    def program(comm):
+        for _ in range(3 * stores.FIRST_INTERVAL):
+            comm.all_reduce(x)
+        trial = comm._engine.shared_memory.team.trial
+        if comm.rank == 0:
+            stores.next_phase(comm._engine.shared_memory.team)
+        with pytest.raises(rr.MismatchError):
+            comm.all_reduce(x, op="max" if comm.rank else "sum")
+        return trial.phase, trial.phase_end - rounds_of(comm), trial.streams, trial.interval
+
+    first, second = rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    assert first == second
