@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mnist import mnist
 from tests.support.mpi import ROOT, environment, mpiexec
 from tests.test_architecture import MAY_IMPORT
-from tests.train.test_train_data import mnist
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.M | re.S)

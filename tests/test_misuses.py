@@ -31,7 +31,7 @@ def test_a_misuse_gets_its_answer_among_threads(misuse, config):
 
 @pytest.fixture(scope="module")
 def over_mpi(tmp_path_factory) -> Iterator[dict[str, dict[str, str]]]:
-    """Transport -> what was written -> what is answered."""
+    """Transport -> the line -> the answer."""
     jobs = MpiJobs(tmp_path_factory.mktemp("jobs"))
     yield {transport: misuses.over_mpi_jobs(jobs, transport) for transport in TRANSPORTS}
     jobs.sweep()

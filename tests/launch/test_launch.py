@@ -23,11 +23,7 @@ from ringreduce.launch.mpiexec import (
     identify,
 )
 from ringreduce.launch.rank_main import size_complaint
-
-HYDRA_5 = "HYDRA build details:\n    Version:                                 5.0.2\n"
-OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org\n"
-OPEN_MPI_5_LIBRARY = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution"
-INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: b44796a)"
+from tests.support.mpiexecs import HYDRA_5, INTEL, OPEN_MPI_5, OPEN_MPI_5_LIBRARY, put_mpiexec
 
 MPIEXECS = {
     Flavour.OPEN_MPI: Mpiexec(Path("/env/bin/mpiexec"), Flavour.OPEN_MPI, "5.0.11"),
@@ -56,14 +52,6 @@ EVERY_MPI = pytest.mark.parametrize("flavour", list(Flavour))
 )
 def test_identify_reads_what_mpis_say_of_themselves(text, known):
     assert identify(text) == known
-
-
-def put_mpiexec(directory: Path, says: str, name: str = "mpiexec") -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
-    path.chmod(0o755)
-    return path
 
 
 def must_not_ask() -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from tests.long import resume
+from tests.support.damage import flipped
 from tests.support.mpi import MpiJobs
 from tests.support.trainer import RUN, command
 
@@ -93,10 +94,8 @@ def test_a_later_one_of_another_time_is_left_alone(tmp_path):
         assert [path.stem for path in folder.manifests()] == ["step-000000009", "step-000000002"]
 
 
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+def with_a_flipped_bit(path: Path) -> None:
+    path.write_bytes(flipped(path.read_bytes()))
 
 
 def truncated(path: Path) -> None:
@@ -128,13 +127,13 @@ def no_object(path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "damage", "complaint"),
     [
-        ("safetensors", flipped, "step-000000005.safetensors is damaged: "),
+        ("safetensors", with_a_flipped_bit, "step-000000005.safetensors is damaged: "),
         ("safetensors", truncated, "step-000000005.safetensors is damaged: "),
         ("safetensors", emptied, "step-000000005.safetensors is damaged: 0 bytes"),
         ("safetensors", made_a_folder, "step-000000005.safetensors is damaged: "),
         ("json", made_a_folder, "step-000000005.json is damaged: "),
         ("safetensors", os.unlink, "step-000000005.safetensors is missing"),
-        ("json", flipped, "step-000000005.json is "),
+        ("json", with_a_flipped_bit, "step-000000005.json is "),
         ("json", truncated, "step-000000005.json is damaged: "),
         ("json", emptied, "step-000000005.json is damaged: "),
         ("json", changed, "step-000000005.json is damaged: its hash is another than it says"),
@@ -186,7 +185,7 @@ def test_one_of_another_run_is_refused(tmp_path):
 
 def test_none_that_is_good_is_an_error(tmp_path):
     with opened(tmp_path) as folder:
-        flipped(folder.save(checkpoint(3)))
+        with_a_flipped_bit(folder.save(checkpoint(3)))
         with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* can be used"):
             last(folder)
 
@@ -342,7 +341,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, monkey
     how = (*RUN, "--checkpoint-dir", str(tmp_path))
     command(monkeypatch, 2, *how)
     wanted = parameters(tmp_path)
-    flipped(tmp_path / "step-000000060.safetensors")
+    with_a_flipped_bit(tmp_path / "step-000000060.safetensors")
     assert command(monkeypatch, 2, *how, "--resume") == [0, 0]
     shown = capsys.readouterr()
     assert "passed over: " in shown.err

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import struct
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringreduce.train import Settings, data, load_digits, load_split
+from tests.support.damage import flipped
+from tests.support.mnist import mnist
 
 RANKS = range(1, 10)
 
@@ -52,16 +53,11 @@ def truncated(packed):
     return packed[: len(packed) // 2]
 
 
-def with_a_flipped_bit(packed):
-    middle = len(packed) // 2
-    return packed[:middle] + bytes([packed[middle] ^ 1]) + packed[middle + 1 :]
-
-
 def with_another_label(packed):
     return gzip.compress(gzip.decompress(packed)[:-2] + b"9\n")
 
 
-@pytest.mark.parametrize("damage", [truncated, with_a_flipped_bit, with_another_label])
+@pytest.mark.parametrize("damage", [truncated, flipped, with_another_label])
 def test_damaged_file_is_refused(damage, tmp_path):
     path = tmp_path / "digits.csv.gz"
     path.write_bytes(damage(data.DIGITS.read_bytes()))
@@ -148,24 +144,6 @@ def test_synthetic_samples_lie_around_centres_of_their_classes():
 
 
 # --- the files of MNIST ---------------------------------------------------------------------------
-
-
-def idx_bytes(array):
-    """An IDX file of unsigned bytes, written from the format's description."""
-    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    return head + array.astype(np.uint8).tobytes()
-
-
-def mnist(folder, pack=lambda content: content, suffix=""):
-    """A small folder like MNIST's: 30 images of 4 x 3 to train, 10 held out."""
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part, count in (("train", 30), ("t10k", 10)):
-        arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (count, 4, 3))
-        arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, count)
-    for name, array in arrays.items():
-        (folder / f"{name}{suffix}").write_bytes(pack(idx_bytes(array)))
-    return arrays
 
 
 @pytest.mark.parametrize(("pack", "suffix"), [(bytes, ""), (gzip.compress, ".gz")])
