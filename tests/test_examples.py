@@ -116,7 +116,7 @@ def attributes_of(name: str, tree: ast.AST) -> Iterator[str]:
 def test_the_pages_document_what_examples_import():
     pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     for module, members in DOCUMENTED.items():
-        [*imported] = re.findall(rf"^from {re.escape(module)} import (.+)$", pages, re.M)
+        imported = re.findall(rf"^from {re.escape(module)} import (.+)$", pages, re.M)
         assert members <= {name for line in imported for name in line.split(", ")}, module
 
 

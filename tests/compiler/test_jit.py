@@ -22,10 +22,10 @@ from llvmlite import binding
 from ringreduce.compiler import intrinsics, jit, object_files
 from ringreduce.devices import compiled, float16_kernels
 from ringreduce.shm import functions
+from tests.support.mpi import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 FEATURES = binding.get_host_cpu_features()
 
 PROGRAM = """

@@ -39,9 +39,9 @@ def test_a_terminal_and_two_variables_decide(
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_who_knows_better_than_the_stream_says_so(shown: bool) -> None:
-    for stream in (Terminal(), io.StringIO()):
-        assert Colours.of(stream, terminal=shown, variables={}).enabled is shown
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_the_caller_can_overrule_the_stream(stream: io.StringIO, shown: bool) -> None:
+    assert Colours.of(stream, terminal=shown, variables={}).enabled is shown
 
 
 @pytest.mark.parametrize("name", ["good", "bad", "doubtful", "strong", "faint"])

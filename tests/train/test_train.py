@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +30,7 @@ from ringreduce.train.__main__ import main
 from ringreduce.train.configuration import to_plain
 from ringreduce.train.loop import Result
 from ringreduce.train.progress import Progress, last_line, results
+from tests.support.mpi import ROOT
 from tests.support.rounding import (
     SIZES,
     flatten,
@@ -401,7 +401,7 @@ def mean_accuracy(lines):
 
 
 def test_the_page_shows_the_last_line_as_it_is_printed():
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (ROOT / "docs/training.md").read_text()
     assert re.search(f"`{LAST_LINE}`", page)
 
 
