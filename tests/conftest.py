@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Say what a smoke run has left out, on the last line."""
+    """Print the number of deselected tests on the last line of a smoke run."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and config.getoption("markexpr") == "smoke":
         left_out = len(reporter.stats.get("deselected", []))

@@ -45,6 +45,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+RINGREDUCE = [sys.executable, "-m", "ringreduce.launch.cli"]
 PYTHON = [block for block in blocks() if block.language == "python"]
 OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code]
 
@@ -67,12 +68,15 @@ def test_a_python_block_prints_what_the_page_says(block, tmp_path):
 @pytest.mark.parametrize("block", [marked(block) for block in OVER_MPI])
 def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "script.py").write_text(block.code)
-    started = [[mpiexec(), "-n", "4", sys.executable], [*RINGREDUCE, "run", "-n", "4"]]
-    for command in started:
-        assert run([*command, "script.py"], tmp_path) == block.prints
+    assert run([*RINGREDUCE, "run", "-n", "4", "script.py"], tmp_path) == block.prints
 
 
-RINGREDUCE = [sys.executable, "-m", "ringreduce.launch.cli"]
+@pytest.mark.mpi
+@pytest.mark.parametrize("block", [marked(b) for b in OVER_MPI if b.page.name == "README.md"])
+def test_a_block_of_the_readme_prints_the_same_under_mpiexec(block, tmp_path):
+    (tmp_path / "script.py").write_text(block.code)
+    printed = run([mpiexec(), "-n", "4", sys.executable, "script.py"], tmp_path)
+    assert printed == block.prints
 
 
 FILE = r"\w+\.(jsonl|png|svg|toml)"

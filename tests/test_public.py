@@ -23,7 +23,7 @@ OVER_MPI = {name: value for name, value in WITH_EXAMPLE.items() if "rr.init(" in
 
 
 def run_example(value: object) -> list[str]:
-    """What the example prints that it does not state, and the other way round."""
+    """Return the differences between the printed and the stated output of an example."""
     test = doctest.DocTestParser().get_doctest(
         value.__doc__, {"np": np, "rr": rr}, value.__name__, None, None
     )

@@ -18,9 +18,18 @@ EXPECTED = ROOT / "tests/typing/expected.py"
 STUB = ROOT / "ringreduce/calls/signatures.pyi"
 
 
-def mypy(file: Path) -> str:
-    """Return what mypy prints about a file."""
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", str(file)]
+WRONG = [
+    ("comm.all_reduce(x), NDArray[np.float32]", "comm.all_reduce(x), NDArray[np.float64]"),
+    ("work, rr.Work[Grid]", "work, Grid"),
+    ('rr.spawn(program, 2, 3, "x")', "rr.spawn(program, 2, 3)"),
+    ("comm.split(0), rr.Communicator | None", "comm.split(0), rr.Communicator"),
+]
+"""Right texts of `EXPECTED`, and a wrong text in the place of each."""
+
+
+def mypy(*files: Path) -> str:
+    """Return mypy's output about `files`."""
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
     return done.stdout
@@ -36,21 +45,25 @@ def test_mypy_finds_the_expected_types():
     assert mypy(EXPECTED) == ""
 
 
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory) -> dict[str, list[str]]:
+    """Wrong text -> the errors that mypy finds in a copy of `EXPECTED` with this text."""
+    text, folder = EXPECTED.read_text(), tmp_path_factory.mktemp("wrong")
+    files = {wrong: folder / f"wrong{number}.py" for number, (_, wrong) in enumerate(WRONG)}
+    for right, wrong in WRONG:
+        files[wrong].write_text(text.replace(right, wrong))
+    found = [line for line in mypy(*files.values()).splitlines() if "error:" in line]
+    return {
+        wrong: [line for line in found if line.startswith(f"{file}:")]
+        for wrong, file in files.items()
+    }
+
+
 @needs_mypy
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("comm.all_reduce(x), NDArray[np.float32]", "comm.all_reduce(x), NDArray[np.float64]"),
-        ("work, rr.Work[Grid]", "work, Grid"),
-        ('rr.spawn(program, 2, 3, "x")', "rr.spawn(program, 2, 3)"),
-        ("comm.split(0), rr.Communicator | None", "comm.split(0), rr.Communicator"),
-    ],
-)
-def test_mypy_finds_a_type_that_is_not_expected(tmp_path, right, wrong):
-    text = EXPECTED.read_text()
-    assert text.count(right) == 1
-    (tmp_path / "wrong.py").write_text(text.replace(right, wrong))
-    assert mypy(tmp_path / "wrong.py").count("error:") == 1
+@pytest.mark.parametrize(("right", "wrong"), WRONG)
+def test_mypy_finds_a_type_that_is_not_expected(errors, right, wrong):
+    assert EXPECTED.read_text().count(right) == 1
+    assert len(errors[wrong]) == 1
 
 
 def overloads() -> list[ast.FunctionDef]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -178,10 +179,11 @@ def test_hydra_is_known_by_its_name(
     with subprocess.Popen([tmp_path / name, "3600"]) as process:
         (shown / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         monkeypatch.setattr(cleanup, "_PROCESSES", shown)
-        while (shown / str(process.pid) / "comm").read_text().strip() != name[:15]:
-            pass
-        assert cleanup._hydra_runs()
+        deadline = time.monotonic() + 10
+        while not (known := cleanup._hydra_runs()) and time.monotonic() < deadline:
+            time.sleep(0.001)
         process.kill()
+    assert known
     assert not cleanup._hydra_runs()
 
 
@@ -204,10 +206,10 @@ def test_a_process_that_opens_the_file_meanwhile_waits_and_harms_nobody(tmp_path
     assert (owner.returncode, opener.returncode) == (0, 0)
 
 
-# --- who cleans -----------------------------------------------------------------------------------
+# --- cleaning after a job, and by the doctor ------------------------------------------------------
 
 
-def test_what_was_there_before_the_job_stays(tmp_path: Path) -> None:
+def test_files_older_than_the_job_stay(tmp_path: Path) -> None:
     old, new = put(tmp_path, "mpich_shm_1_0", "mpich_shm_2_0")
     old_hydra, _ = put(tmp_path, f"{HYDRA[:-1]}1", f"{HYDRA[:-1]}2")
     for path in (old, old_hydra):

@@ -22,7 +22,7 @@ def watch():
 
 
 def rank(watch: Watch, number: int, does) -> int:
-    """Start a process that is rank `number`; the launcher knows it when it does something."""
+    """Start a process that is rank `number`.  The launcher knows the rank before `does` runs."""
     waiting, going = os.pipe()
     child = os.fork()
     if child == 0:
@@ -32,15 +32,25 @@ def rank(watch: Watch, number: int, does) -> int:
             does(report)
         finally:
             os._exit(0)
+    try:
+        await_rank(watch, str(number))
+    finally:
+        os.write(going, b"x")
+        os.close(going)
+        os.close(waiting)
+    return child
+
+
+def await_rank(watch: Watch, number: str) -> None:
+    """Wait until the launcher knows a rank.  A watch that is not started will know it later."""
     deadline = time.monotonic() + 10
-    while watch._thread.is_alive() and time.monotonic() < deadline:
-        if str(number) in [each.number for each in list(watch._ranks.values())]:
+    while time.monotonic() < deadline:
+        known = [each.number for each in list(watch._ranks.values())]
+        if number in known or not watch._thread.is_alive():
             break
         time.sleep(0.001)
-    os.write(going, b"x")
-    os.close(going)
-    os.close(waiting)
-    return child
+    else:
+        pytest.fail("the launcher did not see the rank")
 
 
 def killed(report: Report) -> None:

@@ -54,8 +54,8 @@ def test_nothing_is_cut_off(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
-def test_a_picture_has_eight_colours_at_most(path: Path) -> None:
-    assert 1 < len(set(re.findall(r'"(#\w{6})"', path.read_text())) & set(PALETTE)) <= 8
+def test_a_picture_has_several_colours(path: Path) -> None:
+    assert 1 < len(set(re.findall(r'"(#\w{6})"', path.read_text())) & set(PALETTE))
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)

@@ -109,9 +109,9 @@ def contrast(a: str, b: str) -> float:
 
 
 def contrasts(picture: ET.Element) -> list[tuple[str, float]]:
-    """Return each text with its contrast to what is behind it.
+    """Return each text with its contrast to its background.
 
-    That is its halo if it has one, else the last rectangle below its middle.
+    The background is the text's halo, or the last rectangle below its middle.
     """
     found, behind = [], []
     for element, (first, *_) in placed(picture):

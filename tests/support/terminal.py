@@ -83,7 +83,7 @@ def on_a_terminal(
     said = b""
     with (
         open(terminal, "rb", buffering=0) as shown,
-        contextlib.suppress(OSError),  # Linux says so when nobody has the other end any more
+        contextlib.suppress(OSError),  # Linux raises this error once the other end is closed
     ):
         while part := shown.read(1 << 16):
             said += part
