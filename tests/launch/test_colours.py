@@ -38,13 +38,7 @@ def test_a_terminal_and_two_variables_decide(
     assert Colours.of(stream, variables=variables).enabled is enabled
 
 
-@pytest.mark.parametrize("shown", [True, False])
-@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "file"])
-def test_the_caller_can_overrule_the_stream(stream: io.StringIO, shown: bool) -> None:
-    assert Colours.of(stream, terminal=shown, variables={}).enabled is shown
-
-
-@pytest.mark.parametrize("name", ["good", "bad", "doubtful", "strong", "faint"])
+@pytest.mark.parametrize("name", ["good", "bad", "doubtful", "strong"])
 def test_a_colour_ends_where_the_text_ends(name: str) -> None:
     on, off = (getattr(Colours(enabled), name) for enabled in (True, False))
     assert off("text") == "text"
