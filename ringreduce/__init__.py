@@ -84,8 +84,8 @@ def __getattr__(name: str) -> Any:
 
 def _hint(name: str) -> str:
     """Return the name here of what another library calls `name`; "" if that is unknown."""
-    from ringreduce.calls.arguments import OPS_ELSEWHERE
     from ringreduce.calls.communicator import ELSEWHERE, Communicator
+    from ringreduce.calls.ops import OPS_ELSEWHERE
     from ringreduce.errors import did_you_mean
 
     word = name.lower()

@@ -13,13 +13,11 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.calls.arguments import (
     array_text,
     as_counts,
-    check_movable,
-    check_reduction,
     check_root,
     check_selectors,
     named_dtype,
-    op_name,
 )
+from ringreduce.calls.ops import check_movable, check_reduction, op_name
 from ringreduce.config import Config
 from ringreduce.control.executable import Executable
 from ringreduce.control.signature import Signature

@@ -10,7 +10,6 @@ import numpy as np
 
 from ringreduce.calls.arguments import (
     as_counts,
-    check_movable,
     check_out,
     check_selectors,
     check_timeout,
@@ -21,6 +20,7 @@ from ringreduce.calls.arrays import as_array, as_out, check_together, gpu_of, is
 from ringreduce.calls.call import PLANNED, Call, Calls
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.calls.engine import Engine
+from ringreduce.calls.ops import check_movable
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.shm.allocator import Arena

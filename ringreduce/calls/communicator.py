@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.calls.arguments import (
     as_dtype,
-    check_movable,
     check_selectors,
     check_timeout,
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.collectives import NOTHING
+from ringreduce.calls.ops import check_movable
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringreduce.calls.arguments import check_reduction
+from ringreduce.calls.ops import check_reduction
 from ringreduce.devices.cpu import OPS, CpuDevice
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringreduce.calls.arguments import check_reduction
+from ringreduce.calls.ops import check_reduction
 from ringreduce.devices.cpu import OPS, CpuDevice
 from tests.support.late import Gpu, LateDevice
 
