@@ -26,7 +26,7 @@ from ringreduce.bench.contenders import Setting
 from ringreduce.bench.environment import environment
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
-from ringreduce.calls.call import named_dtype
+from ringreduce.calls.arguments import named_dtype
 
 IN_PLACE, OUT_OF_PLACE = "in place", "out of place"
 _MOST_CALLS, _FEWEST_CALLS, _BYTES = 60, 7, 1 << 30

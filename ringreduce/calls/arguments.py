@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
+from ringreduce.errors import did_you_mean
 
 
 def shown(value: Any) -> str:
@@ -185,6 +186,24 @@ def as_counts(where: str, counts: Any) -> tuple[int, ...]:
         ) from None
 
 
+def check_counts(
+    where: str, array: np.ndarray, counts: tuple[int, ...], rank: int, size: int
+) -> None:
+    """Check the first dimensions of all ranks, `counts`, and this rank's `array` against them.
+
+    Raises ValueError.
+    """
+    if len(counts) != size or any(count < 0 for count in counts):
+        raise ValueError(
+            f"{where}: counts={counts}; pass one count of at least 0 for each of {size} ranks"
+        )
+    if counts[rank] != array.shape[0]:
+        raise ValueError(
+            f"{where}: counts[{rank}] is {counts[rank]}, but this rank passes an array of "
+            f"first dimension {array.shape[0]}"
+        )
+
+
 def as_dtype(where: str, dtype: Any) -> np.dtype[Any]:
     """Return a dtype, also of ml_dtypes by its name.  Raises TypeError if there is none."""
     try:
@@ -204,6 +223,26 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype
+
+
+WIRES = ("bfloat16", "float16")
+"""The dtypes that data may be rounded to for messages."""
+_WIRES_ELSEWHERE = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""Names of these dtypes in other libraries, with their names here."""
+
+
+def check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
+    """Return the dtype of messages.  Raises TypeError or ValueError for a wrong `wire`."""
+    if wire is None:
+        return dtype
+    if wire not in WIRES:
+        raise ValueError(
+            f"{where}: unknown wire {wire!r}; choose 'bfloat16', 'float16' or None"
+            f"{did_you_mean(wire, WIRES, _WIRES_ELSEWHERE)}"
+        )
+    if dtype.char not in "fd":
+        raise TypeError(f"{where}: wire={wire!r} is for float32 and float64, not for {dtype}")
+    return named_dtype(wire)
 
 
 def array_text(array: np.ndarray, first: bool = True) -> str:

@@ -17,7 +17,8 @@ from ringreduce.calls.arguments import (
     shown,
 )
 from ringreduce.calls.arrays import as_array, as_out, check_together, gpu_of, is_input, open_gpu
-from ringreduce.calls.call import PLANNED, Call, Calls
+from ringreduce.calls.cache import PLANNED, Calls
+from ringreduce.calls.call import Call
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable

@@ -409,7 +409,7 @@ def rows_of(table: str) -> list[list[str]]:
 SPY = """
 import json, sys
 from unittest import mock
-import ringreduce.calls.call as calls
+import ringreduce.calls.cache as calls
 from ringreduce.bench.__main__ import main
 real, used = calls.resolve, {}
 def resolve(collective, algorithm, nodes, nbytes, config):

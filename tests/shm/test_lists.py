@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.calls import call
+from ringreduce.calls import cache
 from ringreduce.compiler.pyobjects import PyList
 from ringreduce.shm.call_table import SLOTS
 from ringreduce.shm.fast_path import CompiledCall
@@ -178,7 +178,7 @@ def test_lists_are_single_copy_only_where_they_lie_end_to_end(mpi, algorithm):
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 100))
 def test_a_list_is_cut_so_that_no_part_is_empty_or_too_large(sizes, most):
-    parts = [sizes[begin:end] for begin, end in call._cut(sizes, most)]
+    parts = [sizes[begin:end] for begin, end in cache._cut(sizes, most)]
     assert [size for part in parts for size in part] == sizes
     assert len(parts) == 1 or all(map(sum, parts))
     assert all(sum(part) <= max(most, *part, 0) for part in parts)

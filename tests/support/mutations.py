@@ -324,14 +324,14 @@ MUTATIONS = [
     ),
     Mutation(
         "signature-of-a-list-without-its-layout",
-        "calls/call.py",
+        "calls/cache.py",
         'text = ", ".join(array_text(array) for array in arrays)',
         'text = ", ".join(str(array.dtype) for array in arrays)',
         "Lists of other shapes are taken for the same call.",
     ),
     Mutation(
         "wire-not-signed",
-        "calls/call.py",
+        "calls/cache.py",
         'return {} if wire is None else {"wire": repr(wire)}',
         "return {}",
         "Ranks that send other dtypes get no error.",

@@ -1,0 +1,444 @@
+"""Calls: checked and planned once, then cached for the next call with the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.calls.arguments import (
+    array_text,
+    as_counts,
+    check_counts,
+    check_root,
+    check_selectors,
+    check_wire,
+)
+from ringreduce.calls.call import Call, Fused, Shape
+from ringreduce.calls.ops import check_movable, check_reduction, op_name
+from ringreduce.config import Config
+from ringreduce.control.signature import Signature
+from ringreduce.devices.base import Device
+from ringreduce.devices.cpu import OPS
+from ringreduce.errors import did_you_mean
+from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.planning.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
+from ringreduce.schedules.schedule import Schedule
+from ringreduce.topology import Topology
+
+PLANNED: dict[str, dict[str, Any]] = {
+    "all_reduce": {"op": "sum", "algorithm": "auto", "wire": None},
+    "reduce_scatter": {"op": "sum", "algorithm": "auto", "wire": None},
+    "reduce": {"root": 0, "op": "sum", "algorithm": "auto", "wire": None},
+    "broadcast": {"root": 0, "algorithm": "auto"},
+    "all_gather": {"counts": None, "algorithm": "auto"},
+    "gather": {"root": 0, "counts": None, "algorithm": "auto"},
+    "all_to_all": {"algorithm": "auto"},
+}
+"""The arguments of each collective that is one plan, with their defaults."""
+
+_Kept = TypeVar("_Kept", Call, Fused)
+
+
+class Calls:
+    """A cache of one communicator's calls, by their arguments; the least recently used goes first.
+
+    Each method returns the call with its arguments, and makes it if needed.  It raises TypeError or
+    ValueError for wrong arguments, before this rank sends a message.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        device: Device,
+        config: Config,
+        free: Callable[[Call], None],
+        memory_kind: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self._free = free
+        """Called with each call that the cache drops."""
+        self.memory_kind = memory_kind
+        """Arguments of all signatures of arrays on a GPU, if arrays of the host are shared."""
+        self.nodes, self.rank = topology.nodes, topology.rank
+        self.size = sum(map(len, topology.nodes))
+        self.config, self.device = config, device
+        self._kept: dict[Any, Any] = {}
+        self._uses = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _get(self, key: Any, make: Callable[..., _Kept], *arguments: Any) -> _Kept:
+        call: _Kept | None = self._kept.get(key)
+        if call is None:
+            call = make(*arguments)
+            while len(self._kept) >= self.config.kept_plans:
+                dropped = self._kept.pop(
+                    min(self._kept, key=lambda kept: self._kept[kept].last_use)
+                )
+                for each in [dropped] if isinstance(dropped, Call) else dropped.calls:
+                    self._free(each)
+            self._kept[key] = call
+        self._uses += 1
+        call.last_use = self._uses
+        return call
+
+    # --- reductions ---
+
+    def all_reduce(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
+        key = ("all_reduce", array.dtype, array.shape, op, algorithm, wire)
+        return self._get(key, self._all_reduce, array, op, algorithm, wire)
+
+    def _all_reduce(self, array: np.ndarray, op: str, algorithm: str, wire: Any) -> Call:
+        check_reduction("all_reduce", array.dtype, op, OPS)
+        dtype = check_wire("all_reduce", array.dtype, wire)
+        plan = self._whole("all_reduce", algorithm, array, dtype)
+        signature = _signature(
+            "all_reduce", array_text(array), algorithm, op=repr(op), **_if_given(wire)
+        )
+        return self._call(signature, plan, array, array.shape, dtype, op, in_place=True)
+
+    def all_reduce_list(
+        self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any = None
+    ) -> Fused:
+        layout = tuple((array.dtype, array.shape) for array in arrays)
+        key = ("all_reduce of a list", layout, op, algorithm, wire)
+        return self._get(key, self._all_reduce_list, arrays, op, algorithm, wire)
+
+    def _all_reduce_list(
+        self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any
+    ) -> Fused:
+        members: dict[np.dtype[Any], list[int]] = {}
+        for index, array in enumerate(arrays):
+            members.setdefault(array.dtype, []).append(index)
+        groups = []
+        for dtype, indices in members.items():
+            used_wire = wire if dtype.kind == "f" or len(members) == 1 else None
+            sizes = [arrays[index].nbytes for index in indices]
+            # Lists are cut so that a batch is copied in and out: then its arrays may be anywhere.
+            # An array that is too long is a batch by itself.  Other algorithms than "auto" are not
+            # cut: the order of some reductions depends on where an element is in the
+            # concatenated array.
+            batches = [(0, len(sizes))]
+            if self.config.memory is not None and algorithm == "auto":
+                most = self.config.slice_bytes or STAGED_BYTES
+                least = self.config.single_copy_from
+                batches = _cut(sizes, most if least is None else min(most, least - 1))
+            for begin, end in batches:
+                part = indices[begin:end]
+                fused = np.empty(sum(arrays[index].size for index in part), dtype)
+                groups.append((self._all_reduce(fused, op, algorithm, used_wire), part))
+        text = ", ".join(array_text(array) for array in arrays)
+        signature = _signature("all_reduce", f"[{text}]", algorithm, op=repr(op), **_if_given(wire))
+        if not groups:
+            groups.append((self.meeting("all_reduce", signature.arguments), []))
+        return Fused(self._complete(signature), groups)
+
+    def reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
+        key = ("reduce_scatter", array.dtype, array.shape, op, algorithm, wire)
+        return self._get(key, self._reduce_scatter, array, op, algorithm, wire)
+
+    def _reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any) -> Call:
+        check_reduction("reduce_scatter", array.dtype, op, OPS)
+        dtype = check_wire("reduce_scatter", array.dtype, wire)
+        counts = shard_counts(array.size, self.size)
+        plan = self._parts("reduce_scatter", algorithm, counts, dtype)
+        signature = _signature(
+            "reduce_scatter", array_text(array), algorithm, op=repr(op), **_if_given(wire)
+        )
+        return self._call(signature, plan, array, (counts[self.rank],), dtype, op)
+
+    def reduce(
+        self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any = None
+    ) -> Call:
+        key = ("reduce", array.dtype, array.shape, root, type(root), op, algorithm, wire)
+        return self._get(key, self._reduce, array, root, op, algorithm, wire)
+
+    def _reduce(self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any) -> Call:
+        check_reduction("reduce", array.dtype, op, OPS)
+        check_root("reduce", root, self.size)
+        dtype = check_wire("reduce", array.dtype, wire)
+        plan = self._whole("reduce", algorithm, array, dtype, root)
+        signature = _signature(
+            "reduce", array_text(array), algorithm, root=str(root), op=repr(op), **_if_given(wire)
+        )
+        shape = array.shape if self.rank == root else None
+        return self._call(signature, plan, array, shape, dtype, op, in_place=True)
+
+    # --- moving data ---
+
+    def broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
+        key = ("broadcast", array.dtype, array.shape, root, type(root), algorithm)
+        return self._get(key, self._broadcast, array, root, algorithm)
+
+    def _broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
+        check_movable("broadcast", array.dtype)
+        check_root("broadcast", root, self.size)
+        plan = self._whole("broadcast", algorithm, array, array.dtype, root)
+        signature = _signature("broadcast", array_text(array), algorithm, root=str(root))
+        return self._call(signature, plan, array, array.shape, array.dtype, in_place=True)
+
+    def all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
+        """`counts` are the first dimensions of the arrays, by rank."""
+        key = ("all_gather", array.dtype, array.shape, counts, algorithm)
+        return self._get(key, self._all_gather, array, counts, algorithm)
+
+    def _all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
+        check_movable("all_gather", array.dtype)
+        check_counts("all_gather", array, counts, self.rank, self.size)
+        plan = self._parts("all_gather", algorithm, _elements(array, counts), array.dtype)
+        text = array_text(array, first=False)
+        signature = _signature("all_gather", text, algorithm, counts=str(counts))
+        shape = (sum(counts), *array.shape[1:])
+        return self._call(signature, plan, array, shape, array.dtype)
+
+    def gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
+        """`counts` are the first dimensions of the arrays, by rank."""
+        key = ("gather", array.dtype, array.shape, root, type(root), counts, algorithm)
+        return self._get(key, self._gather, array, root, counts, algorithm)
+
+    def _gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
+        check_movable("gather", array.dtype)
+        check_root("gather", root, self.size)
+        check_counts("gather", array, counts, self.rank, self.size)
+        plan = self._parts("gather", algorithm, _elements(array, counts), array.dtype, root)
+        text = array_text(array, first=False)
+        signature = _signature("gather", text, algorithm, root=str(root), counts=str(counts))
+        shape = (sum(counts), *array.shape[1:]) if self.rank == root else None
+        return self._call(signature, plan, array, shape, array.dtype)
+
+    def scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
+        """Return the scatter of an array of `shape` and `dtype`, which all ranks have received."""
+        key = ("scatter", dtype, shape, root, algorithm)
+        return self._get(key, self._scatter, shape, dtype, root, algorithm)
+
+    def _scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
+        counts = shard_counts(shape[0], self.size)
+        row = int(np.prod(shape[1:], dtype=np.int64))
+        plan = self._parts("scatter", algorithm, [n * row for n in counts], dtype, root)
+        signature = Signature("scatter", ())
+        source = np.empty(shape if self.rank == root else 0, dtype)
+        return self._call(signature, plan, source, (counts[self.rank], *shape[1:]), dtype)
+
+    def all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
+        key = ("all_to_all", array.dtype, array.shape, algorithm)
+        return self._get(key, self._all_to_all, array, algorithm)
+
+    def _all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
+        check_movable("all_to_all", array.dtype)
+        if array.ndim == 0 or array.shape[0] % self.size:
+            raise ValueError(
+                f"all_to_all: the array has shape {array.shape}; "
+                f"its first dimension must be a multiple of the {self.size} ranks"
+            )
+        piece = array.size // self.size
+        plan = self._parts("all_to_all", algorithm, [piece] * self.size**2, array.dtype)
+        signature = _signature("all_to_all", array_text(array), algorithm)
+        return self._call(signature, plan, array, array.shape, array.dtype)
+
+    # --- first calls of a gather, scatter or split, and meetings ---
+
+    def exchange_counts(
+        self,
+        collective: str,
+        array: np.ndarray,
+        algorithm: str,
+        root: int | None = None,
+        memory_kind: tuple[tuple[str, str], ...] = (),
+    ) -> Call:
+        """Return the all-gather before a gather of unknown counts: two integers of every rank.
+
+        Its signature is that of the gather.
+        """
+        kind = array.dtype, array.shape[1:]
+        key = ("exchange counts", collective, *kind, algorithm, root, type(root), memory_kind)
+        return self._get(
+            key, self._exchange_counts, collective, array, algorithm, root, memory_kind
+        )
+
+    def _exchange_counts(
+        self,
+        collective: str,
+        array: np.ndarray,
+        algorithm: str,
+        root: int | None,
+        memory_kind: tuple[tuple[str, str], ...],
+    ) -> Call:
+        check_movable(collective, array.dtype)
+        if root is not None:
+            check_root(collective, root, self.size)
+        resolve(collective, algorithm, self.nodes, array.nbytes, self.config)
+        text = array_text(array, first=False)
+        rooted = {} if root is None else {"root": str(root)}
+        signature = _signature(collective, text, algorithm, **rooted, counts="None")
+        return self._two_integers(Signature(collective, (*signature.arguments, *memory_kind)))
+
+    def split(self) -> Call:
+        """Return the all-gather of a split: two integers of every rank."""
+        return self._get("split", self._two_integers, Signature("split", ()))
+
+    def _two_integers(self, signature: Signature) -> Call:
+        """Return an all-gather of two integers of every rank, with this signature."""
+        integers = np.empty(2, np.int64)
+        plan = self._parts("all_gather", "auto", [2] * self.size, integers.dtype, slices=1)
+        return self._call(signature, plan, integers, (self.size, 2), integers.dtype)
+
+    def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
+        """Return the broadcast of `nbytes` before a scatter: the root's dtype and shape."""
+        key = ("announcement", root, type(root), nbytes, algorithm)
+        return self._get(key, self._announcement, root, nbytes, algorithm)
+
+    def _announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
+        check_root("scatter", root, self.size)
+        resolve("scatter", algorithm, self.nodes, nbytes, self.config)
+        text = np.empty(nbytes, np.uint8)
+        plan = self._whole("broadcast", "auto", text, text.dtype, root)
+        signature = _signature("scatter", None, algorithm, root=str(root))
+        return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
+
+    def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
+        """Return a barrier with a name of its own; ranks compare its `arguments`."""
+        return self._get(("meeting", name, arguments), self._meeting, name, arguments)
+
+    def _meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
+        nothing = np.empty(0, np.uint8)
+        plan = self._whole("barrier", "auto", nothing, nothing.dtype)
+        return self._call(Signature(name, arguments), plan, nothing, (0,), nothing.dtype)
+
+    # --- by name ---
+
+    def planned(self, collective: str, array: np.ndarray, arguments: dict[str, Any]) -> Call:
+        """Return a new call of `collective`, which is not cached: its caller owns it.
+
+        Raises ValueError for a collective that needs several plans, TypeError for arguments that
+        the collective does not have.
+        """
+        check_selectors("plan", collective=collective)
+        defaults = PLANNED.get(collective)
+        if defaults is None:
+            meant = "" if collective in ALGORITHMS else did_you_mean(collective, PLANNED)
+            raise ValueError(
+                f"plan: cannot plan {collective!r}; "
+                f"choose one of {', '.join(map(repr, PLANNED))}{meant}"
+            )
+        for name in arguments:
+            if name not in defaults:
+                takes = ", ".join((*defaults, "out", "timeout_s"))
+                raise TypeError(
+                    f"plan: {collective} has no argument {name!r} here; it takes {takes}"
+                )
+        given = {**defaults, **arguments}
+        if "counts" in given and given["counts"] is None:
+            raise TypeError(
+                f"plan: {collective} without counts; "
+                "pass counts=, a list of the first dimension of each rank's array"
+            )
+        if "op" in given:
+            given["op"] = op_name(collective, (array,), given["op"])
+        check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
+        if "counts" in given:
+            given["counts"] = as_counts(collective, given["counts"])
+            array = array.reshape(1) if array.ndim == 0 else array
+        call: Call = getattr(self, f"_{collective}")(array, **given)
+        return call
+
+    # --- plans ---
+
+    def _whole(
+        self,
+        collective: str,
+        algorithm: str,
+        array: np.ndarray,
+        dtype: np.dtype[Any],
+        root: int = 0,
+    ) -> Plan:
+        """Plan a call on a whole array, whose elements are sent as `dtype`."""
+        nbytes = array.size * dtype.itemsize
+        schedule = self._schedule(collective, algorithm, nbytes, root)
+        slices = slice_count(schedule, nbytes, self.nodes, self.config)
+        segment = self.config.segment_bytes
+        return plan_whole(schedule, self.rank, array.size, dtype.itemsize, slices, segment)
+
+    def _parts(
+        self,
+        collective: str,
+        algorithm: str,
+        counts: Sequence[int],
+        dtype: np.dtype[Any],
+        root: int = 0,
+        slices: int | None = None,
+    ) -> Plan:
+        """Plan a call on chunks of `counts` elements."""
+        nbytes = sum(counts) * dtype.itemsize
+        schedule = self._schedule(collective, algorithm, nbytes, root)
+        slices = slices or slice_count(schedule, nbytes, self.nodes, self.config)
+        segment = self.config.segment_bytes
+        return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment)
+
+    def _schedule(self, collective: str, algorithm: str, nbytes: int, root: int) -> Schedule:
+        name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
+        return build(collective, name, self.nodes, root)
+
+    def _complete(self, signature: Signature, digest: str = "") -> Signature:
+        """Add the arguments that all signatures have: a registered schedule, the kind of memory."""
+        added = [("schedule", digest)] * bool(digest) + list(self.memory_kind)
+        if not added:
+            return signature
+        return Signature(signature.collective, (*signature.arguments, *added))
+
+    def _call(
+        self,
+        signature: Signature,
+        plan: Plan,
+        array: np.ndarray,
+        shape: Shape | None,
+        dtype: np.dtype[Any],
+        op: str | None = None,
+        in_place: bool = False,
+    ) -> Call:
+        """Make a call of a plan on arrays like `array`, whose elements are sent as `dtype`."""
+        return Call(
+            self._complete(signature, plan.schedule.digest),
+            plan,
+            self.device,
+            shapes=(array.shape, (0,) if shape is None else shape),
+            shape=shape,
+            dtype=array.dtype,
+            wire_dtype=dtype,
+            op=op,
+            in_place=in_place,
+            in_flight=slices_in_flight(self.nodes, self.config),
+            shares=self.config.memory is not None,
+        )
+
+
+def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:
+    data = {} if array is None else {"array": array}
+    return Signature(collective, (*(data | arguments).items(), ("algorithm", repr(algorithm))))
+
+
+def _if_given(wire: Any) -> dict[str, str]:
+    return {} if wire is None else {"wire": repr(wire)}
+
+
+def _elements(array: np.ndarray, counts: Shape) -> list[int]:
+    row = int(np.prod(array.shape[1:], dtype=np.int64))
+    return [count * row for count in counts]
+
+
+def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Cut a list into parts of at most `most` bytes; return the (begin, end) indices of each part.
+
+    `sizes` are the bytes of the members.  A part is larger only if a single member is.
+    Only an empty list has an empty part.
+    """
+    bounds, held = [0], 0
+    for place, size in enumerate(sizes):
+        if held and size and held + size > most:
+            bounds.append(place)
+            held = 0
+        held += size
+    return [*pairwise([*bounds, len(sizes)])]
