@@ -18,9 +18,9 @@ from ringreduce.calls.arguments import (
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
-from ringreduce.calls.collectives import NOTHING
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.persistent import Again, PersistentCall
+from ringreduce.calls.runner import NOTHING
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device

@@ -1,0 +1,311 @@
+"""How a call is run: find its cached call and its arrays, hand them to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ringreduce.calls.arguments import check_out, check_timeout, shown
+from ringreduce.calls.arrays import as_array, as_out, check_together, gpu_of, is_input, open_gpu
+from ringreduce.calls.cache import PLANNED, Calls
+from ringreduce.calls.call import Call
+from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
+from ringreduce.calls.engine import Engine
+from ringreduce.calls.ops import check_movable
+from ringreduce.config import Config, Memory
+from ringreduce.devices.base import Device
+from ringreduce.shm.allocator import Arena
+from ringreduce.shm.segments import Segments
+from ringreduce.topology import Topology
+from ringreduce.transports.base import Transport
+
+Body = Generator[bool, None, Any]
+NOTHING = np.empty(0, np.uint8)
+"""The data of a meeting: it has a signature only."""
+
+
+class Runner:
+    """Runs the calls of one communicator: its engine, its caches of calls and its memory."""
+
+    __module__ = "ringreduce"
+
+    def __init__(
+        self,
+        transport: Transport,
+        topology: Topology,
+        device: Device,
+        config: Config,
+        timeout_s: float,
+        segments: Segments | None = None,
+    ) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self._given = config
+        if len(topology.nodes) > 1:
+            segments = None
+        if segments is not None:
+            memory = Memory(segments.single_copy, crowded=transport.spins == 0)
+            config = replace(config, memory=memory)
+        self.config = config
+        self._topology, self._device = topology, device
+        self._engine = Engine(transport, config, timeout_s, segments)
+        self._queue = self._engine.queue
+        self._calls = Calls(topology, device, config, self._engine.discard)
+        self._messages = Calls(topology, device, self._given, self._engine.discard)
+        """Calls on host arrays that are run by messages even if the ranks share memory."""
+        self._on_gpus: dict[int, Calls] = {}
+        """Calls on arrays on a GPU, by the number of the GPU."""
+        self._arena = None if segments is None else Arena(segments.arena)
+
+    def _make(
+        self,
+        method: Callable[..., Call],
+        array: np.ndarray,
+        how: tuple[Any, ...],
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Make a call on one array; `method` of `Calls` plans it, with the arguments `how`."""
+        with self._queue.lock:
+            self._engine.check_usable()
+            call = method(self._calls_on(array), array, *how)
+            result = self._run(call, array, out, timeout_s, async_op)
+            if self._engine.fast_path is not None and not async_op:
+                name = method.__name__
+                self._engine.admit(name, call, array, dict(zip(PLANNED[name], how, strict=True)))
+            return result
+
+    def _run(
+        self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
+    ) -> Any:
+        """Run a call that is one plan, and return its result or its Work."""
+        result: Any
+        target: Any
+        if out is None and call.shape is not None and call.stream is None:
+            result = target = np.empty(call.shape, call.dtype)
+        else:
+            array, target = self._placed(call, array, out)
+            result = None if call.shape is None else target if out is None else out
+        if timeout_s is not None:
+            check_timeout(_name(call), timeout_s)
+        if async_op or call.converts or call.stream is not None or self._queue.works:
+
+            def body(header: bytes) -> Body:
+                yield from move(self._engine, call, array, target, header)
+                return result
+
+            return self._engine.run(call, body, timeout_s, async_op, call.stream)
+        self._engine.run_now(call, array, target, timeout_s)
+        return result
+
+    def _calls_on(self, array: Any) -> Calls:
+        """Return the calls on arrays in the same place: host memory, or a GPU."""
+        gpu = None if type(array) is np.ndarray else gpu_of(array)
+        return self._calls if gpu is None else self._calls_on_gpu(gpu)
+
+    def _calls_on_gpu(self, gpu: int) -> Calls:
+        calls = self._on_gpus.get(gpu)
+        if calls is None:
+            memory_kind = () if self.config.memory is None else (("memory", "GPU"),)
+            device, free = open_gpu(gpu), self._engine.discard
+            calls = Calls(self._topology, device, self._given, free, memory_kind)
+            self._on_gpus[gpu] = calls
+        return calls
+
+    def _placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
+        """Return the arrays to read and to write: the same one twice for a call in place."""
+        device = call.device
+        if call.shape is None or out is None:
+            if out is not None:
+                raise ValueError(
+                    f"{_name(call)}: rank {self.rank} passes out; only the root gets a result"
+                )
+            shape = 0 if call.shape is None else call.shape
+            return array, device.empty(shape, call.dtype)
+        name = _name(call)
+        if type(out) is not np.ndarray or call.stream is not None:
+            out = as_out(name, out, array)
+        check_out(name, out, call.shape, call.dtype)
+        if call.stream is None and not np.may_share_memory(array, out):
+            return array, out
+        return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
+
+    def _all_reduce_list(
+        self,
+        members: Sequence[Any],
+        op: str,
+        out: Any,
+        algorithm: str,
+        wire: str | None,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        with self._queue.lock:
+            arrays = members_of(members)
+            check_together("all_reduce", arrays)
+            calls = self._calls_on(arrays[0] if arrays else NOTHING)
+            self._engine.check_usable()
+            fused = calls.all_reduce_list(arrays, op, algorithm, wire)
+            targets = _list_targets(calls.device, arrays, out)
+            if timeout_s is not None:
+                check_timeout("all_reduce", timeout_s)
+            results = targets if out is None else out
+
+            def body(header: bytes) -> Body:
+                yield from reduce_list(self._engine, fused, arrays, targets, header)
+                return results
+
+            done = self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
+            if calls is self._calls and not async_op:
+                how = {"op": op, "algorithm": algorithm, "wire": wire}
+                self._engine.admit_list(fused, arrays, how)
+            return done
+
+    def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an array in this rank's segment, or a private array without space there."""
+        array = None
+        # A lost rank that was stopped may continue, and write to the memory of its peers.
+        if self._arena is not None and not self._engine.broken:
+            self._engine.free_discarded()
+            array = self._arena.empty(shape, dtype)
+        return np.empty(shape, dtype) if array is None else array
+
+    def _gather_unknown(
+        self,
+        name: str,
+        array: np.ndarray,
+        root: int | None,
+        algorithm: str,
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Exchange first dimensions, then gather.  A wrong `out` on one rank raises on all.
+
+        `root` is None for an all-gather.
+        """
+        with self._queue.lock:
+            self._engine.check_usable()
+            calls = self._calls_on(array)
+            first = self._calls.exchange_counts(name, array, algorithm, root, calls.memory_kind)
+            if timeout_s is not None:
+                check_timeout(name, timeout_s)
+            empty = _maker_of_results(calls.device)
+            view = None if out is None else _gathered(name, calls.device, array, out)
+
+            def known(counts: tuple[int, ...]) -> Call:
+                if root is None:
+                    return calls.all_gather(array, counts, algorithm)
+                return calls.gather(array, root, counts, algorithm)
+
+            def body(header: bytes) -> Body:
+                engine = self._engine
+                result = yield from gather_unknown(engine, first, known, array, view, empty, header)
+                return out if result is view and out is not None else result
+
+            return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
+
+    def _scatter(
+        self, x: Any, root: int, out: Any, algorithm: str, timeout_s: float | None, async_op: bool
+    ) -> Any:
+        """Announce the root's dtype and shape, then scatter."""
+        with self._queue.lock:
+            self._engine.check_usable()
+            first = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
+            array = self._to_scatter(x, root)
+            view = None if out is None else as_out("scatter", out, out if array is None else array)
+            here = next((a for a in (array, view) if a is not None), NOTHING)
+            calls = self._calls_on(here)
+            if calls is self._calls:
+                calls = self._messages  # the root's array may be on a GPU: other ranks cannot know
+            empty = _maker_of_results(calls.device)
+            if timeout_s is not None:
+                check_timeout("scatter", timeout_s)
+
+            def known(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Call:
+                return calls.scatter(shape, dtype, root, algorithm)
+
+            def body(header: bytes) -> Body:
+                engine = self._engine
+                part = yield from scatter(engine, first, known, array, view, empty, header)
+                return out if part is view and out is not None else part
+
+            return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
+
+    def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
+        """Return the root's array on the root, None on other ranks."""
+        if self.rank != root:
+            if x is not None:
+                raise ValueError(
+                    f"scatter: rank {self.rank} passes an array; only the root, rank {root}, does, "
+                    "the others pass None"
+                )
+            return None
+        if x is None:
+            raise ValueError(
+                f"scatter: rank {root} passes None and is the root; pass the array to be split"
+            )
+        array: np.ndarray = as_array("scatter", x)
+        check_movable("scatter", array.dtype)
+        if array.ndim == 0:
+            raise ValueError("scatter: got a 0-d array; it has no first axis to split along")
+        return array
+
+    def _meet(
+        self,
+        name: str,
+        arguments: tuple[tuple[str, str], ...],
+        timeout_s: float | None = None,
+    ) -> None:
+        """Make a barrier with a name of its own, and compare `arguments` between all ranks."""
+        with self._queue.lock:
+            self._engine.check_usable()
+            self._run(self._calls.meeting(name, arguments), NOTHING, None, timeout_s, False)
+
+
+def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:
+    """Return a function that makes arrays for the caller while a call is running."""
+    return device.empty if device.stream is None else device.stream.callers_empty()
+
+
+def members_of(x: Sequence[Any]) -> list[Any]:
+    """View the members of a list as arrays.  Raises TypeError, which names the member."""
+    return [
+        member if type(member) is np.ndarray else as_array(f"all_reduce: member {index}", member)
+        for index, member in enumerate(x)
+    ]
+
+
+def _list_targets(device: Device, arrays: Sequence[np.ndarray], out: Any) -> list[np.ndarray]:
+    if out is None:
+        return [device.empty(array.shape, array.dtype) for array in arrays]
+    if not isinstance(out, (list, tuple)) or len(out) != len(arrays):
+        came = f"a list of {len(out)}" if isinstance(out, (list, tuple)) else shown(out)
+        raise ValueError(
+            f"all_reduce: x is a list of {len(arrays)}, out is {came}; "
+            "pass one array in out for each array in x"
+        )
+    targets = []
+    for array, member in zip(arrays, out, strict=True):
+        target = as_out("all_reduce", member, array)
+        check_out("all_reduce", target, array.shape, array.dtype)
+        is_input("all_reduce", device, array, target, allowed=True)
+        targets.append(target)
+    return targets
+
+
+def _gathered(name: str, device: Device, array: np.ndarray, out: Any) -> Any:
+    """View `out` as an array for a gather whose first dimension is not known yet."""
+    view = as_out(name, out, array)
+    if view.ndim == 0:
+        raise ValueError(f"{name}: out is 0-d; the result has at least one dimension")
+    check_out(name, view, (*view.shape[:1], *array.shape[1:]), array.dtype)
+    is_input(name, device, array, view, allowed=False)
+    return view
+
+
+def _name(call: Call) -> str:
+    return call.signature.collective
