@@ -49,6 +49,7 @@ _BY_FILE = {
     "algorithms/doubling.py": ("tests/schedules/test_check.py",),
     "algorithms/tree.py": ("tests/schedules/test_check.py",),
     "devices/float16_elements.py": ("tests/devices/test_float16.py",),
+    "planning/instructions.py": ("tests/planning/test_shm_instructions.py",),
     "planning/shm_instructions.py": ("tests/planning/test_shm_instructions.py",),
     "shm/allocator.py": ("tests/shm/test_allocator.py",),
     "devices/folds.py": ("tests/devices/test_folds.py",),

@@ -19,10 +19,7 @@ from ringreduce.control.executable import Note
 from ringreduce.control.signature import HEADER_BYTES
 from ringreduce.devices import compiled
 from ringreduce.devices.base import Device
-from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
-from ringreduce.planning.plan import Plan
-from ringreduce.planning.select import is_single_copy
-from ringreduce.planning.shm_instructions import (
+from ringreduce.planning.instructions import (
     SLOT,
     CopyBytes,
     FreeSlot,
@@ -32,9 +29,12 @@ from ringreduce.planning.shm_instructions import (
     Post,
     Reduce,
     Wait,
-    instructions_of,
     join,
 )
+from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
+from ringreduce.planning.plan import Plan
+from ringreduce.planning.select import is_single_copy
+from ringreduce.planning.shm_instructions import instructions_of
 from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.planning.operations import INPUT, OUTPUT
-from ringreduce.planning.plan import plan_parts, plan_whole
-from ringreduce.planning.shm_instructions import (
+from ringreduce.planning.instructions import (
     CopyBytes,
     FreeSlot,
     Pause,
@@ -22,9 +20,11 @@ from ringreduce.planning.shm_instructions import (
     Post,
     Reduce,
     Wait,
-    instructions_of,
     join,
 )
+from ringreduce.planning.operations import INPUT, OUTPUT
+from ringreduce.planning.plan import plan_parts, plan_whole
+from ringreduce.planning.shm_instructions import instructions_of
 from ringreduce.schedules.schedule import Recv, Send, Step
 from tests.support.instruction_machine import ITEMSIZE, InstructionMachine
 from tests.support.schedules import any_schedule, by_hand

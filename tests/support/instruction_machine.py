@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
-from ringreduce.planning.shm_instructions import (
+from ringreduce.planning.instructions import (
     SLOT,
     CopyBytes,
     FreeSlot,
@@ -19,6 +18,7 @@ from ringreduce.planning.shm_instructions import (
     Reduce,
     Wait,
 )
+from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 
 ITEMSIZE = 8
 _SLOT_ELEMENTS = 1 << 12

@@ -381,7 +381,7 @@ MUTATIONS = [
     ),
     Mutation(
         "third-slice-counted-as-the-second",
-        "planning/shm_instructions.py",
+        "planning/instructions.py",
         "rounds += sum(each.rounds)",
         "rounds = sum(each.rounds)",
         "The rounds of a third slice have the numbers of the second slice's.",

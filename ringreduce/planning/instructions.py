@@ -1,0 +1,143 @@
+"""Instructions for shared memory, as records.  `shm_instructions` derives them from plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SLOT = 3
+"""A buffer besides INPUT, OUTPUT and SCRATCH: a rank's data of the current round."""
+
+
+class Place(NamedTuple):
+    """Bytes of a buffer from an offset on."""
+
+    rank: int
+    """The rank that has the buffer."""
+    buffer: int
+    """INPUT, OUTPUT, SCRATCH or SLOT."""
+    offset: int
+    """Offset of the first byte."""
+
+
+class FreeSlot(NamedTuple):
+    """Wait until the slot of a round may be written, and reserve memory for the round's data."""
+
+    round: int
+    """Number of the round in the program, from 1."""
+    nbytes: int = 0
+    """Bytes to reserve."""
+    unless_shared: int | None = None
+    """INPUT or OUTPUT: reserve nothing if this buffer of the rank is shared memory."""
+
+
+class Post(NamedTuple):
+    """Publish this rank's part of a round."""
+
+    round: int
+    """Number of the round in the program, from 1."""
+    exposes: Place | None = None
+    """Memory that peers read in place of the slot, if this buffer of the rank is shared memory."""
+
+
+class Wait(NamedTuple):
+    """Wait until a peer has posted a round."""
+
+    peer: int
+    """The peer's rank."""
+    round: int
+    """Number of the round in the program, from 1."""
+    reads: bool
+    """Whether the rank reads data of the round, and so compares the header.
+
+    Otherwise it waits until the peer has completed the round before; the peer may be further on.
+    """
+
+
+class CopyBytes(NamedTuple):
+    """``into = source``"""
+
+    into: Place
+    source: Place
+    nbytes: int
+    unless_shared: int | None = None
+    """INPUT or OUTPUT: copy nothing if this buffer of the rank is shared memory."""
+
+
+class Reduce(NamedTuple):
+    """``into`` = the sources, reduced from left to right."""
+
+    into: Place
+    sources: tuple[Place, ...]
+    """Two or more."""
+    nbytes: int
+    finishes: bool
+    """Whether the result has all contributions; a mean is divided then."""
+    direct: tuple[Place, ...] = ()
+    """Places in OUTPUT of peers: the result is written to those that are shared memory."""
+    staged: Place | None = None
+    """Place in this rank's slot for the result, unless all readers were written directly."""
+    readers: int = 0
+    """Number of ranks that read the result; 0 if it is single-copy."""
+
+
+class Pause(NamedTuple):
+    """Return to Python: signal handlers run, and the call is seen to make progress."""
+
+
+Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce | Pause
+
+
+class Instructions(NamedTuple):
+    """One rank's part of a plan, or of one slice."""
+
+    instructions: tuple[Instruction, ...]
+    rounds: tuple[int, ...]
+    """Number of rounds of each slice, the same on all ranks."""
+    slot_bytes: int
+    """The most bytes that any rank stages in a round."""
+    scratch: int
+    """Elements of SCRATCH that the rank needs."""
+    single_copy: bool
+    """Whether peers read the data in place, in the rank's own memory."""
+    publishes: bool
+    """Whether ranks publish the locations of the data of a round and of OUTPUT."""
+    notes: tuple[tuple[tuple[int, str, int, int], ...], ...]
+    """(step, "send" or "recv", peer, bytes of data) of each slice: for the message log."""
+
+    def step_of(self, number: int) -> int:
+        """Return the step, in its slice, of the round of this number, from 1."""
+        for rounds in self.rounds:
+            if number <= rounds:
+                break
+            number -= rounds
+        # The last round of a single-copy slice only waits for the readers of the last step.
+        return max(min(number, rounds - self.single_copy) - 1, 0)
+
+
+def join(slices: Sequence[Instructions], slices_without_pause: int) -> Instructions:
+    """Join the instructions of one rank for all slices of a plan, in order.
+
+    The slices are all single-copy or none is.  A pause follows each `slices_without_pause` slices.
+    """
+    if len(slices) == 1:
+        return slices[0]
+    joined: list[Instruction] = []
+    rounds = 0
+    for index, each in enumerate(slices):
+        if index and index % slices_without_pause == 0:
+            joined.append(Pause())
+        for instr in each.instructions:
+            if isinstance(instr, FreeSlot | Post | Wait):
+                instr = instr._replace(round=rounds + instr.round)
+            joined.append(instr)
+        rounds += sum(each.rounds)
+    return Instructions(
+        tuple(joined),
+        tuple(count for each in slices for count in each.rounds),
+        max(each.slot_bytes for each in slices),
+        max(each.scratch for each in slices),
+        slices[0].single_copy,
+        any(each.publishes for each in slices),
+        tuple(notes for each in slices for notes in each.notes),
+    )
