@@ -60,17 +60,6 @@ _MODULES = {
 }
 
 
-_ELSEWHERE = {
-    **dict.fromkeys(("init_process_group", "initialize", "comm_world", "mpi"), "init"),
-    **dict.fromkeys(("distributeddataparallel", "distributedoptimizer"), "train.DataParallel"),
-    **dict.fromkeys(("distributedgradienttape", "dataparallel"), "train.DataParallel"),
-    **dict.fromkeys(("run", "launch", "multiprocessing"), "spawn"),
-}
-"""Names in mpi4py, Horovod and torch, in lower case -> the names here."""
-_ATTRIBUTES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "nodes")
-"""The attributes of a communicator that are no methods."""
-
-
 def __getattr__(name: str) -> Any:
     if name == "train":
         return import_module("ringreduce.train")
@@ -84,17 +73,22 @@ def __getattr__(name: str) -> Any:
 
 def _hint(name: str) -> str:
     """Return the name here of what another library calls `name`; "" if that is unknown."""
-    from ringreduce.calls.communicator import ELSEWHERE, Communicator
-    from ringreduce.calls.ops import OPS_ELSEWHERE
+    from ringreduce.calls.communicator import Communicator
+    from ringreduce.elsewhere import (
+        ATTRIBUTES,
+        METHODS_ELSEWHERE,
+        NAMES_ELSEWHERE,
+        OPS_ELSEWHERE,
+    )
     from ringreduce.errors import did_you_mean
 
     word = name.lower()
     if word in ("op", "reduceop", "sum", *OPS_ELSEWHERE, *OPS_ELSEWHERE.values()):
         return "; an op is a string, such as op='sum'"
-    method = ELSEWHERE.get(word, word)
-    if method in _ATTRIBUTES or method.partition("(")[0] in dir(Communicator):
+    method = METHODS_ELSEWHERE.get(word, word)
+    if method in ATTRIBUTES or method.partition("(")[0] in dir(Communicator):
         return f"; it belongs to a communicator: comm = ringreduce.init(), then comm.{method}"
-    return did_you_mean(name, __all__, _ELSEWHERE)
+    return did_you_mean(name, __all__, NAMES_ELSEWHERE)
 
 
 def __dir__() -> list[str]:

@@ -47,7 +47,7 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {"errors", "topology", "config", "colours", "terminal"}
+GROUND = {"errors", "elsewhere", "topology", "config", "colours", "terminal"}
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {"control", "devices", "messages", "planning", "shm", "transports"}
@@ -214,6 +214,13 @@ def test_importing_the_package_starts_no_mpi():
         "print([m for m in ('mpi4py', 'cupy', 'numba', 'ml_dtypes', 'matplotlib') "
         "if m in sys.modules])"
     )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_importing_the_package_imports_none_of_its_modules():
+    code = "import sys, ringreduce; print([m for m in sys.modules if m.startswith('ringreduce.')])"
     command = [sys.executable, "-c", code]
     said = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
+from ringreduce.elsewhere import WIRES_ELSEWHERE
 from ringreduce.errors import did_you_mean
 
 
@@ -227,8 +228,6 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 WIRES = ("bfloat16", "float16")
 """The dtypes that data may be rounded to for messages."""
-_WIRES_ELSEWHERE = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-"""Names of these dtypes in other libraries, with their names here."""
 
 
 def check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
@@ -238,7 +237,7 @@ def check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
     if wire not in WIRES:
         raise ValueError(
             f"{where}: unknown wire {wire!r}; choose 'bfloat16', 'float16' or None"
-            f"{did_you_mean(wire, WIRES, _WIRES_ELSEWHERE)}"
+            f"{did_you_mean(wire, WIRES, WIRES_ELSEWHERE)}"
         )
     if dtype.char not in "fd":
         raise TypeError(f"{where}: wire={wire!r} is for float32 and float64, not for {dtype}")

@@ -24,6 +24,7 @@ from ringreduce.calls.runner import NOTHING
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
+from ringreduce.elsewhere import METHODS_ELSEWHERE, POINT_TO_POINT
 from ringreduce.errors import did_you_mean, unknown
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
@@ -41,27 +42,6 @@ _WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
 _MOST_LISTED = 16
 """The most ranks for which `repr` lists the ranks of each node."""
-_LATER = "all_reduce(..., async_op=True)"
-ELSEWHERE = {
-    **dict.fromkeys(("allreduce", "grouped_allreduce", "all_reduce_coalesced"), "all_reduce"),
-    **dict.fromkeys(("iallreduce", "allreduce_async", "allreduce_async_"), _LATER),
-    **dict.fromkeys(("allgather", "allgatherv", "all_gather_into_tensor"), "all_gather"),
-    **dict.fromkeys(("alltoall", "alltoallv", "all_to_all_single"), "all_to_all"),
-    **dict.fromkeys(("bcast", "ibcast", "broadcast_"), "broadcast"),
-    **dict.fromkeys(("reduce_scatter_block", "reducescatter"), "reduce_scatter"),
-    **dict.fromkeys(("reduce_scatter_tensor", "ireduce_scatter"), "reduce_scatter"),
-    **dict.fromkeys(("gatherv", "igather"), "gather"),
-    **dict.fromkeys(("scatterv", "iscatter"), "scatter"),
-    **dict.fromkeys(("ibarrier", "join"), "barrier"),
-    **dict.fromkeys(("new_group", "create_group"), "split"),
-    **dict.fromkeys(("free", "disconnect", "destroy_process_group", "shutdown"), "close"),
-    **dict.fromkeys(("get_size", "get_world_size", "world_size"), "size"),
-    "get_rank": "rank",
-    "allreduce_init": "plan",
-}
-"""Names in mpi4py, Horovod and torch, in lower case -> the names here."""
-_POINT_TO_POINT = ("send", "recv", "isend", "irecv", "ssend", "sendrecv", "probe")
-"""Names in mpi4py and torch of messages between two ranks, in lower case."""
 
 
 class Communicator(Collectives):
@@ -131,11 +111,11 @@ class Communicator(Collectives):
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError, with the name here of what other libraries call `name`."""
             meant = ""
-            if name.lower() in _POINT_TO_POINT:
+            if name.lower() in POINT_TO_POINT:
                 meant = "; ringreduce has collectives only, send messages to one rank with mpi4py"
             elif not name.startswith("_"):
                 words = [word for word in dir(self) if not word.startswith("_")]
-                meant = did_you_mean(name, words, ELSEWHERE)
+                meant = did_you_mean(name, words, METHODS_ELSEWHERE)
             raise AttributeError(f"a communicator has no attribute {name!r}{meant}")
 
     # --- other forms ---

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.devices.float16 import is_short
+from ringreduce.elsewhere import OPS_ELSEWHERE
 from ringreduce.errors import unknown
 
 _BITWISE = ("and", "or", "xor")
@@ -66,17 +67,6 @@ def _refusal(op: str, dtype: np.dtype) -> str:
 
 # --- names of ops ---
 
-OPS_ELSEWHERE = {
-    **dict.fromkeys(("add", "+", "plus", "total"), "sum"),
-    **dict.fromkeys(("avg", "average"), "mean"),
-    **dict.fromkeys(("product", "multiply", "mul", "*"), "prod"),
-    **dict.fromkeys(("minimum", "amin", "fmin"), "min"),
-    **dict.fromkeys(("maximum", "amax", "fmax"), "max"),
-    **dict.fromkeys(("band", "land", "bitwise_and", "logical_and", "all"), "and"),
-    **dict.fromkeys(("bor", "lor", "bitwise_or", "logical_or", "any"), "or"),
-    **dict.fromkeys(("bxor", "lxor", "bitwise_xor", "logical_xor"), "xor"),
-}
-"""Ops of MPI, NCCL, Horovod and torch, and functions of NumPy, with the names of these ops here."""
 _OPS_OF_MPI = {
     "SUM": "sum",
     "PROD": "prod",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import ringreduce as rr
-from ringreduce.calls.communicator import ELSEWHERE
+from ringreduce.elsewhere import METHODS_ELSEWHERE
 from tests.support.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -93,7 +93,7 @@ def test_a_communicator_shows_in_a_child_process_that_it_is_the_parents():
 
 def test_a_name_of_another_library_leads_to_a_name_here():
     def program(comm):
-        methods = {meant.partition("(")[0] for meant in ELSEWHERE.values()}
+        methods = {meant.partition("(")[0] for meant in METHODS_ELSEWHERE.values()}
         assert [name for name in methods if not hasattr(comm, name)] == []
 
     rr.spawn(program, 1)
