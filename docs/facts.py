@@ -69,34 +69,22 @@ def commands() -> str:
     """Return a section of Markdown for each command: its usage, and a table of its options."""
     from ringreduce.launch import cli
 
-    parser, known = cli._parser()
+    parser, known = cli.parsers()
     helps = {choice.dest: choice.help for action in parser._actions for choice in _choices(action)}
     parts = [_usage("ringreduce [-h] [--version] COMMAND ...")]
     for name, command in known.items():
         about = command.description or _sentence(helps[name] or "")
         parts += [f"## ringreduce {name}", _usage(command.format_usage()), about, _table(command)]
-        module = _module_parser(name)
+        module = cli.options_module(name)
         if module is not None:
-            parts += [f"Options of `python -m ringreduce.{name}`:", _table(module)]
+            parts += [f"Options of `python -m ringreduce.{name}`:"]
+            parts.append(_table(module.parser(f"ringreduce {name}")))
     return "\n\n".join(parts)
 
 
 def _choices(action: argparse.Action) -> list[argparse.Action]:
     """The commands of a parser, as argparse lists them."""
     return getattr(action, "_choices_actions", [])
-
-
-def _module_parser(command: str) -> argparse.ArgumentParser | None:
-    """Return the parser of the module that a command starts, if it starts one."""
-    if command == "train":
-        from ringreduce.train import configuration
-
-        return configuration._parser("ringreduce train")
-    if command == "bench":
-        from ringreduce.bench import options
-
-        return options._parser("ringreduce bench")
-    return None
 
 
 def _usage(text: str) -> str:

@@ -75,10 +75,7 @@ MAY_IMPORT = {
     "torch": {"the public names"},
 }
 """Which packages a package may import, besides itself and the ground."""
-LAZY = {
-    *(("launch.cli", "train"), ("launch.cli", "bench")),
-    *(("launch.completion", "train"), ("launch.completion", "bench")),
-}
+LAZY = {("launch.cli", "train"), ("launch.cli", "bench")}
 """The command line reads the options of the trainer and the bench when they are asked for."""
 
 

@@ -140,7 +140,7 @@ def test_every_public_name_has_an_entry(pages):
 
 def test_every_command_and_option_is_listed(site):
     html = (site / "reference/command-line.html").read_text()
-    for name, command in cli._parser()[1].items():
+    for name, command in cli.parsers()[1].items():
         assert f'id="ringreduce-{name}"' in html
         flags = {flag for action in command._actions for flag in action.option_strings}
         assert [flag for flag in flags if flag not in html] == []

@@ -94,24 +94,25 @@ def read(argv: Sequence[str], prog: str) -> Options:
 
     Raises SystemExit: with code 2 after printing what is wrong, with code 0 after ``--help``.
     """
-    parser = _parser(prog)
-    given, unknown = parser.parse_known_args(argv)
+    command_line = parser(prog)
+    given, unknown = command_line.parse_known_args(argv)
     if unknown:
-        meant = did_you_mean(unknown[0], parser._option_string_actions)
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        meant = did_you_mean(unknown[0], command_line._option_string_actions)
+        command_line.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     try:
         return Options(**vars(given))
     except ValueError as error:
-        parser.error(str(error))
+        command_line.error(str(error))
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the options; `prog` is the name of the command in messages."""
+    command_line = argparse.ArgumentParser(
         prog=prog,
         description="Time a collective, beside MPI's own and Gloo's where torch is installed.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add = command_line.add_argument
     names = ", ".join(COLLECTIVES)
     add(
         "--collective",
@@ -128,13 +129,21 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("-w", dest="warmup", type=int, default=5, metavar="N", help="untimed calls; default: 5")
     add("--iters", dest="iterations", type=int, default=20, metavar="N", help="timed; default: 20")
     add("-c", dest="checks", type=int, default=1, metavar="N", help="results to verify; default: 1")
-    add("-o", dest="op", type=_op, default="sum", metavar="OP", help=f"{', '.join(OPS)}; or avg")
+    add(
+        "-o",
+        dest="op",
+        type=_op,
+        choices=(*OPS, *_OPS),
+        default="sum",
+        metavar="OP",
+        help=f"{', '.join(OPS)}; or avg",
+    )
     add("-d", dest="dtype", type=_dtype, default="float32", metavar="TYPE", help="default: float32")
     add("--no-peers", dest="baselines", action="store_false", help="time ringreduce alone")
     add("--wide", action="store_true", help="show all columns, more than 100 characters a line")
     add("--json", type=Path, metavar="FILE", help="write a row a measurement, with the environment")
     add("--plot", type=Path, metavar="FILE", help="draw it: .svg, or .png with 'ringreduce[plot]'")
-    return parser
+    return command_line
 
 
 def nbytes(text: str) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import ringreduce
@@ -20,8 +21,6 @@ _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _ALGORITHM_HELP = "default: auto, the first that is predicted within 2 %% of the cheapest"
-_PASS_ON = ("train", "bench")
-"""Commands that start the module of the same name.  This module reads the rest of the options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     If the command line is wrong, prints the reason and raises SystemExit with code 2.
     """
-    parser, commands = _parser()
+    parser, commands = parsers()
     options, rest = parser.parse_known_args(argv)
     command = commands[options.command]
-    if rest and options.command not in _PASS_ON:
+    if rest and options_module(options.command) is None:
         meant = did_you_mean(rest[0], command._option_string_actions)
         command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     if options.command == "doctor":
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "completion":
         from ringreduce.launch.completion import script
 
-        print(script(options.shell, commands), end="")
+        print(script(options.shell, commands, options_module), end="")
         return 0
     try:
         job = _job(options, rest)
@@ -82,17 +81,27 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     return explain.main(request)
 
 
+def options_module(command: str) -> ModuleType | None:
+    """Return the module that reads the options of the program that `command` starts.
+
+    The module has the functions `parser` and `read`.  None: the command starts no program of ours.
+    """
+    if command == "train":
+        from ringreduce.train import configuration
+
+        return configuration
+    if command == "bench":
+        from ringreduce.bench import options
+
+        return options
+    return None
+
+
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
-    if options.command in _PASS_ON:
+    module = options_module(options.command)
+    if module is not None:
         # Here a wrong option is reported once, and not by every rank.
-        if options.command == "train":
-            from ringreduce.train.configuration import read as read_trainers
-
-            read_trainers(rest, "ringreduce train")
-        else:
-            from ringreduce.bench.options import read as read_benchs
-
-            read_benchs(rest, "ringreduce bench")
+        module.read(rest, f"ringreduce {options.command}")
         program = ("-m", f"ringreduce.{options.command}", *rest)
     else:
         program = _program(options)
@@ -149,7 +158,7 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, text)
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and those of the commands."""
     parser = _Parser(prog="ringreduce", allow_abbrev=False)
     parser.add_argument(

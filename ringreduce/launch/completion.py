@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from ringreduce.algorithms import ALGORITHMS
 
@@ -40,12 +41,17 @@ class Command:
     """The words that may stand without an option before them."""
 
 
-def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+def script(
+    shell: str,
+    parsers: Mapping[str, argparse.ArgumentParser],
+    options_module: Callable[[str], ModuleType | None],
+) -> str:
     """Return the script for `shell`: bash, zsh or fish.
 
-    `parsers` has the parser of each command.
+    `parsers` has the parser of each command.  `options_module` returns the module that has the
+    parser of the program that a command starts, or None.
     """
-    commands = [_command(name, parser) for name, parser in parsers.items()]
+    commands = [_command(name, parser, options_module(name)) for name, parser in parsers.items()]
     if shell == "fish":
         return _lines(_fish(commands))
     heading = [f"# Printed by: ringreduce completion {shell}"]
@@ -61,22 +67,14 @@ def _lines(lines: Iterable[str]) -> str:
 # --- what there is to complete --------------------------------------------------------------------
 
 
-def _command(name: str, parser: argparse.ArgumentParser) -> Command:
-    actions = [*parser._actions]
-    if name == "train":
-        from ringreduce.train.configuration import _parser as trainers
-
-        actions += trainers("")._actions
-    elif name == "bench":
-        from ringreduce.bench.options import _parser as benchs
-
-        actions += benchs("")._actions
-    options = {
+def _command(name: str, parser: argparse.ArgumentParser, options: ModuleType | None) -> Command:
+    actions = [*parser._actions, *(options.parser("")._actions if options else ())]
+    named = {
         action.option_strings[0]: _option(action) for action in actions if action.option_strings
     }
     positional = (a.choices for a in actions if not a.option_strings and a.choices)
     words = tuple(str(word) for choices in positional for word in choices)
-    return Command(name, parser.description or "", tuple(options.values()), words)
+    return Command(name, parser.description or "", tuple(named.values()), words)
 
 
 def _option(action: argparse.Action) -> Option:
@@ -93,10 +91,6 @@ def _option(action: argparse.Action) -> Option:
 
 def _words(dest: str) -> tuple[str, ...]:
     """Return the words for an option without choices, by the name under which it is stored."""
-    if dest == "op":
-        from ringreduce.bench.inputs import OPS
-
-        return (*OPS, "avg")
     known = {
         "algorithm": _EVERY_ALGORITHM,
         "collective": tuple(ALGORITHMS),

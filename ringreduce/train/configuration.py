@@ -57,13 +57,13 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
 
     Prints the error and raises SystemExit with code 2 if either is wrong.
     """
-    parser = _parser(prog)
-    options, rest = parser.parse_known_args(argv)
+    command_line = parser(prog)
+    options, rest = command_line.parse_known_args(argv)
     if rest:
         # The dashes, which all options have, would make them look alike.
-        flags = (flag.lstrip("-") for flag in parser._option_string_actions)
+        flags = (flag.lstrip("-") for flag in command_line._option_string_actions)
         meant = _did_you_mean(rest[0].lstrip("-"), flags, "--")
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+        command_line.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     asked = vars(options)
     if "hidden" in asked:
         asked["hidden"] = tuple(asked["hidden"])
@@ -77,11 +77,11 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
         given.outputs()
         given.settings()
     except OSError as error:
-        parser.error(f"--config {file}: {error.strerror}")
+        command_line.error(f"--config {file}: {error.strerror}")
     except ValueError as error:
         name = str(error).partition(" ")[0]
         where = f"{_place(file, name)}: " if name in from_file.keys() - asked.keys() else ""
-        parser.error(f"{where}{error}")
+        command_line.error(f"{where}{error}")
     return given
 
 
@@ -249,11 +249,12 @@ class _Parser(argparse.ArgumentParser):
 
 def explained() -> str:
     """Return the help of all options, for the end of another command's help."""
-    return _parser("").format_help().partition("options:\n")[2]
+    return parser("").format_help().partition("options:\n")[2]
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the options; `prog` is the name of the command in messages."""
+    command_line = _Parser(
         prog=prog,
         description="Train a small network, data-parallel over all ranks.",
         epilog="The last line has the accuracy on samples that are held out, the time of training, "
@@ -261,15 +262,15 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument(
+    command_line.add_argument(
         "--config",
         type=Path,
         metavar="TOML",
         help="a file of options, by their names with _ for -; those given here go before",
     )
     for kind, title in ((Settings, "what is trained"), (Outputs, "what is written, and where")):
-        _add(parser.add_argument_group(title), dataclasses.fields(kind))
-    return parser
+        _add(command_line.add_argument_group(title), dataclasses.fields(kind))
+    return command_line
 
 
 def _add(group: argparse._ArgumentGroup, fields: Iterable[dataclasses.Field[Any]]) -> None:

@@ -20,7 +20,7 @@ from ringreduce.bench.collectives import IN_PLACE, OUT_OF_PLACE
 from ringreduce.bench.fit import fit
 from ringreduce.bench.inputs import OPS, Inputs, refusal
 from ringreduce.bench.measure import Timing
-from ringreduce.bench.options import _parser, nbytes, read
+from ringreduce.bench.options import nbytes, parser, read
 from ringreduce.bench.plot import finding, plot
 from ringreduce.bench.table import OURS, Row, Table, digits
 from ringreduce.picture.style import in_dark, in_light
@@ -575,6 +575,5 @@ def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path):
 
 def test_the_page_lists_every_flag():
     page = (ROOT / "docs" / "performance.md").read_text()
-    parser = _parser("bench")
-    flags = {flag for action in parser._actions for flag in action.option_strings}
+    flags = {flag for action in parser("bench")._actions for flag in action.option_strings}
     assert {flag for flag in flags if f"`{flag}`" not in page} == {"-h", "--help"}

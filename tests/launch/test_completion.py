@@ -28,7 +28,10 @@ Completed = Callable[[str], list[str]]
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, str]:
     """The script for each shell."""
-    return {shell: script(shell, cli._parser()[1]) for shell in ("bash", "zsh", "fish")}
+    return {
+        shell: script(shell, cli.parsers()[1], cli.options_module)
+        for shell in ("bash", "zsh", "fish")
+    }
 
 
 @pytest.fixture
@@ -102,7 +105,7 @@ def test_bash_completes(completed: Completed, line: str, words: list[str]) -> No
 
 @pytest.mark.parametrize("command", ["run", "train", "bench", "explain", "doctor", "completion"])
 def test_every_option_of_a_command_is_offered(completed: Completed, command: str) -> None:
-    parser = cli._parser()[1][command]
+    parser = cli.parsers()[1][command]
     assert set(parser._option_string_actions) <= set(completed(f"ringreduce {command} -"))
 
 
@@ -181,7 +184,7 @@ def test_fish_has_a_line_for_every_option(scripts: dict[str, str]) -> None:
     _, *lines = scripts["fish"].splitlines()
     assert all(line.startswith("complete -c ringreduce ") for line in lines)
     words = [shlex.split(line) for line in lines]
-    for name, parser in cli._parser()[1].items():
+    for name, parser in cli.parsers()[1].items():
         condition = f"__fish_seen_subcommand_from {name}"
         flags = {
             prefix + flag
