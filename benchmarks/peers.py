@@ -26,7 +26,7 @@ from ringreduce.picture.style import BLUE, GREEN, ORANGE
 NAME = "all_reduce"
 PICTURE = environments.ROOT / "docs" / "bus_bandwidth.svg"
 OURS = "ringreduce"
-_FLAGS = ("-b", "8", "-e", "128M", "-f", "4", "-n", "40")
+FLAGS = ("-b", "8", "-e", "128M", "-f", "4", "--iters", "40")
 _SHOWN = (8, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 128 << 20)
 """Sizes of the table, bytes."""
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 def _measure(folder: Path, mpi: str, ranks: int, level: str) -> None:
     print(f"\n=== {mpi}, {ranks} ranks, thread level {level}", flush=True)
-    rows = environments.bench(folder, mpi, ranks, level, _FLAGS)
+    rows = environments.bench(folder, mpi, ranks, level, FLAGS)
     for row in rows:
         row["benchmark"] = NAME
     replace(NAME, rows, same=("mpi_wheel", "ranks", "thread_level"))

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 
 from benchmarks import collectives, instructions, old_and_new, one_host, peers
+from ringreduce.bench import options
+from ringreduce.launch import cli
 from tests.support.pictures import parse, placed
 
 # --- benchmarks.collectives -----------------------------------------------------------------------
@@ -134,6 +136,15 @@ def test_functions_of_one_checkout_alone_have_no_ratio():
     lines = instructions.comparison({"enter": 200, "run": 100}, {"run": 110}).splitlines()
     assert lines[1].split() == ["200", "-", "enter"]
     assert lines[2].split() == ["100", "110", "1.100", "run"]
+
+
+# --- benchmarks.peers -----------------------------------------------------------------------------
+
+
+def test_the_flags_of_a_run_are_options_of_the_bench():
+    given = ["bench", "--ranks", "2", *peers.FLAGS]
+    launched, rest = cli.parsers()[0].parse_known_args(given)
+    assert (launched.ranks, options.read(rest, "bench").iterations) == (2, 40)
 
 
 # --- pictures -------------------------------------------------------------------------------------
