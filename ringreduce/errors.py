@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping
 def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
     """Return "; did you mean 'ring'?", with the known word that is closest; "" if none is close.
 
-    `others` maps names in other libraries, in lower case, to the names here.
+    `others` maps names in other libraries, in lower case, to the names here.  Case does not count,
+    nor the dashes of options, which would make all options look alike.
     """
     import difflib  # only after a mistake: the import takes a millisecond
 
-    words = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(word.lower(), words, n=1)
+    words = {each.lower().lstrip("-"): each for each in known}
+    near = difflib.get_close_matches(word.lower().lstrip("-"), words, n=1)
     meant = (others or {}).get(word.lower()) or (words[near[0]] if near else None)
     return f"; did you mean {meant!r}?" if meant else ""
 

@@ -121,12 +121,15 @@ def test_every_package_stands_in_the_table_and_says_what_it_is_for():
 
 
 def test_trainers_use_public_names_alone():
-    """Besides, the trainer's command draws, and shows its progress, as every command does."""
+    """Besides, its command draws, shows its progress and corrects words, as every command does."""
     for module in under("train"):
         ours = {
             name for name in _inner(IMPORTS[module]) if package_of(name) not in ("train", "picture")
         }
-        assert ours <= {"ringreduce", "ringreduce.colours", "ringreduce.terminal"}, module
+        assert ours <= {
+            "ringreduce",
+            *(f"ringreduce.{name}" for name in ("colours", "errors", "terminal")),
+        }, module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
 
 

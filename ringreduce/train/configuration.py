@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import re
 import tomllib
@@ -15,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings
 
 FIELDS = {field.name: field for kind in (Settings, Outputs) for field in dataclasses.fields(kind)}
@@ -60,9 +60,7 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
     command_line = parser(prog)
     options, rest = command_line.parse_known_args(argv)
     if rest:
-        # The dashes, which all options have, would make them look alike.
-        flags = (flag.lstrip("-") for flag in command_line._option_string_actions)
-        meant = _did_you_mean(rest[0].lstrip("-"), flags, "--")
+        meant = did_you_mean(rest[0], command_line._option_string_actions)
         command_line.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     asked = vars(options)
     if "hidden" in asked:
@@ -88,12 +86,6 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
 def _place(path: Path, name: str) -> str:
     """Return the file and the line that sets `name`."""
     return f"{path}, line {_line_of(path.read_text(encoding='utf-8-sig'), name)}"
-
-
-def _did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean ...?" with `prefix` and the known word that is closest, if any is."""
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -188,7 +180,7 @@ def from_plain(name: str, value: Any) -> Any:
     Raises ValueError for an unknown name, or a value of the wrong type.
     """
     if name not in FIELDS:
-        raise ValueError(f"unknown setting {name!r}{_did_you_mean(name, FIELDS)}")
+        raise ValueError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
     default: Any = FIELDS[name].default
     choices = FIELDS[name].metadata["choices"]
     kind: Any = str if name in _PATHS or choices else type(default)
@@ -242,7 +234,7 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            meant = _did_you_mean(value, choices)
+            meant = did_you_mean(value, choices)
             text = f"unknown value {value!r}; wanted one of {', '.join(choices)}{meant}"
             raise argparse.ArgumentError(action, text)
 

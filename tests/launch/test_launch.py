@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ringreduce
+from ringreduce.errors import did_you_mean
 from ringreduce.launch import cli, launcher
 from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.launcher import Job, command_line, rank_environment
@@ -349,6 +350,14 @@ def test_a_usage_error_exits_with_2_and_says_why(started, capsys, line, complain
     assert stop.value.code == 2
     assert complaint in capsys.readouterr().err
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [("--sx", "--svg", ""), ("--SVG", "--svg", "; did you mean '--svg'?")],
+)
+def test_neither_dashes_nor_case_make_options_alike_or_different(word, known, meant):
+    assert did_you_mean(word, [known]) == meant
 
 
 def test_a_missing_mpiexec_exits_with_1_and_says_why(started, capsys, monkeypatch):
