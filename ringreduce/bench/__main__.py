@@ -106,7 +106,7 @@ def _cannot_write(options: Options) -> str:
             return f"--plot {options.plot}: {error}"
     for path in filter(None, (options.json, options.plot)):
         try:
-            path.open("a").close()
+            output.check_writable(path)
         except OSError as error:
             return str(error)
     return ""

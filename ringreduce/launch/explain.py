@@ -7,7 +7,6 @@ choice of the algorithm alone.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from ringreduce.colours import Colours
 from ringreduce.config import Config
 from ringreduce.errors import ScheduleError, did_you_mean
 from ringreduce.launch.host import VariableError, memory_of_job
-from ringreduce.picture import to_png, to_svg
+from ringreduce.picture import output, to_svg
 from ringreduce.picture.words import nodes_text
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import (
@@ -126,7 +125,7 @@ def main(request: Request) -> int:
     """
     try:
         for path in filter(None, (request.svg, request.png)):
-            _check_writable(path)
+            output.check_writable(path)
         case = _Case.of(request)
         code = 0
         if request.json:
@@ -141,17 +140,6 @@ def main(request: Request) -> int:
     except (ScheduleError, ImportError, OSError, VariableError) as error:
         print(f"ringreduce explain: {error}", file=sys.stderr)
         return 1 if isinstance(error, (ScheduleError, ImportError)) else 2
-
-
-def _check_writable(path: Path) -> None:
-    """Raise OSError if the file cannot be written, before anything is computed."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    place = path if path.exists() else path.parent
-    if not place.exists():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if not os.access(place, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 @dataclass(frozen=True)
@@ -248,13 +236,13 @@ def _print_json(case: _Case) -> None:
 
 def _written(case: _Case) -> list[Path]:
     """Write the pictures that are asked for, and return their paths."""
-    svg, png, schedule = case.request.svg, case.request.png, case.schedule
-    nodes = case.request.layout if len(case.request.layout) > 1 else None
-    if svg:
-        svg.write_text(to_svg(schedule, nodes))
-    if png:
-        png.write_bytes(to_png(schedule, nodes))
-    return [path for path in (svg, png) if path]
+    paths = [path for path in (case.request.svg, case.request.png) if path]
+    if paths:
+        nodes = case.request.layout if len(case.request.layout) > 1 else None
+        picture = to_svg(case.schedule, nodes)
+        for path in paths:
+            output.write(path, picture)
+    return paths
 
 
 def _print_section(*lines: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,17 @@ from ringreduce.picture.style import in_light
 SUFFIXES = (".svg", ".png")
 """The ends of names of files with pictures."""
 _PIXELS_A_UNIT, _MOST_PIXELS = 2.0, 8192
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError if a file cannot be written at `path`.  Makes no file."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    place = path if path.exists() else path.parent
+    if not place.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if not os.access(place, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def check(path: Path) -> None:

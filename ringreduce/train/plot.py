@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ringreduce.picture.chart import Area, Line, Note, Panel, chart
-from ringreduce.picture.output import write
+from ringreduce.picture.output import check_writable, write
 from ringreduce.picture.scales import Scale, linear, logarithmic
 from ringreduce.picture.style import BLUE, GREEN, ORANGE, TINTS
 from ringreduce.train.loop import Step
@@ -25,8 +24,7 @@ _PALE = TINTS[0]
 def check_place(path: Path) -> None:
     """Make the folder of `path`; raise OSError if no picture can be written there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(f"{path} cannot be written")
+    check_writable(path)
 
 
 def draw(path: Path, title: str, facts: str, history: History) -> None:

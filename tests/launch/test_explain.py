@@ -24,6 +24,7 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config, Memory
 from ringreduce.launch import cli, explain, host
 from ringreduce.launch.probe import Answer, ask
+from ringreduce.picture import to_svg
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, resolve, slice_count
 from ringreduce.schedules.draw import draw
@@ -541,6 +542,16 @@ def test_a_png_is_written(said: Said, tmp_path: Path) -> None:
     file = tmp_path / "picture.png"
     assert said(f"-n 3 --png {file}")[-1] == [f"wrote {file}"]
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_pictures_are_laid_out_once(
+    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("resvg_py")
+    layouts = []
+    monkeypatch.setattr(explain, "to_svg", lambda *case: layouts.append(case) or to_svg(*case))
+    said(f"-n 3 --svg {tmp_path / 'picture.svg'} --png {tmp_path / 'picture.png'}")
+    assert len(layouts) == 1
 
 
 def test_a_png_without_its_library_says_what_to_install(
