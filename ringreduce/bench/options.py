@@ -14,6 +14,7 @@ from ringreduce.algorithms import parse
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.inputs import OPS, refusal
 from ringreduce.errors import did_you_mean
+from ringreduce.picture.output import SUFFIXES
 
 _DTYPES = {
     "half": "float16",
@@ -48,7 +49,7 @@ class Options:
     plot: Path | None
 
     def __post_init__(self) -> None:
-        if self.plot is not None and self.plot.suffix not in (".svg", ".png"):
+        if self.plot is not None and self.plot.suffix not in SUFFIXES:
             raise ValueError(f"--plot {self.plot}: wanted a name that ends in .svg or .png")
         if self.algorithm != "auto":
             parse(self.collective, self.algorithm)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringreduce.picture.output import SUFFIXES
+
 DTYPES = ("float32", "float64")
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("linear", "constant")
@@ -127,7 +129,7 @@ class Outputs:
             raise ValueError("resume from where? name a checkpoint_dir")
         if self.checkpoint_dir is None and (every or self.keep != Outputs.keep):
             raise ValueError("checkpoint_every and keep are of no use without a checkpoint_dir")
-        if self.plot is not None and self.plot.suffix not in (".svg", ".png"):
+        if self.plot is not None and self.plot.suffix not in SUFFIXES:
             raise ValueError(f"plot is {self.plot}; wanted a name that ends in .svg or .png")
         written = (self.checkpoint_dir, self.metrics, self.tensorboard, self.plot)
         if self.seeds > 1 and any(written):
