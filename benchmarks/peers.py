@@ -19,13 +19,13 @@ from typing import Any
 
 from benchmarks import environments
 from benchmarks.rows import RESULTS, replace
+from ringreduce.bench.collectives import OURS
 from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.scales import linear, powers_of_two, size_text
 from ringreduce.picture.style import BLUE, GREEN, ORANGE
 
 NAME = "all_reduce"
 PICTURE = environments.ROOT / "docs" / "bus_bandwidth.svg"
-OURS = "ringreduce"
 FLAGS = ("-b", "8", "-e", "128M", "-f", "4", "--iters", "40")
 _SHOWN = (8, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 128 << 20)
 """Sizes of the table, bytes."""

@@ -15,13 +15,13 @@ import numpy as np
 from mpi4py import MPI
 
 import ringreduce as rr
-from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE
+from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OURS
 from ringreduce.bench.environment import environment
 from ringreduce.bench.fit import Fit, Point, fit
 from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
-from ringreduce.bench.table import OURS, Row, Table, digits
+from ringreduce.bench.table import Row, Table, digits
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.picture import output
 from ringreduce.planning.select import predict

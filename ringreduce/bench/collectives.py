@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+OURS = "ringreduce"
+"""The name of our contenders; every other contender is a baseline."""
 OUT_OF_PLACE, IN_PLACE = "out of place", "in place"
 
 

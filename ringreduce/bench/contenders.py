@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ringreduce import Communicator
-from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OUT_OF_PLACE
+from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OURS, OUT_OF_PLACE
 from ringreduce.bench.inputs import Inputs
 
 _MPI_OPS = {
@@ -107,8 +107,8 @@ def _all_reduce(at: Setting) -> list[Contender]:
     x, y, out = at.buffer(), at.buffer(), at.buffer()
     all_reduce = at.ours("all_reduce", op=at.op)
     contenders = [
-        Contender("ringreduce", OUT_OF_PLACE, lambda: all_reduce(x, out=out), x, out),
-        Contender("ringreduce", IN_PLACE, lambda: all_reduce(y, out=y), y, y),
+        Contender(OURS, OUT_OF_PLACE, lambda: all_reduce(x, out=out), x, out),
+        Contender(OURS, IN_PLACE, lambda: all_reduce(y, out=y), y, y),
     ]
     if (op := at.mpi_op) is not None:
         a, b, into, of_mpi = at.buffer(), at.buffer(), at.buffer(), at.world.Allreduce
@@ -125,8 +125,8 @@ def _reduce(at: Setting) -> list[Contender]:
     target, own = (out, y) if root else (None, None)
     reduce = at.ours("reduce", op=at.op)
     contenders = [
-        Contender("ringreduce", OUT_OF_PLACE, lambda: reduce(x, out=target), x, target),
-        Contender("ringreduce", IN_PLACE, lambda: reduce(y, out=own), y, own),
+        Contender(OURS, OUT_OF_PLACE, lambda: reduce(x, out=target), x, target),
+        Contender(OURS, IN_PLACE, lambda: reduce(y, out=own), y, own),
     ]
     if (op := at.mpi_op) is not None:
         a, b, of_mpi = at.buffer(), at.buffer(), at.world.Reduce
@@ -146,9 +146,7 @@ def _reduce_scatter(at: Setting) -> list[Contender]:
     def mine(whole: np.ndarray) -> np.ndarray:
         return whole[at.mine]
 
-    contenders = [
-        Contender("ringreduce", OUT_OF_PLACE, lambda: reduce_scatter(x, out=out), x, out, mine)
-    ]
+    contenders = [Contender(OURS, OUT_OF_PLACE, lambda: reduce_scatter(x, out=out), x, out, mine)]
     if (op := at.mpi_op) is not None:
         a, into, of_mpi = at.buffer(), at.buffer(divided=True), at.world.Reduce_scatter_block
         contenders.append(
@@ -163,9 +161,7 @@ def _all_gather(at: Setting) -> list[Contender]:
     all_gather, of_mpi = at.ours("all_gather"), at.world.Allgather
     counts, sent, came = at.counts, _as_bytes(a), _as_bytes(into)
     return [
-        Contender(
-            "ringreduce", OUT_OF_PLACE, lambda: all_gather(x, out=out, counts=counts), x, out
-        ),
+        Contender(OURS, OUT_OF_PLACE, lambda: all_gather(x, out=out, counts=counts), x, out),
         Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into),
     ]
 
@@ -177,7 +173,7 @@ def _gather(at: Setting) -> list[Contender]:
     gather, of_mpi = at.ours("gather"), at.world.Gather
     counts, sent, came = at.counts, _as_bytes(a), None if into is None else _as_bytes(into)
     return [
-        Contender("ringreduce", OUT_OF_PLACE, lambda: gather(x, out=out, counts=counts), x, out),
+        Contender(OURS, OUT_OF_PLACE, lambda: gather(x, out=out, counts=counts), x, out),
         Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into),
     ]
 
@@ -186,7 +182,7 @@ def _broadcast(at: Setting) -> list[Contender]:
     x, a = at.buffer(), at.buffer()
     broadcast, of_mpi, both = at.ours("broadcast"), at.world.Bcast, _as_bytes(a)
     return [
-        Contender("ringreduce", IN_PLACE, lambda: broadcast(x, out=x), x, x),
+        Contender(OURS, IN_PLACE, lambda: broadcast(x, out=x), x, x),
         Contender("MPI", IN_PLACE, lambda: of_mpi(both), a, a),
     ]
 
@@ -196,7 +192,7 @@ def _all_to_all(at: Setting) -> list[Contender]:
     all_to_all, of_mpi = at.ours("all_to_all"), at.world.Alltoall
     sent, came = _as_bytes(a), _as_bytes(into)
     return [
-        Contender("ringreduce", OUT_OF_PLACE, lambda: all_to_all(x, out=out), x, out),
+        Contender(OURS, OUT_OF_PLACE, lambda: all_to_all(x, out=out), x, out),
         Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into),
     ]
 
@@ -209,7 +205,7 @@ def _as_bytes(array: np.ndarray) -> list[Any]:
 def _barrier(at: Setting) -> list[Contender]:
     x, a = at.buffer(), at.buffer()
     return [
-        Contender("ringreduce", OUT_OF_PLACE, at.comm.barrier, x, None),
+        Contender(OURS, OUT_OF_PLACE, at.comm.barrier, x, None),
         Contender("MPI", OUT_OF_PLACE, at.world.Barrier, a, None),
     ]
 

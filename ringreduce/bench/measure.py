@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ringreduce import Communicator
-from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.collectives import COLLECTIVES, OURS
 from ringreduce.bench.contenders import Contender, Setting, contenders_of, wanted
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
@@ -95,7 +95,7 @@ class Measurement:
         collective = COLLECTIVES[options.collective]
         contenders = contenders_of(options.collective, at)
         if not options.baselines:
-            contenders = [c for c in contenders if c.name == "ringreduce"]
+            contenders = [c for c in contenders if c.name == OURS]
         elif self.gloo is not None and options.collective == "all_reduce":
             contenders += self.gloo.contenders(at)
         inputs = Inputs(

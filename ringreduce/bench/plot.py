@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ringreduce.bench.collectives import IN_PLACE
+from ringreduce.bench.collectives import IN_PLACE, OURS
 from ringreduce.bench.fit import Fit
 from ringreduce.bench.measure import Timing
-from ringreduce.bench.table import OURS
 from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.output import write
 from ringreduce.picture.scales import linear, logarithmic, powers_of_two, size_text

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OUT_OF_PLACE
+from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OURS, OUT_OF_PLACE
 from ringreduce.bench.measure import Timing
 from ringreduce.bench.options import Options
 
-OURS = "ringreduce"
 _TYPES = {"float16": "half", "float32": "float", "float64": "double"}
 _ALGORITHM = 16
 """The most characters of an algorithm's name."""

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
-from ringreduce.bench.collectives import IN_PLACE, OUT_OF_PLACE
+from ringreduce.bench.collectives import IN_PLACE, OURS, OUT_OF_PLACE
 from ringreduce.bench.fit import fit
 from ringreduce.bench.inputs import OPS, Inputs, refusal
 from ringreduce.bench.measure import Timing
 from ringreduce.bench.options import nbytes, parser, read
 from ringreduce.bench.plot import finding, plot
-from ringreduce.bench.table import OURS, Row, Table, digits
+from ringreduce.bench.table import Row, Table, digits
 from ringreduce.picture.style import in_dark, in_light
 from ringreduce.schedules.cost import Link, Profile, price
 from tests.support.mpi import ROOT, environment, mpiexec
