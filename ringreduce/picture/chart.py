@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import NamedTuple
 
 from ringreduce.picture.scales import Scale
@@ -54,7 +55,7 @@ class Line:
     colour: str
     name: str = ""
     dashes: str = ""
-    """A pattern of SVG, such as "5 3"; "" for a solid line."""
+    """`style.DASHED`, `style.DOTTED`, or "" for a solid line."""
     width: float = 2.0
     has_dots: bool = False
 
@@ -177,6 +178,8 @@ class _Drawn:
             left + width - max(names, default=12.0),
             top + _HEAD + height,
         )
+        self._drawn = [(line, self._points(line)) for line in panel.lines]
+        """Each line, with the positions of its points."""
 
     def elements(self) -> Iterator[str]:
         """Yield the elements, the lowest layer first."""
@@ -184,7 +187,7 @@ class _Drawn:
         yield text(self._left, self._top + 14, panel.title, NAME_SIZE, font_weight="bold")
         yield from self._grid()
         yield from map(self._area, panel.areas)
-        yield from map(self._line, panel.lines)
+        yield from starmap(_line, self._drawn)
         yield from self._names()
         yield from map(self._note, panel.notes)
 
@@ -213,22 +216,6 @@ class _Drawn:
                 middle, bottom + 33, panel.x_name, NUMBER_SIZE, fill=FAINT, text_anchor="middle"
             )
 
-    def _line(self, line: Line) -> str:
-        points = self._points(line)
-        style: dict[str, float | str] = {"stroke": line.colour, "stroke_width": line.width}
-        if line.dashes:
-            style["stroke_dasharray"] = line.dashes
-        path = "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        drawn = element(
-            "path", d=f"M{path}", fill="none", stroke_linejoin="round", class_="line", **style
-        )
-        if line.has_dots:
-            radius = line.width + 0.6
-            drawn += "".join(
-                element("circle", cx=x, cy=y, r=radius, fill=line.colour) for x, y in points
-            )
-        return drawn
-
     def _points(self, line: Line) -> list[Point]:
         """Return the positions of the points that the scales have."""
         panel = self._panel
@@ -248,11 +235,11 @@ class _Drawn:
 
     def _names(self) -> Iterator[str]:
         """Yield the name of each line, beside its right end; names do not overlap."""
-        named = [line for line in self._panel.lines if line.name and self._points(line)]
-        ends = [self._points(line)[-1][1] for line in named]
+        named = [(line, points[-1][1]) for line, points in self._drawn if line.name and points]
+        ends = [end for _, end in named]
         places = spread(ends, _NAME_ROW, self._frame.top, self._frame.bottom)
         x = self._frame.right
-        for line, end, y in zip(named, ends, places, strict=True):
+        for (line, end), y in zip(named, places, strict=True):
             if abs(y - end) > 2:
                 leader = f"M{x + 3:.6g},{end:.6g}L{x + 10:.6g},{y:.6g}"
                 yield element("path", d=leader, stroke=line.colour, fill="none")
@@ -271,6 +258,23 @@ class _Drawn:
             stroke_width=3,
             paint_order="stroke",
         )
+
+
+def _line(line: Line, points: Sequence[Point]) -> str:
+    """Return a line through `points`, positions in the picture."""
+    style: dict[str, float | str] = {"stroke": line.colour, "stroke_width": line.width}
+    if line.dashes:
+        style["stroke_dasharray"] = line.dashes
+    path = "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    drawn = element(
+        "path", d=f"M{path}", fill="none", stroke_linejoin="round", class_="line", **style
+    )
+    if line.has_dots:
+        radius = line.width + 0.6
+        drawn += "".join(
+            element("circle", cx=x, cy=y, r=radius, fill=line.colour) for x, y in points
+        )
+    return drawn
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
