@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from math import sqrt
 
@@ -23,7 +23,7 @@ from ringreduce.picture.style import (
     document,
 )
 from ringreduce.picture.svg import element, text, text_width, tooltip
-from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.timeline import Nodes, Timeline
 from ringreduce.picture.words import facts, title
 from ringreduce.schedules.matching import Message, chunks_text
 from ringreduce.schedules.schedule import Schedule, chunk_of, chunk_text, source_of
@@ -42,9 +42,7 @@ _FAR_NAMES_FROM = 12
 class Drawing:
     """A schedule laid out: its size, and its elements."""
 
-    def __init__(
-        self, schedule: Schedule, nodes: Sequence[Sequence[int]] | None, follow: int | None = None
-    ) -> None:
+    def __init__(self, schedule: Schedule, nodes: Nodes | None, follow: int | None = None) -> None:
         _check(schedule, nodes, follow)
         self._schedule, self._framed, self._follow = schedule, nodes is not None, follow
         self._total = sum(schedule.weights) or 1
@@ -82,7 +80,7 @@ class Drawing:
             *self._frames(),
             *self._lanes(),
             *map(self._message, arrows),
-            *self._folds(),
+            *self._local_reductions(),
             # After all lines, so that no line covers a label.
             *map(self._label, filter(self._has_label, arrows)),
             element("g", "".join(self._legend), transform=at_legend),
@@ -141,8 +139,8 @@ class Drawing:
             bars = [self._bar(rank, step, *columns) for step, columns in enumerate(borders)]
             yield element("g", name + "".join(bars), class_="rank", data_rank=rank)
 
-    def _folds(self) -> Iterator[str]:
-        """Yield a disc with a plus at the end of each step in which a rank folds copies."""
+    def _local_reductions(self) -> Iterator[str]:
+        """Yield a disc with a plus at the end of each step in which a rank reduces copies."""
         for rank in range(self._schedule.size):
             for number, step in enumerate(self._schedule.steps(rank)):
                 if step.folds:
@@ -193,7 +191,7 @@ class Drawing:
         return element("g", label(x + _PAD, y, words, self._paint(arrow.message)))
 
 
-def _check(schedule: Schedule, nodes: Sequence[Sequence[int]] | None, follow: int | None) -> None:
+def _check(schedule: Schedule, nodes: Nodes | None, follow: int | None) -> None:
     """Raise ValueError for nodes that do not list the ranks once, and for an unknown chunk."""
     every = list(range(schedule.size))
     if nodes is not None and sorted(rank for node in nodes for rank in node) != every:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringreduce.picture.style import MARGIN
-from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.timeline import Nodes, Timeline
 from ringreduce.schedules.matching import Message, Place
 
 TOP = 106.0
@@ -43,7 +43,7 @@ class Layout:
     def __init__(
         self,
         timeline: Timeline,
-        nodes: Sequence[Sequence[int]],
+        nodes: Nodes,
         *,
         framed: bool,
         label_width: float,

@@ -9,15 +9,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ringreduce.picture.style import FAINT, PALETTE
 from ringreduce.picture.svg import element
-from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.timeline import Nodes, Timeline
 from ringreduce.schedules.schedule import Chunks, chunk_of
-
-Nodes = Sequence[Sequence[int]]
-"""The ranks of each node."""
 
 
 def in_parts(chunks: int) -> list[int]:
@@ -32,13 +29,10 @@ def in_rails(chunks: int, timeline: Timeline, nodes: Nodes | None) -> list[int] 
     Chunks on one rail cross between nodes from and to the same ranks.  Returns None if there is
     one rail, if there are more rails than colours, or if a chunk never crosses.
     """
-    node_of = {rank: number for number, node in enumerate(nodes or ()) for rank in node}
     crossing: dict[int, set[int]] = defaultdict(set)
-    for message in timeline.messages:
-        ends = {message.sender.rank, message.receiver.rank}
-        if len({node_of.get(rank, 0) for rank in ends}) > 1:
-            for chunk in message.chunks:
-                crossing[chunk_of(chunk)] |= ends
+    for message in timeline.crossing(nodes):
+        for chunk in message.chunks:
+            crossing[chunk_of(chunk)] |= {message.sender.rank, message.receiver.rank}
     ranks = [frozenset(crossing[chunk]) for chunk in range(chunks)]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(ranks))}
     if frozenset() in numbers or not 1 < len(numbers) <= len(PALETTE):

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from ringreduce.schedules.matching import Message, Place, Posted, match, other_end, progress
 from ringreduce.schedules.schedule import Schedule
 
+Nodes = Sequence[Sequence[int]]
+"""The ranks of each node."""
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -54,6 +57,19 @@ class Timeline:
     def columns(self) -> int:
         """Number of columns."""
         return max((borders[-1] for borders in self.borders), default=0)
+
+    @property
+    def steps(self) -> int:
+        """The most steps of a rank."""
+        return max((len(borders) - 1 for borders in self.borders), default=0)
+
+    def crossing(self, nodes: Nodes | None) -> list[Message]:
+        """Return the messages between ranks of different nodes; without `nodes` there are none."""
+        node_of = {rank: number for number, node in enumerate(nodes or ()) for rank in node}
+        ends = (
+            (m, node_of.get(m.sender.rank), node_of.get(m.receiver.rank)) for m in self.messages
+        )
+        return [message for message, sender, receiver in ends if sender != receiver]
 
     @property
     def in_lockstep(self) -> bool:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.timeline import Nodes, Timeline
 from ringreduce.schedules.matching import Message
 from ringreduce.schedules.schedule import Schedule, chunk_of
-
-Nodes = Sequence[Sequence[int]]
-"""The ranks of each node."""
 
 
 def title(
@@ -29,41 +26,40 @@ def title(
     With a chunk to `follow`, return how many of its messages cross between nodes.
     """
     name = f"{schedule.collective} · {schedule.algorithm}"
-    node_of = {rank: number for number, node in enumerate(nodes or ()) for rank in node}
-    crossing = [
-        m for m in timeline.messages if node_of.get(m.sender.rank) != node_of.get(m.receiver.rank)
-    ]
+    crossing = timeline.crossing(nodes)
     if follow is not None:
-        carrying = [m for m in timeline.messages if follow in map(chunk_of, m.chunks)]
-        across = sum(message in crossing for message in carrying)
+        carrying, across = (
+            sum(follow in map(chunk_of, message.chunks) for message in messages)
+            for messages in (timeline.messages, crossing)
+        )
         return (
-            f"{name}: {across} of the {counted(len(carrying), 'message')} with chunk {follow} "
+            f"{name}: {across} of the {counted(carrying, 'message')} with chunk {follow} "
             f"{'crosses' if across == 1 else 'cross'} between nodes"
         )
     if not timeline.messages:
         return f"{name}: nothing is sent"
-    steps = counted(max((len(borders) - 1 for borders in timeline.borders), default=0), "step")
+    steps = counted(timeline.steps, "step")
     if not any(schedule.weights):
         return f"{name}: {steps}, no data"
-    if len(set(node_of.values())) > 1:
-        return f"{name}: {_arrays(schedule, crossing)} crosses between nodes, in {steps}"
-    sent = [
-        _arrays(schedule, [m for m in timeline.messages if m.sender.rank == rank])
-        for rank in range(schedule.size)
-    ]
-    most = max(sent, key=lambda words: float(words.split()[0]))
-    who = "each rank" if len(set(sent)) == 1 else "the busiest rank"
-    return f"{name}: {who} sends {most} in {steps}"
+    if len([node for node in nodes or () if node]) > 1:
+        crosses = sum(_weight(message, schedule) for message in crossing)
+        return f"{name}: {_arrays(crosses, schedule)} crosses between nodes, in {steps}"
+    sent = [0] * schedule.size
+    for message in timeline.messages:
+        sent[message.sender.rank] += _weight(message, schedule)
+    who = (
+        "each rank" if len({_arrays(each, schedule) for each in sent}) == 1 else "the busiest rank"
+    )
+    return f"{name}: {who} sends {_arrays(max(sent), schedule)} in {steps}"
 
 
 def facts(schedule: Schedule, nodes: Nodes | None, timeline: Timeline) -> str:
     """Return text such as: 8 ranks on nodes of 3, 1 and 4 · 10 steps · 18 chunks · 92 messages."""
-    steps = max((len(borders) - 1 for borders in timeline.borders), default=0)
     where = f" on {nodes_text([len(node) for node in nodes])}" if nodes else ""
     return " · ".join(
         [
             counted(schedule.size, "rank") + where,
-            counted(steps, "step"),
+            counted(timeline.steps, "step"),
             counted(len(schedule.weights), "chunk"),
             counted(len(timeline.messages), "message"),
         ]
@@ -86,8 +82,11 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _arrays(schedule: Schedule, messages: Sequence[Message]) -> str:
-    """Return how much data these messages carry, such as 1.5 times the array."""
-    weights = schedule.weights
-    carried = sum(weights[chunk_of(chunk)] for m in messages for chunk in m.chunks)
-    return f"{carried / sum(weights):.3g} times the array"
+def _weight(message: Message, schedule: Schedule) -> int:
+    """Return the weight of all chunks of `message`."""
+    return sum(schedule.weights[chunk_of(chunk)] for chunk in message.chunks)
+
+
+def _arrays(weight: int, schedule: Schedule) -> str:
+    """Return how much data chunks of this weight are, such as 1.5 times the array."""
+    return f"{weight / sum(schedule.weights):.3g} times the array"
