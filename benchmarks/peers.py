@@ -22,7 +22,7 @@ from benchmarks.rows import RESULTS, replace
 from ringreduce.bench.collectives import OURS
 from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.scales import linear, powers_of_two, size_text
-from ringreduce.picture.style import BLUE, GREEN, ORANGE
+from ringreduce.picture.style import BLUE, DASHED, DOTTED, GREEN, ORANGE
 
 NAME = "all_reduce"
 PICTURE = environments.ROOT / "docs" / "bus_bandwidth.svg"
@@ -122,8 +122,8 @@ def _panel(mpi: str, ranks: int, run: Run) -> Panel:
 
     lines = [
         Line(rates(OURS), BLUE, OURS, width=2.4, has_dots=True),
-        Line(rates("MPI"), ORANGE, f"{mpi}'s own", dashes="5 3"),
-        Line(rates("Gloo"), GREEN, "Gloo", dashes="1 3"),
+        Line(rates("MPI"), ORANGE, f"{mpi}'s own", dashes=DASHED),
+        Line(rates("Gloo"), GREEN, "Gloo", dashes=DOTTED),
     ]
     x = powers_of_two(run[OURS], size_text, most=5)
     y = linear([0, *(rate for line in lines for _, rate in line.points)])

@@ -12,11 +12,9 @@ from ringreduce.bench.measure import Timing
 from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.output import write
 from ringreduce.picture.scales import linear, logarithmic, powers_of_two, size_text
-from ringreduce.picture.style import BLUE, FAINT, GREEN, ORANGE
+from ringreduce.picture.style import BLUE, DASHED, DOTTED, FAINT, GREEN, ORANGE
 
 _COLOURS = {OURS: BLUE, "MPI": ORANGE, "Gloo": GREEN}
-_OUT_OF_PLACE, _MODEL = "5 3", "1 3"
-"""Patterns of dashes."""
 _MOST_SIZES = 5
 """The most sizes that are written below a panel."""
 _Rows = Sequence[Sequence[Timing]]
@@ -75,7 +73,7 @@ def _lines(rows: _Rows, fitted: Fit | None, value: Callable[[float, float], floa
                 [(t.nbytes, value(t.nbytes, t.median_s)) for t in series],
                 _COLOURS.get(name, FAINT),
                 f"{name}, {place}",
-                dashes="" if place == IN_PLACE else _OUT_OF_PLACE,
+                dashes="" if place == IN_PLACE else DASHED,
                 width=2.4 if name == OURS else 1.6,
                 has_dots=place == IN_PLACE,
             )
@@ -83,7 +81,7 @@ def _lines(rows: _Rows, fitted: Fit | None, value: Callable[[float, float], floa
     if fitted is not None:
         points = sorted([*fitted.fitted, *fitted.checked])
         values = [(nbytes, value(nbytes, seconds)) for nbytes, seconds in points]
-        lines.append(Line(values, FAINT, "cost model, fitted", dashes=_MODEL))
+        lines.append(Line(values, FAINT, "cost model, fitted", dashes=DOTTED))
     return lines
 
 

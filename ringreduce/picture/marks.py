@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringreduce.picture.style import PAPER
+from ringreduce.picture.style import DASHED, PAPER
 from ringreduce.picture.svg import element, text, text_width
 from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Chunks
@@ -25,7 +25,7 @@ def line(
     """Return a curve that begins and ends horizontally, so that heads point to the right."""
     (x1, y1), (x2, y2) = start, end
     bend = (x2 - x1) / 2
-    dashes = {} if reduce else {"stroke_dasharray": "5 3"}
+    dashes = {} if reduce else {"stroke_dasharray": DASHED}
     return element(
         "path",
         d=f"M{x1:.6g},{y1:.6g}C{x1 + bend:.6g},{y1:.6g} {x2 - bend:.6g},{y2:.6g} {x2:.6g},{y2:.6g}",

@@ -30,6 +30,8 @@ TINTS = ("#c3d6f2", "#f6cfae", "#bfe0d3", "#e3c6dd")
 FAMILY = "system-ui, sans-serif"
 TITLE_SIZE, FACTS_SIZE, NAME_SIZE, NUMBER_SIZE = 18.0, 12.0, 12.0, 11.0
 """Sizes of text."""
+DASHED, DOTTED = "5 3", "1 3"
+"""Patterns of lines."""
 MARGIN = 20.0
 """Space between the border of a picture and its elements."""
 DARK = {
