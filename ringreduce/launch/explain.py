@@ -27,7 +27,7 @@ from ringreduce.config import Config
 from ringreduce.errors import ScheduleError, did_you_mean
 from ringreduce.launch.host import VariableError, memory_of_job
 from ringreduce.picture import output, to_svg
-from ringreduce.picture.words import nodes_text
+from ringreduce.picture.words import counted, nodes_text
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import (
     Choice,
@@ -258,7 +258,7 @@ def _headline(case: _Case) -> str:
     return " · ".join(
         [
             *(case.schedule.collective, case.schedule.algorithm),
-            f"{request.ranks} rank{'s' * (request.ranks > 1)} on {where}",
+            f"{counted(request.ranks, 'rank')} on {where}",
             *[f"{_bytes_text(request.nbytes)} of {request.dtype}"] * bool(case.schedule.weights),
             how,
         ]

@@ -23,7 +23,7 @@ from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
 from ringreduce.train.loop import DriftError, Result, State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
-from ringreduce.train.progress import Progress, heading, last_line, results
+from ringreduce.train.progress import Progress, heading, last_line, ranks_text, results
 from ringreduce.train.settings import Outputs, Settings
 from ringreduce.train.together import REFUSED, from_rank_0, gather_words, nothing, said, together
 
@@ -227,7 +227,7 @@ class _Run:
 
     def _draw(self, history: History, result: Result) -> None:
         assert self._outputs.plot is not None
-        ranks = f"{self._comm.size} rank{'s' * (self._comm.size > 1)}"
+        ranks = ranks_text(self._comm)
         title = f"{100 * result.accuracy:.1f} % accuracy on the held-out {self._split.name}"
         facts = (
             f"Layers of {', '.join(map(str, self._trainer.sizes))} on {ranks}, global batch "

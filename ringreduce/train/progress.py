@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import ringreduce as rr
+from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine
 from ringreduce.train import data, mlp
 from ringreduce.train.configuration import to_plain, to_toml
@@ -72,7 +73,7 @@ def heading(comm: rr.Communicator, split: data.Split, settings: Settings, verbos
         f"{split.name}: {len(split.train_labels):,} to train, {len(split.held_out_labels):,} held "
         f"out; {'-'.join(map(str, sizes))}, {mlp.parameter_count(sizes):,} parameters, "
         f"{settings.dtype}",
-        f"{_ranks(comm)}, global batch {settings.batch}, all-reduce {settings.algorithm}",
+        f"{ranks_text(comm)}, global batch {settings.batch}, all-reduce {settings.algorithm}",
         *(f"  {line}" for line in to_toml(shown)),
     ]
     return "\n".join(lines)
@@ -104,12 +105,13 @@ def last_line(comm: rr.Communicator, runs: Sequence[Result], elapsed_s: float) -
     out if there are none.
     """
     accuracy = 100 * statistics.fmean(run.accuracy for run in runs)
-    line = f"accuracy {accuracy:.1f} % in {elapsed_s:.2f} s on {_ranks(comm)}"
+    line = f"accuracy {accuracy:.1f} % in {elapsed_s:.2f} s on {ranks_text(comm)}"
     step_s = sum(run.step_s for run in runs)
     if step_s:
         line += f", efficiency {100 * (1 - sum(run.exposed_s for run in runs) / step_s):.0f} %"
     return line + f", mean of {len(runs)} seeds" * (len(runs) > 1)
 
 
-def _ranks(comm: rr.Communicator) -> str:
-    return f"{comm.size} rank{'s' * (comm.size > 1)}"
+def ranks_text(comm: rr.Communicator) -> str:
+    """Return text such as 1 rank or 4 ranks."""
+    return counted(comm.size, "rank")
