@@ -123,28 +123,22 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
     short = dtype in ("float16", "bfloat16")
     heads = " | ".join([*OURS, "copies", *(["float32", "registered float32"] if short else [])])
     lines = [f"| size | best baseline, µs | {heads} |", "|" + "---|" * (heads.count("|") + 3)]
-    ratios: dict[str, list[float]] = {name: [] for name in OURS}
-    below: dict[str, list[str]] = {name: [] for name in OURS}
-    for nbytes, runs in sorted(_runs(rows).items()):
-        best, who, times = _best(runs)
-        cells = []
-        for name, contender in OURS.items():
-            ratio = best / times[contender]
-            ratios[name].append(ratio)
-            if ratio < 0.95:
-                below[name].append(size_text(nbytes))
-            cells.append(f"{ratio:.2f}")
+    runs = _runs(rows)
+    ratios = {name: speedups(runs, contender) for name, contender in OURS.items()}
+    for nbytes in sorted(runs):
+        best, who, times = _best(runs[nbytes])
+        cells = [f"{ratios[name][nbytes]:.2f}" for name in OURS]
         cells.append(f"{times[OURS['call']] / times['memcpy']:.1f}")
         for name in ("call", "registered") if short else ():
             same = times[f"{'registered ' if name == 'registered' else ''}{SAME_BYTES}"]
             cells.append(f"{times[OURS[name]] / same:.2f}")
         lines.append(f"| {size_text(nbytes)} | {best:,.1f} {who} | {' | '.join(cells)} |")
-    means = {name: statistics.geometric_mean(values) for name, values in ratios.items()}
     lines.append("")
-    lines += [
-        f"{name}: geometric mean {mean:.2f}; below 0.95 at {', '.join(below[name]) or 'no size'}"
-        for name, mean in means.items()
-    ]
+    for name, of_size in ratios.items():
+        mean = statistics.geometric_mean(of_size.values())
+        below = [size_text(nbytes) for nbytes, ratio in of_size.items() if ratio < 0.95]
+        at = ", ".join(below) or "no size"
+        lines.append(f"{name}: geometric mean {mean:.2f}; below 0.95 at {at}")
     if ranks in _TARGETS and dtype == "float32":
         ordinary, registered = _TARGETS[ranks]
         lines.append(f"targets: call {ordinary}, registered {registered}")
@@ -169,11 +163,23 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
     row = rows[0]
     facts = (
         f"All-reduce of {row['dtype']} on one host. The baseline at each size is the fastest of "
-        "Open MPI, MPICH, Intel MPI and Gloo. The title has the geometric means for NumPy arrays. "
+        f"{_baselines(rows)}. The title has the geometric means for NumPy arrays. "
         f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl."
     )
     title = "ringreduce has " + " and ".join(means)
     return chart(title, facts, panels)
+
+
+def _baselines(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the names of all baselines in `rows`, such as MPICH, Intel MPI and Gloo."""
+    names = [
+        mpi if contender == "MPI" else contender
+        for contender in BASELINES
+        for mpi, wheel in environments.WHEELS.items()
+        if any((row["contender"], row["mpi_wheel"]) == (contender, wheel) for row in rows)
+    ]
+    *others, last = dict.fromkeys(names)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def speedups(runs: dict[int, dict[tuple[str, str], Times]], contender: str) -> dict[int, float]:

@@ -103,9 +103,11 @@ def picture(runs_of: dict[int, dict[str, Run]], row: dict[str, Any]) -> str:
             ours, own = runs[mpi][OURS], runs[mpi]["MPI"]
             ahead += sum(ours[nbytes] < own[nbytes] for nbytes in ours)
             all_sizes += len(ours)
+    sizes = [n for runs in runs_of.values() for run in runs.values() for n in run[OURS]]
     facts = (
-        f"All-reduce of float32 on one host, from 8 bytes to 128 MiB. {row['cpu']}, {row['cores']} "
-        f"cores, {row['date']}; bench_results/{NAME}.jsonl."
+        f"All-reduce of float32 on one host, from {size_text(min(sizes))} to "
+        f"{size_text(max(sizes))}. {row['cpu']}, {row['cores']} cores, {row['date']}; "
+        f"bench_results/{NAME}.jsonl."
     )
     title = (
         f"ringreduce over an MPI is faster than that MPI's own all-reduce in {ahead} of "

@@ -189,6 +189,11 @@ def test_a_size_at_which_ours_is_slower_is_below_the_baseline():
     assert registered[0] == registered[1] < ours[0]
 
 
+def test_the_baselines_are_those_of_the_rows():
+    svg = one_host.picture(one_host_rows(2, [3.0]))
+    assert "at each size is the fastest of MPICH and Gloo." in " ".join(texts(svg))
+
+
 def test_each_line_is_named():
     shown = texts(one_host.picture(one_host_rows(2, [3.0, 3.0])))
     assert {"NumPy arrays", "comm.empty arrays", "fastest baseline"} < set(shown)
@@ -201,6 +206,12 @@ def test_the_bus_bandwidth_counts_the_cases_in_which_ours_is_faster():
     assert picture.findtext("title") == (
         "ringreduce over an MPI is faster than that MPI's own all-reduce in 2 of 4 cases"
     )
+
+
+def test_the_bus_bandwidth_has_the_sizes_of_the_rows():
+    run = {name: {16: 1.0, 2048: 3.0} for name in ("ringreduce", "MPI", "Gloo")}
+    svg = peers.picture({2: {"MPICH": run}}, {"cpu": "a CPU", "cores": 2, "date": "2026-11-22"})
+    assert "on one host, from 16 B to 2 KiB." in " ".join(texts(svg))
 
 
 @pytest.mark.parametrize("module", [one_host, peers], ids=lambda module: module.NAME)
