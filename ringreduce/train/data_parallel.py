@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -319,7 +319,7 @@ class DataParallel:
         missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
         try:
             if missing:
-                self._tell(missing)
+                self._announce_missing(missing)
             self._wait()
             self._exposed_s += time.perf_counter() - begin
             self.times = StepTimes(self._communication_s(), self._exposed_s)
@@ -345,9 +345,13 @@ class DataParallel:
                 bucket.work = reduce(async_op=True)
             self._started += 1
 
+    def _works(self) -> list[rr.Work[Any] | Now]:
+        """Return the calls of this step: those of buckets in their order, then that of `weigh`."""
+        works = [*(bucket.work for bucket in self._buckets), self._total]
+        return [work for work in works if work is not None]
+
     def _all_over(self) -> bool:
-        works = (self._total, *(bucket.work for bucket in self._buckets))
-        return all(work is None or work.done() for work in works)
+        return all(work.done() for work in self._works())
 
     def _bucket(self, name: str, where: str) -> Bucket:
         bucket = self._bucket_of.get(name)
@@ -370,17 +374,13 @@ class DataParallel:
         return self._share
 
     def _wait(self) -> None:
-        for bucket in self._buckets:
-            assert bucket.work is not None
-            bucket.work.wait()
-        if self._total is not None:
-            self._total.wait()
+        for work in self._works():
+            work.wait()
 
     def _communication_s(self) -> float:
-        works = [self._total, *(bucket.work for bucket in self._buckets)]
-        return sum(work.seconds or 0.0 for work in works if work is not None)
+        return sum(work.seconds or 0.0 for work in self._works())
 
-    def _tell(self, missing: Sequence[str]) -> None:
+    def _announce_missing(self, missing: Sequence[str]) -> None:
         """Make a call that complete ranks do not make: raises MismatchError on all ranks."""
         self._exchange(missing)
         raise rr.MismatchError("finish: all ranks lack gradients")
@@ -390,9 +390,8 @@ class DataParallel:
 
         First waits until no call of this step is under way on any rank.
         """
-        for bucket in self._buckets:
-            _await_whatever(bucket.work)
-        _await_whatever(self._total)
+        for work in self._works():
+            _await_whatever(work)
         for _ in range(len(self._buckets) + 3):
             try:
                 weighed, lists = self._exchange(missing)
@@ -464,9 +463,7 @@ def _who_weighed(weighed: Sequence[bool]) -> str:
     )
 
 
-def _await_whatever(work: rr.Work[Any] | Now | None) -> None:
-    if work is not None:
-        try:
-            work.wait()
-        except rr.MismatchError:
-            return
+def _await_whatever(work: rr.Work[Any] | Now) -> None:
+    """Wait until `work` is over, whether the ranks agreed on it or not."""
+    with suppress(rr.MismatchError):
+        work.wait()
