@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ringreduce.schedules.cost import Profile
+from ringreduce.topology import RANK_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,6 @@ _OF_ALL_RANKS = (
 _SWITCHES = ("synchronous_sends", "shared_memory", "log_messages")
 TRANSPORTS = ("auto", "mpi", "shm")
 """How ranks may exchange data, as `ringreduce.init` names it."""
-_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Environment:
 
         Raises ValueError naming the variable that cannot be parsed.
         """
-        values: dict[str, Any] = {"launched": any(name in variables for name in _RANK_VARIABLES)}
+        values: dict[str, Any] = {"launched": any(name in variables for name in RANK_VARIABLES)}
         for field_name, (parse, wanted) in _VARIABLES.items():
             name = f"RINGREDUCE_{field_name.upper()}"
             if text := variables.get(name):

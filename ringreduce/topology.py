@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Nodes = tuple[tuple[int, ...], ...]
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+"""The environment variables in which the MPIs' process managers give a process its rank."""
 
 
 @dataclass(frozen=True)

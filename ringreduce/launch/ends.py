@@ -21,16 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringreduce.launch.mpiexec import Flavour
+from ringreduce.topology import RANK_VARIABLES
 
 ADDRESS = "RINGREDUCE_LAUNCHER"
 """The environment variable with the name of the launcher's socket."""
-_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
-"""The environment variables in which the MPIs tell a process its rank."""
 _MOST_BYTES = 1024
 """Bytes of the longest report."""
 _CREDENTIALS = struct.Struct("3i")
-"""What the kernel knows of the process at the other end of a socket: its ids of process, user and
-group."""
+"""``struct ucred``: process id, user id and group id of the peer of a socket."""
 _DEADLY = (
     *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL),
     *(signal.SIGSEGV, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU),
@@ -45,15 +43,16 @@ class Report:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._pid = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        rank = next((environment[name] for name in _RANKS if name in environment), "")
+        rank = next((environment[name] for name in RANK_VARIABLES if name in environment), "")
         with contextlib.suppress(OSError):
             self._socket.connect(_abstract(environment.get(ADDRESS, "")))
         self._send(rank)
 
     def end(self, how: str = "") -> None:
-        """Report that this rank ends the job, and how; "": that it does not end the job.
+        """Report that this rank ends the job, and how.
 
-        A child that the rank has forked reports nothing.
+        With "" report that the rank ends but the job goes on.  A child that the rank has forked
+        reports nothing.
         """
         if os.getpid() == self._pid:
             self._send(how)
@@ -138,7 +137,9 @@ class Watch:
         os.close(self._stopping)
         self._socket.close()
         for descriptor, rank in self._ranks.items():
-            if descriptor != rank.connection.fileno():
+            if descriptor == rank.connection.fileno():
+                rank.connection.close()
+            else:
                 os.close(descriptor)
 
     def _run(self) -> None:
@@ -153,7 +154,7 @@ class Watch:
                         events.unregister(descriptor)
                     elif descriptor == self._socket.fileno():
                         self._accept(events)
-                    elif not self._is_heard(descriptor, self._ranks[descriptor]):
+                    elif not self._handle(descriptor, self._ranks[descriptor]):
                         events.unregister(descriptor)
 
     def _accept(self, events: select.epoll) -> None:
@@ -169,8 +170,8 @@ class Watch:
             self._ranks[descriptor] = rank
             events.register(descriptor, select.EPOLLIN)
 
-    def _is_heard(self, descriptor: int, rank: _Rank) -> bool:
-        """Heed what happens at a descriptor.  Returns False if nothing more can happen there."""
+    def _handle(self, descriptor: int, rank: _Rank) -> bool:
+        """Handle an event of `descriptor`.  Returns False if no further event can follow."""
         if descriptor != rank.connection.fileno():  # the process is gone
             if not rank.reported:
                 self._record(End(rank.number, "", _status(rank.pid)))

@@ -20,6 +20,7 @@ from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directo
 from ringreduce.launch.ends import ADDRESS, Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
+from ringreduce.launch.rank_main import EXPECTED_SIZE
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -118,7 +119,7 @@ def rank_environment(
 
 
 def _ringreduce_settings(job: Job) -> dict[str, str]:
-    settings = {"RINGREDUCE_EXPECTED_SIZE": str(job.ranks)}
+    settings = {EXPECTED_SIZE: str(job.ranks)}
     if job.timeout_s is not None:
         settings["RINGREDUCE_TIMEOUT_S"] = f"{job.timeout_s:g}"
     if job.nodes:

@@ -110,6 +110,17 @@ def test_a_forked_child_reports_nothing(watch):
     assert first(watch, forks) is None
 
 
+def test_watching_leaves_no_file_open():
+    def opened():
+        return set(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    watch = Watch()
+    watch.start()
+    first(watch, ends(""), ends(""))
+    assert opened() == before
+
+
 def test_without_a_launcher_nothing_is_reported():
     for environment in ({}, {ADDRESS: ""}, {ADDRESS: "nobody listens here"}):
         Report(environment).end("raised ValueError")
