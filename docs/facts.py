@@ -1,4 +1,7 @@
-"""Facts that pages and tests take from the source: the fields of a class, with their texts."""
+"""Facts that pages and tests take from the source.
+
+They are the fields of a class, the commands with their options, and the environment variables.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,9 @@ def definition(kind: type) -> ast.ClassDef:
 
 def _string(node: ast.stmt) -> str:
     """Return a string that stands alone, "" for another statement."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return inspect.cleandoc(str(node.value.value))
+    constant = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+        return inspect.cleandoc(constant.value)
     return ""
 
 
