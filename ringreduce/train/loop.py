@@ -293,8 +293,8 @@ class Trainer:
         self._buffers = {name: self._dp.buffer(name) for name in self._named}
         self.state = State(0, 0.0, math.nan)
         self._order: tuple[int, Any] = (-1, None)
-        self._untold: list[Step] = []
-        self._epoch_told: list[Step] = []
+        self._unreported: list[Step] = []
+        self._steps_of_epoch: list[Step] = []
         self._times = np.zeros(3)
         self._steps_made = 0
 
@@ -411,7 +411,7 @@ class Trainer:
             )
             checks = every > 0 and made % every == 0
             if ends or saves or checks:
-                self._tell_steps(watchers)
+                self._report_steps(watchers)
             if saves or checks:
                 check_equal(self.comm, self.flat)
                 self._check_finite()
@@ -497,7 +497,7 @@ class Trainer:
         self._times += step_s, times.communication_s, times.exposed_s
         self._steps_made += 1
         self.state = replace(self.state, step=number + 1)
-        self._untold.append(
+        self._unreported.append(
             Step(
                 step=number + 1,
                 epoch=epoch,
@@ -516,20 +516,20 @@ class Trainer:
             self._order = epoch, data.order(len(self._labels), self.settings.seed, epoch)
         return self._order[1]
 
-    def _tell_steps(self, watchers: Sequence[Watcher]) -> None:
-        """Add up the ranks' shares of the losses since the last call, and tell the watchers."""
-        shares = np.array([step.loss for step in self._untold])
+    def _report_steps(self, watchers: Sequence[Watcher]) -> None:
+        """Add up the ranks' shares of the losses since the last call, and report the steps."""
+        shares = np.array([step.loss for step in self._unreported])
         losses = self.comm.all_reduce(shares, algorithm=self.settings.algorithm).tolist()
-        told = [replace(s, loss=loss) for s, loss in zip(self._untold, losses, strict=True)]
-        total = sum((s.loss * s.samples for s in told), self.state.epoch_loss)
+        reported = [replace(s, loss=loss) for s, loss in zip(self._unreported, losses, strict=True)]
+        total = sum((s.loss * s.samples for s in reported), self.state.epoch_loss)
         self.state = replace(self.state, epoch_loss=total)
-        self._untold = []
-        self._epoch_told += told
-        bad = next((i for i, step in enumerate(told) if not math.isfinite(step.loss)), None)
+        self._unreported = []
+        self._steps_of_epoch += reported
+        bad = next((i for i, step in enumerate(reported) if not math.isfinite(step.loss)), None)
         for watcher in watchers:
-            watcher.steps(told[:bad])
+            watcher.steps(reported[:bad])
         if bad is not None:
-            step = told[bad]
+            step = reported[bad]
             raise FloatingPointError(
                 f"train: the loss is {step.loss} in step {step.step}, epoch {step.epoch}, with "
                 f"lr {step.lr:g}; take a smaller lr"
@@ -548,7 +548,7 @@ class Trainer:
 
     def _end_epoch(self, watchers: Sequence[Watcher]) -> None:
         loss = self.state.epoch_loss / len(self._labels)
-        steps, self._epoch_told = self._epoch_told, []
+        steps, self._steps_of_epoch = self._steps_of_epoch, []
         step_s, exposed_s = (
             sum(getattr(step, name) for step in steps) for name in ("step_s", "exposed_s")
         )

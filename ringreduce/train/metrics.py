@@ -43,10 +43,10 @@ class Careful:
         self._each(lambda sink: sink.close())
         self._sinks = []
 
-    def _each(self, tell: Callable[[Sink], None]) -> None:
+    def _each(self, pass_on: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
-                tell(sink)
+                pass_on(sink)
             except OSError as error:
                 self.failed = True
                 self._sinks.remove(sink)
@@ -77,15 +77,15 @@ class JsonLines:
     def _keep(self, path: Path, steps_made: int, epochs_made: int) -> None:
         lines = []
         for line in path.read_text(errors="surrogateescape").splitlines(keepends=True):
-            told = _told(line)
+            record = _record(line)
             stands = line.endswith("\n")
-            if isinstance(told, Step):
-                stands &= told.step <= steps_made
-            elif isinstance(told, Epoch):
-                stands &= told.epoch <= epochs_made
+            if isinstance(record, Step):
+                stands &= record.step <= steps_made
+            elif isinstance(record, Epoch):
+                stands &= record.epoch <= epochs_made
             if stands:
                 lines.append(line)
-                self.kept += [told] if told is not None else []
+                self.kept += [record] if record is not None else []
         unfinished = path.with_name(f"{path.name}.unfinished")
         unfinished.write_text("".join(lines), errors="surrogateescape")
         os.replace(unfinished, path)
@@ -164,21 +164,21 @@ class History:
 
     def again(self, kept: Sequence[Step | Epoch]) -> None:
         """Keep the steps and epochs that were recorded before this run continued."""
-        for told in kept:
-            if isinstance(told, Step):
-                self.steps([told])
+        for record in kept:
+            if isinstance(record, Step):
+                self.steps([record])
             elif self.all_steps:
-                self.epoch(told)
+                self.epoch(record)
 
     def close(self) -> None:
         """Do nothing: no file is open."""
 
 
-def _line(told: Step | Epoch) -> str:
-    return json.dumps(dataclasses.asdict(told)) + "\n"
+def _line(record: Step | Epoch) -> str:
+    return json.dumps(dataclasses.asdict(record)) + "\n"
 
 
-def _told(line: str) -> Step | Epoch | None:
+def _record(line: str) -> Step | Epoch | None:
     """Return the step or epoch of a line; None for a line of another program."""
     try:
         fields = json.loads(line)

@@ -44,9 +44,9 @@ def together(comm: rr.Communicator, do: Callable[[], T]) -> T:
         problem = said(error)
     problems = [words[0] for words in gather_words(comm, [problem])]
     if any(problems):
-        told = list(dict.fromkeys(filter(None, problems)))
-        if len(told) == 1 and (all(problems) or problems[0]):
-            raise ValueError(told[0])
+        reasons = list(dict.fromkeys(filter(None, problems)))
+        if len(reasons) == 1 and (all(problems) or problems[0]):
+            raise ValueError(reasons[0])
         raise ValueError("; ".join(f"rank {rank}: {p}" for rank, p in enumerate(problems) if p))
     return made[0]
 
