@@ -261,7 +261,7 @@ def _load(settings: Settings) -> data.Split:
 
 @functools.lru_cache(maxsize=1)
 def _read_data(asked: tuple[tuple[str, Any], ...]) -> data.Split:
-    return data.load(Settings(batch=1, **dict(asked)))
+    return data.read(Settings(**dict(asked)))
 
 
 def _check_same_data(comm: rr.Communicator, split: data.Split) -> None:

@@ -118,16 +118,23 @@ def load(settings: Settings) -> Split:
         >>> rr.train.load(settings).train_x.shape
         (1000, 20)
     """
-    dtype = settings.dtype
-    if settings.data == "digits":
-        split = load_split(dtype)
-    elif settings.data == "synthetic":
-        shape = settings.samples, settings.inputs
-        split = synthetic(*shape, settings.classes, settings.seed, dtype)
-    else:
-        split = load_mnist(Path(settings.data).expanduser(), dtype)
+    split = read(settings)
     split.check(settings.batch)
     return split
+
+
+def read(settings: Settings) -> Split:
+    """Return the data that the settings name, which may be too few for their batch.
+
+    Raises OSError if a file cannot be read, and ValueError if it is damaged.
+    """
+    dtype = settings.dtype
+    if settings.data == "digits":
+        return load_split(dtype)
+    if settings.data == "synthetic":
+        shape = settings.samples, settings.inputs
+        return synthetic(*shape, settings.classes, settings.seed, dtype)
+    return load_mnist(Path(settings.data).expanduser(), dtype)
 
 
 def load_digits(path: Path = DIGITS) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
