@@ -191,7 +191,8 @@ def collectives(checkout: Checkout) -> Figures:
 def ring_and_mpi(checkout: Checkout) -> Figures:
     """The time of our ring through messages on one host, in units of the time of `Allreduce`.
 
-    In some runs both take up to three times as long as in others: messages of the MPI do.
+    In some runs the MPI's messages take up to three times as long as in others.  Both calls use
+    these messages.
     """
     checkout.run_ranks("-c", _ring_and_mpi(), RINGREDUCE_TRANSPORT="mpi")
     return {

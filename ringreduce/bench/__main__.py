@@ -62,12 +62,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
 
 
 def _read_once(world: MPI.Intracomm, given: Sequence[str], prog: str) -> Options:
-    """Read the command line on all ranks; print what it says, an error or help, on one of them.
+    """Read the command line on all ranks; one rank prints the error or the help.
 
     Raises SystemExit on all ranks if it is wrong on any, or asks for help.
     """
-    said, stop, options = io.StringIO(), None, None
-    with redirect_stdout(said), redirect_stderr(said):
+    printed, stop, options = io.StringIO(), None, None
+    with redirect_stdout(printed), redirect_stderr(printed):
         try:
             options = read(given, prog)
         except SystemExit as error:
@@ -77,7 +77,7 @@ def _read_once(world: MPI.Intracomm, given: Sequence[str], prog: str) -> Options
     if options is not None and speaker[0] == world.size:
         return options
     if stop is not None and speaker[0] == world.rank:
-        print(said.getvalue(), end="", file=sys.stderr if stop.code else sys.stdout, flush=True)
+        print(printed.getvalue(), end="", file=sys.stderr if stop.code else sys.stdout, flush=True)
     world.Barrier()  # the job is stopped when the first rank ends: wait for the text
     raise stop or SystemExit(2)
 

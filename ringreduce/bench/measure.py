@@ -107,8 +107,9 @@ class Measurement:
         first_checked = options.warmup + max(0, options.iterations - options.checks)
         for iteration in range(options.warmup + options.iterations):
             right = None
-            # Drawn alike on all ranks: what one leaves behind in caches and cores must not always
-            # meet the same other; and a short call would be mostly that, so one goes before it.
+            # All ranks draw the same order.  A contender leaves its data in the caches, so the next
+            # contender must not always be the same one.  An untimed call before a short timed one
+            # removes that effect.
             for number in turns.permutation(len(contenders)):
                 contender = contenders[number]
                 if count * options.itemsize <= _SHORT_BYTES:

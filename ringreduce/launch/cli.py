@@ -269,7 +269,7 @@ def _add_explain(commands: _Commands) -> None:
 def _add_doctor(commands: _Commands) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="say what a bug report needs, and what to repair",
+        help="print the facts for a bug report, and what to repair",
         description="Check this environment: each line is ok, or says what to repair.",
         allow_abbrev=False,
     )

@@ -1,4 +1,4 @@
-"""What a job on this host finds: whether its ranks share memory, and how."""
+"""Find out whether the ranks of a job on this host share memory, and how."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None)
     if ended.returncode == 0:
         lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
         return Answer([json.loads(line) for line in lines])
-    said = [line for line in ended.stderr.splitlines() if line.strip()]
-    return Answer((), said[-1] if said else f"exit code {ended.returncode}")
+    complaints = [line for line in ended.stderr.splitlines() if line.strip()]
+    return Answer((), complaints[-1] if complaints else f"exit code {ended.returncode}")
 
 
 # --- the probes -----------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def read(pid: str, address: str) -> dict[str, Any]:
     )
     if got < 0:
         return {"error": os.strerror(ctypes.get_errno())}
-    return {"error": "" if into.raw == _SECRET else "other bytes came"}
+    return {"error": "" if into.raw == _SECRET else "the bytes read are not those of the peer"}
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -258,7 +258,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="TOML",
-        help="a file of options, by their names with _ for -; those given here go before",
+        help="a file of options, by their names with _ for -; options on the command line "
+        "override it",
     )
     for kind, title in ((Settings, "what is trained"), (Outputs, "what is written, and where")):
         _add(command_line.add_argument_group(title), dataclasses.fields(kind))

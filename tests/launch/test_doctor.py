@@ -134,7 +134,8 @@ def test_single_copy_reads_another_process(held):
 
 
 def test_single_copy_sees_wrong_bytes_and_missing_processes(held):
-    assert probe.read(str(held["pid"]), str(held["address"] + 1)) == {"error": "other bytes came"}
+    found = probe.read(str(held["pid"]), str(held["address"] + 1))
+    assert found == {"error": "the bytes read are not those of the peer"}
     assert probe.read(str(2**22 + 1), str(held["address"])) == {"error": "No such process"}
 
 
