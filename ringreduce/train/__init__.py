@@ -11,16 +11,9 @@
 
 from ringreduce.train.data import Split, load, load_digits, load_split, shard
 from ringreduce.train.data_parallel import DataParallel, StepTimes
-from ringreduce.train.loop import (
-    DriftError,
-    Epoch,
-    Result,
-    Step,
-    Trainer,
-    Watcher,
-    check_equal,
-    train,
-)
+from ringreduce.train.equality import DriftError, check_equal
+from ringreduce.train.loop import Trainer, train
+from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
 
 __all__ = [

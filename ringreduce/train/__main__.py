@@ -21,9 +21,11 @@ from ringreduce.terminal import print_error
 from ringreduce.train import data, plot
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
-from ringreduce.train.loop import DriftError, Result, State, Trainer, shapes
+from ringreduce.train.equality import DriftError
+from ringreduce.train.loop import State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, heading, last_line, ranks_text, results
+from ringreduce.train.results import Result
 from ringreduce.train.settings import Outputs, Settings
 from ringreduce.train.together import REFUSED, from_rank_0, gather_words, nothing, said, together
 

@@ -9,211 +9,21 @@ the order of additions.  The sum is bitwise the same on all ranks, and so are th
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 import ringreduce as rr
 from ringreduce.train import data, mlp, optimizers
 from ringreduce.train.data_parallel import DataParallel
+from ringreduce.train.equality import check_equal, on_host
+from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
-
-
-class DriftError(rr.RingReduceError):
-    """The ranks have different parameters; all ranks raise it with the same text.
-
-    Example:
-        >>> def program(comm):
-        ...     try:
-        ...         rr.train.check_equal(comm, np.full(3, comm.rank // 2))
-        ...     except rr.train.DriftError as error:
-        ...         return "rank 2" in str(error)
-        >>> rr.spawn(program, 3)
-        [True, True, True]
-    """
-
-    __module__ = "ringreduce.train"
-
-
-@dataclass(frozen=True)
-class Step:
-    """The loss and the times of one step; the times are this rank's, in seconds.
-
-    Example:
-        >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
-        >>> seen = []
-        >>> class Collect:
-        ...     def steps(self, steps): seen.extend(steps)
-        ...     def epoch(self, epoch): pass
-        >>> def program(comm):
-        ...     split = rr.train.load(settings)
-        ...     rr.train.train(comm, split, settings, watchers=[Collect()] * (comm.rank == 0))
-        >>> rr.spawn(program, 2)
-        [None, None]
-        >>> [(step.step, step.samples) for step in seen]
-        [(1, 359), (2, 359), (3, 359), (4, 359), (5, 2)]
-    """
-
-    __module__ = "ringreduce.train"
-
-    step: int
-    """Number of the step in the run, from 1."""
-    epoch: int
-    """Number of the epoch, from 1."""
-    loss: float
-    """Mean over the samples of the global batch, before the step."""
-    lr: float
-    """Learning rate of the step."""
-    samples: int
-    """Samples of the global batch."""
-    step_s: float
-    """The whole step."""
-    compute_s: float
-    """The step without exposed communication."""
-    communication_s: float
-    """Time in which all-reduces were under way, overlapped with computation or not."""
-    exposed_s: float
-    """Time in which communication kept this rank from computing."""
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """The results of one epoch over all ranks, measured by this rank's times.
-
-    Example:
-        >>> settings = rr.train.Settings(epochs=2, hidden=(8,), batch=359)
-        >>> seen = []
-        >>> class Collect:
-        ...     def steps(self, steps): pass
-        ...     def epoch(self, epoch): seen.append(epoch)
-        >>> def program(comm):
-        ...     split = rr.train.load(settings)
-        ...     rr.train.train(comm, split, settings, watchers=[Collect()] * (comm.rank == 0))
-        >>> rr.spawn(program, 2)
-        [None, None]
-        >>> [(epoch.epoch, 0 < epoch.accuracy < 1) for epoch in seen]
-        [(1, True), (2, True)]
-    """
-
-    __module__ = "ringreduce.train"
-
-    epoch: int
-    """Number of the epoch, from 1."""
-    loss: float
-    """Mean over the training samples, each with the parameters before its step."""
-    accuracy: float
-    """Accuracy on the held-out samples, from 0 to 1."""
-    samples_per_s: float
-    """Samples per second of all ranks together, while training."""
-    exposed: float
-    """Exposed communication divided by the time of the steps, from 0 to 1."""
-
-
-class Watcher(Protocol):
-    """Receives the steps and epochs of a run as they are made; the run does not depend on it.
-
-    A class with these two methods is a Watcher.
-
-    Example:
-        >>> class Losses:
-        ...     def __init__(self): self.losses = []
-        ...     def steps(self, steps): self.losses += [step.loss for step in steps]
-        ...     def epoch(self, epoch): pass
-        >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
-        >>> def program(comm):
-        ...     watcher = Losses()
-        ...     rr.train.train(comm, rr.train.load(settings), settings, watchers=[watcher])
-        ...     return len(watcher.losses)
-        >>> rr.spawn(program, 2)
-        [5, 5]
-    """
-
-    __module__: str = "ringreduce.train"
-
-    def steps(self, steps: Sequence[Step]) -> None:
-        """Receive the steps since the last call; their losses are those of all ranks.
-
-        Args:
-            steps: in the order in which they were made.
-
-        Example:
-            >>> class Count:
-            ...     made = 0
-            ...     def steps(self, steps): self.made += len(steps)
-            ...     def epoch(self, epoch): pass
-            >>> count, settings = Count(), rr.train.Settings(epochs=2, hidden=(8,), batch=359)
-            >>> def program(comm):
-            ...     rr.train.train(comm, rr.train.load(settings), settings, watchers=[count])
-            >>> rr.spawn(program, 1)
-            [None]
-            >>> count.made
-            10
-        """
-
-    def epoch(self, epoch: Epoch) -> None:
-        """Receive the results of an epoch, after its steps.
-
-        Args:
-            epoch: the results.
-
-        Example:
-            >>> class Print:
-            ...     def steps(self, steps): pass
-            ...     def epoch(self, epoch): print("epoch", epoch.epoch)
-            >>> settings = rr.train.Settings(epochs=2, hidden=(8,), batch=359)
-            >>> def program(comm):
-            ...     rr.train.train(comm, rr.train.load(settings), settings, watchers=[Print()])
-            >>> rr.spawn(program, 1)
-            epoch 1
-            epoch 2
-            [None]
-        """
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of training, the same on every rank.
-
-    Example:
-        >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
-        >>> def program(comm):
-        ...     return rr.train.train(comm, rr.train.load(settings), settings)
-        >>> first, second = rr.spawn(program, 2)
-        >>> first.digest == second.digest, 0 < first.efficiency < 1
-        (True, True)
-    """
-
-    __module__ = "ringreduce.train"
-
-    parameters: Any
-    """All parameters, a one-dimensional array."""
-    digest: str
-    """SHA-256 of the parameters' bytes, in hexadecimal."""
-    loss: float
-    """Loss of the last epoch."""
-    accuracy: float
-    """Accuracy on the held-out samples, from 0 to 1."""
-    step_s: float
-    """Mean time of a step, over this run's steps and all ranks; 0 without steps."""
-    communication_s: float
-    """Mean time of all-reduces in a step, over this run's steps and all ranks."""
-    exposed_s: float
-    """Mean exposed communication of a step, over this run's steps and all ranks."""
-
-    @property
-    def efficiency(self) -> float:
-        """Scaling efficiency, from 0 to 1: the share of a step that is not exposed communication.
-
-        Without communication, N ranks would process N times the samples of one rank.
-        """
-        return 1 - self.exposed_s / self.step_s if self.step_s else 1.0
 
 
 @dataclass(frozen=True)
@@ -324,7 +134,7 @@ class Trainer:
             >>> rr.spawn(program, 1)
             [['0.weight', '0.bias']]
         """
-        return {name: _on_host(array) for name, array in self._arrays().items()}
+        return {name: on_host(array) for name, array in self._arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State) -> None:
         """Continue from `state`, with rank 0's `arrays`.
@@ -603,42 +413,3 @@ def train(
         [True, True]
     """
     return Trainer(comm, split, settings, xp).run(watchers)
-
-
-def check_equal(comm: rr.Communicator, parameters: Any) -> str:
-    """Prove that `parameters` are bitwise the same on all ranks.  Every rank must make this call.
-
-    Args:
-        comm: the communicator of the ranks.
-        parameters: a NumPy or CuPy array of any shape.
-
-    Returns:
-        The SHA-256 of the parameters' bytes, in hexadecimal.
-
-    Raises:
-        DriftError: parameters differ.  All ranks raise it.  It names the ranks that differ from the
-            most frequent parameters; among equally frequent, from those of the lowest rank.
-
-    Example:
-        >>> rr.spawn(lambda comm: rr.train.check_equal(comm, np.zeros(3))[:8], 2)
-        ['9d908ecf', '9d908ecf']
-    """
-    digest = hashlib.sha256(_on_host(parameters).data).digest()
-    gathered = comm.all_gather(np.frombuffer(digest, np.uint8).reshape(1, -1))
-    digests: list[str] = [row.tobytes().hex() for row in gathered]
-    # most_common keeps the order of first appearance among equals: rank 0 wins a tie.
-    agreed, votes = Counter(digests).most_common(1)[0]
-    if votes == comm.size:
-        return agreed
-    drifted = [f"{rank} ({d[:8]}…)" for rank, d in enumerate(digests) if d != agreed]
-    raise DriftError(
-        f"check_equal: the parameters of rank {', '.join(drifted)} differ from those of the other "
-        f"{votes} of {comm.size} ranks ({agreed[:8]}…); every rank must start from the same "
-        "parameters and make the same steps"
-    )
-
-
-def _on_host(array: Any) -> np.ndarray:
-    """Return a NumPy or CuPy array as a contiguous NumPy array."""
-    on_gpu = type(array).__module__.startswith("cupy")
-    return np.ascontiguousarray(array.get() if on_gpu else array)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringreduce.train.loop import Epoch, Step
+from ringreduce.train.results import Epoch, Step
 
 
 class Sink(Protocol):

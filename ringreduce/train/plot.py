@@ -11,8 +11,8 @@ from ringreduce.picture.chart import Area, Line, Note, Panel, chart
 from ringreduce.picture.output import check_writable, write
 from ringreduce.picture.scales import Scale, linear, logarithmic
 from ringreduce.picture.style import BLUE, GREEN, ORANGE, TINTS
-from ringreduce.train.loop import Step
 from ringreduce.train.metrics import History
+from ringreduce.train.results import Step
 
 _BINS = 60
 """The most bars of times; a bar is the median of a group of steps."""

@@ -12,7 +12,7 @@ from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine
 from ringreduce.train import data, mlp
 from ringreduce.train.configuration import to_plain, to_toml
-from ringreduce.train.loop import Epoch, Result, Step
+from ringreduce.train.results import Epoch, Result, Step
 from ringreduce.train.settings import Settings
 
 _LINES = 10

@@ -28,8 +28,8 @@ from ringreduce.train import (
 )
 from ringreduce.train.__main__ import main
 from ringreduce.train.configuration import to_plain
-from ringreduce.train.loop import Result
 from ringreduce.train.progress import Progress, last_line, results
+from ringreduce.train.results import Result
 from tests.support.mpi import ROOT
 from tests.support.rounding import (
     SIZES,
