@@ -12,7 +12,7 @@ VLDB 13(12), 2020.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.train.buckets import Bucket, Now, cut
-from ringreduce.train.together import gather_words
+from ringreduce.train.mismatches import Reported, announce, check_alike, check_arrays, explained
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class DataParallel:
         self._op = op
         self._comm = comm
         self._how: dict[str, Any] = {"wire": wire, "algorithm": algorithm}
-        _check_arrays(params)
-        _check_alike(comm, params)
+        check_arrays(params)
+        check_alike(comm, params)
         for array in params.values():
             comm.broadcast(array, root=0, out=array)
         backwards = list(params.items())[::-1]
@@ -317,14 +317,15 @@ class DataParallel:
             raise ValueError("finish: call it after the no_sync block, and after a ready outside")
         begin = time.perf_counter()
         missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
+        mine = Reported(self._samples is not None, missing)
         try:
             if missing:
-                self._announce_missing(missing)
+                announce(self._comm, mine)
             self._wait()
             self._exposed_s += time.perf_counter() - begin
             self.times = StepTimes(self._communication_s(), self._exposed_s)
         except rr.MismatchError as error:
-            raise self._explained(missing, error) from None
+            raise self._explained(mine, error) from None
         finally:
             self._begin_again()
         return {name: bucket.places[name] for name, bucket in self._bucket_of.items()}
@@ -380,36 +381,15 @@ class DataParallel:
     def _communication_s(self) -> float:
         return sum(work.seconds or 0.0 for work in self._works())
 
-    def _announce_missing(self, missing: Sequence[str]) -> None:
-        """Make a call that complete ranks do not make: raises MismatchError on all ranks."""
-        self._exchange(missing)
-        raise rr.MismatchError("finish: all ranks lack gradients")
-
-    def _explained(self, missing: Sequence[str], seen: rr.MismatchError) -> rr.MismatchError:
-        """Return the error that names the missing gradients of all ranks, or else `seen`.
+    def _explained(self, mine: Reported, seen: rr.MismatchError) -> rr.MismatchError:
+        """Return the error that names what all ranks have not reported, or else `seen`.
 
         First waits until no call of this step is under way on any rank.
         """
         for work in self._works():
-            _await_whatever(work)
-        for _ in range(len(self._buckets) + 3):
-            try:
-                weighed, lists = self._exchange(missing)
-            except rr.MismatchError as error:
-                seen = error  # other ranks had more calls under way than this rank
-                continue
-            if any(lists):
-                return rr.MismatchError(_who_lacks_what(lists))
-            if len(set(weighed)) > 1:
-                return rr.MismatchError(_who_weighed(weighed))
-            break
-        return seen
-
-    def _exchange(self, missing: Sequence[str]) -> tuple[list[bool], list[list[str]]]:
-        """Return, for every rank, whether it has called `weigh`, and the gradients it lacks."""
-        mine = ["weighed" if self._samples is not None else "", *missing]
-        words = gather_words(self._comm, mine)
-        return [bool(first) for first, *_ in words], [lacking for _, *lacking in words]
+            with suppress(rr.MismatchError):
+                work.wait()
+        return explained(self._comm, mine, seen, rounds=len(self._buckets) + 3)
 
     def _begin_again(self) -> None:
         for bucket in self._buckets:
@@ -419,51 +399,3 @@ class DataParallel:
         self._exposed_s = 0.0
         self._ready.clear()
         self._accumulated.clear()
-
-
-def _check_arrays(params: Any) -> None:
-    """Raise TypeError unless `params` maps names to arrays of floats."""
-    if not isinstance(params, Mapping) or not params:
-        raise TypeError(f"DataParallel: params is {params!r}; wanted a dict of names and arrays")
-    for name, array in params.items():
-        if not hasattr(array, "dtype") or array.dtype.kind in "biu":
-            what = array.dtype if hasattr(array, "dtype") else type(array).__name__
-            raise TypeError(f"DataParallel: {name!r} is {what}; wanted an array of floats")
-
-
-def _check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
-    """Raise MismatchError on all ranks where names, shapes, dtypes or their order differ."""
-    lists = gather_words(comm, [f"{name}: {a.dtype}{list(a.shape)}" for name, a in params.items()])
-    for rank, listed in enumerate(lists):
-        if listed != lists[0]:
-            pairs = zip([*listed, "nothing"], [*lists[0], "nothing"], strict=False)
-            theirs, wanted = next(pair for pair in pairs if pair[0] != pair[1])
-            raise rr.MismatchError(
-                f"DataParallel: rank {rank} has {theirs} where rank 0 has {wanted}; every rank "
-                "must pass the same parameters in the same order"
-            )
-
-
-def _who_lacks_what(missing: Sequence[Sequence[str]]) -> str:
-    lacks = "; ".join(
-        f"rank {rank} has not reported {', '.join(map(repr, names))}"
-        for rank, names in enumerate(missing)
-        if names
-    )
-    return f"finish: {lacks}; every rank must call ready for every parameter in every step"
-
-
-def _who_weighed(weighed: Sequence[bool]) -> str:
-    def ranks(which: bool) -> str:
-        return ", ".join(str(rank) for rank, did in enumerate(weighed) if did == which)
-
-    return (
-        f"finish: rank {ranks(True)} called weigh in this step, rank {ranks(False)} did not; "
-        "every rank must, or none"
-    )
-
-
-def _await_whatever(work: rr.Work[Any] | Now) -> None:
-    """Wait until `work` is over, whether the ranks agreed on it or not."""
-    with suppress(rr.MismatchError):
-        work.wait()
