@@ -58,11 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from ringreduce.launch import explain
+    from ringreduce.launch.case import Request
 
     if options.ranks is None and not options.nodes:
         parser.error("how many ranks? --ranks 8, or --nodes 3,1,4")
     try:
-        request = explain.Request(
+        request = Request(
             ranks=options.ranks if options.ranks is not None else sum(options.nodes),
             nodes=options.nodes,
             collective=options.collective,

@@ -14,37 +14,21 @@ import shutil
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.colours import Colours
-from ringreduce.config import Config
-from ringreduce.errors import ScheduleError, did_you_mean
-from ringreduce.launch.host import VariableError, memory_of_job
+from ringreduce.errors import ScheduleError
+from ringreduce.launch.case import Case, Request
+from ringreduce.launch.host import VariableError
 from ringreduce.picture import output, to_svg
 from ringreduce.picture.words import counted, nodes_text
-from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
-from ringreduce.planning.select import (
-    Choice,
-    choose,
-    predict,
-    priced_bytes,
-    slice_count,
-    slices_in_flight,
-)
+from ringreduce.planning.select import priced_bytes, slices_in_flight
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Schedule, chunk_of
-from ringreduce.topology import Nodes, parse_nodes
 
-_IN_PARTS = frozenset(["reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"])
-"""Collectives that cut the array into chunks as ``array_split`` does."""
 _MOST_RANKS = 8
 """The number of ranks that are drawn side by side."""
 _MOST_ROWS = 16
@@ -52,70 +36,6 @@ _MOST_ROWS = 16
 _LONGEST_EXPRESSION = 60
 _PLACE = re.compile(r"step (\d+): rank (\d+)|rank (\d+) in step (\d+)")
 """Matches a step and its rank in the text of a ScheduleError, which has no fields for them."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A call to explain, and the output that is wanted.  Raises ValueError for a wrong field."""
-
-    ranks: int
-    nodes: Sequence[int] = ()
-    """The number of ranks of each node.  Empty: all ranks are on one node."""
-    collective: str = "all_reduce"
-    algorithm: str = "auto"
-    root: int = 0
-    nbytes: int = 1 << 20
-    dtype: str = "float32"
-    transport: str | None = None
-    """``"shm"`` or ``"mpi"``.  None: what a job on this host takes."""
-    prove: bool = False
-    json: bool = False
-    svg: Path | None = None
-    png: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.collective not in ALGORITHMS:
-            raise ValueError(
-                f"unknown collective {self.collective!r}; choose one of {', '.join(ALGORITHMS)}"
-                f"{did_you_mean(self.collective, ALGORITHMS)}"
-            )
-        if self.ranks < 1:
-            raise ValueError(f"{self.ranks} ranks; wanted at least 1")
-        if self.nodes and sum(self.nodes) != self.ranks:
-            raise ValueError(f"--nodes has {sum(self.nodes)} ranks, --ranks asks for {self.ranks}")
-        if self.transport not in (None, "shm", "mpi"):
-            meant = did_you_mean(self.transport, ("shm", "mpi"))
-            raise ValueError(f"unknown transport {self.transport!r}; choose shm or mpi{meant}")
-        if self.transport == "shm" and len(self.layout) > 1:
-            raise ValueError("--transport shm needs all ranks on one node")
-        if not 0 <= self.root < self.ranks:
-            raise ValueError(f"root {self.root} is none of the ranks 0 to {self.ranks - 1}")
-        if self.nbytes % self.itemsize:
-            raise ValueError(
-                f"{self.nbytes} bytes are no whole number of {self.dtype}, "
-                f"which has {self.itemsize} bytes"
-            )
-        for option, path in (("--svg", self.svg), ("--png", self.png)):
-            if path is not None and path.suffix != f".{option[2:]}":
-                raise ValueError(f"{option} {path}: wanted a name that ends in .{option[2:]}")
-        if self.algorithm != "auto":
-            build(self.collective, self.algorithm, self.layout, self.root)
-
-    @property
-    def layout(self) -> Nodes:
-        """The ranks of each node, by number."""
-        return parse_nodes(self.nodes or (self.ranks,), self.ranks)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        try:
-            dtype = np.dtype(self.dtype)
-        except TypeError:
-            raise ValueError(f"unknown dtype {self.dtype!r}; wanted one such as float32") from None
-        if dtype.kind not in "biufc":
-            raise ValueError(f"dtype {self.dtype!r} cannot be sent; wanted numbers or bools")
-        return dtype.itemsize
 
 
 def main(request: Request) -> int:
@@ -126,7 +46,7 @@ def main(request: Request) -> int:
     try:
         for path in filter(None, (request.svg, request.png)):
             output.check_writable(path)
-        case = _Case.of(request)
+        case = Case.of(request)
         code = 0
         if request.json:
             _print_json(case)
@@ -142,63 +62,7 @@ def main(request: Request) -> int:
         return 1 if isinstance(error, (ScheduleError, ImportError)) else 2
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A request, and what a call would find and do.
-
-    A schedule that is wrong may have no price, so prices are computed when they are used.
-    """
-
-    request: Request
-    config: Config
-    """The settings of a communicator that runs the call."""
-
-    @classmethod
-    def of(cls, request: Request) -> _Case:
-        one_node = len(request.layout) == 1
-        memory = memory_of_job(request.ranks, request.transport) if one_node else None
-        return cls(request, Config(memory=memory))
-
-    @cached_property
-    def choice(self) -> Choice:
-        """What ``"auto"`` takes."""
-        request = self.request
-        return choose(request.collective, request.layout, request.nbytes, self.config)
-
-    @cached_property
-    def algorithm(self) -> str:
-        """The algorithm that is shown."""
-        named = self.request.algorithm
-        return self.choice.algorithm if named == "auto" else named
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The schedule that is shown."""
-        request = self.request
-        return build(request.collective, self.algorithm, request.layout, request.root)
-
-    @cached_property
-    def slices(self) -> int:
-        """The number of slices that the array is divided into."""
-        request = self.request
-        return slice_count(self.schedule, request.nbytes, request.layout, self.config)
-
-    @cached_property
-    def predicted_s(self) -> Mapping[str, float]:
-        """Algorithm -> predicted seconds, of the candidates and of the algorithm that is shown.
-
-        The cheapest comes first.
-        """
-        predicted_s, name, request = dict(self.choice.predicted_s), self.algorithm, self.request
-        if name not in predicted_s:
-            nbytes = priced_bytes(request.nbytes)
-            predicted_s[name] = predict(
-                request.collective, name, request.layout, nbytes, self.config
-            )
-        return dict(sorted(predicted_s.items(), key=lambda item: item[1]))
-
-
-def _explain(case: _Case) -> int:
+def _explain(case: Case) -> int:
     """Print every section.  Returns the exit code."""
     schedule, colours = case.schedule, Colours.of(sys.stdout)
     print(colours.strong(_headline(case)))
@@ -220,7 +84,7 @@ def _explain(case: _Case) -> int:
     return 0
 
 
-def _print_json(case: _Case) -> None:
+def _print_json(case: Case) -> None:
     """Print the choice alone.  Raises ScheduleError if a proof is asked for, and fails."""
     if case.request.prove:
         check(case.schedule)
@@ -234,7 +98,7 @@ def _print_json(case: _Case) -> None:
     print(json.dumps(found))
 
 
-def _written(case: _Case) -> list[Path]:
+def _written(case: Case) -> list[Path]:
     """Write the pictures that are asked for, and return their paths."""
     paths = [path for path in (case.request.svg, case.request.png) if path]
     if paths:
@@ -249,7 +113,7 @@ def _print_section(*lines: str) -> None:
     print("", *lines, sep="\n")
 
 
-def _headline(case: _Case) -> str:
+def _headline(case: Case) -> str:
     request, memory = case.request, case.config.memory
     where = nodes_text([len(node) for node in request.layout])
     how = "by messages"
@@ -292,24 +156,12 @@ def _marked_drawing(schedule: Schedule, error: ScheduleError) -> str:
 # --- steps and bytes of each rank -----------------------------------------------------------------
 
 
-def _chunk_bytes(case: _Case) -> list[int]:
-    """Return the bytes of every chunk in all slices together, cut exactly as the planner does."""
-    schedule, itemsize = case.schedule, case.request.itemsize
-    count, chunks = case.request.nbytes // itemsize, len(schedule.weights)
-    if schedule.collective in _IN_PARTS:
-        plan = plan_parts(schedule, 0, shard_counts(count, chunks), itemsize, case.slices)
-    else:
-        plan = plan_whole(schedule, 0, count, itemsize, case.slices)
-    offsets = [plan.chunk_offsets(index) for index in range(plan.slices)]
-    return [sum(each[chunk].count for each in offsets) * itemsize for chunk in range(chunks)]
-
-
-def _traffic(case: _Case) -> list[str]:
+def _traffic(case: Case) -> list[str]:
     """Tabulate steps and bytes: ranks with the same numbers share a row.
 
     In parentheses: bytes as a multiple of the array's.
     """
-    schedule, nbytes, chunk_bytes = case.schedule, case.request.nbytes, _chunk_bytes(case)
+    schedule, nbytes, chunk_bytes = case.schedule, case.request.nbytes, case.chunk_bytes
     alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank in range(schedule.size):
         steps = list(schedule.steps(rank))
@@ -330,7 +182,7 @@ def _traffic(case: _Case) -> list[str]:
 # --- how long it takes ----------------------------------------------------------------------------
 
 
-def _prices(case: _Case, colours: Colours) -> list[str]:
+def _prices(case: Case, colours: Colours) -> list[str]:
     """Tabulate the predicted time of every candidate, the cheapest first."""
     rows = [("candidate", "predicted")]
     rows += [(name, f"{1e6 * seconds:,.1f} µs") for name, seconds in case.predicted_s.items()]
@@ -347,7 +199,7 @@ def _prices(case: _Case, colours: Colours) -> list[str]:
     return [heading, *marked, f"{how}; links as in the default profile{size}"]
 
 
-def _marked(line: str, name: str, case: _Case, colours: Colours) -> str:
+def _marked(line: str, name: str, case: Case, colours: Colours) -> str:
     """Add to the line of an algorithm whether it is taken, cheapest or shown, and why."""
     choice = case.choice
     taken, cheapest = name == choice.algorithm, name == choice.cheapest

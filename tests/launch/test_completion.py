@@ -19,8 +19,8 @@ from ringreduce.algorithms import ALGORITHMS
 from ringreduce.bench.inputs import OPS
 from ringreduce.bench.options import read as read_bench
 from ringreduce.launch import cli
+from ringreduce.launch.case import Request
 from ringreduce.launch.completion import script
-from ringreduce.launch.explain import Request
 
 Completed = Callable[[str], list[str]]
 

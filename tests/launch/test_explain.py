@@ -22,7 +22,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config, Memory
-from ringreduce.launch import cli, explain, host
+from ringreduce.launch import case, cli, explain, host
 from ringreduce.launch.probe import Answer, ask
 from ringreduce.picture import to_svg
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
@@ -44,7 +44,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_job(ranks: int, transport: str | None = None) -> Memory | None:
         return IN_MEMORY if transport == "shm" else None
 
-    monkeypatch.setattr(explain, "memory_of_job", of_job)
+    monkeypatch.setattr(case, "memory_of_job", of_job)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_the_first_line_says_how_ranks_exchange_data(said: Said, line: str, how:
 
 def test_more_ranks_than_cores_are_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     crowded = replace(IN_MEMORY, crowded=True)
-    monkeypatch.setattr(explain, "memory_of_job", lambda *_: crowded)
+    monkeypatch.setattr(case, "memory_of_job", lambda *_: crowded)
     assert said("-n 2")[0][0].endswith(" · through shared memory, more ranks than cores")
 
 
@@ -307,7 +307,7 @@ def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, cr
 def test_a_variable_that_no_job_would_take_is_refused(
     monkeypatch, capsys, variable, value, complaint
 ):
-    monkeypatch.setattr(explain, "memory_of_job", host.memory_of_job)
+    monkeypatch.setattr(case, "memory_of_job", host.memory_of_job)
     monkeypatch.setenv(variable, value)
     assert cli.main(["explain", "-n", "2"]) == 2
     printed = capsys.readouterr()
@@ -370,7 +370,7 @@ def test_a_job_takes_what_explain_shows(
     variables = {"RINGREDUCE_TRANSPORT": transport} if transport else {}
     in_job = mpi.run_ok("call", ranks, f"{__name__}:choices", timeout_s=120, **variables)
     memory_of_job = cache(host.memory_of_job)  # which asks the host once for all cases
-    monkeypatch.setattr(explain, "memory_of_job", memory_of_job)
+    monkeypatch.setattr(case, "memory_of_job", memory_of_job)
     shown = []
     for collective, nbytes in CASES:
         line = f"-n {ranks} --collective {collective} --bytes {nbytes} --json"
@@ -549,7 +549,7 @@ def test_two_pictures_are_laid_out_once(
 ) -> None:
     pytest.importorskip("resvg_py")
     layouts = []
-    monkeypatch.setattr(explain, "to_svg", lambda *case: layouts.append(case) or to_svg(*case))
+    monkeypatch.setattr(explain, "to_svg", lambda *drawn: layouts.append(drawn) or to_svg(*drawn))
     said(f"-n 3 --svg {tmp_path / 'picture.svg'} --png {tmp_path / 'picture.png'}")
     assert len(layouts) == 1
 

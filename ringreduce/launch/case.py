@@ -1,0 +1,154 @@
+"""The case that `ringreduce explain` explains: a request, and what a call would find and do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.config import Config
+from ringreduce.errors import did_you_mean
+from ringreduce.launch.host import memory_of_job
+from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
+from ringreduce.planning.select import Choice, choose, predict, priced_bytes, slice_count
+from ringreduce.schedules.schedule import Schedule
+from ringreduce.topology import Nodes, parse_nodes
+
+_IN_PARTS = frozenset(["reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"])
+"""Collectives that cut the array into chunks as ``array_split`` does."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call to explain, and the output that is wanted.  Raises ValueError for a wrong field."""
+
+    ranks: int
+    nodes: Sequence[int] = ()
+    """The number of ranks of each node.  Empty: all ranks are on one node."""
+    collective: str = "all_reduce"
+    algorithm: str = "auto"
+    root: int = 0
+    nbytes: int = 1 << 20
+    dtype: str = "float32"
+    transport: str | None = None
+    """``"shm"`` or ``"mpi"``.  None: what a job on this host takes."""
+    prove: bool = False
+    json: bool = False
+    svg: Path | None = None
+    png: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.collective not in ALGORITHMS:
+            raise ValueError(
+                f"unknown collective {self.collective!r}; choose one of {', '.join(ALGORITHMS)}"
+                f"{did_you_mean(self.collective, ALGORITHMS)}"
+            )
+        if self.ranks < 1:
+            raise ValueError(f"{self.ranks} ranks; wanted at least 1")
+        if self.nodes and sum(self.nodes) != self.ranks:
+            raise ValueError(f"--nodes has {sum(self.nodes)} ranks, --ranks asks for {self.ranks}")
+        if self.transport not in (None, "shm", "mpi"):
+            meant = did_you_mean(self.transport, ("shm", "mpi"))
+            raise ValueError(f"unknown transport {self.transport!r}; choose shm or mpi{meant}")
+        if self.transport == "shm" and len(self.layout) > 1:
+            raise ValueError("--transport shm needs all ranks on one node")
+        if not 0 <= self.root < self.ranks:
+            raise ValueError(f"root {self.root} is none of the ranks 0 to {self.ranks - 1}")
+        if self.nbytes % self.itemsize:
+            raise ValueError(
+                f"{self.nbytes} bytes are no whole number of {self.dtype}, "
+                f"which has {self.itemsize} bytes"
+            )
+        for option, path in (("--svg", self.svg), ("--png", self.png)):
+            if path is not None and path.suffix != f".{option[2:]}":
+                raise ValueError(f"{option} {path}: wanted a name that ends in .{option[2:]}")
+        if self.algorithm != "auto":
+            build(self.collective, self.algorithm, self.layout, self.root)
+
+    @property
+    def layout(self) -> Nodes:
+        """The ranks of each node, by number."""
+        return parse_nodes(self.nodes or (self.ranks,), self.ranks)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            raise ValueError(f"unknown dtype {self.dtype!r}; wanted one such as float32") from None
+        if dtype.kind not in "biufc":
+            raise ValueError(f"dtype {self.dtype!r} cannot be sent; wanted numbers or bools")
+        return dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and what a call would find and do.
+
+    A schedule that is wrong may have no price, so prices are computed when they are used.
+    """
+
+    request: Request
+    config: Config
+    """The settings of a communicator that runs the call."""
+
+    @classmethod
+    def of(cls, request: Request) -> Case:
+        one_node = len(request.layout) == 1
+        memory = memory_of_job(request.ranks, request.transport) if one_node else None
+        return cls(request, Config(memory=memory))
+
+    @cached_property
+    def choice(self) -> Choice:
+        """What ``"auto"`` takes."""
+        request = self.request
+        return choose(request.collective, request.layout, request.nbytes, self.config)
+
+    @cached_property
+    def algorithm(self) -> str:
+        """The algorithm that is shown."""
+        named = self.request.algorithm
+        return self.choice.algorithm if named == "auto" else named
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule that is shown."""
+        request = self.request
+        return build(request.collective, self.algorithm, request.layout, request.root)
+
+    @cached_property
+    def slices(self) -> int:
+        """The number of slices that the array is divided into."""
+        request = self.request
+        return slice_count(self.schedule, request.nbytes, request.layout, self.config)
+
+    @cached_property
+    def predicted_s(self) -> Mapping[str, float]:
+        """Algorithm -> predicted seconds, of the candidates and of the algorithm that is shown.
+
+        The cheapest comes first.
+        """
+        predicted_s, name, request = dict(self.choice.predicted_s), self.algorithm, self.request
+        if name not in predicted_s:
+            nbytes = priced_bytes(request.nbytes)
+            predicted_s[name] = predict(
+                request.collective, name, request.layout, nbytes, self.config
+            )
+        return dict(sorted(predicted_s.items(), key=lambda item: item[1]))
+
+    @cached_property
+    def chunk_bytes(self) -> list[int]:
+        """The bytes of every chunk in all slices together, cut exactly as the planner does."""
+        schedule, itemsize = self.schedule, self.request.itemsize
+        count, chunks = self.request.nbytes // itemsize, len(schedule.weights)
+        if schedule.collective in _IN_PARTS:
+            plan = plan_parts(schedule, 0, shard_counts(count, chunks), itemsize, self.slices)
+        else:
+            plan = plan_whole(schedule, 0, count, itemsize, self.slices)
+        offsets = [plan.chunk_offsets(index) for index in range(plan.slices)]
+        return [sum(each[chunk].count for each in offsets) * itemsize for chunk in range(chunks)]
