@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import doctest
 import pydoc
@@ -15,7 +16,7 @@ import pytest
 
 import ringreduce as rr
 from tests.support.mpi import ROOT, environment, mpiexec
-from tests.support.public import entries, lacking, names
+from tests.support.public import entries, facts, lacking, names
 
 ENTRIES = dict(entries())
 WITH_EXAMPLE = {name: value for name, value in ENTRIES.items() if not isinstance(value, property)}
@@ -112,6 +113,11 @@ def complete(x: int) -> int:
         >>> 1 + 1
         3
     """
+
+
+@pytest.mark.parametrize(("line", "text"), [("'a b'", "a b"), ("...", ""), ("x", "")])
+def test_a_string_alone_is_the_text_of_a_field(line, text):
+    assert facts._string(ast.parse(line).body[0]) == text
 
 
 def test_what_a_docstring_lacks_is_listed():
