@@ -47,9 +47,8 @@ def title(
     sent = [0] * schedule.size
     for message in timeline.messages:
         sent[message.sender.rank] += _weight(message, schedule)
-    who = (
-        "each rank" if len({_arrays(each, schedule) for each in sent}) == 1 else "the busiest rank"
-    )
+    is_alike = len({_arrays(each, schedule) for each in sent}) == 1
+    who = "each rank" if is_alike else "the busiest rank"
     return f"{name}: {who} sends {_arrays(max(sent), schedule)} in {steps}"
 
 
