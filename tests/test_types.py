@@ -54,8 +54,7 @@ def errors(tmp_path_factory) -> dict[str, list[str]]:
         files[wrong].write_text(text.replace(right, wrong))
     found = [line for line in mypy(*files.values()).splitlines() if "error:" in line]
     return {
-        wrong: [line for line in found if f"{file.name}:" in line]
-        for wrong, file in files.items()
+        wrong: [line for line in found if f"{file.name}:" in line] for wrong, file in files.items()
     }
 
 
