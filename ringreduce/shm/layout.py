@@ -163,7 +163,7 @@ class Timespec(Record):
     nanoseconds: Word
 
 
-KEEP, TIME_KEPT, WARM_UP, TIME_OTHER, AWAIT = range(5)
+KEEP, TIME_KEPT, AWAIT_KEPT, WARM_UP, TIME_OTHER, AWAIT = range(6)
 """Phases of a trial of stores: see `shm.stores`."""
 
 
@@ -173,12 +173,16 @@ class StoreTrial(Record):
 
     # 1: streaming stores are used now; 0: ordinary stores are.
     streams: Word
-    # KEEP, TIME_KEPT, WARM_UP, TIME_OTHER or AWAIT.
+    # KEEP, TIME_KEPT, AWAIT_KEPT, WARM_UP, TIME_OTHER or AWAIT.
     phase: Word
     # Sequence number of the round from which on the next phase begins.
     phase_end: Word
-    # Rounds of the next KEEP.
+    # Sequence number of the round in which the latest trial ended.
+    latest: Word
+    # Rounds from `latest` to the next trial.
     interval: Word
+    # The shortest time of the kind in use since `latest`, in ns a MiB; 0: not known yet.
+    usual_ns: Word
 
 
 @record

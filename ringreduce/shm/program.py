@@ -39,7 +39,6 @@ from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
-from ringreduce.shm.stores import FIRST_INTERVAL
 
 _READ_BYTES = 256 << 10
 """Bytes of each array to reduce at a time: data read from other processes stay in the cache."""
@@ -151,8 +150,9 @@ class SharedMemory:
     def _begin_trials(self, rounds: int) -> None:
         """Take ordinary stores, and time both kinds a while after round number `rounds`."""
         trial = self.team.trial
-        trial.streams, trial.phase, trial.interval = 0, layout.KEEP, FIRST_INTERVAL
+        trial.streams, trial.phase, trial.usual_ns = 0, layout.KEEP, 0
         trial.phase_end = rounds + _ROUNDS_BEFORE_TRIALS
+        trial.latest, trial.interval = rounds, 0
 
     def _slot(self, owner: int, sequence: int) -> Slot:
         return slot_of(self._memory.addresses[owner], sequence)

@@ -11,8 +11,9 @@ other:
 =============  ======================  ============================================================
 phase          kind of stores          length in rounds
 =============  ======================  ============================================================
-`KEEP`         the kind in use         `interval`
+`KEEP`         the kind in use         `_KEPT_ROUNDS`
 `TIME_KEPT`    the kind in use, timed  `_TIMED_ROUNDS`
+`AWAIT_KEPT`   the kind in use         `_AWAITED_ROUNDS`: by then all peers have reported
 `WARM_UP`      the other kind          `_WARM_UP_ROUNDS`: by then the ring was written by this kind
 `TIME_OTHER`   the other kind, timed   `_TIMED_ROUNDS`
 `AWAIT`        the kind in use         `_AWAITED_ROUNDS`: by then all peers have reported
@@ -21,6 +22,9 @@ phase          kind of stores          length in rounds
 At the end every rank adds up the reports of all ranks.  The other kind is taken if it is clearly
 faster.  The times of all ranks are added, because readers lose time that the writer does not see.
 Reports and phases decide nothing but speed, so they need no more order than the rounds give them.
+
+A trial costs some rounds of the slower kind.  So `KEEP` follows on `AWAIT_KEPT`, unless the kind in
+use has become slower, or the latest trial ended long ago.  Without long data there is no trial.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from ringreduce.compiler.memory import copy, nanoseconds, stream_line
 from ringreduce.compiler.records import Address, address_of, compilable
 from ringreduce.shm.layout import (
     AWAIT,
+    AWAIT_KEPT,
     KEEP,
     REPORT_OFFSET,
     STAGED_FROM_BYTES,
@@ -40,12 +45,14 @@ from ringreduce.shm.layout import (
 )
 from ringreduce.shm.protocol import peer_of
 
+_KEPT_ROUNDS = 64
 _TIMED_ROUNDS = 8
 _WARM_UP_ROUNDS = 16
 _AWAITED_ROUNDS = 3
-FIRST_INTERVAL, LAST_INTERVAL, LAST_IDLE_INTERVAL = 64, 16 << 10, 1 << 10
-"""Rounds between two trials: the fewest, the most, and the most after a trial without long data.
-A trial without a change doubles them."""
+FIRST_INTERVAL, LAST_INTERVAL = 64, 2 << 10
+"""Rounds between two trials: the fewest and the most.  A trial without a change doubles them."""
+_SLOWER, _SOON = 2, 256
+"""The next trial begins after `_SOON` rounds if the kind in use takes `_SLOWER` times as long."""
 _CLEARLY = 5, 4
 """The kind in use is kept unless it takes more than this ratio of the other kind's time."""
 
@@ -112,11 +119,8 @@ def end_timing(team: Team, begin: int, nbytes: int) -> None:
 
 
 @compilable
-def other_is_faster(team: Team) -> int:
-    """Compare the two kinds of stores by the reports of all ranks.
-
-    Returns 1 if the other kind is clearly faster, 0 if it is not, -1 if there are too few reports.
-    """
+def totals(team: Team) -> tuple[int, int, int, int]:
+    """Add up kept_ns, kept_bytes, other_ns and other_bytes of the reports of all ranks."""
     own = report_of(team.segment)
     kept_ns, kept_bytes = own.kept_ns, own.kept_bytes
     other_ns, other_bytes = own.other_ns, own.other_bytes
@@ -126,12 +130,34 @@ def other_is_faster(team: Team) -> int:
         kept_bytes += report.kept_bytes
         other_ns += report.other_ns
         other_bytes += report.other_bytes
-    if kept_bytes == 0 or other_bytes == 0:
-        return -1
+    return kept_ns, kept_bytes, other_ns, other_bytes
+
+
+@compilable
+def other_is_faster(team: Team) -> bool:
+    """Whether the other kind of stores is clearly faster, by the reports of all ranks."""
+    kept_ns, kept_bytes, other_ns, other_bytes = totals(team)
+    if other_bytes == 0:
+        return False
     more, less = _CLEARLY
     # Floats: the products of times and bytes may be longer than 63 bits.
     kept, other = float(kept_ns) * other_bytes, float(other_ns) * kept_bytes
-    return 1 if kept * less > other * more else 0
+    return kept * less > other * more
+
+
+@compilable
+def is_due(team: Team) -> bool:
+    """Whether the other kind is to be tried now, by the reports on the kind in use."""
+    kept_ns, kept_bytes, _, _ = totals(team)
+    if kept_bytes == 0:
+        return False
+    trial, ns = team.trial, int(float(kept_ns) * (1 << 20) / kept_bytes)
+    if trial.usual_ns == 0 or ns < trial.usual_ns:
+        trial.usual_ns = ns
+    interval = trial.interval
+    if ns > _SLOWER * trial.usual_ns:
+        interval = min(interval, _SOON)
+    return team.rounds - trial.latest >= interval
 
 
 @compilable
@@ -143,18 +169,21 @@ def next_phase(team: Team) -> None:
         report.kept_ns, report.kept_bytes, report.other_ns, report.other_bytes = 0, 0, 0, 0
         phase = TIME_KEPT
     elif phase == TIME_KEPT:
+        phase, length = AWAIT_KEPT, _AWAITED_ROUNDS
+    elif phase == AWAIT_KEPT and is_due(team):
         trial.streams = 1 - trial.streams
         phase, length = WARM_UP, _WARM_UP_ROUNDS
+    elif phase == AWAIT_KEPT:
+        phase, length = KEEP, _KEPT_ROUNDS
     elif phase == WARM_UP:
         phase = TIME_OTHER
     elif phase == TIME_OTHER:
         trial.streams = 1 - trial.streams
         phase, length = AWAIT, _AWAITED_ROUNDS
     else:
-        result = other_is_faster(team)
-        most = LAST_INTERVAL if result == 0 else LAST_IDLE_INTERVAL
-        trial.interval = min(2 * trial.interval, most)
-        if result == 1:
+        trial.interval = max(FIRST_INTERVAL, min(2 * trial.interval, LAST_INTERVAL))
+        if other_is_faster(team):
             trial.streams, trial.interval = 1 - trial.streams, FIRST_INTERVAL
-        phase, length = KEEP, trial.interval
+        trial.latest, trial.usual_ns = team.rounds, 0
+        phase, length = KEEP, _KEPT_ROUNDS
     trial.phase, trial.phase_end = phase, team.rounds + length
