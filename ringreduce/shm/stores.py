@@ -11,7 +11,7 @@ other:
 =============  ======================  ============================================================
 phase          kind of stores          length in rounds
 =============  ======================  ============================================================
-`KEEP`         the kind in use         `_KEPT_ROUNDS`
+`KEEP`         the kind in use         `_KEPT_ROUNDS`, or `_IDLE_ROUNDS` without long data
 `TIME_KEPT`    the kind in use, timed  `_TIMED_ROUNDS`
 `AWAIT_KEPT`   the kind in use         `_AWAITED_ROUNDS`: by then all peers have reported
 `WARM_UP`      the other kind          `_WARM_UP_ROUNDS`: by then the ring was written by this kind
@@ -45,7 +45,7 @@ from ringreduce.shm.layout import (
 )
 from ringreduce.shm.protocol import peer_of
 
-_KEPT_ROUNDS = 64
+_KEPT_ROUNDS, _IDLE_ROUNDS = 64, 1024
 _TIMED_ROUNDS = 8
 _WARM_UP_ROUNDS = 16
 _AWAITED_ROUNDS = 3
@@ -174,7 +174,8 @@ def next_phase(team: Team) -> None:
         trial.streams = 1 - trial.streams
         phase, length = WARM_UP, _WARM_UP_ROUNDS
     elif phase == AWAIT_KEPT:
-        phase, length = KEEP, _KEPT_ROUNDS
+        kept_bytes = totals(team)[1]
+        phase, length = KEEP, _KEPT_ROUNDS if kept_bytes else _IDLE_ROUNDS
     elif phase == WARM_UP:
         phase = TIME_OTHER
     elif phase == TIME_OTHER:
