@@ -161,10 +161,11 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
         means.append(f"{times} with {ranks} ranks")
         panels.append(_panel(ranks, ratios))
     row = rows[0]
+    dates = " to ".join(dict.fromkeys((min(r["date"] for r in rows), max(r["date"] for r in rows))))
     facts = (
         f"All-reduce of {row['dtype']} on one host. The baseline at each size is the fastest of "
         f"{_baselines(rows)}. The title has the geometric means for NumPy arrays. "
-        f"{row['cpu']}, {row['cores']} cores, {row['date']}; bench_results/{NAME}.jsonl."
+        f"{row['cpu']}, {row['cores']} cores, {dates}; bench_results/{NAME}.jsonl."
     )
     title = "ringreduce has " + " and ".join(means)
     return chart(title, facts, panels)
