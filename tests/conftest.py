@@ -16,7 +16,7 @@ from tests.support.mpi import MpiJobs
 
 SMOKE_CASES = 2
 """The most cases of one test function that are smoke."""
-SMOKE_EXAMPLES = 10
+SMOKE_EXAMPLES = 5
 """Examples of each property in a smoke run."""
 
 

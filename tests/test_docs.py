@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -154,3 +156,15 @@ def test_the_map_of_packages_is_the_one_that_imports_are_held_to():
 def test_figures_in_the_readme_name_their_file():
     for name in re.findall(r"bench_results/[\w./]+", (ROOT / "README.md").read_text()):
         assert (ROOT / name).exists(), name
+
+
+def test_the_badges_of_the_readme_say_what_the_package_says():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    badges = re.findall(r"!\[(.*?)\]\(https://img\.shields\.io/badge/(.*?)\)", PAGES[0].read_text())
+    # In the address of a badge two hyphens stand for one.
+    written = {text: unquote(address).replace("--", "-") for text, address in badges}
+    python, licence = project["requires-python"], project["license"]
+    assert written == {
+        f"Python {python}": f"Python-{python}-blue",
+        licence: f"license-{licence}-blue",
+    }

@@ -11,12 +11,7 @@ from ringreduce.calls.arguments import as_counts, check_selectors, reduction
 from ringreduce.calls.arrays import as_array
 from ringreduce.calls.cache import Calls
 from ringreduce.calls.runner import Runner, members_of
-from ringreduce.config import Config
-from ringreduce.devices.base import Device
 from ringreduce.shm.fast_path import COLLECTIVES
-from ringreduce.shm.segments import Segments
-from ringreduce.topology import Topology
-from ringreduce.transports.base import Transport
 
 
 class Collectives(Runner):
@@ -24,16 +19,8 @@ class Collectives(Runner):
 
     __module__ = "ringreduce"
 
-    def __init__(
-        self,
-        transport: Transport,
-        topology: Topology,
-        device: Device,
-        config: Config,
-        timeout_s: float,
-        segments: Segments | None = None,
-    ) -> None:
-        super().__init__(transport, topology, device, config, timeout_s, segments)
+    def _use_fast_path(self) -> None:
+        """Put the compiled entries in the place of the methods that no subclass overrides."""
         path = self._engine.fast_path
         for name in COLLECTIVES:
             if path is not None and getattr(type(self), name) is getattr(Collectives, name):

@@ -84,6 +84,7 @@ class Communicator(Collectives):
         adopt: Callable[[Communicator], None] | None = None,
     ) -> None:
         super().__init__(transport, topology, device, config, timeout_s, segments)
+        self._use_fast_path()
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
         self.cross_rank, self.cross_size = topology.cross_rank, topology.cross_size
         self.nodes = topology.nodes

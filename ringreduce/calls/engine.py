@@ -280,9 +280,10 @@ class Engine:
     def admit(
         self, collective: str, call: Call, array: np.ndarray, arguments: Mapping[str, Any]
     ) -> None:
-        """Admit a call to the fast path after the general path has made it on `array`."""
+        """Admit a call to the fast path, which there is, after it was made on `array`."""
         path = self.fast_path
-        if path is None or self.queue.works:
+        assert path is not None
+        if self.queue.works:
             return
         key = key_of(collective, array.dtype, [array.shape], arguments)
         if key is not None and path.call_of(key) is None:
