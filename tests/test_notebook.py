@@ -14,6 +14,7 @@ def outputs(of: nbformat.NotebookNode) -> list[tuple[str, list[object]]]:
     return [(c.source, [each.get("text") or each.get("data") for each in c.outputs]) for c in cells]
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_what_its_file_has():
     """If the outputs are to change: `python -m tests.support.notebook`."""
     assert outputs(notebook.execute()) == outputs(notebook.read())

@@ -31,6 +31,7 @@ def test_arrays_are_arrays():
     assert not np.shares_memory(x, y)
 
 
+@pytest.mark.slow
 def test_memory_is_free_when_the_last_view_is_gone():
     allocator = arena(4)
     x = allocator.empty((PAGE,), np.dtype("u1"))

@@ -30,6 +30,7 @@ def mean(values, weights) -> np.ndarray:
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 
+@pytest.mark.slow
 @given(
     ranks=st.integers(1, 4),
     first=st.sampled_from([1, 30, 1 << 20]),
