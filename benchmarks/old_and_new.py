@@ -42,8 +42,9 @@ _ONE_HOST = [8 << i for i in range(0, 25, 3)]
 _BETWEEN_HOSTS = [1 << 20, 4 << 20, 16 << 20, 64 << 20]
 _SAME_PROGRAM = (
     *("benchmarks/collectives.py", "benchmarks/collectives_run.py", "benchmarks/environments.py"),
-    *("benchmarks/rows.py", "ringreduce/bench/collectives.py", "ringreduce/bench/environment.py"),
-    "ringreduce/bench/inputs.py",
+    *("benchmarks/one_host_run.py", "benchmarks/rows.py", "ringreduce/bench/collectives.py"),
+    *("ringreduce/bench/contenders.py", "ringreduce/bench/environment.py"),
+    *("ringreduce/bench/gloo.py", "ringreduce/bench/inputs.py"),
 )
 """Files of this checkout that replace those of the older one in its copy.
 

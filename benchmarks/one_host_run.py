@@ -26,7 +26,6 @@ from ringreduce.bench.contenders import Setting
 from ringreduce.bench.environment import environment
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
-from ringreduce.calls.arguments import named_dtype
 
 IN_PLACE, OUT_OF_PLACE = "in place", "out of place"
 _MOST_CALLS, _FEWEST_CALLS, _BYTES = 60, 7, 1 << 30
@@ -156,4 +155,4 @@ def _measure(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), named_dtype(sys.argv[2]), list(map(int, sys.argv[3:])))
+    main(Path(sys.argv[1]), np.dtype(sys.argv[2]), list(map(int, sys.argv[3:])))
