@@ -8,7 +8,8 @@ Every rank of an MPI job runs the same program::
         mean = comm.all_reduce(gradient, op="mean")
 
 - `init` returns the communicator of an MPI job; `spawn` runs ranks as threads, without MPI.
-- `Communicator` has the collectives; `Work` is an asynchronous call.
+- `Communicator` has the collectives, and messages between two ranks.
+- `Work` is an asynchronous call; `wait_any` waits for one of several.
 - `Config` has the settings; `register_algorithm` adds an algorithm.
 - `MismatchError`, `PeerTimeoutError` and `PeerLostError` are raised on all ranks alike.
 - `train` has data-parallel training.
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ringreduce.algorithms.register import register_algorithm
     from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
-    from ringreduce.calls.queue import Work
+    from ringreduce.calls.queue import Work, wait_any
     from ringreduce.config import Config
     from ringreduce.errors import (
         MismatchError,
@@ -47,6 +48,7 @@ __all__ = [
     "register_algorithm",
     "spawn",
     "train",
+    "wait_any",
 ]
 __version__ = "0.1.0"
 
@@ -57,6 +59,7 @@ _MODULES = {
     "init": "bootstrap",
     "register_algorithm": "algorithms.register",
     "spawn": "bootstrap",
+    "wait_any": "calls.queue",
 }
 
 

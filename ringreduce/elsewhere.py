@@ -25,11 +25,13 @@ METHODS_ELSEWHERE = {
     **dict.fromkeys(("get_size", "get_world_size", "world_size"), "size"),
     "get_rank": "rank",
     "allreduce_init": "plan",
+    **dict.fromkeys(("ssend", "bsend", "rsend"), "send"),
+    **dict.fromkeys(("isend", "issend"), "send(..., async_op=True)"),
+    **dict.fromkeys(("receive", "mrecv"), "recv"),
+    "irecv": "recv(..., async_op=True)",
+    **dict.fromkeys(("sendrecv", "batch_isend_irecv"), "exchange"),
 }
 """Methods of a communicator in mpi4py, Horovod and torch -> its methods and attributes here."""
-POINT_TO_POINT = ("send", "recv", "isend", "irecv", "ssend", "sendrecv", "probe")
-"""Methods of mpi4py and torch that send messages between two ranks: none is here."""
-
 ATTRIBUTES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "nodes")
 """The attributes of a communicator that are no methods."""
 

@@ -50,7 +50,9 @@ def under(name: str) -> set[str]:
 GROUND = {"errors", "elsewhere", "topology", "config", "colours", "terminal"}
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
-BELOW_CALLS = {"control", "devices", "messages", "planning", "shm", "transports"}
+BELOW_CALLS = {
+    *("control", "devices", "messages", "planning", "point_to_point", "shm", "transports"),
+}
 MAY_IMPORT = {
     "schedules": set(),
     "algorithms": {"schedules"},
@@ -62,6 +64,7 @@ MAY_IMPORT = {
     "control": {"schedules", "transports"},
     "messages": {"control", "devices", "planning", "transports"},
     "shm": {"compiler", "control", "devices", "planning", "transports"},
+    "point_to_point": {"compiler", "shm", "transports"},
     "calls": {*BELOW_CALLS, *SYMBOLIC},
     "bootstrap": {"calls", "devices", "launch", "process_exit", "shm", "transports"},
     "process_exit": {"calls", "launch"},

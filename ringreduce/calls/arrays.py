@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from ringreduce.calls.arguments import as_array as as_host_array
 from ringreduce.calls.arguments import as_out as as_host_out
 from ringreduce.calls.arguments import check_overlap, overlap_error, same_memory
@@ -58,6 +60,30 @@ def as_out(where: str, out: Any, x: Any) -> Any:
     if place != gpu:
         raise TypeError(f"{where}: out is {_place(gpu)}, the array is {_place(place)}")
     return view
+
+
+def as_writable(where: str, out: Any) -> Any:
+    """View `out` as an array without a copy: of CuPy if `out` is on a GPU, else of NumPy.
+
+    Raises TypeError if `out` exposes no memory, ImportError if it is on a GPU and CuPy is missing.
+    """
+    return as_host_out(where, out) if gpu_of(out) is None else _cuda(where).as_gpu_array(out)
+
+
+def to_host(where: str, array: Any) -> np.ndarray:
+    """Return an array in host memory: `array` itself, or a copy if it is on a GPU."""
+    if isinstance(array, np.ndarray):
+        return array
+    host: np.ndarray = _cuda(where).to_host(array)
+    return host
+
+
+def from_host(where: str, host: np.ndarray, into: Any) -> None:
+    """Copy an array of host memory to `into`, in host memory or on a GPU."""
+    if isinstance(into, np.ndarray):
+        into[...] = host
+    else:
+        _cuda(where).from_host(host, into)
 
 
 def check_together(where: str, arrays: list[Any]) -> None:

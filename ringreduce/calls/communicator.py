@@ -20,11 +20,12 @@ from ringreduce.calls.arguments import (
 from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.persistent import Again, PersistentCall
+from ringreduce.calls.point_to_point import PointToPoint
 from ringreduce.calls.runner import NOTHING
 from ringreduce.config import Config
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
-from ringreduce.elsewhere import METHODS_ELSEWHERE, POINT_TO_POINT
+from ringreduce.elsewhere import METHODS_ELSEWHERE
 from ringreduce.errors import did_you_mean, unknown
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
@@ -44,7 +45,7 @@ _MOST_LISTED = 16
 """The most ranks for which `repr` lists the ranks of each node."""
 
 
-class Communicator(Collectives):
+class Communicator(Collectives, PointToPoint):
     """A group of ranks that compute together.  Every rank makes the same calls in the same order.
 
     `init` and `spawn` make a communicator.  It is a context manager: at the end of the ``with``
@@ -85,6 +86,7 @@ class Communicator(Collectives):
     ) -> None:
         super().__init__(transport, topology, device, config, timeout_s, segments)
         self._use_fast_path()
+        self._use_compiled_messages()
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
         self.cross_rank, self.cross_size = topology.cross_rank, topology.cross_size
         self.nodes = topology.nodes
@@ -112,9 +114,7 @@ class Communicator(Collectives):
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError, with the name here of what other libraries call `name`."""
             meant = ""
-            if name.lower() in POINT_TO_POINT:
-                meant = "; ringreduce has collectives only, send messages to one rank with mpi4py"
-            elif not name.startswith("_"):
+            if not name.startswith("_"):
                 words = [word for word in dir(self) if not word.startswith("_")]
                 meant = did_you_mean(name, words, METHODS_ELSEWHERE)
             raise AttributeError(f"a communicator has no attribute {name!r}{meant}")
@@ -337,6 +337,7 @@ class Communicator(Collectives):
             call = self._calls.meeting("close", ())
             self._engine.close(call, NOTHING, end_of)
         self._forget()
+        self._forget_messages()
 
     def leave(self, reason: str) -> None:
         """Leave without the other ranks; their next call raises PeerLostError with `reason`.

@@ -29,6 +29,10 @@ from ringreduce.errors import MismatchError, PeerLostError, RingReduceError
 from ringreduce.messages.binding import Arithmetic
 from ringreduce.messages.executor import Executable as MessagesExecutable
 from ringreduce.messages.flows import FlowCache, Task
+from ringreduce.point_to_point.by_mailbox import MailboxRoad
+from ringreduce.point_to_point.by_transport import TransportRoad
+from ringreduce.point_to_point.endpoint import Endpoint
+from ringreduce.point_to_point.road import Road
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.executable import Executable as ShmExecutable
 from ringreduce.shm.fast_path import CompiledCall, FastPath, key_of
@@ -92,7 +96,9 @@ class Engine:
         """The executable that is running; empty between calls."""
         self._discarded: deque[Call] = deque()
         """Calls whose executables are freed when no call is under way."""
-        self.queue = CallQueue(self._agreement.wait, transport.spins, transport.threads)
+        self.queue = CallQueue(self._wait, transport.spins, transport.threads)
+        self.endpoint = self._make_endpoint(segments, timeout_s)
+        """The messages between two ranks."""
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
         self.fast_path: FastPath | None = None
@@ -109,6 +115,24 @@ class Engine:
             )
         _heed_forks()
         _engines.add(self)
+
+    def _make_endpoint(self, segments: Segments | None, timeout_s: float) -> Endpoint:
+        transport, memory = self._transport, self._config.memory
+        road: Road
+        if segments is not None and segments.single_copy:
+            assert memory is not None
+            road = MailboxRoad(segments, transport.rank, memory.crowded)
+            how = transport.pause, transport.spins, True
+        else:
+            channel = transport.channel()
+            road = TransportRoad(channel)
+            how = channel.pause, transport.spins, transport.threads
+        return Endpoint(road, transport.rank, transport.size, timeout_s, *how)
+
+    def _wait(self, idle: int, ahead: int) -> None:
+        """Pause as `Agreement.wait` does; asynchronous messages go on if they have no thread."""
+        self.endpoint.advance_without_thread()
+        self._agreement.wait(idle, ahead)
 
     # --- calls ---
 
@@ -356,7 +380,7 @@ class Engine:
         while not test():
             idle += 1
             if idle > spins:
-                self._agreement.wait(idle - spins)
+                self._wait(idle - spins, 0)
 
     def wait_for(self, executable: Executable) -> None:
         """Poll an executable until its run is complete.  Raises as `wait_until` does."""
@@ -364,7 +388,7 @@ class Engine:
         while not executable.test():
             idle = 0 if executable.moved else idle + 1
             if idle > spins:
-                self._agreement.wait(idle - spins)
+                self._wait(idle - spins, 0)
 
     def _report_mismatch(self, peer: int, header: bytes) -> None:
         self._agreement.report_mismatch(peer, header)
@@ -437,7 +461,9 @@ class Engine:
         with self.queue.lock:
             self._agreement.end_of = end_of
             self.queue.drain()
-            unseen = self.queue.unseen_error()
+            if self.ended is None:
+                self.endpoint.close()
+            unseen = self.queue.unseen_error() or self.endpoint.unseen_error()
             if self.ended is None:
                 self.check_usable()
                 self.run_now(call, nothing, nothing, None)
@@ -447,10 +473,11 @@ class Engine:
                     raise self._settle_error(error, call.schedule) from None
                 self._free_discarded()
                 self._flows.close()
-                self._transport.close()
                 self.ended = ValueError(
                     "the communicator is closed; call before close(), or make another communicator"
                 )
+                self.endpoint.end(self.ended)
+                self._transport.close()
             self.queue.close()
             if unseen is not None:
                 raise unseen.with_traceback(None)
@@ -485,6 +512,7 @@ class Engine:
             "make calls in that one, or start ranks with 'ringreduce run'"
         )
         self.queue.forked(self.ended)
+        self.endpoint.forked(self.ended)
         if self.fast_path is not None:
             self.fast_path.forked()
 
@@ -500,6 +528,7 @@ class Engine:
             else:
                 if not isinstance(settled, MismatchError):
                     self.ended = copy.copy(settled)
+                    self.endpoint.end(self.ended)
                     self._abandon()
                 return settled
         if isinstance(error, Exception):
@@ -515,6 +544,7 @@ class Engine:
         if self.fast_path is not None:
             self.fast_path.disable()
         self._agreement.leave(reason)
+        self.endpoint.end(self.ended, reason)
         self._abandon()
 
 

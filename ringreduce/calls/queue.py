@@ -11,15 +11,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 Program = Generator[bool, None, Any]
 T = TypeVar("T")
+_NO_PROGRAM: Program = (moved for moved in (True,))
+"""The program of messages between two ranks: their endpoint makes progress."""
 
 _AHEAD = 1900
 """Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
 the interpreter."""
+_BUSY_LOOKS, _BETWEEN_LOOKS_S = 200, 1e-4
+"""`wait_any` looks so often without a pause, and then again after so many seconds each."""
+
+
+class Queue(Protocol):
+    """The queue that a `Work` is in."""
+
+    def advance(self) -> Any:
+        """Make progress without waiting, unless another thread does."""
+
+    def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
+        """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
 
 
 class Work(Generic[T]):
@@ -42,7 +56,7 @@ class Work(Generic[T]):
 
     __module__ = "ringreduce"
 
-    def __init__(self, queue: CallQueue, program: Program) -> None:
+    def __init__(self, queue: Queue, program: Program = _NO_PROGRAM) -> None:
         self.program = program
         self.completed = threading.Event()
         self._queue = queue
@@ -91,8 +105,7 @@ class Work(Generic[T]):
             >>> rr.spawn(lambda comm: comm.all_reduce(np.ones(2), async_op=True).wait(), 3)[0]
             array([3., 3.])
         """
-        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
-            raise ValueError(f"wait: timeout_s is {timeout_s!r}; pass seconds, 0 or more, or None")
+        _check_wait("wait", timeout_s)
         if not self._queue.wait_for(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
@@ -126,6 +139,51 @@ class Work(Generic[T]):
         if self.began_s is not None:
             self.seconds = time.perf_counter() - self.began_s
         self.completed.set()
+
+
+def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
+    """Wait until one of several works is over; return its index.
+
+    Args:
+        works: works of `Communicator` calls, such as asynchronous messages and collectives.
+        timeout_s: seconds to wait at most; None: without a limit.
+
+    Returns:
+        The index of the first work in `works` that is over.  Call its `Work.wait` for the result or
+        the error.
+
+    Raises:
+        ValueError: `works` is empty, or `timeout_s` is no number of at least 0.
+        TimeoutError: none is over after `timeout_s` seconds.  All go on.
+
+    Example:
+        >>> def program(comm):
+        ...     if comm.rank:
+        ...         return comm.send(comm.rank, peer=0)
+        ...     works = [comm.recv(np.empty((), int), peer, async_op=True) for peer in (1, 2)]
+        ...     first = rr.wait_any(works)
+        ...     return sorted(work.wait().item() for work in works), works[first].done()
+        >>> rr.spawn(program, 3)[0]
+        ([1, 2], True)
+    """
+    _check_wait("wait_any", timeout_s)
+    if not works:
+        raise ValueError("wait_any: works is empty; pass at least one Work")
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    idle = 0
+    while True:
+        for index, work in enumerate(works):
+            if work.done():
+                return index
+        if end is not None and time.monotonic() > end:
+            raise TimeoutError(f"wait_any: no work is over after {timeout_s} s; all go on")
+        idle += 1
+        time.sleep(0 if idle < _BUSY_LOOKS else _BETWEEN_LOOKS_S)
+
+
+def _check_wait(where: str, timeout_s: float | None) -> None:
+    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+        raise ValueError(f"{where}: timeout_s is {timeout_s!r}; pass seconds, 0 or more, or None")
 
 
 class CallQueue:

@@ -37,6 +37,22 @@ def as_gpu_array(x: Array) -> Array:
     return x if isinstance(x, cupy.ndarray) else cupy.from_dlpack(x)
 
 
+def to_host(array: Array) -> np.ndarray:
+    """Return a copy of an array in host memory, after the work that CuPy's current stream has."""
+    with array.device:
+        host: np.ndarray = cupy.asnumpy(array)
+    return host
+
+
+def from_host(host: np.ndarray, into: Array) -> None:
+    """Copy an array of host memory into an array on a GPU, in CuPy's current stream.
+
+    The caller may change `host` afterwards.
+    """
+    with into.device:
+        into[...] = cupy.asarray(host)
+
+
 class CudaDevice:
     """CuPy arrays of one GPU, and a stream."""
 

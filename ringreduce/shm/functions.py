@@ -10,9 +10,15 @@ from typing import Any
 
 from ringreduce.compiler import jit, pyobjects
 
-MODULES = {"run": "executor", "enter": "entry", "call": "entry"}
+MODULES = {
+    "run": "executor",
+    "enter": "entry",
+    "call": "entry",
+    "mail": "mailbox",
+    "message": "mail_entry",
+}
 """The module of this package that has each function.  It is imported only to compile."""
-_WITH_KEYWORDS = ("call",)
+_WITH_KEYWORDS = ("call", "message")
 """Functions that Python calls with keyword arguments too."""
 
 

@@ -91,7 +91,7 @@ moved to the cache that the cores share.  A longer ring would leave the shared c
 RING_TURN_ROUNDS = 32
 """Rounds of the current size after which the ring also goes back: small data stay in cache."""
 SEGMENT_BYTES = RING_OFFSET + RING_BYTES
-"""Bytes of slots, report and ring; memory for registered arrays follows them in a segment."""
+"""Bytes of slots, report and ring.  The rank's mail and memory for registered arrays follow."""
 
 # --- buffers --------------------------------------------------------------------------------------
 

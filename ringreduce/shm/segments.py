@@ -21,6 +21,7 @@ import numpy as np
 
 from ringreduce.shm.functions import is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
+from ringreduce.shm.mailbox import mail_bytes
 from ringreduce.transports.base import Transport
 
 _TOKEN_BYTES = 16
@@ -34,12 +35,12 @@ it also reads all memory."""
 
 
 class Segments:
-    """A segment of every rank, mapped by all of them; its slots are zero at first."""
+    """A segment of every rank, mapped by all of them; its slots and mail are zero at first."""
 
     nbytes: int
     """Bytes of this rank's segment, the arena included."""
     arena: Any
-    """An array of the bytes of this rank's segment that follow its slots and its ring."""
+    """An array of the bytes of this rank's segment that follow its slots, ring and mail."""
     addresses: Sequence[int]
     """The address of each rank's segment in this process, by rank."""
     processes: Sequence[int]
@@ -70,23 +71,25 @@ def share_segments(transport: Transport) -> Segments | None:
     """
     if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((is_available(),))):
         return None
+    nbytes = SEGMENT_BYTES + mail_bytes(transport.size)
     if not transport.one_process:
-        segments = map_files(SEGMENT_BYTES, transport.collect, transport.rank)
+        segments = map_files(nbytes, transport.collect, transport.rank)
         if segments is not None:
             return segments
-    buffers = transport.allocate_shared(SEGMENT_BYTES)
+    buffers = transport.allocate_shared(nbytes)
     return None if buffers is None else _in_buffers(buffers, transport)
 
 
 def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None:
     """Make segments of `buffers`; None, on all ranks, if some buffer is not aligned."""
     segments: list[Any] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    segments[transport.rank][:RING_OFFSET] = 0
+    mine = segments[transport.rank]
+    mine[:RING_OFFSET] = mine[SEGMENT_BYTES:] = 0
     aligned = all(segment.ctypes.data % WORD == 0 for segment in segments)
     if 0 in transport.collect(bytes((aligned,))):  # from here on all slots are zero
         return None
     processes = [0] * transport.size
-    return Segments(segments, transport.rank, SEGMENT_BYTES, processes, transport.one_process)
+    return Segments(segments, transport.rank, mine.size, processes, transport.one_process)
 
 
 def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segments | None:

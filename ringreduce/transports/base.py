@@ -1,4 +1,4 @@
-"""The interface of a transport: persistent data messages, and a control channel.
+"""The interface of a transport: persistent data messages, a control channel, and a channel.
 
 A transport moves bytes between the ranks of one communicator, and does not interpret them.
 A data message is bound once to a peer, a flow and a buffer, and then started any number of times.
@@ -100,6 +100,9 @@ class Transport(Protocol):
         on all ranks if they are not on one host.
         """
 
+    def channel(self) -> Channel:
+        """Return the transport's channel for messages between two ranks; the same each time."""
+
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> Transport:
         """Make a transport between `members` alone, ranked in that order.
 
@@ -108,6 +111,37 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Free what the transport holds.  Collective."""
+
+
+class Channel(Protocol):
+    """One rank's end of short envelopes and of data, apart from all other messages of a transport.
+
+    No method waits.  A method raises if the peer is lost; `translate` makes a PeerLostError of it.
+    """
+
+    rank: int
+    size: int
+
+    def post(self, peer: int, envelope: bytes) -> None:
+        """Send an envelope.  The peer's `poll` returns it once, in order."""
+
+    def poll(self, peer: int) -> list[bytes]:
+        """Return the envelopes of `peer` that arrived since the last poll."""
+
+    def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
+        """Bind a message as `Transport.sender` does; flows are below 8,192."""
+
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Request:
+        """Bind a receive as `Transport.receiver` does."""
+
+    def translate(self, error: Exception) -> Exception:
+        """As `Transport.translate`."""
+
+    def pause(self, idle: int) -> None:
+        """As `Transport.pause`; an envelope or data that arrive may end the pause."""
+
+    def close(self) -> None:
+        """Drop the envelopes that nobody has polled.  All ranks have posted their last."""
 
 
 def not_assembled(timeout_s: float, missing: Sequence[int]) -> PeerTimeoutError:

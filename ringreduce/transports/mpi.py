@@ -24,7 +24,9 @@ from mpi4py import MPI
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import not_assembled
 
-_CONTROL_TAG = 0
+_CONTROL_TAG, _ENVELOPE_TAG, _FIRST_DATA_TAG = range(3)
+"""Tags on the control communicator: of control messages; of a channel's envelopes; from the third
+on, of a channel's data."""
 _YIELDS = 2000
 """Idle polls after each of which a rank only yields the core; after later polls it sleeps."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
@@ -82,9 +84,8 @@ class MpiTransport:
         """Identities of receives that were cancelled and are not complete yet."""
         self._discarding: dict[int, MPI.Request] = {}
         """By peer: the receive of a message that is dropped."""
-        self._control_sends: dict[int, list[MPI.Request]] = {}
-        """By peer: control messages that were not complete when the latest was sent."""
-        self._control_receive: tuple[MPI.Request, int, bytearray] | None = None
+        self._control_messages = _ShortMessages(self._control, _CONTROL_TAG)
+        self._channel: MpiChannel | None = None
 
     # --- data ---
 
@@ -127,34 +128,18 @@ class MpiTransport:
     # --- control ---
 
     def send_control(self, peer: int, message: bytes) -> None:
-        request = self._control.Isend([message, MPI.BYTE], peer, _CONTROL_TAG)
-        under_way = [earlier for earlier in self._control_sends.get(peer, ()) if not earlier.Test()]
-        self._control_sends[peer] = [*under_way, request]
+        self._control_messages.post(peer, message)
 
     def control_sent(self, peers: Iterable[int]) -> bool:
-        return all(
-            request.Test() for peer in peers for request in self._control_sends.get(peer, ())
-        )
+        return all(map(self._control_messages.is_sent, peers))
 
     def poll_control(self) -> list[tuple[int, bytes]]:
-        arrived = []
-        while self._control_receive is not None or self._next_control():
-            assert self._control_receive is not None
-            request, peer, buffer = self._control_receive
-            if not request.Test():
-                break
-            arrived.append((peer, bytes(buffer)))
-            self._control_receive = None
-        return arrived
+        return self._control_messages.poll(MPI.ANY_SOURCE)
 
-    def _next_control(self) -> bool:
-        status = MPI.Status()
-        message = self._control.Improbe(MPI.ANY_SOURCE, _CONTROL_TAG, status)
-        if message is None:
-            return False
-        buffer = bytearray(status.Get_count(MPI.BYTE))
-        self._control_receive = (message.Irecv([buffer, MPI.BYTE]), status.Get_source(), buffer)
-        return True
+    def channel(self) -> MpiChannel:
+        if self._channel is None:
+            self._channel = MpiChannel(self, self._control)
+        return self._channel
 
     # --- waiting, topology, end ---
 
@@ -205,6 +190,83 @@ class MpiTransport:
             self._window.Free()
         self._data.Free()
         self._control.Free()
+
+
+class MpiChannel:
+    """Envelopes and data between two ranks, with tags of their own on a communicator."""
+
+    def __init__(self, transport: MpiTransport, comm: MPI.Comm) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self._comm, self._transport = comm, transport
+        self._envelopes: dict[int, _ShortMessages] = {}
+        """By peer: so a lost peer is noticed by its own messages alone."""
+
+    def post(self, peer: int, envelope: bytes) -> None:
+        self._messages(peer).post(peer, envelope)
+
+    def poll(self, peer: int) -> list[bytes]:
+        return [envelope for _, envelope in self._messages(peer).poll(peer)]
+
+    def _messages(self, peer: int) -> _ShortMessages:
+        if peer not in self._envelopes:
+            self._envelopes[peer] = _ShortMessages(self._comm, _ENVELOPE_TAG)
+        return self._envelopes[peer]
+
+    def sender(self, peer: int, flow: int, buffer: memoryview) -> Any:
+        return self._comm.Send_init([buffer, MPI.BYTE], peer, _FIRST_DATA_TAG + flow)
+
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Any:
+        return self._comm.Recv_init([buffer, MPI.BYTE], peer, _FIRST_DATA_TAG + flow)
+
+    def translate(self, error: Exception) -> Exception:
+        return self._transport.translate(error)
+
+    def pause(self, idle: int) -> None:
+        self._transport.pause(idle)
+
+    def close(self) -> None:
+        for peer in self._envelopes:
+            self.poll(peer)
+
+
+class _ShortMessages:
+    """Messages of any short length on a communicator, with one tag."""
+
+    def __init__(self, comm: MPI.Comm, tag: int) -> None:
+        self._comm, self._tag = comm, tag
+        self._sends: dict[int, list[MPI.Request]] = {}
+        """By peer: messages that were not complete when the latest was sent."""
+        self._receive: tuple[MPI.Request, int, bytearray] | None = None
+
+    def post(self, peer: int, message: bytes) -> None:
+        request = self._comm.Isend([message, MPI.BYTE], peer, self._tag)
+        under_way = [earlier for earlier in self._sends.get(peer, ()) if not earlier.Test()]
+        self._sends[peer] = [*under_way, request]
+
+    def is_sent(self, peer: int) -> bool:
+        """Return whether all messages to a peer arrive without further calls here."""
+        return all(request.Test() for request in self._sends.get(peer, ()))
+
+    def poll(self, source: int) -> list[tuple[int, bytes]]:
+        """Return the messages from `source` that have arrived, each with its sender."""
+        arrived = []
+        while self._receive is not None or self._next(source):
+            assert self._receive is not None
+            request, peer, buffer = self._receive
+            if not request.Test():
+                break
+            arrived.append((peer, bytes(buffer)))
+            self._receive = None
+        return arrived
+
+    def _next(self, source: int) -> bool:
+        status = MPI.Status()
+        message = self._comm.Improbe(source, self._tag, status)
+        if message is None:
+            return False
+        buffer = bytearray(status.Get_count(MPI.BYTE))
+        self._receive = (message.Irecv([buffer, MPI.BYTE]), status.Get_source(), buffer)
+        return True
 
 
 class _Assembly:

@@ -18,6 +18,8 @@ from ringreduce.transports.base import not_assembled
 
 _LONGEST_PAUSE_S = 0.002
 """Seconds; a message that arrives ends the pause."""
+_CHANNEL = -1
+"""The number of the part of a switchboard that is the channel: splits count from 1."""
 
 
 class Switchboard:
@@ -133,6 +135,7 @@ class ThreadTransport:
         self._timeout_s = timeout_s
         self._collections = 0
         """Number of this rank's next collection of bytes."""
+        self._channel: ThreadChannel | None = None
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, self.rank, peer, flow, buffer, sends=True)
@@ -191,9 +194,39 @@ class ThreadTransport:
     def allocate_shared(self, nbytes: int) -> Sequence[Any]:
         return list(self._switchboard.allocate_shared(nbytes))
 
+    def channel(self) -> ThreadChannel:
+        if self._channel is None:
+            part = self._switchboard.part(_CHANNEL, range(self.size))
+            self._channel = ThreadChannel(ThreadTransport(part, self.rank, self._timeout_s))
+        return self._channel
+
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> ThreadTransport:
         part = self._switchboard.part(number, members)
         return ThreadTransport(part, members.index(self.rank), timeout_s)
+
+    def close(self) -> None:
+        pass
+
+
+class ThreadChannel:
+    """Envelopes and data between two ranks, by mailboxes of their own."""
+
+    def __init__(self, transport: ThreadTransport) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self._transport = transport
+        self._arrived: list[list[bytes]] = [[] for _ in range(self.size)]
+        """By peer: the envelopes that nobody has polled."""
+        self.sender, self.receiver = transport.sender, transport.receiver
+        self.translate, self.pause = transport.translate, transport.pause
+
+    def post(self, peer: int, envelope: bytes) -> None:
+        self._transport.send_control(peer, envelope)
+
+    def poll(self, peer: int) -> list[bytes]:
+        for sender, envelope in self._transport.poll_control():
+            self._arrived[sender].append(envelope)
+        arrived, self._arrived[peer] = self._arrived[peer], []
+        return arrived
 
     def close(self) -> None:
         pass

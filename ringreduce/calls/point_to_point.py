@@ -1,0 +1,293 @@
+"""Messages between two ranks, as users call them: each checks its arguments before it begins."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ringreduce.calls.arguments import check_out, check_timeout, shown
+from ringreduce.calls.arrays import as_array, as_writable, from_host, to_host
+from ringreduce.calls.ops import check_movable
+from ringreduce.calls.queue import Work
+from ringreduce.calls.runner import Runner
+from ringreduce.point_to_point.endpoint import Endpoint, Operation
+from ringreduce.point_to_point.road import Kind
+
+_COMPILED = ("send", "recv")
+"""The methods that may have a compiled entry."""
+_HIGHEST_TAG = (1 << 63) - 1
+T = TypeVar("T")
+
+
+class MessageWork(Work[T]):
+    """Asynchronous messages: over when all of them are."""
+
+    def __init__(self, endpoint: Endpoint, operations: list[Operation], deliver: Callable[[], T]):
+        super().__init__(endpoint)
+        self._operations, self._deliver = operations, deliver
+        self._left = len(operations)
+        self._delivered = False
+        for operation in operations:
+            operation.at_end = self._on_end
+
+    def _on_end(self, operation: Operation) -> None:
+        self._left -= 1
+        if self._left == 0:
+            errors = [each.error for each in self._operations if each.error is not None]
+            self.finish(error=errors[0] if errors else None)
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        super().wait(timeout_s)
+        if not self._delivered:
+            self._result, self._delivered = self._deliver(), True
+        result: T = self._result
+        return result
+
+
+class PointToPoint(Runner):
+    """The messages of a `Communicator` between two ranks."""
+
+    __module__ = "ringreduce"
+
+    def send(
+        self,
+        x: Any,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send an array to one rank, which receives it with `recv`.
+
+        Returns when the receiver has copied the data.  Messages of one pair of ranks and one tag
+        arrive in the order of their sends.  Messages and collectives do not affect each other.
+
+        Args:
+            x: an array of any shape, or a number.
+            peer: the rank that receives it, not this one.
+            tag: a number of at least 0; the receiver passes the same.
+            async_op: return a `Work` at once.  Do not change `x` before its `Work.wait` returns.
+            timeout_s: seconds until the call raises PeerTimeoutError; None: those of `init`.
+
+        Returns:
+            None, or with `async_op` a `Work` of None.
+
+        Raises:
+            TypeError, ValueError: a wrong argument.  Nothing is sent.
+            MismatchError: the receiver wants another dtype or shape.  Both ranks raise the same
+                text.  The message is gone, and the next one is not affected.
+            PeerLostError: `peer` died, left or closed.  Messages with other ranks are not affected.
+            PeerTimeoutError: `peer` has not received the message in time.  There can be no more
+                messages with `peer`.
+
+        Example:
+            >>> def program(comm):
+            ...     if comm.rank == 0:
+            ...         comm.send(np.arange(3.0), peer=1)
+            ...     else:
+            ...         return comm.recv(np.empty(3), peer=0)
+            >>> rr.spawn(program, 2)[1]
+            array([0., 1., 2.])
+        """
+        sent = self._sending("send", x, peer, tag, timeout_s)
+        result = self._carry([sent], lambda: None, async_op)
+        self._engine.endpoint.road.admit("send", sent.peer, x, sent.kind)
+        return result
+
+    def recv(
+        self,
+        out: Any,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Receive an array from one rank, which sends it with `send`.
+
+        Args:
+            out: the array to write to, of the dtype and shape of the array that is sent.
+            peer: the rank that sends, not this one.
+            tag: a number of at least 0; the sender passes the same.
+            async_op: return a `Work` at once.  Do not use `out` before its `Work.wait` returns.
+            timeout_s: seconds until the call raises PeerTimeoutError; None: those of `init`.
+
+        Returns:
+            `out`, or with `async_op` a `Work` of it.
+
+        Raises:
+            TypeError, ValueError: a wrong argument, or an `out` that another receive writes to.
+            MismatchError: the sender sends another dtype or shape.  Both ranks raise the same text.
+            PeerLostError: `peer` died, left or closed.
+            PeerTimeoutError: `peer` has not sent a message with this tag in time.
+
+        Example:
+            >>> def program(comm):
+            ...     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+            ...     sent = comm.send(comm.rank, right, async_op=True)
+            ...     received = comm.recv(np.empty((), int), left)
+            ...     sent.wait()
+            ...     return received.item()
+            >>> rr.spawn(program, 3)
+            [2, 0, 1]
+        """
+        received, deliver = self._receiving("recv", out, peer, tag, timeout_s)
+        result = self._carry([received], lambda: deliver() or out, async_op)
+        self._engine.endpoint.road.admit("recv", received.peer, out, received.kind)
+        return result
+
+    def exchange(
+        self,
+        sends: Mapping[int, Any],
+        recvs: Mapping[int, Any],
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send arrays to some ranks and receive arrays from some ranks, all at once.
+
+        Posts all receives, then all sends, and then waits for all of them.  So two ranks can
+        exchange arrays without a deadlock.
+
+        Args:
+            sends: peer -> the array to send, as for `send`.
+            recvs: peer -> the array to write to, as for `recv`.
+            tag: of all these messages.
+            async_op: return a `Work` at once.
+            timeout_s: seconds until the call raises PeerTimeoutError; None: those of `init`.
+
+        Returns:
+            `recvs`, or with `async_op` a `Work` of it.
+
+        Raises:
+            TypeError, ValueError: a wrong argument, or arrays of `recvs` that share memory with
+                each other or with an array of `sends`.  Nothing is sent.
+            MismatchError, PeerLostError, PeerTimeoutError: as for `send` and `recv`.  The other
+                messages of the call are over, too.
+
+        Example:
+            >>> def program(comm):
+            ...     peer = 1 - comm.rank
+            ...     out = np.empty(2)
+            ...     comm.exchange({peer: np.full(2, float(comm.rank))}, {peer: out})
+            ...     return out
+            >>> rr.spawn(program, 2)[0]
+            array([1., 1.])
+        """
+        for name, given in (("sends", sends), ("recvs", recvs)):
+            if not isinstance(given, Mapping):
+                raise TypeError(f"exchange: {name} is {shown(given)}; pass a dict, peer -> array")
+        pairs = [
+            self._receiving("exchange", out, peer, tag, timeout_s) for peer, out in recvs.items()
+        ]
+        sent = [self._sending("exchange", x, peer, tag, timeout_s) for peer, x in sends.items()]
+
+        def deliver() -> Mapping[int, Any]:
+            for _, each in pairs:
+                each()
+            return recvs
+
+        return self._carry([*(received for received, _ in pairs), *sent], deliver, async_op)
+
+    # --- implementation ---
+
+    def _use_compiled_messages(self) -> None:
+        """Put the compiled entries in the place of the methods that no subclass overrides."""
+        road = self._engine.endpoint.road
+        for name in _COMPILED:
+            if getattr(type(self), name) is getattr(PointToPoint, name):
+                self.__dict__[name] = road.entry(name, getattr(self, name), self._adopt_message)
+
+    def _forget_messages(self) -> None:
+        """Drop the compiled entries: the communicator is closed."""
+        for name in _COMPILED:
+            self.__dict__.pop(name, None)
+
+    def _adopt_message(self, x: Any, peer: int, tag: int = 0) -> None:
+        self._engine.endpoint.adopt(self._sending("send", x, peer, tag, None))
+
+    def _sending(
+        self, where: str, x: Any, peer: int, tag: int, timeout_s: float | None
+    ) -> Operation:
+        array = as_array(where, x)
+        check_movable(where, array.dtype)
+        kind = Kind.of(array.dtype, array.shape)
+        data = np.ascontiguousarray(to_host(where, array))
+        return self._operation(where, True, peer, tag, kind, data, data, timeout_s)
+
+    def _receiving(
+        self, where: str, out: Any, peer: int, tag: int, timeout_s: float | None
+    ) -> tuple[Operation, Callable[[], None]]:
+        """Return the operation, and a function that copies its data to `out` where needed."""
+        view = as_writable(where, out)
+        check_movable(where, view.dtype)
+        check_out(where, view, view.shape, view.dtype)
+        kind = Kind.of(view.dtype, view.shape)
+        direct = isinstance(view, np.ndarray) and view.flags.c_contiguous
+        data = view if direct else np.empty(view.shape, view.dtype)
+        memory = view if isinstance(view, np.ndarray) else data
+        received = self._operation(where, False, peer, tag, kind, data, memory, timeout_s)
+
+        def deliver() -> None:
+            if not direct:
+                from_host(where, data, view)
+
+        return received, deliver
+
+    def _operation(
+        self,
+        where: str,
+        sends: bool,
+        peer: int,
+        tag: int,
+        kind: Kind,
+        data: np.ndarray,
+        memory: np.ndarray,
+        timeout_s: float | None,
+    ) -> Operation:
+        known = self._check_peer(where, peer)
+        number = _number(tag)
+        if number is None or not 0 <= number <= _HIGHEST_TAG:
+            raise ValueError(f"{where}: tag is {shown(tag)}; pass an int of at least 0")
+        if timeout_s is None:
+            timeout_s = self._engine.endpoint.timeout_s
+        else:
+            check_timeout(where, timeout_s)
+        return Operation(where, sends, known, number, kind, data, memory, timeout_s)
+
+    def _check_peer(self, where: str, peer: Any) -> int:
+        number = _number(peer)
+        if number is None:
+            raise TypeError(f"{where}: peer is {shown(peer)}; pass a rank, a whole number")
+        if number == self.rank:
+            raise ValueError(f"{where}: peer is {number}, this rank itself; pass another rank")
+        if not 0 <= number < self.size:
+            raise ValueError(f"{where}: peer is {number}; ranks are 0 to {self.size - 1}")
+        return number
+
+    def _carry(self, operations: list[Operation], deliver: Callable[[], T], async_op: bool) -> Any:
+        """Make the operations; return what `deliver` returns, or a Work of it."""
+        engine = self._engine
+        if engine.ended is not None:
+            raise engine.ended.with_traceback(None)
+        endpoint = engine.endpoint
+        if async_op:
+            work = MessageWork(endpoint, operations, deliver)
+            endpoint.start(operations, work)
+            return work
+        endpoint.start(operations)
+        endpoint.finish(operations)
+        return deliver()
+
+
+def _number(value: Any) -> int | None:
+    """Return a whole number as an int; None if `value` is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

@@ -1,0 +1,566 @@
+"""One rank's end of all messages between two ranks: their order, their matching, their errors.
+
+A message has a tag.  A receive takes the earliest message of its peer with its tag that no earlier
+receive has taken.  If dtype or shape differ, both ranks raise MismatchError, and the message is
+gone.  A send is over when its receiver has copied the data.
+
+While asynchronous messages are under way, a thread makes progress, if the transport allows that.
+Every wait makes progress, too: for all messages of the rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError
+from ringreduce.point_to_point.road import (
+    CLOSED,
+    CLOSING,
+    DIFFERENT,
+    DRAINED,
+    OPEN,
+    REFUSED,
+    TAKEN,
+    Answered,
+    Arrival,
+    Kind,
+    Road,
+)
+
+_AHEAD = 1900
+"""Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
+the interpreter."""
+_CHECK_EVERY = 16
+"""Idle polls between two looks at the states of the peers, and at the clock."""
+_LOOK_S = 0.02
+"""Seconds between two looks at whether the peers live."""
+_ABSENT_S, _GAP_COUNTS_S = 1.0, 0.1
+"""A time between two polls that is longer counts as this: the rank itself was stopped, or did not
+poll."""
+
+_ABANDONED: list[Any] = []
+"""Arrays of messages that were given up.  Peers may still read them, and MPI may still write them,
+until the process ends."""
+
+
+@dataclass(eq=False)
+class Operation:
+    """A send or a receive of this rank."""
+
+    where: str
+    """The name of the user's call, for errors."""
+    sends: bool
+    peer: int
+    tag: int
+    kind: Kind
+    data: np.ndarray
+    """The contiguous array that is sent or received."""
+    memory: np.ndarray
+    """The caller's array in host memory, if it is not `data`."""
+    timeout_s: float
+    """Seconds until the operation fails."""
+    number: int = 0
+    """Number of the message, once it is offered or matched."""
+    arrival: Arrival | None = None
+    """The message that this receive has taken."""
+    since: float = 0.0
+    """When the operation began, on the endpoint's clock."""
+    over: bool = False
+    error: Exception | None = None
+    at_end: Callable[[Operation], None] | None = None
+    """Called when an asynchronous operation is over."""
+
+    def __str__(self) -> str:
+        return f"{self.kind.text} with tag {self.tag}"
+
+
+@dataclass(eq=False)
+class _Pair:
+    """The messages of this rank with one peer."""
+
+    unoffered: deque[Operation] = field(default_factory=deque)
+    """Sends for which the road has had no place."""
+    offered: dict[int, Operation] = field(default_factory=dict)
+    """Sends without an answer, by number."""
+    receives: defaultdict[int, deque[Operation]] = field(default_factory=lambda: defaultdict(deque))
+    """Receives without a message, by tag."""
+    arrivals: defaultdict[int, deque[Arrival]] = field(default_factory=lambda: defaultdict(deque))
+    """Messages without a receive, by tag."""
+    reading: list[Operation] = field(default_factory=list)
+    """Receives whose data are on their way."""
+    early: dict[int, Answered] = field(default_factory=dict)
+    """Answers to messages that nobody waits for, by number."""
+    error: Exception | None = None
+    """Why there can be no more messages with this peer."""
+
+    def operations(self) -> list[Operation]:
+        """All operations that are not over."""
+        receives = (each for queue in self.receives.values() for each in queue)
+        return [*self.unoffered, *self.offered.values(), *self.reading, *receives]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some operation is not over."""
+        waits = self.unoffered or self.offered or self.reading
+        return bool(waits) or any(self.receives.values())
+
+    def discard(self, operation: Operation) -> None:
+        """Remove an operation, wherever it is."""
+        if operation in self.unoffered:
+            self.unoffered.remove(operation)
+        if operation in self.reading:
+            self.reading.remove(operation)
+        self.offered.pop(operation.number, None)
+        queue = self.receives[operation.tag]
+        if operation in queue:
+            queue.remove(operation)
+
+
+class FallibleWork(Protocol):
+    """A Work, as far as the endpoint knows it."""
+
+    completed: threading.Event
+    """Set when the work is over."""
+
+    @property
+    def unseen_error(self) -> BaseException | None:
+        """The error of a work that is over and that nobody has waited for."""
+
+
+def _is_needed(work: FallibleWork) -> bool:
+    return not work.completed.is_set() or work.unseen_error is not None
+
+
+def _overlap(a: Operation, b: Operation) -> bool:
+    return bool(np.may_share_memory(a.memory, b.memory)) and bool(
+        np.shares_memory(a.memory, b.memory)
+    )
+
+
+class Endpoint:
+    """One rank's sends and receives."""
+
+    def __init__(
+        self,
+        road: Road,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        pause: Callable[[int], None],
+        spins: int,
+        threads: bool,
+    ) -> None:
+        self.road, self.rank, self.size, self.timeout_s = road, rank, size, timeout_s
+        self._pause, self._spins, self._threads = pause, spins, threads
+        self.lock = threading.RLock()
+        """Guards everything here, and the road."""
+        self._pairs: dict[int, _Pair] = {}
+        self._busy: dict[int, _Pair] = {}
+        """The pairs with operations that are not over, and those that answer later."""
+        self._state = OPEN
+        self._works: list[FallibleWork] = []
+        """Works that are not over, or whose errors nobody has seen."""
+        self._asynchronous = 0
+        """Asynchronous operations that are not over."""
+        self._begun = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ended: Exception | None = None
+        self._looked_at = 0.0
+        self._polled_at = time.monotonic()
+        self._absent_s = 0.0
+
+    # --- operations ---
+
+    def start(self, operations: Sequence[Operation], work: FallibleWork | None = None) -> None:
+        """Begin operations, in order: those of a `work`, or those of a call that waits for them.
+
+        Raises ValueError if two receives would write to the same memory, and the error that has
+        ended the messages of this rank or with a peer.  Then no operation begins.
+        """
+        with self.lock:
+            self._check_usable(operations)
+            self._check_memory(operations)
+            now = self._clock()
+            if work is not None:
+                self._works = [*filter(_is_needed, self._works), work]
+            for operation in operations:
+                operation.since = now
+                self._asynchronous += work is not None
+                pair = self._pair(operation.peer)
+                if operation.sends:
+                    pair.unoffered.append(operation)
+                else:
+                    self._post(pair, operation)
+            self._progress()
+            if work is not None:
+                self._wake_thread()
+
+    def adopt(self, operation: Operation) -> None:
+        """Wait for the answer to the message that compiled code has offered."""
+        with self.lock:
+            self._check_usable([operation])
+            operation.since = self._clock()
+            pair = self._pair(operation.peer)
+            operation.number = self.road.unadopted(operation.peer)
+            pair.offered[operation.number] = operation
+            self.road.adopted(operation.peer)
+            early = pair.early.pop(operation.number, None)
+            if early is not None:
+                self._on_answer(pair, early)
+        self.finish([operation])
+
+    def _pair(self, peer: int) -> _Pair:
+        """Return the pair of this rank and a peer, which is busy from now on."""
+        pair = self._pairs.setdefault(peer, _Pair())
+        if peer not in self._busy:
+            self.road.set_quiet(peer, False)
+            self._busy[peer] = pair
+        return pair
+
+    def _check_usable(self, operations: Iterable[Operation]) -> None:
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
+        for operation in operations:
+            pair = self._pairs.get(operation.peer)
+            if pair is not None and pair.error is not None:
+                raise copy.copy(pair.error)
+
+    def _check_memory(self, operations: Sequence[Operation]) -> None:
+        """Raise ValueError if two operations use the same memory and one of them receives."""
+        under_way = [each for pair in self._busy.values() for each in pair.operations()]
+        for index, operation in enumerate(operations):
+            for other in (*under_way, *operations[:index]):
+                if (operation.sends and other.sends) or not _overlap(operation, other):
+                    continue
+                word = "is sent" if other.sends or operation.sends else "another receive writes to"
+                raise ValueError(
+                    f"{operation.where}: out shares memory with an array that {word}; pass an "
+                    "array of its own"
+                )
+
+    def finish(self, operations: Sequence[Operation]) -> None:
+        """Wait until the operations are over; raise the first error among them."""
+        try:
+            self.wait_until(lambda: all(operation.over for operation in operations))
+        except BaseException as error:
+            for operation in operations:
+                self._give_up(operation, error)
+            raise
+        for operation in operations:
+            if operation.error is not None:
+                raise operation.error.with_traceback(None)
+
+    def wait_until(self, test: Callable[[], bool], end: float | None = None) -> bool:
+        """Make progress until `test` is true; return False if the time `end` comes before."""
+        idle = 0
+        while not test():
+            if end is not None and time.monotonic() > end:
+                return False
+            idle = 0 if self.advance(idle) else idle + 1
+            if idle > self._spins:
+                self._pause(idle - self._spins)
+        return True
+
+    def advance(self, idle: int = _CHECK_EVERY) -> bool:
+        """Make progress without waiting; return whether there was any.
+
+        `idle` counts the calls since the last progress.  Some of them look at peers and timeouts.
+        """
+        with self.lock:
+            moved = self._progress()
+            if not moved and idle % _CHECK_EVERY == 0:
+                self._check_peers()
+            return moved
+
+    def advance_without_thread(self) -> None:
+        """Make progress if asynchronous operations are under way and no thread makes it."""
+        if self._asynchronous and not self._threads:
+            self.advance()
+
+    # --- for `Work`: the queue of asynchronous messages ---
+
+    def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
+        """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        return self.wait_until(completed.is_set, end)
+
+    # --- progress ---
+
+    def _progress(self) -> bool:
+        moved = False
+        for peer, pair in list(self._busy.items()):
+            moved |= self._advance_pair(peer, pair)
+            if not self._is_open(peer, pair):
+                self._busy.pop(peer, None)
+                waits = pair.error is not None or any(pair.arrivals.values())
+                self.road.set_quiet(peer, self._state == OPEN and not waits)
+        return moved
+
+    def _advance_pair(self, peer: int, pair: _Pair) -> bool:
+        moved = False
+        while pair.unoffered:
+            operation = pair.unoffered[0]
+            number = self.road.offer(peer, operation.kind, operation.tag, operation.data)
+            if not number:
+                break
+            pair.unoffered.popleft()
+            operation.number, moved = number, True
+            pair.offered[number] = operation
+        for answered in self.road.answers(peer):
+            moved = True
+            self._on_answer(pair, answered)
+        for arrival in self.road.arrivals(peer):
+            moved = True
+            self._on_arrival(peer, pair, arrival)
+        for operation in list(pair.reading):
+            moved |= self._read(peer, pair, operation)
+        return moved
+
+    def _on_answer(self, pair: _Pair, answered: Answered) -> None:
+        operation = pair.offered.pop(answered.number, None)
+        if operation is None:  # it was given up, or is yet to be adopted
+            pair.early[answered.number] = answered
+            return
+        error: Exception | None = None
+        if answered.status == DIFFERENT:
+            error = self._mismatch(operation, operation.kind.text, answered.text)
+        elif answered.status == REFUSED:
+            error = PeerLostError(
+                f"{operation.where}: rank {operation.peer} has closed the communicator without a "
+                f"receive for {operation}"
+            )
+        self._end(operation, error)
+
+    def _on_arrival(self, peer: int, pair: _Pair, arrival: Arrival) -> None:
+        receives = pair.receives[arrival.tag]
+        if receives:
+            self._match(peer, pair, receives.popleft(), arrival)
+        elif self._state == OPEN:
+            pair.arrivals[arrival.tag].append(arrival)
+        else:
+            self.road.answer(peer, arrival, REFUSED, None)
+
+    def _post(self, pair: _Pair, operation: Operation) -> None:
+        arrivals = pair.arrivals[operation.tag]
+        if arrivals and not pair.receives[operation.tag]:
+            self._match(operation.peer, pair, operation, arrivals.popleft())
+        else:
+            pair.receives[operation.tag].append(operation)
+
+    def _match(self, peer: int, pair: _Pair, operation: Operation, arrival: Arrival) -> None:
+        operation.arrival, operation.number = arrival, arrival.number
+        if arrival.digest != operation.kind.digest:
+            self.road.answer(peer, arrival, DIFFERENT, operation.kind)
+            self._end(operation, self._mismatch(operation, arrival.text, operation.kind.text))
+            return
+        pair.reading.append(operation)
+        self._read(peer, pair, operation)
+
+    def _read(self, peer: int, pair: _Pair, operation: Operation) -> bool:
+        arrival = operation.arrival
+        assert arrival is not None
+        done = self.road.read(peer, arrival, operation.data)
+        if done is None:
+            return False
+        pair.reading.remove(operation)
+        if done:
+            self.road.answer(peer, arrival, TAKEN, None)
+            self._end(operation, None)
+        else:
+            self._fail(pair, self._lost_error(peer, "its process cannot be read"))
+            self._end(operation, pair.error)
+        return True
+
+    def _mismatch(self, operation: Operation, sent: str, received: str) -> MismatchError:
+        ranks = (self.rank, operation.peer)
+        sender, receiver = ranks if operation.sends else ranks[::-1]
+        return MismatchError(
+            f"send and recv: rank {sender} sends {sent} with tag {operation.tag}, rank {receiver} "
+            f"receives {received}; both must pass the same dtype and shape",
+            speaks=operation.sends,
+        )
+
+    def _end(self, operation: Operation, error: Exception | None) -> None:
+        operation.error, operation.over = error and copy.copy(error), True
+        if operation.at_end is not None:
+            self._asynchronous -= 1
+            operation.at_end(operation)
+
+    # --- peers that do not answer ---
+
+    def _clock(self) -> float:
+        """Return seconds, without the times in which this rank did not poll."""
+        now = time.monotonic()
+        if now - self._polled_at > _ABSENT_S:
+            self._absent_s += now - self._polled_at - _GAP_COUNTS_S
+        self._polled_at = now
+        return now - self._absent_s
+
+    def _check_peers(self) -> None:
+        """End the operations of peers that have left, died or not answered in time."""
+        now = self._clock()
+        looks = now - self._looked_at > _LOOK_S
+        if looks:
+            self._looked_at = now
+        for peer, pair in list(self._busy.items()):
+            self._check_state(peer, pair)
+            lost = self.road.lost(peer) if looks else ""
+            if lost and pair.error is None:
+                self._fail(pair, self._lost_error(peer, lost))
+            for operation in pair.operations():
+                if now - operation.since > operation.timeout_s:
+                    self._time_out(peer, pair, operation)
+
+    def _check_state(self, peer: int, pair: _Pair) -> None:
+        theirs = self.road.state_of(peer)
+        if theirs.broken and pair.error is None:
+            reason = "it has given up a message with this rank"
+            self._fail(pair, self._lost_error(peer, reason))
+        if theirs.state < DRAINED:
+            return
+        self._advance_pair(peer, pair)  # what the peer has done before it announced its state
+        if theirs.state == CLOSED:
+            reason = theirs.reason or "it has closed the communicator"
+            self._fail(pair, self._lost_error(peer, reason))
+        else:
+            for operation in [each for queue in pair.receives.values() for each in queue]:
+                pair.discard(operation)
+                reason = f"it closes the communicator and has not sent {operation}"
+                self._end(operation, self._lost_error(peer, reason))
+
+    def _lost_error(self, peer: int, reason: str) -> PeerLostError:
+        return PeerLostError(f"rank {peer} takes part in no more messages with this rank: {reason}")
+
+    def _time_out(self, peer: int, pair: _Pair, operation: Operation) -> None:
+        did = f"has not received {operation}" if operation.sends else f"has not sent {operation}"
+        others = sorted(tag for tag, queue in pair.arrivals.items() if queue)
+        if others and not operation.sends:
+            did += f"; messages with tag {', '.join(map(str, others))} have arrived"
+        text = f"{operation.where}: waited {operation.timeout_s:g} s; rank {peer} {did}"
+        self._give_up(operation, PeerTimeoutError(text, (peer,)))
+
+    def _give_up(self, operation: Operation, error: BaseException) -> None:
+        """End an operation that is not over.
+
+        A receive without a message leaves no trace.  The peer may still take any other message, or
+        the rest of it: so the pair ends.
+        """
+        with self.lock:
+            if operation.over:
+                return
+            pair = self._pairs[operation.peer]
+            pair.discard(operation)
+            ended = error if isinstance(error, Exception) else None
+            if operation.number or operation.arrival is not None:
+                _ABANDONED.append((self.road, operation.data))
+                self.road.give_up(operation.peer)
+                reason = f"{type(error).__name__}: {error}"
+                lost = self._lost_error(operation.peer, reason)
+                self._fail(pair, ended or lost)
+            self._end(operation, ended)
+
+    def _fail(self, pair: _Pair, error: Exception) -> None:
+        """End all operations with a peer, and let later ones raise."""
+        pair.error = error
+        for operation in pair.operations():
+            pair.discard(operation)
+            _ABANDONED.append((self.road, operation.data))
+            self._end(operation, error)
+
+    # --- the progress thread ---
+
+    def _wake_thread(self) -> None:
+        if not self._threads:
+            return
+        with self._begun:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="ringreduce messages", daemon=True
+                )
+                self._thread.start()
+            self._begun.notify()
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            with self._begun:
+                while not self._asynchronous and self._ended is None:
+                    self._begun.wait()
+            if self._ended is not None:
+                return
+            idle = 0 if self.advance(idle) else idle + 1
+            if idle:
+                self._pause(idle + _AHEAD)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Wait until all operations of this rank are over, and announce it."""
+        with self.lock:
+            if self._ended is not None:
+                return
+            self._announce(CLOSING)
+            for peer in range(self.size):  # offers of any peer have to be refused
+                if peer != self.rank:
+                    self._pair(peer)
+            for peer, pair in self._pairs.items():
+                for arrivals in pair.arrivals.values():
+                    while arrivals:
+                        self.road.answer(peer, arrivals.popleft(), REFUSED, None)
+        self.wait_until(lambda: not self._is_sending())
+        self._announce(DRAINED)
+        self.wait_until(lambda: not any(self._is_open(*each) for each in self._pairs.items()))
+        self._announce(CLOSED)
+
+    def _is_open(self, peer: int, pair: _Pair) -> bool:
+        return pair.is_busy or self._owes(peer, pair)
+
+    def _owes(self, peer: int, pair: _Pair) -> bool:
+        """Whether answers to a peer wait until it takes earlier ones."""
+        return pair.error is None and self.road.has_unsent(peer)
+
+    def _is_sending(self) -> bool:
+        return any(pair.unoffered or pair.offered for pair in self._pairs.values())
+
+    def _announce(self, state: int, reason: str = "") -> None:
+        with self.lock:
+            self._state = state
+            self.road.announce(state, reason)
+
+    def unseen_error(self) -> BaseException | None:
+        """Return the first error of asynchronous messages that nobody has waited for."""
+        works, self._works = self._works, []
+        return next((work.unseen_error for work in works if work.unseen_error), None)
+
+    def end(self, error: Exception, reason: str = "") -> None:
+        """End all operations with `error`, which later ones raise; announce `reason` to the peers.
+
+        Without a reason nothing is announced.
+        """
+        with self.lock:
+            if self._ended is None:
+                self._ended = error
+                if reason:
+                    self._announce(CLOSED, reason)
+                for peer, pair in self._pairs.items():
+                    self.road.set_quiet(peer, False)
+                    self._fail(pair, error)
+                self.road.close()
+        with self._begun:
+            self._begun.notify_all()
+
+    def forked(self, error: Exception) -> None:
+        """Reset the endpoint in a child process, which has none of the parent's threads."""
+        self.lock, self._begun = threading.RLock(), threading.Condition()
+        self._ended, self._thread = error, None
+        for peer in self._pairs:
+            self.road.set_quiet(peer, False)
+        self._pairs, self._busy = {}, {}

@@ -1,0 +1,160 @@
+"""The interface of a road: how messages and their answers get from one rank to another.
+
+There are two roads, `by_mailbox.MailboxRoad` through shared memory and `by_transport.TransportRoad`
+by messages of the transport.  `endpoint.Endpoint` matches messages with receives and treats both
+alike.  No method of a road waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+OPEN, CLOSING, DRAINED, CLOSED = range(4)
+"""States of a rank, in their order.
+
+OPEN: it makes sends and receives.
+CLOSING: it makes no new ones, and refuses messages for which it has no receive.
+DRAINED: its own sends are over, too.
+CLOSED: its receives are over, too, or it has left.
+"""
+TAKEN, DIFFERENT, REFUSED = range(1, 4)
+"""Answers to a message.
+
+TAKEN: the receiver has copied the data.
+DIFFERENT: dtype or shape differ from those of the receive, so the message was dropped.
+REFUSED: the receiver posts no more receives, so the message was dropped.
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The dtype and shape of a message."""
+
+    text: str
+    """Such as ``float32[3, 4]``."""
+    digest: bytes
+    """A hash of the text, of 16 bytes."""
+    nbytes: int
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
+        """Return the kind of arrays of this dtype and shape."""
+        text = f"{dtype}[{', '.join(map(str, shape))}]"
+        nbytes = dtype.itemsize
+        for length in shape:
+            nbytes *= length
+        return cls(text, blake2b(text.encode(), digest_size=16).digest(), nbytes)
+
+
+class Arrival(NamedTuple):
+    """A message that a peer has offered."""
+
+    number: int
+    """Number of the message among those of the pair, in the order of their sends."""
+    tag: int
+    digest: bytes
+    text: str
+    """The description of dtype and shape, shortened if it is long."""
+    place: Any
+    """Where the road finds the data."""
+
+
+class Answered(NamedTuple):
+    """The end of a message that this rank has sent."""
+
+    number: int
+    """Number of the message."""
+    status: int
+    """TAKEN, DIFFERENT or REFUSED."""
+    text: str
+    """The description of the receive, if the status is DIFFERENT."""
+
+
+class PeerState(NamedTuple):
+    """The state of a peer, as it has last announced it."""
+
+    state: int
+    """OPEN, CLOSING, DRAINED or CLOSED."""
+    reason: str
+    """Why it is CLOSED."""
+    broken: bool
+    """Whether the peer has given up a message with this rank."""
+
+
+class Road(Protocol):
+    """One rank's messages with all its peers."""
+
+    name: str
+    """``"shared memory"`` or ``"messages"``."""
+
+    def offer(self, peer: int, kind: Kind, tag: int, data: np.ndarray) -> int:
+        """Offer a message; return its number, from 1, or 0 if there is no place for it yet.
+
+        `data` is contiguous.  It does not change until the message is answered.
+        """
+
+    def answers(self, peer: int) -> Iterator[Answered]:
+        """Take the answers of a peer that have arrived."""
+
+    def arrivals(self, peer: int) -> Iterator[Arrival]:
+        """Take the offers of a peer that have arrived, in order.
+
+        The road keeps short data until `read` or `drop`.
+        """
+
+    def read(self, peer: int, arrival: Arrival, into: np.ndarray) -> bool | None:
+        """Copy the data of an arrival into a contiguous array of its kind.
+
+        Returns True if they are copied, None if this has to be called again later, False if the
+        sender can no longer give them.
+        """
+
+    def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None) -> None:
+        """Answer a message, with the kind of the receive if the status is DIFFERENT."""
+
+    def entry(
+        self, name: str, general: Callable[..., Any], adopt: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return the function behind ``"send"`` or ``"recv"``: a compiled one, or `general`.
+
+        The compiled one makes messages that nothing stands before.  It calls `general` for all
+        others, and ``adopt(x, peer[, tag])`` after a message that is not answered at once.
+        """
+
+    def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
+        """Let compiled code make messages with arrays of this kind from now on."""
+
+    def set_quiet(self, peer: int, quiet: bool) -> None:
+        """Let compiled code make messages with a peer, or not; then wait until it makes none.
+
+        While a message is not adopted, compiled code makes none.
+        """
+
+    def unadopted(self, peer: int) -> int:
+        """Return the number of the message that compiled code has offered and has not answered."""
+
+    def adopted(self, peer: int) -> None:
+        """Note that Python waits for the answer to that message."""
+
+    def announce(self, state: int, reason: str = "") -> None:
+        """Announce this rank's state to all peers."""
+
+    def give_up(self, peer: int) -> None:
+        """Announce that this rank makes no more messages with a peer."""
+
+    def state_of(self, peer: int) -> PeerState:
+        """Return the state of a peer."""
+
+    def has_unsent(self, peer: int) -> bool:
+        """Return whether answers to a peer wait until the peer takes earlier ones."""
+
+    def lost(self, peer: int) -> str:
+        """Return why a peer can no longer answer, or ""."""
+
+    def close(self) -> None:
+        """Free what the road holds."""

@@ -1,0 +1,205 @@
+"""Messages between ranks that are threads: by messages of the transport, and by mailboxes."""
+
+from __future__ import annotations
+
+import os
+import time
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from tests.support.point_to_point import CHECKS, RANKS
+
+BY_MESSAGES, BY_MAILBOX = rr.Config(shared_memory=False), rr.Config(shared_memory=True)
+ROADS = pytest.mark.parametrize("config", [BY_MESSAGES, BY_MAILBOX], ids=["messages", "mailbox"])
+
+
+@ROADS
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_fact_of_messages(config, name):
+    rr.spawn(CHECKS[name], RANKS, config=config)
+
+
+def alone(program, config=BY_MESSAGES):
+    """Run a program on two ranks; return what rank 0 returns."""
+    return rr.spawn(lambda comm: program(comm) if comm.rank == 0 else None, 2, config=config)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda c: c.send(1, 0),
+            ValueError,
+            "send: peer is 0, this rank itself; pass another rank",
+        ),
+        (lambda c: c.recv(np.zeros(1), 2), ValueError, "recv: peer is 2; ranks are 0 to 1"),
+        (lambda c: c.send(1, -1), ValueError, "send: peer is -1; ranks are 0 to 1"),
+        (lambda c: c.send(1, None), TypeError, "send: peer is None; pass a rank, a whole number"),
+        (lambda c: c.send(1, True), TypeError, "send: peer is True; pass a rank, a whole number"),
+        (lambda c: c.send(1, 1, -1), ValueError, "send: tag is -1; pass an int of at least 0"),
+        (lambda c: c.send(1, 1, 0.5), ValueError, "send: tag is 0.5; pass an int of at least 0"),
+        (
+            lambda c: c.recv(np.zeros(1), 1, 1 << 63),
+            ValueError,
+            "recv: tag is 9223372036854775808; pass an int of at least 0",
+        ),
+        (lambda c: c.send("x", 1), TypeError, "send: got 'x'; pass an array or a number"),
+        (
+            lambda c: c.send(np.array([None]), 1),
+            TypeError,
+            "send: dtype object cannot be sent",
+        ),
+        (lambda c: c.recv(1, 1), TypeError, "recv: out is 1; pass a NumPy array"),
+        (
+            lambda c: c.recv(np.broadcast_to(1.0, 3), 1),
+            ValueError,
+            "recv: out is read-only; pass an array that can be written",
+        ),
+        (
+            lambda c: c.send(1, 1, timeout_s=0),
+            ValueError,
+            "send: timeout_s is 0; pass seconds, above 0",
+        ),
+        (
+            lambda c: c.exchange([1], {}),
+            TypeError,
+            "exchange: sends is list; pass a dict, peer -> array",
+        ),
+        (
+            lambda c: c.exchange({1: 1}, {0: np.zeros(1)}),
+            ValueError,
+            "exchange: peer is 0, this rank itself; pass another rank",
+        ),
+        (lambda c: rr.wait_any([]), ValueError, "wait_any: works is empty; pass at least one Work"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_sent(call, error, text):
+    with pytest.raises(error) as raised:
+        alone(call)
+    assert str(raised.value).startswith(text)
+
+
+def test_receives_into_the_same_memory_are_refused():
+    def program(comm):
+        x, peers = np.zeros(10), [peer for peer in range(3) if peer != comm.rank]
+        outs = dict(zip(peers, (x[1:3], x[2:5]), strict=True))
+        with pytest.raises(ValueError, match="exchange: out shares memory with an array that an"):
+            comm.exchange({}, outs)
+        with pytest.raises(ValueError, match="exchange: out shares memory with an array that is"):
+            comm.exchange({peers[0]: x[:2]}, {peers[1]: x[1:3]})
+        return comm.all_reduce(1).item()
+
+    assert rr.spawn(program, 3) == [3] * 3
+
+
+def test_a_receive_into_the_memory_of_another_receive_under_way_is_refused():
+    def program(comm):
+        x, peer = np.zeros(10), 1 - comm.rank
+        work = comm.recv(x, peer, async_op=True)
+        with pytest.raises(ValueError, match="recv: out shares memory with an array that another"):
+            comm.recv(x[5:], peer, tag=1)
+        comm.send(np.ones(10), peer)
+        return work.wait().sum()
+
+    assert rr.spawn(program, 2) == [10] * 2
+
+
+def test_disjoint_parts_of_one_array_can_be_received():
+    def program(comm):
+        x, peer = np.zeros(10), 1 - comm.rank
+        works = [comm.recv(x[i::2], peer, i, async_op=True) for i in range(2)]
+        for i in range(2):
+            comm.send(np.full(5, i + 1.0), peer, i)
+        for work in works:
+            work.wait()
+        return x.tolist()
+
+    assert rr.spawn(program, 2) == [[1, 2] * 5] * 2
+
+
+@ROADS
+def test_a_peer_that_raised_fails_messages_with_its_reason(config):
+    def program(comm):
+        if comm.rank == 1:
+            time.sleep(0.1)
+            comm.leave("the disk is full")
+            return
+        with pytest.raises(rr.PeerLostError, match=r"rank 1 takes part in no more .* disk is full"):
+            comm.recv(np.empty(3), 1)
+
+    with pytest.raises(rr.PeerLostError, match="left the communicator: the disk is full"):
+        rr.spawn(program, 2, config=config)
+
+
+@ROADS
+def test_calls_on_a_closed_communicator_raise(config):
+    def program(comm):
+        part = comm.split(0)
+        if comm.rank == 0:
+            part.send(1, 1)
+        elif comm.rank == 1:
+            part.recv(np.empty((), int), 0)
+        part.close()
+        with pytest.raises(ValueError, match="the communicator is closed"):
+            part.send(1, (comm.rank + 1) % 3)
+
+    rr.spawn(program, 3, config=config)
+
+
+def test_a_forked_child_cannot_send():
+    def program(comm):
+        if comm.rank:
+            return
+        process = os.fork()
+        if process == 0:
+            try:
+                comm.send(1, 1)
+            except ValueError as error:
+                os._exit(0 if "forked" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+    rr.spawn(program, 2, config=BY_MESSAGES)
+
+
+messages = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(1, 2),
+        st.integers(0, 2),
+        st.sampled_from([0, 1, 700, 2049]),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+
+
+@ROADS
+@given(messages=messages, seed=st.integers(0, 99), posted=st.floats(0, 1))
+def test_any_messages_arrive_in_order(config, messages, seed, posted):
+    """Each message: sender, distance to the receiver, tag, count, whether the sender waits."""
+
+    def program(comm):
+        mine, received = [], []
+        for number, (sender, distance, tag, count, waits) in enumerate(messages):
+            receiver = (sender + distance) % 3
+            if comm.rank == receiver:
+                out = np.empty(count, int)
+                received.append((number, comm.recv(out, sender, tag, async_op=True)))
+            if comm.rank == sender:
+                work = comm.send(np.full(count, number), receiver, tag, async_op=True)
+                mine.append(work)
+                if waits and number < posted * len(messages):
+                    rr.wait_any(mine)
+        Random(seed).shuffle(received)
+        for number, work in received:
+            assert (work.wait() == number).all()
+        for work in mine:
+            work.wait()
+
+    rr.spawn(program, 3, config=config)

@@ -1,0 +1,342 @@
+"""Facts of messages between two ranks, each shown by a function that every rank runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import ringreduce as rr
+
+RANKS = 3
+Check = Callable[[rr.Communicator], Any]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def values(seed: int, shape: Any, dtype: Any) -> np.ndarray:
+    """Numbers that differ by seed and index."""
+    count = int(np.prod(shape))
+    return (np.arange(count) * 7 + seed).astype(np.dtype(dtype)).reshape(shape)
+
+
+def error_of(kind: type[BaseException], call: Callable[[], Any]) -> Any:
+    """Return the error of that kind that a call raises."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@cache
+def _arrays() -> list[np.ndarray]:
+    return [
+        values(1, (), np.int64),
+        values(2, (0,), np.float32),
+        values(3, (5, 3), np.float64),
+        values(4, (4, 0, 2), np.uint8),
+        values(5, (1021,), np.float32),
+        values(6, (4, 33), ml_dtypes.bfloat16),
+        values(7, (1025,), np.complex128),
+        values(8, (1 << 18,), np.float32),
+        values(9, (3, 5, 7), np.bool_),
+    ]
+
+
+@check
+def arrays_of_any_kind_arrive(comm: rr.Communicator) -> None:
+    for _ in range(2):  # the second time by compiled code, where there is some
+        for array in _arrays():
+            if comm.rank == 0:
+                assert comm.send(array, 1) is None
+            elif comm.rank == 1:
+                out = np.empty(array.shape, array.dtype)
+                assert comm.recv(out, 0) is out
+                assert out.tobytes() == array.tobytes()
+
+
+@check
+def strided_arrays_arrive_in_logical_order(comm: rr.Communicator) -> None:
+    array = values(1, (6, 8), np.int32)
+    if comm.rank == 0:
+        comm.send(array[::2, ::-1], 1)
+        comm.send(array.T, 1)
+    elif comm.rank == 1:
+        out = np.zeros((9, 8), np.int32)
+        comm.recv(out[::3], 0)
+        assert np.array_equal(out[::3], array[::2, ::-1])
+        assert not out[1::3].any()
+        columns = np.empty((8, 6), np.int32, order="F")
+        assert np.array_equal(comm.recv(columns, 0), array.T)
+
+
+@check
+def registered_arrays_arrive(comm: rr.Communicator) -> None:
+    for count in (10, 100_000, 3_000_000):
+        array = comm.empty(count, np.float32)
+        if comm.rank == 0:
+            array[:] = values(count, count, np.float32)
+            comm.send(array, 1)
+        elif comm.rank == 1:
+            assert np.array_equal(comm.recv(array, 0), values(count, count, np.float32))
+
+
+@check
+def messages_of_one_tag_keep_their_order(comm: rr.Communicator) -> None:
+    if comm.rank == 0:
+        works = [comm.send(np.full(3, i), 1, async_op=True) for i in range(100)]
+        for work in works:
+            assert work.wait() is None
+    elif comm.rank == 1:
+        out = np.empty(3, int)
+        assert [comm.recv(out, 0)[0] for i in range(100)] == [*range(100)]
+
+
+@check
+def tags_are_received_in_any_order(comm: rr.Communicator) -> None:
+    count = 100  # more than there are places for offers, and for answers
+    if comm.rank == 0:
+        works = [comm.send(np.full(2, i), 1, tag=i, async_op=True) for i in range(count)]
+        for work in reversed(works):
+            work.wait()
+    elif comm.rank == 1:
+        for i in reversed(range(count)):
+            assert comm.recv(np.empty(2, int), 0, tag=i).tolist() == [i, i]
+
+
+@check
+def receives_may_be_posted_before_their_messages(comm: rr.Communicator) -> None:
+    sizes = [10, 100_000] * 10
+    if comm.rank == 1:
+        works = [comm.recv(np.empty(n), 0, i % 3, async_op=True) for i, n in enumerate(sizes)]
+        comm.barrier()
+        for i, work in enumerate(works):
+            assert np.array_equal(work.wait(), values(i, sizes[i], float))
+    else:
+        comm.barrier()
+        if comm.rank == 0:
+            for i, n in enumerate(sizes):
+                comm.send(values(i, n, float), 1, i % 3)
+
+
+@check
+def a_send_is_over_when_it_is_received(comm: rr.Communicator) -> None:
+    for count in (1, 100_000):
+        array, begin = np.zeros(count), time.monotonic()
+        if comm.rank == 0:
+            comm.send(array, 1)
+            assert time.monotonic() - begin > 0.1
+        elif comm.rank == 1:
+            time.sleep(0.15)
+            comm.recv(array, 0)
+        comm.barrier()
+
+
+@check
+def ranks_exchange_long_arrays(comm: rr.Communicator) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    out = {left: np.empty(200_000), right: np.empty(7)}
+    sends = {right: values(comm.rank, 200_000, float), left: values(comm.rank, 7, float)}
+    assert comm.exchange(sends, out, tag=5) is out
+    assert np.array_equal(out[left], values(left, 200_000, float))
+    assert np.array_equal(out[right], values(right, 7, float))
+    assert comm.exchange({}, {}) == {}
+
+
+@check
+def messages_and_collectives_do_not_affect_each_other(comm: rr.Communicator) -> None:
+    peer = 1 - comm.rank
+    for i in range(20):
+        works: list[Any] = []
+        if comm.rank < 2:
+            works.append(comm.recv(np.empty(1000), peer, async_op=True))
+        total = comm.all_reduce(np.full(10_000, i), async_op=comm.rank == 0 or i % 2 == 0)
+        if comm.rank < 2:
+            works.append(comm.send(np.full(1000, float(i)), peer, async_op=True))
+        assert comm.all_reduce(1).item() == comm.size
+        if hasattr(total, "wait"):
+            total = total.wait()
+        assert total[0] == i * comm.size
+        if works:
+            works[1].wait()
+            assert works[0].wait()[-1] == i
+
+
+@check
+def a_mismatch_is_raised_by_both_and_the_next_message_is_right(comm: rr.Communicator) -> None:
+    texts = []
+    for asynchronous in (False, True):
+        for count in (3, 100_000):
+            try:
+                if comm.rank == 0:
+                    sent = comm.send(np.zeros(count), 1, tag=4, async_op=asynchronous)
+                    if asynchronous:
+                        sent.wait()
+                elif comm.rank == 1:
+                    wanted = np.zeros((count, 1), np.float32)
+                    got = comm.recv(wanted, 0, tag=4, async_op=asynchronous)
+                    if asynchronous:
+                        got.wait()
+            except rr.MismatchError as error:
+                texts.append(str(error))
+            if comm.rank == 0:
+                comm.send(np.ones(count), 1, tag=4)
+            elif comm.rank == 1:
+                assert comm.recv(np.zeros(count), 0, tag=4).sum() == count
+    if comm.rank < 2:
+        assert texts == 2 * [
+            f"send and recv: rank 0 sends float64[{count}] with tag 4, rank 1 receives "
+            f"float32[{count}, 1]; both must pass the same dtype and shape"
+            for count in (3, 100_000)
+        ]
+
+
+@check
+def a_receive_that_timed_out_leaves_no_trace(comm: rr.Communicator) -> None:
+    if comm.rank == 1:
+        begin = time.monotonic()
+        late = partial(comm.recv, np.empty(3), 0, tag=2, timeout_s=0.2)
+        error = error_of(rr.PeerTimeoutError, late)
+        assert str(error) == "recv: waited 0.2 s; rank 0 has not sent float64[3] with tag 2"
+        assert error.ranks == (0,)
+        assert 0.15 < time.monotonic() - begin < 5
+    comm.barrier()
+    if comm.rank == 0:
+        comm.send(np.arange(3.0), 1, tag=2)
+    elif comm.rank == 1:
+        assert comm.recv(np.empty(3), 0, tag=2).tolist() == [0, 1, 2]
+
+
+@check
+def a_timeout_names_the_tags_that_have_arrived(comm: rr.Communicator) -> None:
+    if comm.rank == 0:
+        works = [comm.send(1.0, 1, tag, async_op=True) for tag in (7, 3)]
+        for work in works:
+            work.wait()
+    elif comm.rank == 1:
+        late = partial(comm.recv, np.empty(()), 0, tag=5, timeout_s=0.3)
+        text = str(error_of(rr.PeerTimeoutError, late))
+        assert "tag 5; messages with tag 3, 7 have arrived" in text
+        for tag in (3, 7):
+            comm.recv(np.empty(()), 0, tag)
+
+
+@check
+def a_send_that_timed_out_ends_the_pair_alone(comm: rr.Communicator) -> None:
+    with comm.split(0) as part:
+        if part.rank == 0:
+            late = partial(part.send, np.zeros(2), 1, tag=1, timeout_s=0.2)
+            for _ in range(2):  # a later message raises the same
+                text = str(error_of(rr.PeerTimeoutError, late))
+                assert text == "send: waited 0.2 s; rank 1 has not received float64[2] with tag 1"
+            part.send(np.arange(2), 2)
+        elif part.rank == 2:
+            assert part.recv(np.empty(2, int), 0).tolist() == [0, 1]
+        part.barrier()
+        if part.rank == 1:
+            text = str(error_of(rr.PeerLostError, lambda: part.recv(np.zeros(2), 0)))
+            assert "rank 0 takes part in no more messages with this rank" in text
+
+
+@check
+def a_peer_that_closes_refuses_messages(comm: rr.Communicator) -> None:
+    part = comm.split(0)
+    assert part is not None
+    lost = []
+    if part.rank == 0:
+        works = [part.send(np.zeros(2), 1, async_op=True), part.recv(np.zeros(2), 1, async_op=True)]
+        for work in works:
+            try:
+                work.wait()
+            except rr.PeerLostError as error:
+                lost.append(str(error))
+        assert len(lost) == 2, lost
+    part.close()
+
+
+@check
+def an_error_that_nobody_waited_for_is_raised_at_close(comm: rr.Communicator) -> None:
+    part = comm.split(0)
+    assert part is not None
+    if part.rank == 0:
+        part.send(np.zeros(2), 1, async_op=True)
+    elif part.rank == 1:
+        error_of(rr.MismatchError, lambda: part.recv(np.zeros(3), 0))
+    if part.rank == 0:
+        assert "rank 0 sends float64[2]" in str(error_of(rr.MismatchError, part.close))
+    else:
+        part.close()
+
+
+@check
+def wait_any_returns_a_work_that_is_over(comm: rr.Communicator) -> None:
+    if comm.rank == 0:
+        works = [comm.recv(np.empty(()), peer, async_op=True) for peer in (1, 2)]
+        assert rr.wait_any(works, timeout_s=30) == 1
+        assert works[1].done()
+        assert not works[0].done()
+        comm.send(0, 1)
+        assert works[0].wait() == 1
+        assert rr.wait_any(works) == 0
+    elif comm.rank == 1:
+        comm.recv(np.empty((), int), 0)
+        comm.send(1.0, 0)
+    else:
+        comm.send(2.0, 0)
+
+
+@check
+def threads_of_a_rank_send_at_the_same_time(comm: rr.Communicator) -> None:
+    def talk(tag: int) -> None:
+        for i in range(50):
+            out = np.empty(tag * 700 + 1, int)
+            try:
+                if comm.rank == 0:
+                    comm.send(np.full(tag * 700 + 1, i), 1, tag)
+                else:
+                    assert comm.recv(out, 0, tag)[-1] == i
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    failures: list[BaseException] = []
+    if comm.rank < 2 and _allows_threads(comm):
+        threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+
+
+def _allows_threads(comm: rr.Communicator) -> bool:
+    if "mpi4py.MPI" not in sys.modules:
+        return True
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def over_mpi(transport: str) -> list[str]:
+    """Run all checks in one job; return the names of those that passed."""
+    passed = []
+    with rr.init(transport=transport) as comm:
+        for name, function in CHECKS.items():
+            try:
+                function(comm)
+            except BaseException as error:
+                raise AssertionError(name) from error
+            comm.barrier()
+            passed.append(name)
+    return passed
