@@ -118,6 +118,9 @@ class PeerLostError(RingReduceError, ConnectionError):
 class ScheduleError(RingReduceError):
     """A schedule is wrong, or its text cannot be parsed.
 
+    Attributes:
+        places: the (rank, step) of each step that the proof rejects; empty if no step is to blame.
+
     Example:
         >>> rr.register_algorithm("sends_nothing", lambda size, rank: ())
         >>> try:
@@ -128,3 +131,7 @@ class ScheduleError(RingReduceError):
     """
 
     __module__ = "ringreduce"
+
+    def __init__(self, text: str, places: Iterable[tuple[int, int]] = ()) -> None:
+        super().__init__(text)
+        self.places = tuple(places)

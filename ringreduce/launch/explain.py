@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -34,8 +33,6 @@ _MOST_RANKS = 8
 _MOST_ROWS = 16
 """The number of rows in the table of traffic."""
 _LONGEST_EXPRESSION = 60
-_PLACE = re.compile(r"step (\d+): rank (\d+)|rank (\d+) in step (\d+)")
-"""Matches a step and its rank in the text of a ScheduleError, which has no fields for them."""
 
 
 def main(request: Request) -> int:
@@ -72,7 +69,8 @@ def _explain(case: Case) -> int:
             proven = _proven(schedule, check(schedule))
         except ScheduleError as error:
             failure = colours.bad(f"NOT proven: {error}")
-            _print_section(_marked_drawing(schedule, error), "", failure)
+            steps = [schedule.steps(rank) for rank in range(schedule.size)]
+            _print_section(draw(steps, failed=dict(error.places)), "", failure)
             return 1
     _print_section(*_drawing(schedule))
     _print_section(*_traffic(case))
@@ -142,15 +140,6 @@ def _drawing(schedule: Schedule) -> list[str]:
             break
     left_out = any(line.endswith("not drawn") for line in lines)
     return lines + ["--svg FILE draws all of it"] * left_out
-
-
-def _marked_drawing(schedule: Schedule, error: ScheduleError) -> str:
-    """Draw the schedule, with the steps marked that the text of `error` names."""
-    failed = {
-        int(rank_after or rank_before): int(step_before or step_after)
-        for step_before, rank_after, rank_before, step_after in _PLACE.findall(str(error))
-    }
-    return draw([schedule.steps(rank) for rank in range(schedule.size)], failed=failed)
 
 
 # --- steps and bytes of each rank -----------------------------------------------------------------

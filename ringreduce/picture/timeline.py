@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ringreduce.schedules.matching import Message, Place, Posted, match, other_end, progress
+from ringreduce.schedules.matching import Message, Place, match, other_end, posts, progress
 from ringreduce.schedules.schedule import Schedule
 
 Nodes = Sequence[Sequence[int]]
@@ -37,10 +36,7 @@ class Timeline:
         """Make the timeline.  Raises ScheduleError for unmatched messages and deadlocks."""
         ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
         messages: dict[Message, int] = {}
-        posted: Posted = defaultdict(list)
-        for message in match(ranks):
-            posted[message.sender].append(message)
-            posted[message.receiver].append(message)
+        posted = posts(match(ranks))
         borders: list[list[int]] = [[] for _ in ranks]
         for place in progress(ranks, posted):
             before = posted.get(Place(place.rank, place.step - 1), ())

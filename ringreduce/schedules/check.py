@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ringreduce.errors import ScheduleError
-from ringreduce.schedules.matching import Message, Place, Posted, chunks_text, match, progress
+from ringreduce.schedules.matching import (
+    Message,
+    Place,
+    Posted,
+    chunks_text,
+    match,
+    posts,
+    progress,
+)
 from ringreduce.schedules.schedule import (
     Claim,
     Recv,
@@ -80,7 +88,7 @@ def check(schedule: Schedule) -> Proof:
         return _prove(schedule)
     except ScheduleError as error:
         name = f"{schedule.collective} {schedule.algorithm} of {schedule.size} ranks"
-        raise ScheduleError(f"{name}: {error}") from None
+        raise ScheduleError(f"{name}: {error}", error.places) from None
 
 
 def _prove(schedule: Schedule) -> Proof:
@@ -90,10 +98,7 @@ def _prove(schedule: Schedule) -> Proof:
         for number, step in enumerate(steps):
             _check_step(schedule, Place(rank, number), step)
     messages = match(ranks)
-    posted: Posted = defaultdict(list)
-    for message in messages:
-        posted[message.sender].append(message)
-        posted[message.receiver].append(message)
+    posted = posts(messages)
     execution = _Execution(schedule, ranks, posted)
     for place in progress(ranks, posted):
         execution.enter(place)
@@ -136,21 +141,18 @@ def _check_collective(schedule: Schedule) -> None:
 
 def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
     """Check that peers and chunks exist, and that the step does not race with itself."""
-    rank, number = place
+    rank = place.rank
     messages: tuple[Send | Recv, ...] = (*step.sends, *step.recvs)
     for message in messages:
         if message.peer == rank:
-            raise ScheduleError(f"step {number}: rank {rank} has a message with itself")
+            raise _wrong(place, "has a message with itself")
         if not 0 <= message.peer < schedule.size:
-            raise ScheduleError(
-                f"step {number}: rank {rank} has a message with rank {message.peer}, "
-                f"of {schedule.size}"
-            )
+            raise _wrong(place, f"has a message with rank {message.peer}, of {schedule.size}")
         for chunk in message.chunks:
             if not _exists(schedule, chunk):
-                raise ScheduleError(
-                    f"step {number}: rank {rank} has a message with chunk {chunk_text(chunk)}, "
-                    f"of {len(schedule.weights)}"
+                raise _wrong(
+                    place,
+                    f"has a message with chunk {chunk_text(chunk)}, of {len(schedule.weights)}",
                 )
     _check_copies(schedule, place, step)
 
@@ -162,33 +164,29 @@ def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
     }
     for action, chunks in read.items():
         for chunk in sorted(overwritten.keys() & chunks):
-            raise ScheduleError(
-                f"step {number}: rank {rank} overwrites chunk {chunk_text(chunk)} and {action} in "
-                "the same step"
+            raise _wrong(
+                place, f"overwrites chunk {chunk_text(chunk)} and {action} in the same step"
             )
 
 
 def _check_copies(schedule: Schedule, place: Place, step: Step) -> None:
     """Check copies: received without reducing, folded into chunks that nothing else changes."""
-    rank, number = place
-    here = f"step {number}: rank {rank}"
+    rank = place.rank
     for recv in step.recvs:
         for chunk in recv.chunks:
             if source_of(chunk) == rank:
-                raise ScheduleError(f"{here} receives its own copy, chunk {chunk_text(chunk)}")
+                raise _wrong(place, f"receives its own copy, chunk {chunk_text(chunk)}")
             if source_of(chunk) is not None and recv.reduce:
-                raise ScheduleError(f"{here} reduces into a copy, chunk {chunk_text(chunk)}")
+                raise _wrong(place, f"reduces into a copy, chunk {chunk_text(chunk)}")
     if step.folds and not step.recvs:
-        raise ScheduleError(f"{here} folds {chunks_text(step.folds)} but receives nothing")
+        raise _wrong(place, f"folds {chunks_text(step.folds)} but receives nothing")
     changed = {chunk for recv in step.recvs for chunk in recv.chunks}
     for chunk, times in Counter(step.folds).items():
         if source_of(chunk) is not None or not _exists(schedule, chunk):
-            raise ScheduleError(
-                f"{here} folds chunk {chunk_text(chunk)}, of {len(schedule.weights)}"
-            )
+            raise _wrong(place, f"folds chunk {chunk_text(chunk)}, of {len(schedule.weights)}")
         if times > 1 or chunk in changed:
             how = "folds it again" if times > 1 else "receives it"
-            raise ScheduleError(f"{here} folds chunk {chunk} and {how} in the same step")
+            raise _wrong(place, f"folds chunk {chunk} and {how} in the same step")
 
 
 def _exists(schedule: Schedule, name: int) -> bool:
@@ -265,9 +263,10 @@ class _Execution:
             chunks = [_known_as(chunk, place.rank) for chunk in message.chunks]
             for chunk, name in zip(chunks, message.chunks, strict=True):
                 if chunk not in held:
-                    raise ScheduleError(
-                        f"step {place.step}: rank {place.rank} sends chunk {chunk_text(name)} to "
-                        f"rank {message.receiver.rank}, but holds no value of it"
+                    raise _wrong(
+                        place,
+                        f"sends chunk {chunk_text(name)} to rank {message.receiver.rank}, "
+                        "but holds no value of it",
                     )
             values = [held[chunk] for chunk in chunks]
             self._under_way[message] = values, self.heard[place.rank]
@@ -288,9 +287,9 @@ class _Execution:
                     self.held[rank][chunk] = value
         for chunk, received in terms.items():
             if chunk not in self.held[rank]:
-                raise ScheduleError(
-                    f"step {place.step}: rank {rank} reduces chunk {chunk} from rank "
-                    f"{received[0][0]}, but holds no value of it"
+                raise _wrong(
+                    place,
+                    f"reduces chunk {chunk} from rank {received[0][0]}, but holds no value of it",
                 )
             received.append((rank, self.held[rank][chunk]))
             received.sort(key=lambda term: term[0])
@@ -305,10 +304,7 @@ class _Execution:
         names = [name for name in held if name != chunk and chunk_of(name) == chunk]
         if not names or chunk not in held:
             lacks = "value" if names else "copy"
-            raise ScheduleError(
-                f"step {place.step}: rank {place.rank} folds the copies of chunk {chunk}, but "
-                f"holds no {lacks} of it"
-            )
+            raise _wrong(place, f"folds the copies of chunk {chunk}, but holds no {lacks} of it")
         terms = [(_rank_of(name), held.pop(name)) for name in names]
         return sorted([*terms, (place.rank, held[chunk])])
 
@@ -317,10 +313,10 @@ class _Execution:
         together = 0
         for _, value in terms:
             if twice := together & self.contributors[value]:
-                raise ScheduleError(
-                    f"step {place.step}: rank {place.rank} folds chunk {chunk} of "
-                    f"{_ranks(rank for rank, _ in terms)} and counts the contribution of "
-                    f"{_ranks(_members(twice))} twice"
+                raise _wrong(
+                    place,
+                    f"folds chunk {chunk} of {_ranks(rank for rank, _ in terms)} and counts the "
+                    f"contribution of {_ranks(_members(twice))} twice",
                 )
             together |= self.contributors[value]
         values = tuple(value for _, value in terms)
@@ -363,6 +359,11 @@ class _Execution:
 
 
 # --- texts ----------------------------------------------------------------------------------------
+
+
+def _wrong(place: Place, what: str) -> ScheduleError:
+    """Return the error of a step: `what` says what its rank does there."""
+    return ScheduleError(f"step {place.step}: rank {place.rank} {what}", [place])
 
 
 def _ranks(ranks: Iterable[int]) -> str:
