@@ -12,7 +12,7 @@ Every rank of an MPI job runs the same program::
 - `Work` is an asynchronous call; `wait_any` waits for one of several.
 - `Config` has the settings; `register_algorithm` adds an algorithm.
 - `MismatchError`, `PeerTimeoutError` and `PeerLostError` are raised on all ranks alike.
-- `train` has data-parallel training.
+- `pipeline` has the schedules of pipelines, `train` has data-parallel training.
 
 A name is imported when it is first used, so that the command line and each rank start quickly.
 """
@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringreduce import train
+    from ringreduce import pipeline, train
     from ringreduce.algorithms.register import register_algorithm
     from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
@@ -45,6 +45,7 @@ __all__ = [
     "ScheduleError",
     "Work",
     "init",
+    "pipeline",
     "register_algorithm",
     "spawn",
     "train",
@@ -61,11 +62,12 @@ _MODULES = {
     "spawn": "bootstrap",
     "wait_any": "calls.queue",
 }
+_PACKAGES = ("pipeline", "train")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":
-        return import_module("ringreduce.train")
+    if name in _PACKAGES:
+        return import_module(f"ringreduce.{name}")
     if name not in __all__:
         hint = "" if name.startswith("_") else _hint(name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -119,7 +119,8 @@ class ScheduleError(RingReduceError):
     """A schedule is wrong, or its text cannot be parsed.
 
     Attributes:
-        places: the (rank, step) of each step that the proof rejects; empty if no step is to blame.
+        places: the (rank, step) of each step that the proof rejects, or for a pipeline the (rank,
+            index of the action); empty if the schedule is wrong as a whole.
 
     Example:
         >>> rr.register_algorithm("sends_nothing", lambda size, rank: ())

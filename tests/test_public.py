@@ -16,7 +16,7 @@ import pytest
 
 import ringreduce as rr
 from tests.support.mpi import ROOT, environment, mpiexec
-from tests.support.public import entries, facts, lacking, names
+from tests.support.public import PACKAGES, entries, facts, lacking, names
 
 ENTRIES = dict(entries())
 WITH_EXAMPLE = {name: value for name, value in ENTRIES.items() if not isinstance(value, property)}
@@ -65,13 +65,14 @@ def test_an_example_over_mpi_prints_what_the_docstring_says(name):
 def test_all_public_names_are_looked_at():
     assert {"init", "Communicator.all_reduce", "Work.wait", "train.shard"} <= ENTRIES.keys()
     assert OVER_MPI
-    assert names().keys() == {*rr.__all__, *(f"train.{n}" for n in rr.train.__all__)} - {"train"}
+    inner = {f"{name}.{n}" for name in PACKAGES for n in getattr(rr, name).__all__}
+    assert names().keys() == {*rr.__all__, *inner} - {*PACKAGES}
 
 
 def test_a_public_class_names_the_module_that_users_import_it_from():
     for name, value in names().items():
         if isinstance(value, type):
-            assert value.__module__ == ("ringreduce.train" if "." in name else "ringreduce"), name
+            assert value.__module__ == ".".join(["ringreduce", *name.split(".")[:-1]]), name
 
 
 def test_help_shows_the_public_names_and_no_inner_module():
@@ -79,10 +80,10 @@ def test_help_shows_the_public_names_and_no_inner_module():
     # pydoc itself lists the files of every package.
     before, _, after = text.partition("PACKAGE CONTENTS")
     shown = before + after[after.index("CLASSES") :]
-    for name in set(rr.__all__) - {"train"}:
+    for name in set(rr.__all__) - {*PACKAGES}:
         assert re.search(rf"^ +(class )?{name}\b", shown, re.M), name
     # The types of two settings, `Profile` and `Memory`, are named with their modules.
-    assert set(re.findall(r"ringreduce\.([a-z]\w+)", shown)) <= {"schedules", "config", "train"}
+    assert set(re.findall(r"ringreduce\.([a-z]\w+)", shown)) <= {"schedules", "config", *PACKAGES}
 
 
 def test_tools_can_read_the_types_of_the_settings():

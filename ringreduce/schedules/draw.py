@@ -46,11 +46,11 @@ def draw(
     """
     failed = dict(sorted((failed or {}).items()))
     size = schedule.size if isinstance(schedule, Schedule) else len(schedule)
-    ranks = _window(size, list(failed), max_ranks)
+    ranks = window(size, list(failed), max_ranks)
     steps, lengths = _steps(schedule, ranks)
     marked = {rank: step for rank, step in failed.items() if rank in ranks}
     count = max([*lengths, *(step + 1 for step in marked.values())], default=0)
-    rows = _window(count, list(marked.values()), max_steps)
+    rows = window(count, list(marked.values()), max_steps)
     columns = {rank: list(islice(steps[rank], rows[-1] + 1 if rows else 0)) for rank in ranks}
 
     table = [["step", *(f"rank {rank}" for rank in ranks)]]
@@ -61,9 +61,9 @@ def draw(
     if rows and rows[-1] + 1 < count:
         table.append(["…"])
     lines = [
-        *_aligned(table),
-        *_left_out(len(ranks), size, "ranks"),
-        *_left_out(len(rows), count, "steps"),
+        *aligned(table),
+        *left_out(len(ranks), size, "ranks"),
+        *left_out(len(rows), count, "steps"),
         *_legend([column[row] for column in columns.values() for row in rows if row < len(column)]),
         *_failures(failed, max_ranks),
     ]
@@ -84,7 +84,7 @@ def _steps(
     return dict(steps), [len(column) for column in steps.values()]
 
 
-def _window(count: int, centres: Sequence[int], limit: int) -> list[int]:
+def window(count: int, centres: Sequence[int], limit: int) -> list[int]:
     """Return the `limit` numbers below `count` that are nearest to any of the centres, ascending.
 
     Of two equally near numbers, the one before a centre is preferred.
@@ -171,7 +171,7 @@ def _ranges(chunks: Chunks) -> str:
     return ",".join(words[:_RANGES_A_MESSAGE] + ["…"] * (len(words) > _RANGES_A_MESSAGE))
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(len(table[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
@@ -179,7 +179,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _left_out(drawn: int, count: int, what: str) -> list[str]:
+def left_out(drawn: int, count: int, what: str) -> list[str]:
     return [f"… {count - drawn} of {count} {what} are not drawn"] if drawn < count else []
 
 

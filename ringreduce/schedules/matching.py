@@ -62,6 +62,8 @@ class Vocabulary:
         f"step {place.step}: rank {place.rank}"
     )
     """Step, and whether it sends or receives there -> the rank, as the beginning of a sentence."""
+    mark: Callable[[Place, bool], Place] = lambda place, sends: place
+    """Step, and whether it sends or receives there -> the place that an error marks."""
 
 
 COLLECTIVE = Vocabulary()
@@ -92,7 +94,7 @@ def match(ranks: Sequence[Sequence[Step]], vocabulary: Vocabulary = COLLECTIVE) 
                     f"{vocabulary.subject(sender, True)} sends {vocabulary.chunks(send.chunks)} to "
                     f"rank {receiver.rank}, whose receive {vocabulary.when(receiver, False)} wants "
                     f"{vocabulary.chunks(recv.chunks)}",
-                    [sender, receiver],
+                    [vocabulary.mark(sender, True), vocabulary.mark(receiver, False)],
                 )
             messages.append(Message(sender, receiver, send.chunks, recv.reduce))
         if len(sent) > len(received):
@@ -167,7 +169,7 @@ def _deadlock(
     entered: Sequence[int], posted: Posted, ahead: int, vocabulary: Vocabulary
 ) -> ScheduleError:
     """Follow the waiting ranks, from a rank that cannot continue, until a rank repeats."""
-    waits: dict[int, tuple[int, str]] = {}
+    waits: dict[int, tuple[int, str, Place]] = {}
     for rank, step in enumerate(entered):
         here = Place(rank, step)
         for message in posted.get(here, ()):
@@ -179,6 +181,7 @@ def _deadlock(
                     other.rank,
                     f"rank {rank} {vocabulary.when(here, not sends)} waits for rank {other.rank} "
                     f"to {does}, which it does {vocabulary.when(other, sends)}",
+                    vocabulary.mark(here, not sends),
                 )
                 break
     rank, path = next(iter(waits)), []
@@ -188,7 +191,7 @@ def _deadlock(
     circle = path[path.index(rank) :]
     return ScheduleError(
         "deadlock: " + "; ".join(waits[rank][1] for rank in circle),
-        [(rank, entered[rank]) for rank in circle],
+        [waits[rank][2] for rank in circle],
     )
 
 
@@ -203,5 +206,5 @@ def _left_over(place: Place, message: Send | Recv, vocabulary: Vocabulary) -> Sc
     return ScheduleError(
         f"{vocabulary.subject(place, sends)} {does} {vocabulary.chunks(message.chunks)} {way} "
         f"rank {message.peer}, which has no {lacks} left for it",
-        [place],
+        [vocabulary.mark(place, sends)],
     )

@@ -25,6 +25,8 @@ def _facts() -> Any:
 
 facts = _facts()
 
+PACKAGES = ("pipeline", "train")
+"""Packages that `ringreduce` imports when they are used, with public names of their own."""
 MADE_BY_THE_LIBRARY = ("Communicator", "Work")
 """Classes that users do not make themselves: their constructors have no entry."""
 NEVER_RAISE = ("Work.done", "Communicator.leave", "train.Split.widths", "train.Trainer.arrays")
@@ -33,9 +35,12 @@ PRIVATE = ":meta private:"
 
 
 def names() -> dict[str, Any]:
-    """Public name -> object: of `ringreduce`, and as ``train.name`` of `ringreduce.train`."""
-    found = {name: getattr(rr, name) for name in rr.__all__ if name != "train"}
-    return found | {f"train.{name}": getattr(rr.train, name) for name in rr.train.__all__}
+    """Public name -> object: of `ringreduce`, and as ``train.name`` of its packages."""
+    found = {name: getattr(rr, name) for name in rr.__all__ if name not in PACKAGES}
+    for package in PACKAGES:
+        inner = getattr(rr, package)
+        found |= {f"{package}.{name}": getattr(inner, name) for name in inner.__all__}
+    return found
 
 
 def entries() -> Iterator[tuple[str, Any]]:
