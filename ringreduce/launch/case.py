@@ -1,4 +1,4 @@
-"""The case that `ringreduce explain` explains: a request, and what a call would find and do."""
+"""What `ringreduce explain` explains: a request, and what a call would find and do."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
 from ringreduce.errors import did_you_mean
 from ringreduce.launch.host import memory_of_job
+from ringreduce.pipeline.definition import PipelineSchedule
+from ringreduce.pipeline.registry import schedule
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, predict, priced_bytes, slice_count
 from ringreduce.schedules.schedule import Schedule
@@ -63,9 +65,7 @@ class Request:
                 f"{self.nbytes} bytes are no whole number of {self.dtype}, "
                 f"which has {self.itemsize} bytes"
             )
-        for option, path in (("--svg", self.svg), ("--png", self.png)):
-            if path is not None and path.suffix != f".{option[2:]}":
-                raise ValueError(f"{option} {path}: wanted a name that ends in .{option[2:]}")
+        _check_suffixes(self.svg, self.png)
         if self.algorithm != "auto":
             build(self.collective, self.algorithm, self.layout, self.root)
 
@@ -84,6 +84,41 @@ class Request:
         if dtype.kind not in "biufc":
             raise ValueError(f"dtype {self.dtype!r} cannot be sent; wanted numbers or bools")
         return dtype.itemsize
+
+
+def _check_suffixes(svg: Path | None, png: Path | None) -> None:
+    for option, path in (("--svg", svg), ("--png", png)):
+        if path is not None and path.suffix != f".{option[2:]}":
+            raise ValueError(f"{option} {path}: wanted a name that ends in .{option[2:]}")
+
+
+@dataclass(frozen=True)
+class PipelineRequest:
+    """A pipeline to explain, and what to print.  Raises ValueError for a wrong field."""
+
+    name: str
+    """Name of the schedule."""
+    ranks: int
+    splits: int
+    """Microbatches."""
+    virtual: int = 1
+    """Stages of each rank."""
+    prove: bool = False
+    svg: Path | None = None
+    png: Path | None = None
+
+    def __post_init__(self) -> None:
+        options = {"--stages": self.ranks, "--splits": self.splits, "--virtual": self.virtual}
+        for option, number in options.items():
+            if number < 1:
+                raise ValueError(f"{option} is {number}; wanted at least 1")
+        _check_suffixes(self.svg, self.png)
+        schedule(self.name, self.ranks, self.splits, self.virtual)
+
+    @property
+    def schedule(self) -> PipelineSchedule:
+        """The schedule that is shown."""
+        return schedule(self.name, self.ranks, self.splits, self.virtual)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,25 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
 from ringreduce.errors import did_you_mean
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError
 
+if TYPE_CHECKING:
+    from ringreduce.launch.case import PipelineRequest, Request
+
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_OF_COLLECTIVES = frozenset(
+    ["ranks", "nodes", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]
+)
+"""Options of `explain` for collectives alone, by the names under which they are stored."""
+_OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
+"""Options of `explain` for pipelines alone, alike."""
 _ALGORITHM_HELP = "default: auto, the first that is predicted within 2 %% of the cheapest"
 
 
@@ -58,28 +67,67 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from ringreduce.launch import explain
-    from ringreduce.launch.case import Request
 
-    if options.ranks is None and not options.nodes:
-        parser.error("how many ranks? --ranks 8, or --nodes 3,1,4")
+    is_pipeline = options.pipeline is not None
+    _check_kind(parser, options, is_pipeline)
     try:
-        request = Request(
-            ranks=options.ranks if options.ranks is not None else sum(options.nodes),
-            nodes=options.nodes,
-            collective=options.collective,
-            algorithm=options.algorithm,
-            root=options.root,
-            nbytes=options.nbytes,
-            dtype=options.dtype,
-            transport=options.transport,
-            json=options.json,
-            prove=options.prove,
-            svg=options.svg,
-            png=options.png,
-        )
+        request = _pipeline_request(options) if is_pipeline else _request(options)
     except ValueError as error:
         parser.error(str(error))
     return explain.main(request)
+
+
+def _check_kind(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, is_pipeline: bool
+) -> None:
+    """End the program if an option of a collective is beside --pipeline, or the other way round."""
+    others = _OF_COLLECTIVES if is_pipeline else _OF_PIPELINES
+    for action in parser._actions:
+        if action.dest in others and getattr(options, action.dest) != action.default:
+            flag = action.option_strings[-1]
+            hint = (
+                "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
+            )
+            parser.error(f"{flag} is for {hint}")
+
+
+def _request(options: argparse.Namespace) -> Request:
+    """Return the request for a collective.  Raises ValueError for a wrong option."""
+    from ringreduce.launch.case import Request
+
+    if options.ranks is None and not options.nodes:
+        raise ValueError("how many ranks? --ranks 8, or --nodes 3,1,4")
+    return Request(
+        ranks=options.ranks if options.ranks is not None else sum(options.nodes),
+        nodes=options.nodes,
+        collective=options.collective,
+        algorithm=options.algorithm,
+        root=options.root,
+        nbytes=options.nbytes,
+        dtype=options.dtype,
+        transport=options.transport,
+        json=options.json,
+        prove=options.prove,
+        svg=options.svg,
+        png=options.png,
+    )
+
+
+def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
+    """Return the request for a pipeline.  Raises ValueError for a wrong option."""
+    from ringreduce.launch.case import PipelineRequest
+
+    if options.stages is None:
+        raise ValueError("how many ranks has the pipeline? --stages 4")
+    return PipelineRequest(
+        name=options.pipeline,
+        ranks=options.stages,
+        splits=options.stages if options.splits is None else options.splits,
+        virtual=options.virtual,
+        prove=options.prove,
+        svg=options.svg,
+        png=options.png,
+    )
 
 
 def options_module(command: str) -> ModuleType | None:
@@ -236,8 +284,8 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
 def _add_explain(commands: _Commands) -> None:
     parser = commands.add_parser(
         "explain",
-        help="show, price and prove an algorithm without running it",
-        usage="ringreduce explain (--ranks N | --nodes 3,1,4) [options]",
+        help="show, price and prove an algorithm or a pipeline without running it",
+        usage="ringreduce explain (--ranks N | --nodes 3,1,4 | --pipeline NAME --stages N) ...",
         description="Who sends what when, how much, and how long every candidate takes.",
         allow_abbrev=False,
     )
@@ -262,6 +310,16 @@ def _add_explain(commands: _Commands) -> None:
         help="shared memory or messages; default: what a job on this host takes",
     )
     add("--json", action="store_true", help="print the choice of auto as JSON, and nothing else")
+    add("--pipeline", metavar="NAME", help="a schedule of a pipeline, in place of a collective")
+    add("--stages", type=int, metavar="N", help="ranks of the pipeline, one behind the other")
+    add("--splits", type=int, metavar="N", help="microbatches; default: as many as ranks")
+    add(
+        "--virtual",
+        type=int,
+        default=1,
+        metavar="N",
+        help="stages of each rank, for --pipeline interleaved; default: 1",
+    )
     add("--svg", type=Path, metavar="FILE", help="write a picture of it")
     add("--png", type=Path, metavar="FILE", help="the same; needs pip install 'ringreduce[plot]'")
     add("--check", dest="prove", action="store_true", help="prove it here and now")

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ringreduce.algorithms import ALGORITHMS
+from ringreduce.pipeline.registry import SCHEDULES
 
 _ALGORITHMS = {collective: ("auto", *names) for collective, names in ALGORITHMS.items()}
 _EVERY_ALGORITHM = tuple(dict.fromkeys(name for names in _ALGORITHMS.values() for name in names))
@@ -95,6 +96,7 @@ def _words(dest: str) -> tuple[str, ...]:
         "algorithm": _EVERY_ALGORITHM,
         "collective": tuple(ALGORITHMS),
         "dtype": _DTYPES,
+        "pipeline": tuple(SCHEDULES),
         "transport": ("shm", "mpi"),
     }
     return known.get(dest, ())

@@ -2,7 +2,7 @@
 
 It prints the messages of each step, the number of steps and bytes of each rank, and the predicted
 time of every candidate.  With `--check` it also proves the schedule.  With `--json` it prints the
-choice of the algorithm alone.
+choice of the algorithm alone.  With `--pipeline` it explains a pipeline (`explain_pipeline`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import shutil
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 from ringreduce.colours import Colours
 from ringreduce.errors import ScheduleError
-from ringreduce.launch.case import Case, Request
+from ringreduce.launch import explain_pipeline
+from ringreduce.launch.case import Case, PipelineRequest, Request
 from ringreduce.launch.host import VariableError
+from ringreduce.launch.sections import print_section, table
 from ringreduce.picture import output, to_svg
 from ringreduce.picture.words import counted, nodes_text
 from ringreduce.planning.select import priced_bytes, slices_in_flight
@@ -35,7 +36,7 @@ _MOST_ROWS = 16
 _LONGEST_EXPRESSION = 60
 
 
-def main(request: Request) -> int:
+def main(request: Request | PipelineRequest) -> int:
     """Print the explanation and write the pictures.  Returns the exit code.
 
     Before a code other than 0 it prints the reason.
@@ -43,12 +44,13 @@ def main(request: Request) -> int:
     try:
         for path in filter(None, (request.svg, request.png)):
             output.check_writable(path)
-        case = Case.of(request)
         code = 0
-        if request.json:
-            _print_json(case)
+        if isinstance(request, PipelineRequest):
+            code = explain_pipeline.explain(request)
+        elif request.json:
+            _print_json(Case.of(request))
         else:
-            code = _explain(case)
+            code = _explain(Case.of(request))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader, for instance `head`, has seen enough
@@ -70,15 +72,15 @@ def _explain(case: Case) -> int:
         except ScheduleError as error:
             failure = colours.bad(f"NOT proven: {error}")
             steps = [schedule.steps(rank) for rank in range(schedule.size)]
-            _print_section(draw(steps, failed=dict(error.places)), "", failure)
+            print_section(draw(steps, failed=dict(error.places)), "", failure)
             return 1
-    _print_section(*_drawing(schedule))
-    _print_section(*_traffic(case))
-    _print_section(*_prices(case, colours))
+    print_section(*_drawing(schedule))
+    print_section(*_traffic(case))
+    print_section(*_prices(case, colours))
     if proven:
-        _print_section(colours.good("proven:"), *(f"  {line}" for line in proven))
+        print_section(colours.good("proven:"), *(f"  {line}" for line in proven))
     for path in _written(case):
-        _print_section(f"wrote {path}")
+        print_section(f"wrote {path}")
     return 0
 
 
@@ -105,10 +107,6 @@ def _written(case: Case) -> list[Path]:
         for path in paths:
             output.write(path, picture)
     return paths
-
-
-def _print_section(*lines: str) -> None:
-    print("", *lines, sep="\n")
 
 
 def _headline(case: Case) -> str:
@@ -165,7 +163,7 @@ def _traffic(case: Case) -> list[str]:
         amounts = [(f"{n:,}", f"({n / nbytes:.2f}x)" if nbytes else "") for n in (sent, received)]
         rows.append((",".join(range_texts(ranks)), str(count), *amounts[0], *amounts[1]))
     more = len(alike) - _MOST_ROWS
-    return [*_table(rows), *[f"… {more} more that differ"] * (more > 0)]
+    return [*table(rows), *[f"… {more} more that differ"] * (more > 0)]
 
 
 # --- how long it takes ----------------------------------------------------------------------------
@@ -175,7 +173,7 @@ def _prices(case: Case, colours: Colours) -> list[str]:
     """Tabulate the predicted time of every candidate, the cheapest first."""
     rows = [("candidate", "predicted")]
     rows += [(name, f"{1e6 * seconds:,.1f} µs") for name, seconds in case.predicted_s.items()]
-    heading, *lines = _table(rows)
+    heading, *lines = table(rows)
     marked = [
         _marked(line, name, case, colours)
         for line, name in zip(lines, case.predicted_s, strict=True)
@@ -234,15 +232,3 @@ def _bytes_text(nbytes: int) -> str:
         if nbytes and nbytes % size == 0:
             return f"{nbytes // size} {unit}"
     return f"{nbytes} bytes"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as columns: the first is aligned to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -31,7 +31,7 @@ def to_svg(*pipelines: PipelineSchedule | Timeline) -> str:
         The document.
 
     Raises:
-        ScheduleError: a schedule cannot finish.
+        ScheduleError: a schedule is wrong, or cannot finish.
         ValueError: there is no pipeline.
 
     Example:
@@ -64,7 +64,7 @@ def to_png(*pipelines: PipelineSchedule | Timeline) -> bytes:
         The file.
 
     Raises:
-        ScheduleError: a schedule cannot finish.
+        ScheduleError: a schedule is wrong, or cannot finish.
         ValueError: there is no pipeline.
         ImportError: the ``plot`` extra is not installed.
 

@@ -35,7 +35,7 @@ def draw(pipeline: PipelineSchedule | Timeline, width: int | None = None) -> str
         The drawing, of several lines.
 
     Raises:
-        ScheduleError: the schedule cannot finish.
+        ScheduleError: the schedule is wrong, or cannot finish.
 
     Example:
         >>> print(rr.pipeline.draw(rr.pipeline.schedule("sequential", ranks=2, splits=1)))

@@ -14,6 +14,7 @@ from math import isfinite
 from ringreduce.pipeline.actions import Action
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.lowering import Payload, lower, vocabulary
+from ringreduce.pipeline.passes import check_passes
 from ringreduce.schedules.cost import Link, Links, Profile
 from ringreduce.schedules.matching import Message, Place, match
 from ringreduce.schedules.simulation import Workload, simulate
@@ -99,7 +100,7 @@ def price(schedule: PipelineSchedule, costs: Costs | None = None) -> float:
         The time, in the unit of the costs.
 
     Raises:
-        ScheduleError: the schedule cannot finish.
+        ScheduleError: the schedule is wrong, or cannot finish.
         ValueError: a cost is negative, or a list in `costs` has the wrong length.
 
     Example:
@@ -121,7 +122,7 @@ def timeline(schedule: PipelineSchedule, costs: Costs | None = None) -> Timeline
         The times.
 
     Raises:
-        ScheduleError: the schedule cannot finish.
+        ScheduleError: the schedule is wrong, or cannot finish.
         ValueError: a cost is negative, or a list in `costs` has the wrong length.
 
     Example:
@@ -131,6 +132,8 @@ def timeline(schedule: PipelineSchedule, costs: Costs | None = None) -> Timeline
     """
     costs = costs or Costs()
     acts = [schedule.acts(rank) for rank in range(schedule.ranks)]
+    for rank, actions in enumerate(acts):
+        check_passes(schedule, rank, actions)
     steps = [lower(schedule, rank) for rank in range(schedule.ranks)]
     workload = workload_of(schedule, acts, match(steps, vocabulary(acts)), costs)
     begins = [[0.0] * len(work_s) for work_s in workload.work_s]

@@ -185,7 +185,7 @@ def written(comm: rr.Communicator, code: str) -> str:
 
 BY_ONE_RANK = (
     *("Names of other libraries", "The start", "Arrays", "Ops", "Roots", "Results"),
-    *("Other arguments", "Algorithms of your own"),
+    *("Other arguments", "Algorithms of your own", "Pipelines"),
 )
 """Sections whose lines rank 0 runs alone."""
 BY_ALL_RANKS = ("Ranks that disagree", "After the end", "What looks wrong and is right")
