@@ -111,6 +111,13 @@ def test_packages_import_what_stands_below_them():
     assert found == LAZY
 
 
+def test_of_pipelines_their_pictures_alone_import_the_code_that_draws():
+    importers = {
+        m for m in under("pipeline") if any(package_of(n) == "picture" for n in IMPORTS[m])
+    }
+    assert importers == {"ringreduce.pipeline.picture"}
+
+
 def test_the_ground_imports_nothing_outside_it_but_the_cost_of_a_profile():
     imported = {(m, n) for m in GROUND for n in _inner(IMPORTS[f"ringreduce.{m}"])}
     found = {(module, name) for module, name in imported if package_of(name) not in GROUND}

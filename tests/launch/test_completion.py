@@ -19,8 +19,9 @@ from ringreduce.algorithms import ALGORITHMS
 from ringreduce.bench.inputs import OPS
 from ringreduce.bench.options import read as read_bench
 from ringreduce.launch import cli
-from ringreduce.launch.case import Request
+from ringreduce.launch.case import PipelineRequest, Request
 from ringreduce.launch.completion import script
+from ringreduce.pipeline.registry import SCHEDULES
 
 Completed = Callable[[str], list[str]]
 
@@ -79,6 +80,10 @@ HELP = ["-h", "--help"]
             "ringreduce explain --collective=broadcast --algorithm ",
             ["auto", *ALGORITHMS["broadcast"]],
         ),
+        ("ringreduce explain --pipeline ", [*SCHEDULES]),
+        ("ringreduce explain --pipeline=zero", ["zero_bubble"]),
+        ("ringreduce explain --pipeline 1f1b --st", ["--stages"]),
+        ("ringreduce explain --stages ", []),
         ("ringreduce explain -n ", []),
         ("ringreduce explain --svg ", ["file.py", "plots"]),
         ("ringreduce bench -n 2 -o m", ["mean", "min", "max"]),
@@ -120,6 +125,11 @@ def test_explain_takes_every_algorithm_that_is_offered(
 ) -> None:
     for name in completed(f"ringreduce explain --collective {collective} --algorithm "):
         Request(ranks=2, collective=collective, algorithm=name)
+
+
+def test_explain_takes_every_pipeline_that_is_offered(completed: Completed) -> None:
+    for name in completed("ringreduce explain --pipeline "):
+        PipelineRequest(name, ranks=2, splits=2)
 
 
 def test_explain_takes_every_dtype_that_is_offered(completed: Completed) -> None:
