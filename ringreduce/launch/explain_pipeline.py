@@ -17,7 +17,7 @@ from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.picture import to_svg
 from ringreduce.pipeline.proof import PipelineProof, prove
 from ringreduce.pipeline.registry import SCHEDULES, schedule
-from ringreduce.pipeline.text import draw, idle_share
+from ringreduce.pipeline.text import draw, idle_share, percent
 from ringreduce.pipeline.timing import Timeline, timeline
 
 _BESIDE = 24
@@ -94,7 +94,7 @@ def _row(times: Timeline) -> tuple[str, str, str, str]:
     return (
         f"{shown.name}{several}",
         f"{times.time:.6g}",
-        f"{100 * idle_share(times):.0f} %",
+        percent(idle_share(times)),
         f"{held / shown.virtual:.4g}",
     )
 
@@ -110,4 +110,4 @@ def _proven(proof: PipelineProof, as_claimed: str) -> Iterator[str]:
     yield f"no deadlock, even when every send waits for its receive; receives are posted {ahead}"
     yield "on every stage the gradients of microbatches are added in ascending order"
     yield f"ranks hold up to {held} activations of a stage{as_claimed}"
-    yield f"the time is {proof.time:.6g}{as_claimed}; {100 * proof.idle:.0f} % of it is idle"
+    yield f"the time is {proof.time:.6g}{as_claimed}; {percent(proof.idle)} of it is idle"

@@ -42,8 +42,8 @@ _SHARE_WIDTH = 76.0
 """The width of the idle share, to the right of a lane."""
 _SHIFT = 2.5
 """Arrows down are this much to the left of their times, and arrows up to the right."""
-_TIP = 4.0
-"""The length of the head of an arrow."""
+_STROKE, _TIP = 1.25, 4.0
+"""The width of the line of an arrow, and the length of its head."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class _Drawn:
         return element(
             "g",
             tooltip(arrow.words)
-            + element("path", d=curve, fill="none", stroke=arrow.colour, stroke_width=1.25)
+            + element("path", d=curve, fill="none", stroke=arrow.colour, stroke_width=_STROKE)
             + _head(x2, y2, down, arrow.colour),
             class_="message",
         )
@@ -267,18 +267,26 @@ def _legend(
     """Return a sample and its meaning for each colour, in rows from `top`, and their height."""
     elements: list[str] = []
     x, y = MARGIN, top + 12
-    for sample in [*fills, *arrows]:
+    for drawn, sample in [
+        *((_box, fill) for fill in fills),
+        *((_upright, each) for each in arrows),
+    ]:
         needed = 28 + text_width(sample.words, FACTS_SIZE) + 20
         if x > MARGIN and x + needed > MARGIN + width:
             x, y = MARGIN, y + 24
-        if sample in fills:
-            box = {"x": x, "y": y - 8, "width": 20.0, "height": 16.0, "rx": 3.0}
-            elements.append(element("rect", **box, fill=sample.colour))
-        else:
-            down = -1 if sample.upward else 1
-            line = f"M{x + 10:.6g},{y - 8 * down:.6g}V{y + (8 - _TIP) * down:.6g}"
-            elements.append(element("path", d=line, stroke=sample.colour, stroke_width=1.25))
-            elements.append(_head(x + 10, y + 8 * down, down, sample.colour))
+        elements.append(drawn(x, y, sample))
         elements.append(text(x + 28, y + 4, sample.words, FACTS_SIZE, fill=FAINT))
         x += needed
     return elements, y - top
+
+
+def _box(x: float, y: float, sample: Sample) -> str:
+    return element("rect", x=x, y=y - 8, width=20, height=16, rx=3, fill=sample.colour)
+
+
+def _upright(x: float, y: float, sample: Sample) -> str:
+    """Return an arrow up or down."""
+    down = -1 if sample.upward else 1
+    line = f"M{x + 10:.6g},{y - 8 * down:.6g}V{y + (8 - _TIP) * down:.6g}"
+    stroke = element("path", d=line, stroke=sample.colour, stroke_width=_STROKE)
+    return stroke + _head(x + 10, y + 8 * down, down, sample.colour)

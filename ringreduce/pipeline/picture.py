@@ -11,7 +11,7 @@ from ringreduce.picture.words import counted
 from ringreduce.pipeline.actions import KINDS, Action, held_after
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.lowering import FORWARD, input_of, result_of
-from ringreduce.pipeline.text import idle_share, label
+from ringreduce.pipeline.text import idle_share, label, percent
 from ringreduce.pipeline.timing import Timeline, timeline
 
 _FILLS: Mapping[str, str] = dict(zip("FBWI", TINTS, strict=True))
@@ -79,7 +79,7 @@ def to_png(*pipelines: PipelineSchedule | Timeline) -> bytes:
 def _chart(times: Timeline) -> LaneChart:
     schedule = times.schedule
     return LaneChart(
-        title=f"{schedule.name}: {100 * idle_share(times):.0f} % idle",
+        title=f"{schedule.name}: {percent(idle_share(times))} idle",
         facts=" · ".join(_facts(times)),
         lanes=[Lane(f"rank {rank}", bars) for rank, bars in enumerate(_bars(times))],
         arrows=[*_arrows(times)] if schedule.ranks > 1 else [],

@@ -143,12 +143,9 @@ def _least_ahead(workload: Workload, all_ahead: int) -> tuple[int, float]:
 def _check_held(proof: PipelineProof, claim: PipelineClaim, acts: Acts) -> None:
     for rank, (held, claimed) in enumerate(zip(proof.held, claim.held, strict=True)):
         if held != claimed:
-            places = [(rank, i) for i, now in enumerate(held_after(acts[rank])) if now > claimed][
-                :1
-            ]
-            raise ScheduleError(
-                f"rank {rank} holds {held} activations; claimed are {claimed}", places
-            )
+            more = [index for index, now in enumerate(held_after(acts[rank])) if now > claimed]
+            text = f"rank {rank} holds {held} activations; claimed are {claimed}"
+            raise ScheduleError(text, [(rank, index) for index in more[:1]])
 
 
 def _check_ahead(

@@ -49,7 +49,7 @@ def draw(pipeline: PipelineSchedule | Timeline, width: int | None = None) -> str
     acts = [schedule.acts(rank) for rank in range(schedule.ranks)]
     lanes = _lanes(times, acts)
     table = [
-        [f"rank {rank}", _cut(lane, width), f"{_percent(idle)} idle"]
+        [f"rank {rank}", _cut(lane, width), f"{percent(idle)} idle"]
         for rank, (lane, idle) in enumerate(zip(lanes, times.idle, strict=True))
     ]
     return "\n".join([heading(times), *aligned(table), legend(schedule, acts)])
@@ -57,7 +57,7 @@ def draw(pipeline: PipelineSchedule | Timeline, width: int | None = None) -> str
 
 def heading(times: Timeline) -> str:
     """Return the name of the schedule, the time, and the idle share of all ranks."""
-    return f"{times.schedule}: time {times.time:.6g}, {_percent(idle_share(times))} idle"
+    return f"{times.schedule}: time {times.time:.6g}, {percent(idle_share(times))} idle"
 
 
 def idle_share(times: Timeline) -> float:
@@ -110,8 +110,9 @@ def _cut(lane: str, width: int | None) -> str:
     return lane if width is None or len(lane) <= width else lane[: width - 1] + "…"
 
 
-def _percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
+def percent(share: float) -> str:
+    """Return text such as 27 %."""
+    return f"{100 * share:.0f} %"
 
 
 def draw_failed(

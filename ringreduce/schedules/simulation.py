@@ -18,7 +18,7 @@ The cost models of collectives and of pipelines give the seconds of messages and
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -77,7 +77,7 @@ class _Strand:
     step: int = -1
     incomplete: int = 0
     """Messages that this step waits for."""
-    early: Counter[int] = field(default_factory=Counter)
+    early: dict[int, int] = field(default_factory=dict)
     """Later step -> its messages that are complete already."""
 
 
@@ -161,10 +161,7 @@ class _Simulation:
             self._go_on(self._strands[self._started[rank] - 1][rank])
 
     def _go_on(self, strand: _Strand) -> None:
-        """Enter the strand's next steps, up to one that has to wait or to work, or end the strand.
-
-        A step of a collective without messages is passed at once.
-        """
+        """Enter the strand's next steps, up to one that waits or is followed by work, or end it."""
         begin, awaited = self._begin[strand.rank], self._awaited[strand.rank]
         while True:
             strand.step += 1
@@ -235,7 +232,7 @@ class _Simulation:
         """Count one message as complete; after the last of a step, work."""
         strand = self._strands[flow][end.rank]
         if end.step > strand.step:
-            strand.early[end.step] += 1
+            strand.early[end.step] = strand.early.get(end.step, 0) + 1
             return
         strand.incomplete -= 1
         if not strand.incomplete and not self._works(strand):
