@@ -12,8 +12,8 @@ What a step means, exactly:
   receive and no send.
 - All contributions to a chunk in one step, the local value among them, are folded left to right in
   ascending rank order.
-- Messages of an ordered pair of ranks match first in, first out, within a flow if there are several.
-  A collective has one flow, and a pipeline has two.
+- Messages of an ordered pair of ranks match first in, first out within a flow.  A collective has
+  one flow, and a pipeline has two.
 - A value can also travel apart from the sum, as a *copy*.  A rank sends its own value of a chunk
   under the name ``copy_of(chunk, rank)``; other ranks keep the copy under that name and pass it on.
 - The chunks in a step's `folds` are folded when all messages of the step are complete: the rank's
