@@ -85,7 +85,7 @@ def test_stage_k_is_on_rank_k_mod_p() -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_the_names_are_those_of_the_issue() -> None:
+def test_the_library_has_these_schedules() -> None:
     assert [*SCHEDULES] == ["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"]
 
 
