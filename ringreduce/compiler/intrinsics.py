@@ -93,6 +93,38 @@ def _store_release(context: Any, builder: Any, signature: Any, arguments: Any) -
     return context.get_dummy_value()
 
 
+@_types(records.compare_and_swap)
+def _type_of_compare_and_swap(_context: Any) -> Any:
+    def typer(record: Any, field: Any, expected: Any, value: Any) -> Any:
+        integers = isinstance(expected, types.Integer) and isinstance(value, types.Integer)
+        known = _is_word(record, field) and integers
+        return types.boolean(record, field, _INT64, _INT64) if known else None
+
+    return typer
+
+
+@_emits(records.compare_and_swap, types.Record, types.StringLiteral, types.Integer, types.Integer)
+def _compare_and_swap(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    place = _field(builder, signature, arguments)
+    swapped = builder.cmpxchg(place, *arguments[2:], "acq_rel", "acquire")
+    return builder.extract_value(swapped, 1)
+
+
+@_types(records.fetch_and_add)
+def _type_of_fetch_and_add(_context: Any) -> Any:
+    def typer(record: Any, field: Any, value: Any) -> Any:
+        known = _is_word(record, field) and isinstance(value, types.Integer)
+        return _INT64(record, field, _INT64) if known else None
+
+    return typer
+
+
+@_emits(records.fetch_and_add, types.Record, types.StringLiteral, types.Integer)
+def _fetch_and_add(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    place = _field(builder, signature, arguments)
+    return builder.atomic_rmw("add", place, arguments[2], "acq_rel")
+
+
 def _is_word(record: Any, field: Any) -> bool:
     """Whether a record has a field of that literal name that is a word."""
     if not isinstance(record, types.Record) or not isinstance(field, types.StringLiteral):

@@ -98,3 +98,26 @@ def load_acquire(record: Record, field: str) -> int:
 def store_release(record: Record, field: str, value: int) -> None:
     """Write a field, after all that this thread read and wrote before."""
     setattr(record, field, value)
+
+
+def compare_and_swap(record: Record, field: str, expected: int, value: int) -> bool:
+    """Replace `expected` by `value` in a field at once; return False if another value is there.
+
+    After a swap the code that follows sees all that the writer of `expected` wrote before.  Only
+    compiled code is atomic: uncompiled, no other thread may access the field meanwhile.
+    """
+    if getattr(record, field) != expected:
+        return False
+    setattr(record, field, value)
+    return True
+
+
+def fetch_and_add(record: Record, field: str, value: int) -> int:
+    """Add `value` to a field at once, and return the field's old value.
+
+    Whoever sees the new value sees all that this thread wrote before.  Atomic as
+    `compare_and_swap` is.
+    """
+    before: int = getattr(record, field)
+    setattr(record, field, before + value)
+    return before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import threading
 
 import numba
 import numpy as np
@@ -17,7 +18,9 @@ from ringreduce.compiler.records import (
     Record,
     Word,
     address_of,
+    compare_and_swap,
     compilable,
+    fetch_and_add,
     load_acquire,
     offset_of,
     record,
@@ -62,6 +65,27 @@ def interpreted(address: int) -> int:
     return moved(Shape(address), 7)
 
 
+def swapped(address: int, expected: int) -> int:
+    """Swap the first word of a point for 9; twice whether it had the value, plus one."""
+    return 2 * compare_and_swap(Point(address), "x", expected, 9) + 1
+
+
+def added(address: int) -> int:
+    """Add 5 to the second word of a point; its old value."""
+    return fetch_and_add(Point(address), "y", 5)
+
+
+def count_twice(address: int, times: int) -> None:
+    """Add 1 to the first word of a shape, and under the lock in its second to the fourth."""
+    shape = Shape(address)
+    for _ in range(times):
+        fetch_and_add(shape, "first", 1)
+        while not compare_and_swap(shape.corner, "x", 0, 1):
+            pass
+        shape.corner.y += 1
+        store_release(shape.corner, "x", 0)
+
+
 @pytest.fixture(params=["interpreted", "compiled"])
 def run(request):
     """Runs a function of addresses, as Python or compiled."""
@@ -91,6 +115,33 @@ def test_memory_is_read_and_written_by_its_address(run):
     assert words[:4].tolist() == [3, 1, 3, 4]
 
 
+@pytest.mark.parametrize(("expected", "found"), [(3, 9), (4, 3)])
+def test_a_field_is_swapped_if_it_has_the_expected_value(run, expected, found):
+    words = np.array([3, 7], np.int64)
+    assert run(swapped, words.ctypes.data, expected) == 2 * (expected == 3) + 1
+    assert words.tolist() == [found, 7]
+
+
+def test_a_field_is_increased_and_its_old_value_returned(run):
+    words = np.array([3, 7], np.int64)
+    assert run(added, words.ctypes.data) == 7
+    assert words.tolist() == [3, 12]
+
+
+def test_swaps_and_additions_of_several_threads_are_atomic():
+    if numba.config.DISABLE_JIT:
+        pytest.skip("compiles")
+    intrinsics.register()
+    times, words = 200_000, np.zeros(5, np.int64)
+    count = numba.njit("void(int64, int64)", nogil=True)(count_twice)
+    threads = [threading.Thread(target=count, args=(words.ctypes.data, times)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert words.tolist() == [3 * times, 0, 0, 3 * times, 0]
+
+
 def test_fields_are_aligned_as_c_aligns_them():
     assert size_of(Shape) == 40
     offsets = [offset_of(Shape, name) for name in ("first", "sides", "corner", "last")]
@@ -105,14 +156,23 @@ def test_a_record_has_its_own_fields_alone():
             z: Word
 
 
-@pytest.mark.parametrize("code", ["Shape(words).frist", "load_acquire(Shape(words), 'frist')"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "Shape(words).frist",
+        "load_acquire(Shape(words), 'frist')",
+        "compare_and_swap(Shape(words), 'frist', 0, 1)",
+        "fetch_and_add(Shape(words), 'frist', 1)",
+    ],
+)
 def test_a_misspelt_field_does_not_compile(code):
     if numba.config.DISABLE_JIT:
         pytest.skip("compiles")
     intrinsics.register()
-    names = {"Shape": Shape, "load_acquire": load_acquire}
+    known = (Shape, load_acquire, compare_and_swap, fetch_and_add)
+    names = {each.__name__: each for each in known}
     function = eval(f"lambda words: {code}", names)
-    with pytest.raises((KeyError, numba.core.errors.TypingError), match=r"frist|load_acquire"):
+    with pytest.raises((KeyError, numba.core.errors.TypingError), match=r"frist"):
         numba.njit(function)(0)
 
 
