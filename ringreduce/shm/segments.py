@@ -1,9 +1,8 @@
 """Segments: memory that each rank of a host owns and all ranks of the host map.
 
-Every rank makes a memory file, which is in no folder, and maps it.  The other ranks open the file
-through /proc and map it too.  The kernel frees the memory when the last of these processes ends,
-even if it is killed.  Where memory files are forbidden, the transport allocates the segments:
-threads use memory of their process, MPI uses a shared window.
+Every rank makes a memory file (`shm.memory_files`) and maps it, and the other ranks map it too.
+Where memory files are forbidden, the transport allocates the segments: threads use memory of their
+process, MPI uses a shared window.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ import numpy as np
 from ringreduce.shm.functions import is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.shm.mailbox import mail_bytes
+from ringreduce.shm.memory_files import TOKEN_BYTES, map_file, map_file_of, new_file
 from ringreduce.transports.base import Transport
 
-_TOKEN_BYTES = 16
-"""Bytes of a random token, by which a rank recognises another rank's file and memory."""
-_PLACE = struct.Struct(f"<qqqq{_TOKEN_BYTES}s")
-"""Process, file descriptor, bytes of the file, address of the token in the process, and the token.
-The file begins with the token."""
+_PLACE = struct.Struct(f"<qqqq{TOKEN_BYTES}s")
+"""Process, file descriptor, bytes of the file, address of the token in the process, and the token,
+by which a rank recognises another rank's file and memory."""
 _NOTHING, _SHARES, _READS = bytes((0,)), bytes((1,)), bytes((2,))
 """A rank's access to its peers' files and memory: the rank cannot map all files; it maps all files;
 it also reads all memory."""
@@ -102,7 +100,7 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
     Returns None, on all ranks, if some rank cannot make a memory file, may not open another rank's
     through /proc, or is on another host.
     """
-    token = secrets.token_bytes(_TOKEN_BYTES)
+    token = secrets.token_bytes(TOKEN_BYTES)
     here = np.frombuffer(token, np.uint8)
     mine: Any
     file, mine = _made(nbytes, token)
@@ -110,7 +108,9 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
         length, mark = (0, -1) if file is None else (mine.size, file)
         place = _PLACE.pack(os.getpid(), mark, length, here.ctypes.data, token)
         places = list(_PLACE.iter_unpack(collect(place)))
-        segments = [_opened(*place) for place in places]
+        segments = [
+            map_file_of(process, theirs, size, text) for process, theirs, size, _, text in places
+        ]
         mine_can = _NOTHING
         if not any(segment is None for segment in (mine, *segments)):
             reads = all(_reads(place[0], *place[3:]) for place in places)
@@ -122,7 +122,7 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
     if _NOTHING in all_can:
         return None
     segments[rank] = mine
-    mine[:_TOKEN_BYTES] = 0
+    mine[:TOKEN_BYTES] = 0
     collect(_SHARES)  # from here on all segments are zero
     processes = [place[0] for place in places]
     return Segments(segments, rank, nbytes, processes, single_copy=set(all_can) == set(_READS))
@@ -131,19 +131,19 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
 def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
     """Make this rank's file and map it; (None, None) if that is impossible."""
     try:
-        file = os.memfd_create("ringreduce")
+        file = new_file()
     except (AttributeError, OSError):  # no such call, or it is forbidden
         return None, None
     segment = None
     for length in (nbytes + _arena_bytes(), nbytes):
         with contextlib.suppress(OSError, ValueError):
             os.ftruncate(file, length)
-            segment = _mapped(file, length)
+            segment = map_file(file, length)
             break
     if segment is None:
         os.close(file)
         return None, None
-    segment[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
+    segment[:TOKEN_BYTES] = np.frombuffer(token, np.uint8)
     return file, segment
 
 
@@ -151,25 +151,6 @@ def _arena_bytes() -> int:
     """Return the bytes of the machine's memory: no arrays can take more."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages // mmap.PAGESIZE * mmap.PAGESIZE
-
-
-def _opened(process: int, file: int, nbytes: int, _: int, token: bytes) -> Any:
-    """Map the segment of a rank, given its place; None if that is impossible."""
-    try:
-        there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
-    except OSError:
-        return None
-    try:
-        segment = _mapped(there, nbytes)
-    except (OSError, ValueError):  # of a rank on another host: its ids name another file here
-        return None
-    finally:
-        os.close(there)
-    return segment if segment[:_TOKEN_BYTES].tobytes() == token else None
-
-
-def _mapped(file: int, nbytes: int) -> Any:
-    return np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
 
 
 def _reads(process: int, address: int, token: bytes) -> bool:
@@ -182,9 +163,9 @@ def _reads(process: int, address: int, token: bytes) -> bool:
     except (OSError, AttributeError):
         return False
     function.restype = ctypes.c_ssize_t
-    read = ctypes.create_string_buffer(_TOKEN_BYTES)
-    here = (ctypes.c_size_t * 2)(ctypes.addressof(read), _TOKEN_BYTES)
-    there = (ctypes.c_size_t * 2)(address, _TOKEN_BYTES)
+    read = ctypes.create_string_buffer(TOKEN_BYTES)
+    here = (ctypes.c_size_t * 2)(ctypes.addressof(read), TOKEN_BYTES)
+    there = (ctypes.c_size_t * 2)(address, TOKEN_BYTES)
     one, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
     done = function(ctypes.c_int(process), here, one, there, one, flags)
-    return bool(done == _TOKEN_BYTES and read.raw == token)
+    return bool(done == TOKEN_BYTES and read.raw == token)

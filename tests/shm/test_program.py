@@ -76,7 +76,7 @@ def test_where_one_cannot_none_does(lacking, monkeypatch):
     if lacking == "memfd":
         monkeypatch.setattr(os, "memfd_create", lambda name: (_ for _ in ()).throw(OSError(1)))
     if lacking == "proc":
-        monkeypatch.setattr(segments, "_opened", lambda *place: None)
+        monkeypatch.setattr(segments, "map_file_of", lambda *place: None)
 
     def use(rank, collect):
         if lacking == "other" and rank == 1:
