@@ -72,9 +72,8 @@ from ringreduce.shm.layout import WORD
 BLOCK_BYTES = 8 << 10
 """Bytes of a block; the last one may be shorter.
 
-The block, the result and the rank's own array fit in the first cache of a core, so the copy of step
-4 costs little beside the add.  In longer blocks the same add of 1 MiB took a third longer.  In
-shorter ones it took as long, and the locks take more memory.
+The block, the result and the rank's part of its own array fit in the first cache of a core, so the
+copy of step 4 costs little beside the add.  Shorter blocks save no time, and have more locks.
 """
 LOCK_BYTES = 64 << 10
 """Bytes of a block; the last one may be shorter.
@@ -155,9 +154,9 @@ class Access(Record):
 
 _LEFT = offset_of(Access, "left")
 
-ADD, READ, CONTINUE, TAKE_OVER, RELEASE = range(5)
+ADD, READ, CONTINUE, TAKE_OVER, GIVE_UP = range(5)
 """Requests: begin to add or to read; continue; continue after the holder of the lock has ended;
-release the lock that this rank holds, and give up."""
+give the operation up."""
 DONE, WAITS, FOLDS = range(3)
 """Results: the operation is over; another rank holds the lock; Python has to add the block."""
 
@@ -305,16 +304,22 @@ def advance(access: Access) -> int:
 
 
 @compilable
+def give_up(access: Access) -> None:
+    """Free the lock that this rank holds, if it holds one; the block is unchanged."""
+    if access.holds:
+        access.holds = 0
+        store_release(lock_of(access, next_block(access)), "word", FREE)
+
+
+@compilable
 def serve(access: Access, request: int, array: Address) -> int:
     """Execute a request; `array` is the rank's own array, for ADD and READ."""
-    if request == RELEASE:
-        if access.holds:
-            access.holds = 0
-            store_release(lock_of(access, next_block(access)), "word", FREE)
-        return DONE
     if request == TAKE_OVER:
         take_over(access)
     elif request != CONTINUE:
+        give_up(access)  # an operation that Python could not give up after an exception
+        if request == GIVE_UP:
+            return DONE
         access.operation, access.array = request, array
         access.done = 0
     return advance(access)

@@ -10,13 +10,15 @@ from typing import Any
 
 from ringreduce.compiler import jit, pyobjects
 
-MODULES = {
+PROGRAMS = {
     "run": "executor",
     "enter": "entry",
     "call": "entry",
     "mail": "mailbox",
     "message": "mail_entry",
 }
+"""The functions that every communicator with shared memory uses: function -> module."""
+MODULES = {**PROGRAMS, "access_blocks": "block_access"}
 """The module of this package that has each function.  It is imported only to compile."""
 _WITH_KEYWORDS = ("call", "message")
 """Functions that Python calls with keyword arguments too."""
@@ -29,15 +31,15 @@ def is_available() -> bool:
     """
     if not _may_be_available():
         return False
-    jit.share({name: partial(_function, name) for name in MODULES}, needs_float16=True)
-    return all(address(name) is not None for name in MODULES)
+    jit.share({name: partial(_function, name) for name in PROGRAMS}, needs_float16=True)
+    return all(address(name) is not None for name in PROGRAMS)
 
 
 def would_be_available() -> bool:
     """Whether `is_available` would return True.  Compiles nothing."""
     if not _may_be_available():
         return False
-    return all(jit.has_address(name, needs_float16=True) for name in MODULES)
+    return all(jit.has_address(name, needs_float16=True) for name in PROGRAMS)
 
 
 def _may_be_available() -> bool:

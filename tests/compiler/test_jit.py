@@ -221,7 +221,7 @@ def fold(folded, tmp_path):
 
 def test_kept_machine_code_is_loaded_without_numba(tmp_path, loaded):
     shutil.copytree(loaded, tmp_path, dirs_exist_ok=True)
-    wanted = {f"{name}.code" for name in (*functions.MODULES, "fold-sum-float32")}
+    wanted = {f"{name}.code" for name in (*functions.PROGRAMS, "fold-sum-float32")}
     assert {path.name for path in code_in(tmp_path)} == wanted
     assert loads(tmp_path, "all") == WITHOUT
 

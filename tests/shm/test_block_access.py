@@ -15,8 +15,8 @@ from ringreduce.shm.block_access import (
     DONE,
     FOLDS,
     FREE,
+    GIVE_UP,
     LOCK_BYTES,
-    RELEASE,
     WAITS,
     Access,
     committing,
@@ -105,10 +105,20 @@ def test_an_add_that_is_given_up_leaves_the_lock_free_and_the_block_unchanged():
     rank = OneRank()
     assert rank.ask(ADD) == FOLDS
     rank.result[:] = 7
-    assert rank.ask(RELEASE) == DONE
+    assert rank.ask(GIVE_UP) == DONE
     assert not rank.locks.any()
     assert not rank.blocks.any()
     assert rank.version[0] == 0
+
+
+def test_an_operation_begins_anew_where_the_one_before_was_not_given_up():
+    """A second exception may come before Python has given the operation up."""
+    rank = OneRank()
+    assert rank.ask(ADD) == FOLDS
+    rank.result[:] = rank.own[:2]
+    assert rank.ask(CONTINUE) == FOLDS  # of block 1
+    assert rank.ask(ADD) == FOLDS
+    assert rank.locks[:, 0].tolist() == [held(0), FREE, FREE]
 
 
 def test_to_give_up_while_waiting_leaves_the_lock_of_the_other_rank():
@@ -116,5 +126,5 @@ def test_to_give_up_while_waiting_leaves_the_lock_of_the_other_rank():
     rank.locks[0, 0] = held(4)
     assert rank.ask(ADD) == WAITS
     assert rank.access.found == held(4)
-    assert rank.ask(RELEASE) == DONE
+    assert rank.ask(GIVE_UP) == DONE
     assert rank.locks[0, 0] == held(4)
