@@ -42,7 +42,9 @@ _OF = {
     "dp": "ringreduce.train.DataParallel",
 }
 """What the names of the pages' examples stand for."""
-_MADE_BY_THE_LIBRARY = ("ringreduce.Communicator", "ringreduce.Work")
+_MADE_BY_THE_LIBRARY = tuple(
+    f"ringreduce.{name}" for name in ("Communicator", "SharedArray", "Work")
+)
 """Classes that users do not make themselves: their constructors are not shown."""
 
 

@@ -10,6 +10,7 @@ Every rank of an MPI job runs the same program::
 - `init` returns the communicator of an MPI job; `spawn` runs ranks as threads, without MPI.
 - `Communicator` has the collectives, and messages between two ranks.
 - `Work` is an asynchronous call; `wait_any` waits for one of several.
+- `SharedArray` is an array that all ranks of a node add to.
 - `Config` has the settings; `register_algorithm` adds an algorithm.
 - `MismatchError`, `PeerTimeoutError` and `PeerLostError` are raised on all ranks alike.
 - `pipeline` has the schedules of pipelines, `train` has data-parallel training.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
     from ringreduce.calls.queue import Work, wait_any
+    from ringreduce.calls.shared_array import SharedArray
     from ringreduce.config import Config
     from ringreduce.errors import (
         MismatchError,
@@ -43,6 +45,7 @@ __all__ = [
     "PeerTimeoutError",
     "RingReduceError",
     "ScheduleError",
+    "SharedArray",
     "Work",
     "init",
     "pipeline",
@@ -56,6 +59,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Communicator": "calls.communicator",
     "Config": "config",
+    "SharedArray": "calls.shared_array",
     "Work": "calls.queue",
     "init": "bootstrap",
     "register_algorithm": "algorithms.register",

@@ -70,6 +70,7 @@ _WANTED = {
     "collective": "the name of a collective, such as 'all_reduce'",
     "op": "the name of an op, such as 'sum'",
     "root": "a rank, a whole number",
+    "owner": "a rank, a whole number",
     "algorithm": "the name of an algorithm, or 'auto'",
     "wire": "'bfloat16', 'float16' or None",
 }
@@ -88,7 +89,7 @@ def check_selectors(where: str, **selectors: Any) -> None:
         if hasattr(value, "__dlpack__"):
             wanted = "name the result with out=" if name in _BEFORE_OUT else f"pass {_WANTED[name]}"
             raise TypeError(f"{where}: {name} is an array; {wanted}")
-        if name == "root":
+        if name in ("root", "owner"):
             right = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         else:
             right = isinstance(value, str) or (name == "wire" and value is None)
@@ -165,10 +166,10 @@ def _share_memory(x: np.ndarray, out: np.ndarray) -> bool:
         return True
 
 
-def check_root(where: str, root: int, size: int) -> None:
-    """Check that `root`, a whole number, is a rank.  Raises ValueError."""
+def check_root(where: str, root: int, size: int, name: str = "root") -> None:
+    """Check that `root`, a whole number, is a rank.  Raises ValueError, which calls it `name`."""
     if not 0 <= root < size:
-        raise ValueError(f"{where}: root is {root}; ranks are 0 to {size - 1}")
+        raise ValueError(f"{where}: {name} is {root}; ranks are 0 to {size - 1}")
 
 
 def check_timeout(where: str, timeout_s: Any) -> None:
@@ -246,10 +247,25 @@ def check_wire(where: str, dtype: np.dtype[Any], wire: Any) -> np.dtype[Any]:
 
 def array_text(array: np.ndarray, first: bool = True) -> str:
     """Describe dtype and shape: ``float32[3, 4]``, or ``float32[:, 4]`` if not `first`."""
-    sizes = list(map(str, array.shape))
-    if not first and sizes:
-        sizes[0] = ":"
-    return f"{array.dtype}[{', '.join(sizes)}]"
+    if not first and array.ndim:
+        return shape_text((":", *array.shape[1:]), array.dtype)
+    return shape_text(array.shape, array.dtype)
+
+
+def shape_text(shape: Iterable[object], dtype: np.dtype[Any]) -> str:
+    """Describe dtype and shape: ``float32[3, 4]``."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def as_shape(where: str, shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple.  Raises ValueError unless it has lengths of at least 0."""
+    try:
+        sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{where}: shape is {shape!r}; pass lengths of at least 0")
+    return sizes
 
 
 def as_out(where: str, out: Any) -> np.ndarray:

@@ -41,6 +41,7 @@ PLANNED: dict[str, dict[str, Any]] = {
 """The arguments of each collective that is one plan, with their defaults."""
 
 _Kept = TypeVar("_Kept", Call, Fused)
+_TWO_INTEGERS = np.empty(2, np.int64)
 
 
 class Calls:
@@ -274,17 +275,24 @@ class Calls:
         text = array_text(array, first=False)
         rooted = {} if root is None else {"root": str(root)}
         signature = _signature(collective, text, algorithm, **rooted, counts="None")
-        return self._two_integers(Signature(collective, (*signature.arguments, *memory_kind)))
+        return self._row_of_each(
+            Signature(collective, (*signature.arguments, *memory_kind)), _TWO_INTEGERS
+        )
 
     def split(self) -> Call:
         """Return the all-gather of a split: two integers of every rank."""
-        return self._get("split", self._two_integers, Signature("split", ()))
+        return self._get("split", self._row_of_each, Signature("split", ()), _TWO_INTEGERS)
 
-    def _two_integers(self, signature: Signature) -> Call:
-        """Return an all-gather of two integers of every rank, with this signature."""
-        integers = np.empty(2, np.int64)
-        plan = self._parts("all_gather", "auto", [2] * self.size, integers.dtype, slices=1)
-        return self._call(signature, plan, integers, (self.size, 2), integers.dtype)
+    def exchange(self, name: str, arguments: tuple[tuple[str, str], ...], nbytes: int) -> Call:
+        """Return an all-gather of `nbytes` of every rank, which compare its `arguments`."""
+        row = np.empty(nbytes, np.uint8)
+        key = ("exchange", name, arguments, nbytes)
+        return self._get(key, self._row_of_each, Signature(name, arguments), row)
+
+    def _row_of_each(self, signature: Signature, row: np.ndarray) -> Call:
+        """Return an all-gather of a short array like `row` of every rank, with this signature."""
+        plan = self._parts("all_gather", "auto", [row.size] * self.size, row.dtype, slices=1)
+        return self._call(signature, plan, row, (self.size, row.size), row.dtype)
 
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
         """Return the broadcast of `nbytes` before a scatter: the root's dtype and shape."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
@@ -13,16 +12,20 @@ from numpy.typing import NDArray
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.calls.arguments import (
     as_dtype,
+    as_shape,
+    check_root,
     check_selectors,
     check_timeout,
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
-from ringreduce.calls.ops import check_movable
+from ringreduce.calls.ops import check_addable, check_movable
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.calls.point_to_point import PointToPoint
 from ringreduce.calls.runner import NOTHING
+from ringreduce.calls.shared_array import SharedArray
 from ringreduce.config import Config
+from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
 from ringreduce.elsewhere import METHODS_ELSEWHERE
@@ -90,7 +93,7 @@ class Communicator(Collectives, PointToPoint):
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
         self.cross_rank, self.cross_size = topology.cross_rank, topology.cross_size
         self.nodes = topology.nodes
-        self._transport, self._timeout_s = transport, timeout_s
+        self._transport = transport
         self._adopt = adopt
         """Called with every communicator that `split` makes."""
         self._splits = 0
@@ -159,13 +162,63 @@ class Communicator(Collectives, PointToPoint):
         """
         dtype = as_dtype("empty", dtype)
         check_movable("empty", dtype)
-        sizes = _sizes(shape)
+        sizes = as_shape("empty", shape)
         if device != "cpu":
             return self._calls_on_gpu(gpu_of_name("empty", device)).device.empty(sizes, dtype)
         if self._arena is None:
             return np.empty(sizes, dtype)
         with self._queue.lock:
             return self._reachable(sizes, dtype)
+
+    @overload
+    def shared(
+        self, shape: int | tuple[int, ...], dtype: type[S] | np.dtype[S], owner: int = 0
+    ) -> SharedArray[S]: ...
+    @overload
+    def shared(
+        self, shape: int | tuple[int, ...], dtype: Any, owner: int = 0
+    ) -> SharedArray[Any]: ...
+    def shared(self, shape: int | tuple[int, ...], dtype: Any, owner: int = 0) -> SharedArray[Any]:
+        """Return an array of zeros in one memory that all ranks map.  Collective.
+
+        All ranks must be on one node.  Afterwards each rank adds to the array and reads it at any
+        time, without the other ranks: see `SharedArray`.
+
+        Args:
+            shape: an int or a tuple of ints, as for ``numpy.zeros``; the same on every rank.
+            dtype: a dtype of numbers; the same on every rank.
+            owner: the rank in whose memory the array is; the same on every rank.
+
+        Returns:
+            The shared array.
+
+        Raises:
+            TypeError: `dtype` has no sum, or another wrong argument.
+            ValueError: a wrong argument; the ranks are on several nodes; or a rank cannot share
+                memory, which takes Linux and Numba.
+            MemoryError: the owner cannot allocate the array.
+            MismatchError, PeerTimeoutError, PeerLostError: as for `all_reduce`.
+
+        Example:
+            >>> def program(comm):
+            ...     total = comm.shared(2, np.float64)
+            ...     total.add(np.array([1.0, comm.rank]))
+            ...     comm.barrier()
+            ...     return total.read()
+            >>> rr.spawn(program, 4)[0]
+            array([4., 6.])
+        """
+        sizes, dtype = as_shape("shared", shape), as_dtype("shared", dtype)
+        check_addable("shared", dtype)
+        check_selectors("shared", owner=owner)
+        check_root("shared", owner, self.size, "owner")
+        if len(self.nodes) > 1:
+            nodes = " / ".join(map(ranks_text, self.nodes))
+            raise ValueError(
+                f"shared: the ranks are on {len(self.nodes)} nodes: {nodes}; only ranks of one "
+                "node share memory, so split the communicator by node"
+            )
+        return SharedArray(self._share(sizes, dtype, int(owner)), sizes, int(owner))
 
     def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> Again:
         """Check, plan and bind a call on these arrays once, to repeat it.
@@ -389,14 +442,3 @@ class Communicator(Collectives, PointToPoint):
 
 def _is_int64(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and -(1 << 63) <= int(value) < 1 << 63
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    """Return a shape as a tuple.  Raises ValueError unless it has lengths of at least 0."""
-    try:
-        sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
-    except TypeError:
-        sizes = (-1,)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"empty: shape is {shape!r}; pass lengths of at least 0")
-    return sizes

@@ -43,6 +43,13 @@ def check_movable(where: str, dtype: np.dtype) -> None:
         raise TypeError(f"{where}: dtype {dtype} cannot be sent; pass numbers or bools")
 
 
+def check_addable(where: str, dtype: np.dtype) -> None:
+    """Check that numbers of `dtype` can be added.  Raises TypeError."""
+    check_movable(where, dtype)
+    if "sum" not in _reductions(dtype):
+        raise TypeError(f"{where}: dtype {dtype} cannot be added; pass numbers")
+
+
 def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
     """Check that `op` is one of `ops` and can reduce `dtype`.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_out, check_timeout, shown
+from ringreduce.calls.arguments import check_out, check_timeout, shape_text, shown
 from ringreduce.calls.arrays import as_array, as_out, check_together, gpu_of, is_input, open_gpu
 from ringreduce.calls.cache import PLANNED, Calls
 from ringreduce.calls.call import Call
@@ -18,6 +19,7 @@ from ringreduce.calls.ops import check_movable
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.shm.allocator import Arena
+from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
@@ -50,6 +52,7 @@ class Runner:
             config = replace(config, memory=memory)
         self.config = config
         self._topology, self._device = topology, device
+        self._timeout_s, self._crowded = timeout_s, transport.spins == 0
         self._engine = Engine(transport, config, timeout_s, segments)
         self._queue = self._engine.queue
         self._calls = Calls(topology, device, config, self._engine.discard)
@@ -172,6 +175,22 @@ class Runner:
             self._engine.free_discarded()
             array = self._arena.empty(shape, dtype)
         return np.empty(shape, dtype) if array is None else array
+
+    def _share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
+        """Make the blocks of a shared array.  Collective; ranks compare the arguments."""
+        arguments = ("array", shape_text(shape, dtype)), ("owner", str(owner))
+
+        def collect(mine: bytes) -> bytes:
+            call = self._calls.exchange("shared", arguments, len(mine))
+            rows = self._run(call, np.frombuffer(mine, np.uint8), None, None, False)
+            everybody: bytes = rows.tobytes()
+            return everybody
+
+        nbytes = prod(shape) * dtype.itemsize
+        how = self._crowded, self._timeout_s
+        with self._queue.lock:
+            self._engine.check_usable()
+            return share_blocks(nbytes, dtype, owner, self.rank, collect, *how)
 
     def _gather_unknown(
         self,

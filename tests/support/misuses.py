@@ -188,7 +188,9 @@ BY_ONE_RANK = (
     *("Other arguments", "Algorithms of your own", "Pipelines"),
 )
 """Sections whose lines rank 0 runs alone."""
-BY_ALL_RANKS = ("Ranks that disagree", "After the end", "What looks wrong and is right")
+BY_ALL_RANKS = (
+    *("Ranks that disagree", "Shared arrays", "After the end", "What looks wrong and is right"),
+)
 """Sections whose lines all ranks run, each line with a communicator of its own."""
 OVER_MPI = "The start of all ranks"
 """The section whose lines all ranks of an MPI job run."""

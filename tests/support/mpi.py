@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,14 @@ class MpiJobs:
         self._count = 0
 
     def start(
-        self, program: str, ranks: int, *arguments: str, **variables: str
+        self,
+        program: str,
+        ranks: int,
+        *arguments: str,
+        options: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[str]:
-        """Start ``programs/<program>.py``; returns at once."""
+        """Start ``programs/<program>.py`` by mpiexec with `options`; returns at once."""
         self._count += 1
         results = self.folder / f"job{self._count}"
         results.mkdir()
@@ -82,9 +88,9 @@ class MpiJobs:
         temporary = tempfile.TemporaryDirectory(prefix="rr", ignore_cleanup_errors=True)
         self._temporary.append(temporary)
         variables = {"TMPDIR": temporary.name, **variables}
-        command = [mpiexec(), "-n", str(ranks), sys.executable, str(PROGRAMS / f"{program}.py")]
+        command = [mpiexec(), *options, "-n", str(ranks)]
         job = subprocess.Popen(
-            [*command, *arguments],
+            [*command, sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -111,10 +117,17 @@ class MpiJobs:
         return Finished(job.returncode, output, time.monotonic() - start, results)
 
     def run(
-        self, program: str, ranks: int, *arguments: str, timeout_s: float = 60.0, **variables: str
+        self,
+        program: str,
+        ranks: int,
+        *arguments: str,
+        timeout_s: float = 60.0,
+        options: Sequence[str] = (),
+        **variables: str,
     ) -> Finished:
         """Start a job and wait for it."""
-        return self.finish(self.start(program, ranks, *arguments, **variables), timeout_s)
+        job = self.start(program, ranks, *arguments, options=options, **variables)
+        return self.finish(job, timeout_s)
 
     def run_ok(
         self, program: str, ranks: int, *arguments: str, timeout_s: float = 60.0, **variables: str

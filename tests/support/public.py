@@ -27,7 +27,7 @@ facts = _facts()
 
 PACKAGES = ("pipeline", "train")
 """Packages that `ringreduce` imports when they are used, with public names of their own."""
-MADE_BY_THE_LIBRARY = ("Communicator", "Work")
+MADE_BY_THE_LIBRARY = ("Communicator", "SharedArray", "Work")
 """Classes that users do not make themselves: their constructors have no entry."""
 NEVER_RAISE = ("Work.done", "Communicator.leave", "train.Split.widths", "train.Trainer.arrays")
 PRIVATE = ":meta private:"
