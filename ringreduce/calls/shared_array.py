@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringreduce.calls.arguments import as_array, as_out, check_out
+from ringreduce.calls.arguments import array_text, as_array, as_out, check_out
 from ringreduce.shm.blocks import Blocks
 
 S = TypeVar("S", bound=np.generic)
@@ -44,10 +44,10 @@ class SharedArray(Generic[S]):
     def __init__(self, blocks: Blocks, shape: tuple[int, ...], owner: int) -> None:
         self._blocks, self.owner = blocks, owner
         self.array = blocks.array.reshape(shape)
+        self._shape, self._dtype = shape, blocks.array.dtype
 
     def __repr__(self) -> str:
-        sizes = ", ".join(map(str, self.array.shape))
-        what = f"{self.array.dtype}[{sizes}] of rank {self.owner}, version {self.version}"
+        what = f"{array_text(self.array)} of rank {self.owner}, version {self.version}"
         return f"<ringreduce.SharedArray: {what}>"
 
     @property
@@ -83,14 +83,10 @@ class SharedArray(Generic[S]):
             [6, 6, 6]
         """
         array = x if type(x) is np.ndarray else as_array("add", x)
-        if array.dtype != self.array.dtype:
-            raise TypeError(
-                f"add: x has dtype {array.dtype}, the shared array has {self.array.dtype}"
-            )
-        if array.shape != self.array.shape:
-            raise ValueError(
-                f"add: x has shape {array.shape}, the shared array has {self.array.shape}"
-            )
+        if array.dtype != self._dtype:
+            raise TypeError(f"add: x has dtype {array.dtype}, the shared array has {self._dtype}")
+        if array.shape != self._shape:
+            raise ValueError(f"add: x has shape {array.shape}, the shared array has {self._shape}")
         self._blocks.add(array if array.flags.c_contiguous else array.copy())
 
     def read(self, out: Any = None) -> NDArray[S]:
@@ -120,10 +116,10 @@ class SharedArray(Generic[S]):
             array([2., 2.], dtype=float32)
         """
         if out is None:
-            out = np.empty_like(self.array)
+            out = np.empty(self._shape, self._dtype)
         view = as_out("read", out)
-        check_out("read", view, self.array.shape, self.array.dtype)
-        target = view if view.flags.c_contiguous else np.empty_like(self.array)
+        check_out("read", view, self._shape, self._dtype)
+        target = view if view.flags.c_contiguous else np.empty(self._shape, self._dtype)
         self._blocks.read(target)
         if target is not view:
             view[...] = target

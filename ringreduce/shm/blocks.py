@@ -210,7 +210,8 @@ class Blocks:
     ) -> None:
         self.array = memory[layout.array : layout.array + nbytes].view(dtype)
         """The array itself, flat.  It keeps the memory mapped."""
-        self._rank, self._processes, self._timeout_s = rank, processes, timeout_s
+        self._processes, self._timeout_s = processes, timeout_s
+        self._process = processes[rank].number
         self._result = memory[layout.results + rank * layout.block_bytes :]
         self._fold = CpuDevice().fold("sum", dtype)
         serve = functions.python_function("access_blocks")
@@ -220,7 +221,7 @@ class Blocks:
         self._address = int(self._words.ctypes.data)
         access = self._access = Access(self._address)
         begin = int(memory.ctypes.data)
-        self._begin = begin + layout.array
+        self._begin, self._nbytes = begin + layout.array, nbytes
         access.version, access.locks = begin, begin + layout.locks
         access.results, access.blocks = begin + layout.results, self._begin
         access.nbytes, access.block_bytes = nbytes, layout.block_bytes
@@ -267,11 +268,10 @@ class Blocks:
 
     def _check(self, request: int, address: int) -> None:
         """Raise ValueError if an array at `address` overlaps this one, and in a forked process."""
-        nbytes, begin = self.array.nbytes, self._begin
-        if address < begin + nbytes and begin < address + nbytes:
+        if abs(address - self._begin) < self._nbytes:
             what = "add: x" if request == ADD else "read: out"
             raise ValueError(f"{what} overlaps the shared array; pass an array of its own")
-        if os.getpid() != self._processes[self._rank].number:
+        if os.getpid() != self._process:
             # Both processes would write to the result buffer of the rank.
             raise ValueError(
                 "this process was forked from the one that made the shared array; "

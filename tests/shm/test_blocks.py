@@ -251,7 +251,7 @@ def dead() -> blocks._Process:
 @pytest.mark.parametrize("reused", [False, True])
 def test_the_lock_of_a_dead_rank_is_taken_over(dead, reused):
     """Its process id may be that of another process meanwhile."""
-    one, two = shared(2, 5)
+    one, two = shared(2, 5, timeout_s=2)
     one._processes[1] = blocks._Process(os.getpid(), 1) if reused else dead
     lock(one, 0).word = held(1)
     two._result[:40].view(FLOAT)[:] = 100
@@ -260,7 +260,7 @@ def test_the_lock_of_a_dead_rank_is_taken_over(dead, reused):
 
 
 def test_the_result_of_a_dead_rank_is_copied(dead):
-    one, two, three = shared(3, 5)
+    one, two, three = shared(3, 5, timeout_s=2)
     one._processes[1] = one._processes[2] = dead
     three._result[:40].view(FLOAT)[:] = 100
     lock(one, 0).word = committing(1, 2)

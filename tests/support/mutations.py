@@ -491,6 +491,42 @@ MUTATIONS = [
         "left = (start + nbytes // 2, stop)",
         "Two registered arrays share memory.",
     ),
+    # --- shared arrays ---
+    Mutation(
+        "changed-before-the-lock-says-so",
+        "shm/block_access.py",
+        "committing(access.rank, access.rank)",
+        "held(access.rank)",
+        "A block is torn when a rank is killed while it copies its result.",
+    ),
+    Mutation(
+        "taken-over-in-its-own-name",
+        "shm/block_access.py",
+        "mine = committing(access.rank, source)",
+        "mine = committing(access.rank, access.rank)",
+        "A second death leaves the wrong result in a block.",
+    ),
+    Mutation(
+        "dead-until-reaped",
+        "shm/processes.py",
+        '_ENDED = ("Z", "X")',
+        '_ENDED = ("X",)',
+        "A killed rank keeps its locks until its launcher reaps it.",
+    ),
+    Mutation(
+        "lock-kept-after-an-exception",
+        "shm/block_access.py",
+        "if access.holds:",
+        "if access.holds > 1:",
+        "A lock is never released after an exception in an add.",
+    ),
+    Mutation(
+        "process-told-by-its-number",
+        "shm/blocks.py",
+        "if start_of(process.number) != process.start:",
+        "if start_of(process.number) is None:",
+        "A later process with the same number keeps the locks of a dead rank.",
+    ),
     # --- algorithms ---
     Mutation(
         "doubling-with-itself",
