@@ -74,6 +74,8 @@ class MismatchError(RingReduceError, ValueError):
 class PeerTimeoutError(RingReduceError, TimeoutError):
     """A rank stopped answering.  The communicator is broken: later calls raise this error again.
 
+    If `SharedArray.add` or `SharedArray.read` raises it, nothing is broken.
+
     Attributes:
         ranks: the ranks that did not answer.
 

@@ -64,8 +64,8 @@ class SharedArray(Generic[S]):
         once in each add.
 
         Args:
-            x: array of the same shape and dtype, with any strides; it does not overlap the shared
-                array.
+            x: array in host memory, of the same shape and dtype, with any strides; it does not
+                overlap the shared array.  A number is a 0-d array.
 
         Raises:
             TypeError: `x` is no array, or has another dtype.
