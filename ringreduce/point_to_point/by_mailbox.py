@@ -7,7 +7,6 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ringreduce.shm import functions, mailbox
 from ringreduce.shm.layout import SEGMENT_BYTES, WORD
 from ringreduce.shm.mail_entry import ENTRY_WORDS, KNOWN_WORDS, WAYS, MailEntry
 from ringreduce.shm.mailbox import Answer, Channel, Counts, Offer, RankState
+from ringreduce.shm.processes import start_of
 from ringreduce.shm.segments import Segments
 
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 2), (20, 4)
@@ -53,8 +53,8 @@ class MailboxRoad:
         """The known kinds of `send` and `recv`, by peer."""
         self._unsent: list[deque[tuple[int, int, Kind | None]]] = [deque() for _ in range(size)]
         """By peer: message, status and kind of the answers that found no place."""
-        self._started = [_start_of(process) for process in segments.processes]
-        """When each peer's process started; "" for threads of this process."""
+        self._started = [start_of(process) if process else None for process in segments.processes]
+        """When each peer's process started; None for threads of this process."""
 
     def _channel(self, peer: int, crowded: bool) -> Channel:
         segments = self._segments
@@ -214,9 +214,9 @@ class MailboxRoad:
         return PeerState(theirs.state, _text(at + _STATE_HEAD, theirs.reason_bytes), broken)
 
     def lost(self, peer: int) -> str:
-        started = self._started[peer]
-        process = self._segments.processes[peer]
-        return "its process has ended" if started and _start_of(process) != started else ""
+        started, process = self._started[peer], self._segments.processes[peer]
+        ended = started is not None and start_of(process) != started
+        return "its process has ended" if ended else ""
 
     def close(self) -> None:
         pass
@@ -244,19 +244,3 @@ def _shortened(text: str) -> bytes:
     """Encode a description in at most `mailbox.TEXT_BYTES` bytes; dtypes and lengths are ASCII."""
     most = mailbox.TEXT_BYTES
     return (text if len(text) <= most else f"{text[: most - 3]}...").encode()
-
-
-def _start_of(process: int) -> str:
-    """Return when a process started, in ticks of the kernel; "" if it is this one or has ended.
-
-    A process that was killed and that its parent has not waited for has ended too.
-    """
-    if not process:
-        return ""
-    try:
-        # The fields follow the name, which is in parentheses and may hold anything.
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    state, started = fields[0], fields[19]
-    return "" if state in "ZX" else started
