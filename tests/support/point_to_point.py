@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import ringreduce as rr
+from tests.support.mpi import report
 
 RANKS = 3
 Check = Callable[[rr.Communicator], Any]
@@ -340,3 +343,48 @@ def over_mpi(transport: str) -> list[str]:
             comm.barrier()
             passed.append(name)
     return passed
+
+
+def with_one_killed(transport: str) -> None:
+    """Kill rank 1 while rank 0 receives from it; ranks 0 and 2 then go on.
+
+    The living ranks do not return: MPI_Finalize would wait for rank 1.
+    """
+    with rr.init(transport=transport, timeout_s=30) as comm:
+        out, other = np.empty(50_000), 2 - comm.rank
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if comm.rank == 0:
+            comm.send(np.zeros(1), 1)
+        found: dict[str, Any] = {"errors": []}
+        for call in (comm.recv, comm.send, comm.recv):
+            begin = time.monotonic()
+            error = error_of(rr.PeerLostError, partial(call, out, 1))
+            found["errors"].append([str(error), time.monotonic() - begin])
+        for number in range(20):
+            if comm.rank == 0:
+                comm.send(np.full(50_000, number), other)
+            else:
+                assert comm.recv(np.empty(50_000, int), other)[-1] == number
+        exchanged = comm.exchange({other: np.full(3, comm.rank)}, {other: np.empty(3, int)})
+        found["exchanged"] = exchanged[other].tolist()
+        report(comm.rank, found)
+        time.sleep(0.5)  # the other rank may wait for an answer
+        os._exit(0)
+
+
+def with_one_stopped(transport: str) -> None:
+    """Stop rank 1: messages with it time out, others do not.  The parent ends the job."""
+    with rr.init(transport=transport, timeout_s=30) as comm:
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        late = partial(comm.send, np.zeros(50_000), 1, 3, timeout_s=0.5)
+        found: dict[str, Any] = {"text": str(error_of(rr.PeerTimeoutError, late))}
+        other = 2 - comm.rank
+        exchanged = comm.exchange({other: np.full(3, comm.rank)}, {other: np.empty(3, int)})
+        found["exchanged"] = exchanged[other].tolist()
+        report(comm.rank, found)
+        time.sleep(0.5)  # the other rank may wait for an answer
+        os._exit(3)
