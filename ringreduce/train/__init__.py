@@ -9,6 +9,7 @@
 `DataParallel` and `shard` are for models of any kind.
 """
 
+from ringreduce.train.batch_norm import Normalised, batch_norm, batch_norm_backward
 from ringreduce.train.data import Split, load, load_digits, load_split, shard
 from ringreduce.train.data_parallel import DataParallel, StepTimes
 from ringreduce.train.equality import DriftError, check_equal
@@ -20,6 +21,7 @@ __all__ = [
     "DataParallel",
     "DriftError",
     "Epoch",
+    "Normalised",
     "Result",
     "Settings",
     "Split",
@@ -27,6 +29,8 @@ __all__ = [
     "StepTimes",
     "Trainer",
     "Watcher",
+    "batch_norm",
+    "batch_norm_backward",
     "check_equal",
     "load",
     "load_digits",

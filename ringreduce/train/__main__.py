@@ -174,7 +174,7 @@ class _Run:
             raise CheckpointError("it was made with other data")
         sizes = split.widths(settings.hidden)
         found = {name: array.shape for name, array in checkpoint.arrays.items()}
-        if found != shapes(sizes, settings.optimizer):
+        if found != shapes(sizes, settings):
             raise CheckpointError(f"its arrays are not those of a network {sizes}")
 
     def _restore(self, facts: dict[str, Any]) -> None:

@@ -39,13 +39,15 @@ class Given:
         asked = self._of(Settings)
         if before is None:
             return Settings(**asked)
+        made_with = Settings(**before)  # an older checkpoint lacks newer settings
         for name, value in asked.items():
-            if FIELDS[name].metadata.get("fixed") and value != before[name]:
+            was = getattr(made_with, name)
+            if FIELDS[name].metadata.get("fixed") and value != was:
                 raise ValueError(
-                    f"{name} is {value}, but the checkpoint was made with {before[name]}; "
-                    "that cannot change in the middle of a run"
+                    f"{name} is {value}, but the checkpoint was made with {was}; that cannot "
+                    "change in the middle of a run"
                 )
-        return Settings(**{**before, **asked})
+        return dataclasses.replace(made_with, **asked)
 
     def _of(self, kind: type) -> dict[str, Any]:
         names = {field.name for field in dataclasses.fields(kind)}

@@ -5,6 +5,9 @@ gradient (`mlp` divides by the count of the whole batch).  The all-reduce adds t
 rank makes the same step.  So N ranks compute the same as one rank on the same global batch, up to
 the order of additions.  The sum is bitwise the same on all ranks, and so are the parameters.
 `check_equal` proves this every `check_every` steps, before each checkpoint, and at the end.
+
+Batch normalisation takes its means and variances over the samples of all ranks.  Their running
+means, with which a network is evaluated, are the same on all ranks too.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from ringreduce.train.equality import check_equal, on_host
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
 
+_FORGOTTEN = 0.1
+"""Share of a running mean that a step's statistics replace, once ten steps are made."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -36,6 +42,22 @@ class State:
     """Sum of the losses of this epoch's samples so far."""
     last_loss: float
     """Mean loss of the last complete epoch; NaN before."""
+
+
+class _Timed:
+    """Stands in for a communicator, and adds up the time of its all-reduces."""
+
+    def __init__(self, comm: rr.Communicator) -> None:
+        self._comm = comm
+        self.seconds = 0.0
+
+    def all_reduce(self, x: Any, *, out: Any = None) -> Any:
+        """Make the all-reduce."""
+        begin = time.perf_counter()
+        try:
+            return self._comm.all_reduce(x, out=out)
+        finally:
+            self.seconds += time.perf_counter() - begin
 
 
 class Trainer:
@@ -83,13 +105,18 @@ class Trainer:
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
         self.sizes = sizes = split.widths(settings.hidden)
-        self.flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp)
-        self.parameters = mlp.views(self.flat, sizes)
+        norm = settings.batch_norm
+        self.flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp, norm)
+        self.parameters = mlp.views(self.flat, sizes, norm)
         self._named = mlp.named(self.parameters)
         self._slots = {
-            slot: mlp.named(mlp.views(xp.zeros_like(self.flat), sizes))
+            slot: mlp.named(mlp.views(xp.zeros_like(self.flat), sizes, norm))
             for slot in optimizers.SLOTS[settings.optimizer]
         }
+        self._running = mlp.init_statistics(sizes, xp) if norm else {}
+        self._statistics: dict[str, Any] = {}
+        """The means and variances of the last global batch."""
+        self._normalising = _Timed(comm)
         self._update = optimizers.update(settings)
         self._dp = DataParallel(
             comm,
@@ -121,7 +148,10 @@ class Trainer:
     # --- the contents of a checkpoint ---
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all arrays that steps change, by name: parameters and the optimizer's own.
+        """Return all arrays that steps change, by name.
+
+        These are the parameters, the optimizer's own arrays, and the running means of batch
+        normalisation.
 
         Returns:
             Name -> NumPy array.  With `state`, that is the content of a checkpoint.
@@ -174,7 +204,8 @@ class Trainer:
             for slot, arrays in self._slots.items()
             for name, array in arrays.items()
         }
-        return self._named | slots
+        running = {f"running/{name}": array for name, array in self._running.items()}
+        return self._named | slots | running
 
     # --- training ---
 
@@ -261,7 +292,16 @@ class Trainer:
             >>> rr.spawn(program, 2)[0]
             (True, (64, 8))
         """
-        loss, pairs = mlp.gradients(self.parameters, x, labels, count, self._xp, into=self._buffers)
+        loss, pairs = mlp.gradients(
+            self.parameters,
+            x,
+            labels,
+            count,
+            self._xp,
+            self._buffers,
+            self._normalising,
+            self._statistics,
+        )
         for name, _ in pairs:
             self._dp.ready(name)
         return float(loss), self._dp.finish()
@@ -283,12 +323,14 @@ class Trainer:
             >>> rr.spawn(program, 2)  # before training
             [True, True]
         """
-        right = mlp.right(self.parameters, self._held_out_x, self._held_out_labels, self._xp)
+        right = mlp.right(
+            self.parameters, self._held_out_x, self._held_out_labels, self._xp, self._running
+        )
         total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
         return int(total[0]) / self._held_out_samples
 
     def _make_step(self) -> None:
-        begin = time.perf_counter()
+        begin, self._normalising.seconds = time.perf_counter(), 0.0
         settings, number = self.settings, self.state.step
         epoch, within = number // self.epoch_steps + 1, number % self.epoch_steps
         batch = self._epoch_order(epoch)[within * settings.batch : (within + 1) * settings.batch]
@@ -303,8 +345,12 @@ class Trainer:
         for name, gradient in gradients.items():
             own = tuple(arrays[name] for arrays in self._slots.values())
             optimizers.in_blocks(self._update, self._named[name], own, gradient, lr, number)
-        step_s, times = time.perf_counter() - begin, self._dp.times
-        self._times += step_s, times.communication_s, times.exposed_s
+        self._average_statistics(number)
+        step_s = time.perf_counter() - begin
+        normalising_s = self._normalising.seconds
+        communication_s = self._dp.times.communication_s + normalising_s
+        exposed_s = self._dp.times.exposed_s + normalising_s
+        self._times += step_s, communication_s, exposed_s
         self._steps_made += 1
         self.state = replace(self.state, step=number + 1)
         self._unreported.append(
@@ -315,11 +361,20 @@ class Trainer:
                 lr=lr,
                 samples=len(batch),
                 step_s=step_s,
-                compute_s=step_s - times.exposed_s,
-                communication_s=times.communication_s,
-                exposed_s=times.exposed_s,
+                compute_s=step_s - exposed_s,
+                communication_s=communication_s,
+                exposed_s=exposed_s,
             )
         )
+
+    def _average_statistics(self, step: int) -> None:
+        """Update the running means by the statistics of a step, numbered from 0.
+
+        The first steps count alike, so that the mean does not remember its initial value.
+        """
+        share = max(_FORGOTTEN, 1 / (step + 1))
+        for name, value in self._statistics.items():
+            self._running[name] += share * (value - self._running[name])
 
     def _epoch_order(self, epoch: int) -> Any:
         if self._order[0] != epoch:
@@ -374,12 +429,18 @@ class Trainer:
         return means
 
 
-def shapes(sizes: Sequence[int], optimizer: str) -> dict[str, tuple[int, ...]]:
+def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:
     """Return the shapes of `Trainer.arrays`, by name."""
-    network = mlp.views(np.empty(mlp.parameter_count(sizes)), sizes)
+    norm = settings.batch_norm
+    network = mlp.views(np.empty(mlp.parameter_count(sizes, norm)), sizes, norm)
     ours = {name: array.shape for name, array in mlp.named(network).items()}
-    slots = optimizers.SLOTS[optimizer]
-    return ours | {f"{slot}/{name}": shape for slot in slots for name, shape in ours.items()}
+    slots = {
+        f"{slot}/{name}": shape
+        for slot in optimizers.SLOTS[settings.optimizer]
+        for name, shape in ours.items()
+    }
+    running = mlp.init_statistics(sizes) if norm else {}
+    return ours | slots | {f"running/{name}": array.shape for name, array in running.items()}
 
 
 def train(

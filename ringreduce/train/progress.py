@@ -67,11 +67,12 @@ def heading(comm: rr.Communicator, split: data.Split, settings: Settings, verbos
     The settings are those that are not the defaults; all if `verbose`.
     """
     sizes = split.widths(settings.hidden)
+    parameters = mlp.parameter_count(sizes, settings.batch_norm)
     defaults, values = to_plain(Settings()), to_plain(settings)
     shown = {name: value for name, value in values.items() if verbose or value != defaults[name]}
     lines = [
         f"{split.name}: {len(split.train_labels):,} to train, {len(split.held_out_labels):,} held "
-        f"out; {'-'.join(map(str, sizes))}, {mlp.parameter_count(sizes):,} parameters, "
+        f"out; {'-'.join(map(str, sizes))}, {parameters:,} parameters, "
         f"{settings.dtype}",
         f"{ranks_text(comm)}, global batch {settings.batch}, all-reduce {settings.algorithm}",
         *(f"  {line}" for line in to_toml(shown)),

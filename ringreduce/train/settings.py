@@ -50,6 +50,9 @@ class Settings:
     inputs: int = _setting(64, "numbers in a sample of synthetic data")
     classes: int = _setting(10, "classes of synthetic data")
     hidden: tuple[int, ...] = _setting((128,), "width of each hidden layer", fixed=True)
+    batch_norm: bool = _setting(
+        False, "normalise each hidden layer over the batch of all ranks", fixed=True
+    )
     dtype: str = _setting("float32", "type of parameters and gradients", DTYPES, fixed=True)
     epochs: int = _setting(30, "passes over the training samples")
     batch: int = _setting(32, "samples a step, over all ranks", fixed=True)

@@ -189,7 +189,8 @@ BY_ONE_RANK = (
 )
 """Sections whose lines rank 0 runs alone."""
 BY_ALL_RANKS = (
-    *("Ranks that disagree", "Shared arrays", "After the end", "What looks wrong and is right"),
+    *("Ranks that disagree", "Messages between two ranks", "Shared arrays", "Training"),
+    *("After the end", "What looks wrong and is right"),
 )
 """Sections whose lines all ranks run, each line with a communicator of its own."""
 OVER_MPI = "The start of all ranks"

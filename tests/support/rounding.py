@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringreduce.train import data, mlp
+from ringreduce.train import Normalised, data, mlp
+from ringreduce.train.batch_norm import EPS
 
 U = np.finfo(np.float64).eps / 2
 SIZES = (64, 20, 15, 10)
 
 
-def problem(seed, samples=23, sizes=SIZES):
+def problem(seed, samples=23, sizes=SIZES, batch_norm=False):
     """Parameters with biases that are not zero, images and labels, all float64."""
     rng = np.random.default_rng(seed)
-    flat = mlp.init_params(sizes, seed, np.float64)
+    flat = mlp.init_params(sizes, seed, np.float64, batch_norm=batch_norm)
     flat += 0.01 * rng.normal(size=flat.shape)
     x = rng.integers(0, 17, (samples, sizes[0])) / 16
     return flat, x, rng.integers(0, sizes[-1], samples)
@@ -36,24 +37,95 @@ def product_bound(a, ea, b, eb, terms):
     return ea @ (b + eb) + a @ eb + gamma(terms) * ((a + ea) @ (b + eb))
 
 
-def forward_bounds(parameters, x):
-    """What enters each layer and the logits, and how far each of these may be off."""
-    values, bounds = [x], [np.zeros_like(x)]
-    for i, (weight, bias) in enumerate(parameters):
+def _times(a, ea, b, eb):
+    """Error of the elementwise a * b, where a is off by ea and b by eb."""
+    a, b = np.abs(a), np.abs(b)
+    return ea * (b + eb) + a * eb + U * (a + ea) * (b + eb)
+
+
+def _sums(a, ea, ranks):
+    """Error of the sums of columns, which are added up from the parts of `ranks` ranks."""
+    return ea.sum(axis=0) + gamma(len(a) + ranks) * (np.abs(a) + ea).sum(axis=0)
+
+
+def batch_norm_bounds(x, ex, scale, shift, ranks):
+    """What `batch_norm` gives for all samples together, and how far each value may be off."""
+    n = len(x)
+    mean = x.mean(axis=0)
+    emean = _sums(x, ex, ranks) / n
+    emean += U * (np.abs(mean) + emean)
+    centred = x - mean
+    ecentred = ex + emean
+    ecentred += U * (np.abs(centred) + ecentred)
+    esquares = _times(centred, ecentred, centred, ecentred)
+    variance = (centred**2).mean(axis=0)
+    evariance = _sums(centred**2, esquares, ranks) / n
+    evariance += U * (variance + evariance)
+    within = variance + EPS
+    ewithin = evariance + U * (within + evariance)
+    assert (ewithin < within).all()
+    inverse = within**-0.5
+    einverse = (within - ewithin) ** -0.5 - inverse
+    einverse += 4 * U * (inverse + einverse)  # the root and the division, for both
+    unit = centred * inverse
+    eunit = _times(centred, ecentred, inverse, einverse)
+    y = unit * scale + shift
+    ey = _times(unit, eunit, scale, 0)
+    ey += U * (np.abs(y) + ey)
+    values = Normalised(y, unit, inverse, mean, variance, n)
+    return values, Normalised(ey, eunit, einverse, emean, evariance, 0)
+
+
+def batch_norm_backward_bounds(values, bounds, scale, delta, edelta, ranks):
+    """What `batch_norm_backward` gives for all samples, and how far each value may be off.
+
+    Of `batch_norm_bounds` are `values` and `bounds`.
+    """
+    unit, eunit, n = values.unit, bounds.unit, values.samples
+    products = delta * unit
+    by_scale, by_shift = products.sum(axis=0), delta.sum(axis=0)
+    eby_scale = _sums(products, _times(delta, edelta, unit, eunit), ranks)
+    eby_shift = _sums(delta, edelta, ranks)
+    of_scale, of_shift = by_scale / n, by_shift / n
+    eof_scale = (1 + U) * eby_scale / n + U * np.abs(of_scale)
+    eof_shift = (1 + U) * eby_shift / n + U * np.abs(of_shift)
+    by_x = delta - of_shift
+    eby_x = edelta + eof_shift
+    eby_x += U * (np.abs(by_x) + eby_x)
+    less = unit * of_scale
+    eless = _times(unit, eunit, of_scale, eof_scale)
+    eby_x += eless + U * (np.abs(by_x - less) + eby_x + eless)
+    by_x = by_x - less
+    factor = scale * values.inverse
+    efactor = _times(scale, 0, values.inverse, bounds.inverse)
+    eby_x = _times(by_x, eby_x, factor, efactor)
+    return (by_x * factor, by_scale, by_shift), (eby_x, eby_scale, eby_shift)
+
+
+def forward_bounds(parameters, x, ranks=1):
+    """What enters each layer and the logits, and how far each of these may be off.
+
+    Also the results of `batch_norm_bounds` of each normalised layer, by its number.
+    """
+    values, bounds, normalised = [x], [np.zeros_like(x)], {}
+    for i, (weight, bias, *norm) in enumerate(parameters):
         z = values[-1] @ weight + bias
         ez = product_bound(values[-1], bounds[-1], weight, 0 * weight, len(weight) + 1)
         ez += gamma(len(weight) + 1) * np.abs(bias)
+        if norm:
+            normalised[i] = batch_norm_bounds(z, ez, *norm, ranks)
+            z, ez = (result.y for result in normalised[i])
         hidden = i < len(parameters) - 1
         # A unit that might be on either side of its kink would have no bound.
         assert not hidden or (np.abs(z) > ez).all()
         values.append(np.maximum(z, 0) if hidden else z)
         bounds.append(ez)
-    return values, bounds
+    return values, bounds, normalised
 
 
 def rounding_bounds(parameters, x, labels, count, ranks=1):
     """How far the loss, and each parameter's gradient, may be off; `ranks` parts are added up."""
-    values, bounds = forward_bounds(parameters, x)
+    values, bounds, normalised = forward_bounds(parameters, x, ranks)
     logits, ez = values.pop(), bounds.pop()
     classes, terms = logits.shape[1], len(x) + ranks
     # Shifting by the largest logit adds its error and one rounding; the sum of the exponentials is
@@ -71,21 +143,30 @@ def rounding_bounds(parameters, x, labels, count, ranks=1):
     d[own] -= 1
     d, ed = d / count, (ed + 2 * U * (np.abs(d) + ed)) / count
     layers = []
-    for (weight, _), a, ea in zip(parameters[::-1], values[::-1], bounds[::-1], strict=True):
+    for i in reversed(range(len(parameters))):
+        layer, a, ea = parameters[i], values[i], bounds[i]
+        norm = ()
+        if i in normalised:
+            (d, *_), (ed, *norm) = batch_norm_backward_bounds(
+                *normalised[i], layer.scale, d, ed, ranks
+            )
         ones = np.ones((1, len(a)))
         bias = product_bound(ones, 0 * ones, d, ed, terms)[0]
-        layers.append(mlp.Layer(product_bound(a.T, ea.T, d, ed, terms), bias))
-        ed = product_bound(
-            d, ed, weight.T, 0 * weight.T, classes if a is values[-1] else d.shape[1]
-        )
-        d, ed = (d @ weight.T) * (a > 0), ed * (a > 0)
+        weight = product_bound(a.T, ea.T, d, ed, terms)
+        layers.append(type(layer)(weight, bias, *norm))
+        ed = product_bound(d, ed, layer.weight.T, 0 * layer.weight.T, d.shape[1])
+        d, ed = (d @ layer.weight.T) * (a > 0), ed * (a > 0)
     return loss, flatten(reversed(layers))
 
 
 def layers_of(gradients):
     """Layers, of the arrays by name."""
-    numbers = range(len(gradients) // 2)
-    return [mlp.Layer(gradients[f"{n}.weight"], gradients[f"{n}.bias"]) for n in numbers]
+    kinds = "weight", "bias", "scale", "shift"
+    layers, number = [], 0
+    while arrays := [gradients[f"{number}.{k}"] for k in kinds if f"{number}.{k}" in gradients]:
+        layers.append((mlp.Layer if len(arrays) == 2 else mlp.NormalisedLayer)(*arrays))
+        number += 1
+    return layers
 
 
 def split_of(x, labels):
@@ -93,9 +174,9 @@ def split_of(x, labels):
     return data.Split("problem", x, labels, x, labels)
 
 
-def loss_and_layers(parameters, x, labels, count):
+def loss_and_layers(parameters, x, labels, count, comm=None):
     """What `mlp.gradients` gives, as layers from the first to the last."""
-    loss, pairs = mlp.gradients(parameters, x, labels, count)
+    loss, pairs = mlp.gradients(parameters, x, labels, count, comm=comm)
     return loss, layers_of(dict(pairs))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
+from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder, _own_hash
 from tests.long import resume
 from tests.support.damage import flipped
 from tests.support.mpi import MpiJobs
@@ -264,13 +264,13 @@ def stop_after(folder: Path, step: int) -> None:
             path.unlink()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("flags", ["--optimizer sgd", "--optimizer adam", "--batch-norm"])
 @pytest.mark.parametrize("step", [10, 15, 40, 60])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(
-    optimizer, step, ranks, tmp_path, monkeypatch, capsys
+    flags, step, ranks, tmp_path, monkeypatch, capsys
 ):
-    how = (*RUN, "--optimizer", optimizer, "--lr", "0.01", "--checkpoint-every", "5")
+    how = (*RUN, *flags.split(), "--lr", "0.01", "--checkpoint-every", "5")
     how += ("--keep", "99", "--checkpoint-dir", str(tmp_path / "c"))
     metrics = tmp_path / "m.jsonl"
     command(monkeypatch, ranks, *how, "--metrics", str(metrics))
@@ -285,6 +285,29 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(
     assert final_accuracy(shown.out) == printed
     assert parameters(tmp_path / "c") == wanted
     assert outcome(metrics) == lines
+
+
+def without_settings(path: Path, *names: str) -> None:
+    """Take settings out of a manifest, as versions before these settings wrote it."""
+    manifest = json.loads(path.read_bytes())
+    del manifest["manifest_sha256"]
+    for name in names:
+        del manifest["settings"][name]
+    path.write_text(json.dumps(manifest | {"manifest_sha256": _own_hash(manifest)}))
+
+
+def test_a_checkpoint_from_before_a_setting_goes_on_with_the_default(tmp_path, monkeypatch, capsys):
+    how = (*RUN, "--checkpoint-dir", str(tmp_path / "c"))
+    command(monkeypatch, 1, *how)
+    wanted = parameters(tmp_path / "c")
+    stop_after(tmp_path / "c", 45)
+    for path in (tmp_path / "c").glob("step-*.json"):
+        without_settings(path, "batch_norm")
+    assert command(monkeypatch, 1, *how, "--resume", "--batch-norm") == [2]
+    words = "batch_norm is True, but the checkpoint was made with False"
+    assert words in capsys.readouterr().err
+    assert command(monkeypatch, 1, *how, "--resume", "--no-batch-norm") == [0]
+    assert parameters(tmp_path / "c") == wanted
 
 
 def final_accuracy(printed: str) -> str:

@@ -22,16 +22,23 @@ from tests.support.rounding import (
 # --- the network -------------------------------------------------------------------------------
 
 
-def projection_error(flat, x, labels, gradient, direction):
+class Alone:
+    """The communicator of one rank, as far as batch normalisation uses it."""
+
+    def all_reduce(self, x, *, out=None):
+        return x
+
+
+def projection_error(flat, x, labels, gradient, direction, norm=False):
     """How far gradient · direction is from the slope of the loss, and how far it may be."""
 
     def slope(h):
         ends = [flat + h * direction, flat - h * direction]
-        layers = [mlp.views(end, SIZES) for end in ends]
+        layers = [mlp.views(end, SIZES, norm) for end in ends]
         signs = [[a > 0 for a in forward_bounds(each, x)[0][:-1]] for each in layers]
         # No unit passes its kink on the way, so that the loss is smooth there.
         assert all(np.array_equal(a, b) for a, b in zip(*signs, strict=True))
-        up, down = (mlp.loss(each, x, labels, len(x)) for each in layers)
+        up, down = (mlp.loss(each, x, labels, len(x), comm=Alone()) for each in layers)
         off = sum(rounding_bounds(each, x, labels, len(x))[0] for each in layers)
         return (up - down) / (2 * h), off / (2 * h)
 
@@ -39,19 +46,20 @@ def projection_error(flat, x, labels, gradient, direction):
     # times as much, which leaves room for the fourth order.
     h = 1e-4
     (near, off), (far, _) = slope(h), slope(2 * h)
-    _, gradient_off = rounding_bounds(mlp.views(flat, SIZES), x, labels, len(x))
+    _, gradient_off = rounding_bounds(mlp.views(flat, SIZES, norm), x, labels, len(x))
     tolerance = abs(far - near) + 2 * off + (gradient_off * np.abs(direction)).sum()
     return abs(gradient @ direction - near), tolerance
 
 
+@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_gradient_is_the_slope_along_a_random_direction(seed):
-    flat, x, labels = problem(seed)
-    _, layers = loss_and_layers(mlp.views(flat, SIZES), x, labels, len(x))
+def test_gradient_is_the_slope_along_a_random_direction(seed, norm):
+    flat, x, labels = problem(seed, batch_norm=norm)
+    _, layers = loss_and_layers(mlp.views(flat, SIZES, norm), x, labels, len(x), Alone())
     direction = np.random.default_rng(seed + 100).normal(size=flat.shape)
     direction /= np.linalg.norm(direction)
-    error, tolerance = projection_error(flat, x, labels, flatten(layers), direction)
-    assert error <= tolerance < 1e-6
+    error, tolerance = projection_error(flat, x, labels, flatten(layers), direction, norm)
+    assert error <= tolerance < (1e-5 if norm else 1e-6)
 
 
 def test_projection_notices_a_gradient_that_is_a_little_wrong():
@@ -83,6 +91,28 @@ def test_huge_logits_do_not_overflow():
     assert np.isfinite(flatten(layers)).all()
 
 
+def test_layers_that_are_normalised_need_the_ranks():
+    flat, x, labels = problem(5, batch_norm=True)
+    with pytest.raises(ValueError, match="layer 0 is normalised over the batch of all ranks"):
+        mlp.gradients(mlp.views(flat, SIZES, True), x, labels, len(x))
+
+
+def test_the_last_layer_is_not_normalised():
+    flat, _, _ = problem(5, batch_norm=True)
+    kinds = [type(layer) for layer in mlp.views(flat, SIZES, True)]
+    assert kinds == [mlp.NormalisedLayer, mlp.NormalisedLayer, mlp.Layer]
+
+
+def test_statistics_of_the_batch_evaluate_as_the_batch_itself():
+    flat, x, labels = problem(5, batch_norm=True)
+    parameters, statistics = mlp.views(flat, SIZES, True), {}
+    loss, _ = mlp.gradients(parameters, x, labels, len(x), comm=Alone(), statistics=statistics)
+    assert statistics.keys() == mlp.init_statistics(SIZES).keys()
+    logits = mlp.forward(parameters, x, running=statistics)
+    likely = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert -np.log(likely[np.arange(len(x)), labels]).mean() == pytest.approx(loss, rel=1e-12)
+
+
 def test_an_empty_part_has_no_loss_and_no_gradient():
     flat, x, labels = problem(5)
     loss, layers = loss_and_layers(mlp.views(flat, SIZES), x[:0], labels[:0], 32)
@@ -100,13 +130,13 @@ def test_the_network_takes_every_array_function_from_xp(monkeypatch):
     assert np.array_equal(flatten(layers_of(dict(pairs))), flatten(expected[1]))
 
 
-def test_views_write_through_and_cover_the_flat_buffer():
-    flat = np.zeros(mlp.parameter_count(SIZES))
-    layers = mlp.views(flat, SIZES)
+@pytest.mark.parametrize("norm", [False, True])
+def test_views_write_through_and_cover_the_flat_buffer(norm):
+    flat = np.zeros(mlp.parameter_count(SIZES, norm))
+    layers = mlp.views(flat, SIZES, norm)
     assert [layer.weight.shape for layer in layers] == list(pairwise(SIZES))
-    for layer in layers:
-        layer.weight[...] += 1
-        layer.bias[...] += 1
+    for array in mlp.named(layers).values():
+        array += 1
     assert (flat == 1).all()
 
 

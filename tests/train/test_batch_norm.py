@@ -1,0 +1,164 @@
+"""Batch normalisation over the samples of all ranks, forward and backward; and misuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.train import batch_norm, batch_norm_backward, data
+from tests.support.rounding import batch_norm_backward_bounds, batch_norm_bounds
+
+COLUMNS = 4
+
+
+def problem(samples: int, seed: int = 0):
+    """Samples with columns of very different means and widths; scale, shift and derivatives."""
+    rng = np.random.default_rng((seed, samples))
+    x = rng.normal(size=(samples, COLUMNS)) * [1, 1e-3, 1e3, 1] + [0, 5, -7, 1e4]
+    scale, shift = rng.normal(size=(2, COLUMNS))
+    return x, scale, shift, rng.normal(size=(samples, COLUMNS))
+
+
+def parts(comm, x, scale, shift, delta):
+    """Normalise this rank's part of the samples, and return all results."""
+    mine = data.part(len(x), comm.rank, comm.size)
+    forward = batch_norm(comm, x[mine], scale, shift)
+    return forward, batch_norm_backward(comm, forward, scale, delta[mine])
+
+
+def whole(results):
+    """Put the parts of all ranks together: y, and the derivatives by x, scale and shift."""
+    y = np.concatenate([forward.y for forward, _ in results])
+    by_x = np.concatenate([backward[0] for _, backward in results])
+    by_scale, by_shift = (sum(backward[i] for _, backward in results) for i in (1, 2))
+    return y, by_x, by_scale, by_shift
+
+
+@pytest.mark.parametrize("ranks", range(1, 6))
+@pytest.mark.parametrize("samples", [1, 2, 5, 32])
+def test_ranks_compute_what_one_rank_computes(ranks, samples):
+    """Ranks above the number of samples have an empty part."""
+    x, scale, shift, delta = problem(samples)
+    alone = whole(rr.spawn(parts, 1, x, scale, shift, delta))
+    together = whole(rr.spawn(parts, ranks, x, scale, shift, delta))
+    values, off = batch_norm_bounds(x, np.zeros_like(x), scale, shift, ranks)
+    _, off_backward = batch_norm_backward_bounds(
+        values, off, scale, delta, np.zeros_like(delta), ranks
+    )
+    for found, wanted, bound in zip(together, alone, (off.y, *off_backward), strict=True):
+        assert (np.abs(found - wanted) <= 2 * bound).all()
+
+
+@pytest.mark.parametrize("samples", [2, 5, 32])
+def test_the_bound_notices_statistics_of_a_part(samples):
+    x, scale, shift, _ = problem(samples)
+    _, off = batch_norm_bounds(x, np.zeros_like(x), scale, shift, 2)
+
+    def alone(comm):
+        return batch_norm(comm, x[: samples // 2], scale, shift).y
+
+    wrong = rr.spawn(alone, 1)[0]
+    right = rr.spawn(parts, 1, x, scale, shift, x)[0][0].y[: samples // 2]
+    assert (np.abs(wrong - right) > 2 * off.y[: samples // 2]).all()
+
+
+def test_forward_is_the_formula():
+    x, scale, shift, delta = problem(20)
+    forward, _ = rr.spawn(parts, 1, x, scale, shift, delta)[0]
+    y = scale * (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5) + shift
+    assert np.allclose(forward.y, y, rtol=1e-9, atol=1e-9)
+    assert np.allclose(forward.mean, x.mean(axis=0), rtol=1e-13)
+    assert np.allclose(forward.variance, x.var(axis=0), rtol=1e-8)
+    assert forward.samples == 20
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("argument", ["x", "scale", "shift"])
+def test_backward_is_the_slope_along_a_random_direction(argument, ranks):
+    x, scale, shift, delta = problem(6)
+    x = x / [1, 1e-3, 1e3, 1]  # so that one step suits all columns
+    values = {"x": x, "scale": scale, "shift": shift}
+    direction = np.random.default_rng(9).normal(size=values[argument].shape)
+
+    def value(h):
+        moved = values | {argument: values[argument] + h * direction}
+        return (whole(rr.spawn(parts, ranks, *moved.values(), delta))[0] * delta).sum()
+
+    # The error of the difference quotient is h² f'''/6, that of rounding 1e4 U / h.
+    slope = (value(1e-4) - value(-1e-4)) / 2e-4
+    derivative = dict(
+        zip(values, whole(rr.spawn(parts, ranks, *values.values(), delta))[1:], strict=True)
+    )
+    assert (derivative[argument] * direction).sum() == pytest.approx(slope, rel=1e-5)
+
+
+def test_statistics_are_bitwise_the_same_on_every_rank():
+    results = rr.spawn(parts, 4, *problem(7))
+    for name in ("mean", "variance", "inverse"):
+        assert len({getattr(forward, name).tobytes() for forward, _ in results}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_dtype_is_kept(dtype):
+    x, scale, shift, delta = (array.astype(dtype) for array in problem(6))
+    forward, backward = rr.spawn(parts, 2, x % 3, scale, shift, delta)[0]
+    assert {array.dtype for array in (forward.y, *backward)} == {np.dtype(dtype)}
+
+
+def test_a_column_of_equal_values_becomes_the_shift():
+    x = np.full((6, 1), 0.1)
+    results = rr.spawn(parts, 2, x, np.array([3.0]), np.array([0.5]), np.ones((6, 1)))
+    assert np.allclose(whole(results)[0], 0.5, rtol=1e-12)
+
+
+def test_an_empty_part_has_no_share():
+    results = rr.spawn(parts, 3, *problem(2))
+    forward, (by_x, by_scale, by_shift) = results[2]
+    assert forward.y.shape == by_x.shape == (0, COLUMNS)
+    assert not by_scale.any()
+    assert not by_shift.any()
+
+
+# --- misuse ---------------------------------------------------------------------------------------
+
+
+def test_no_samples_at_all_are_refused_on_every_rank():
+    def program(comm):
+        with pytest.raises(ValueError, match="no rank has samples"):
+            batch_norm(comm, np.empty((0, 2)), np.ones(2), np.zeros(2))
+        return comm.all_reduce(1).item()
+
+    assert rr.spawn(program, 2) == [2, 2]
+
+
+X, ONES = np.ones((3, 2)), np.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([[1.0]], ONES, ONES), "x is list; wanted floats of shape (samples, columns)"),
+        ((np.ones(3), ONES, ONES), "x is float64[3]; wanted floats of shape"),
+        ((X.astype(int), ONES, ONES), "x is int64[3, 2]; wanted floats"),
+        ((X, np.ones(3), ONES), "scale is float64[3]; wanted float64[2], one number for each"),
+        ((X, ONES, np.ones(2, "f4")), "shift is float32[2]; wanted float64[2]"),
+        ((X, 1.0, ONES), "scale is float; wanted float64[2]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_message(arguments, words):
+    def program(comm):
+        with pytest.raises(ValueError, match=r".") as error:
+            batch_norm(comm, *arguments)
+        return str(error.value)
+
+    assert words in rr.spawn(program, 1)[0]
+
+
+def test_derivatives_of_another_shape_are_refused():
+    def program(comm):
+        forward = batch_norm(comm, X, ONES, ONES)
+        with pytest.raises(ValueError, match=r"delta is float64\[2\]; wanted float64\[3, 2\]"):
+            batch_norm_backward(comm, forward, ONES, np.ones(2))
+
+    rr.spawn(program, 1)
