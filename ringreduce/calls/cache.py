@@ -355,6 +355,16 @@ class Calls:
 
     # --- plans ---
 
+    def shards(self, array: np.ndarray) -> list[list[slice]]:
+        """Return, by rank, the elements whose final value a ring all-reduce forms on that rank."""
+        plan = self._whole("all_reduce", "ring", array, array.dtype)
+        ring = [rank for node in self.nodes for rank in node]
+        found: list[list[slice]] = [[] for _ in ring]
+        for index in range(plan.slices):
+            for rank, chunk in zip(ring, plan.chunk_offsets(index), strict=True):
+                found[rank].append(slice(chunk.input, chunk.input + chunk.count))
+        return found
+
     def _whole(
         self,
         collective: str,

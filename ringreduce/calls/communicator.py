@@ -348,6 +348,31 @@ class Communicator(Collectives, PointToPoint):
         itemsize = as_dtype("explain", dtype).itemsize
         return choose(collective, self.nodes, nbytes // itemsize * itemsize, self.config)
 
+    def shards(self, x: Any) -> list[list[slice]]:
+        """Return which elements of `x` each rank sums up in an all-reduce of two halves.
+
+        ``"ring"`` and ``"two_shot"`` are a reduce-scatter and an all-gather.  Between the two, a
+        rank has the final values of its shard: a part of each slice of the flattened array.  A
+        program that works on shards between a `reduce_scatter` and an `all_gather` of the same
+        parts gets bitwise the values of the `all_reduce`.  Not collective.
+
+        Args:
+            x: array of any shape; only its shape, dtype and place matter.
+
+        Returns:
+            For each rank, slices of the flattened array in ascending order.  Together they have
+            each element once.
+
+        Raises:
+            TypeError: `x` is no array.
+
+        Example:
+            >>> rr.spawn(lambda comm: comm.shards(np.zeros(10)), 3)[0]
+            [[slice(0, 3, None)], [slice(3, 6, None)], [slice(6, 10, None)]]
+        """
+        array = as_array("shards", x)
+        return self._calls_on(array).shards(array)
+
     @property
     def message_log(self) -> list[LoggedMessage]:
         """The messages of the runs that this rank has started, if ``Config(log_messages=True)``."""

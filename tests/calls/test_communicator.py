@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
+from itertools import chain
 
+import numpy as np
 import pytest
 
 import ringreduce as rr
@@ -97,3 +99,57 @@ def test_a_name_of_another_library_leads_to_a_name_here():
         assert [name for name in methods if not hasattr(comm, name)] == []
 
     rr.spawn(program, 1)
+
+
+# --- shards ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 97])
+@pytest.mark.parametrize("nodes", [(5,), ((0, 3), (1, 2, 4))])
+@pytest.mark.parametrize("slice_bytes", [None, 48])
+def test_shards_have_each_element_once(count, nodes, slice_bytes):
+    shards = rr.spawn(
+        lambda comm: comm.shards(np.zeros(count)),
+        5,
+        nodes=nodes,
+        config=rr.Config(slice_bytes=slice_bytes),
+    )
+    assert all(each == shards[0] for each in shards)
+    places = [range(count)[part] for parts in shards[0] for part in parts]
+    assert sorted(chain.from_iterable(places)) == list(range(count))
+
+
+def reduced_in_two_halves(comm, count, dtype, algorithm, half):
+    """Reduce random numbers as an all-reduce, and shard by shard; return both."""
+    x = np.random.default_rng(comm.rank).normal(size=count).astype(dtype)
+    shards = comm.shards(x)
+    longest = max(sum(p.stop - p.start for p in parts) for parts in shards)
+    packed = np.zeros((comm.size, longest), dtype)
+    for row, parts in zip(packed, shards, strict=True):
+        values = np.concatenate([x[part] for part in parts])
+        row[: len(values)] = values
+    mine = comm.reduce_scatter(packed, "mean", algorithm=half)
+    rows = comm.all_gather(mine.reshape(1, -1), algorithm=half)
+    whole = np.empty_like(x)
+    for row, parts in zip(rows, shards, strict=True):
+        start = 0
+        for part in parts:
+            stop = start + part.stop - part.start
+            whole[part], start = row[start:stop], stop
+    return comm.all_reduce(x, "mean", algorithm=algorithm), whole
+
+
+@pytest.mark.parametrize(("algorithm", "half"), [("ring", "ring"), ("two_shot", "direct")])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("slice_bytes", [None, 100])
+@pytest.mark.parametrize(
+    ("ranks", "nodes"), [(1, None), (3, None), (4, (1, 3)), (5, ((0, 3), (1, 2, 4))), (8, None)]
+)
+@pytest.mark.parametrize("config", [CONFIG, SHARED], ids=["messages", "shared memory"])
+def test_two_halves_on_shards_are_bitwise_the_all_reduce(
+    config, ranks, nodes, slice_bytes, dtype, algorithm, half
+):
+    how = {"nodes": nodes, "config": replace(config, slice_bytes=slice_bytes)}
+    arguments = 101, dtype, algorithm, half
+    for whole, halves in rr.spawn(reduced_in_two_halves, ranks, *arguments, **how):
+        assert np.array_equal(whole, halves)
