@@ -10,6 +10,7 @@
 """
 
 from ringreduce.train.batch_norm import Normalised, batch_norm, batch_norm_backward
+from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.data import Split, load, load_digits, load_split, shard
 from ringreduce.train.data_parallel import DataParallel, StepTimes
 from ringreduce.train.equality import DriftError, check_equal
@@ -32,6 +33,8 @@ __all__ = [
     "batch_norm",
     "batch_norm_backward",
     "check_equal",
+    "clip",
+    "global_norm",
     "load",
     "load_digits",
     "load_split",

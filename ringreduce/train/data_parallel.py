@@ -118,6 +118,11 @@ class DataParallel:
         backwards = list(params.items())[::-1]
         members = cut(backwards, first_bucket_bytes, bucket_bytes)
         self._buckets = [Bucket(comm, each) for each in members]
+        self._shards = [
+            bucket.flat[part]
+            for bucket in self._buckets
+            for part in comm.shards(bucket.flat)[comm.rank]
+        ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.places}
         for bucket in self._buckets:
             comm.all_reduce(bucket.flat[:0], op, **self._how)  # raises here if not available
@@ -138,6 +143,14 @@ class DataParallel:
     def buckets(self) -> tuple[tuple[str, ...], ...]:
         """Names of the parameters in each bucket, in the order in which buckets are reduced."""
         return tuple(tuple(bucket.places) for bucket in self._buckets)
+
+    @property
+    def shard(self) -> list[Any]:
+        """This rank's shard of the gradients that `finish` returned, as views, for `global_norm`.
+
+        The shards of all ranks together have each number of the gradients once.
+        """
+        return list(self._shards)
 
     def weigh(self, samples: int) -> None:
         """Weight this rank's gradients of this step by `samples`.

@@ -23,6 +23,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.train import data, mlp, optimizers
+from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.data_parallel import DataParallel
 from ringreduce.train.equality import check_equal, on_host
 from ringreduce.train.results import Epoch, Result, Step, Watcher
@@ -341,6 +342,8 @@ class Trainer:
             key = settings.seed, epoch, within
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
         loss, gradients = self.gradients(x, self._labels[mine], len(batch))
+        if settings.clip:
+            clip(gradients.values(), global_norm(self._dp.shard, self.comm), settings.clip)
         lr = optimizers.learning_rate(settings, number, self.steps)
         for name, gradient in gradients.items():
             own = tuple(arrays[name] for arrays in self._slots.values())

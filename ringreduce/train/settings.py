@@ -69,6 +69,9 @@ class Settings:
     weight_decay: float = _setting(
         0.0, "this times the parameters is added to the gradient, with adam to the step alone"
     )
+    clip: float = _setting(
+        0.0, "scale a gradient down if its norm over all parameters is larger; 0: any norm"
+    )
     noise: float = _setting(0.2, "standard deviation of noise on the inputs while training")
     seed: int = _setting(
         0, "seed of the first parameters, the order of samples, and noise", fixed=True
@@ -88,7 +91,7 @@ class Settings:
             _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr_batch", "warm_up", "seed", "check_every"):
             _want(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        for name in ("weight_decay", "noise"):
+        for name in ("weight_decay", "clip", "noise"):
             value = getattr(self, name)
             _want(0 <= value < math.inf, name, value, "a finite number of at least 0")
         _want(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")

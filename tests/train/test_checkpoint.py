@@ -264,7 +264,9 @@ def stop_after(folder: Path, step: int) -> None:
             path.unlink()
 
 
-@pytest.mark.parametrize("flags", ["--optimizer sgd", "--optimizer adam", "--batch-norm"])
+@pytest.mark.parametrize(
+    "flags", ["--optimizer sgd", "--optimizer adam", "--batch-norm --clip 0.1"]
+)
 @pytest.mark.parametrize("step", [10, 15, 40, 60])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(
@@ -302,7 +304,7 @@ def test_a_checkpoint_from_before_a_setting_goes_on_with_the_default(tmp_path, m
     wanted = parameters(tmp_path / "c")
     stop_after(tmp_path / "c", 45)
     for path in (tmp_path / "c").glob("step-*.json"):
-        without_settings(path, "batch_norm")
+        without_settings(path, "batch_norm", "clip")
     assert command(monkeypatch, 1, *how, "--resume", "--batch-norm") == [2]
     words = "batch_norm is True, but the checkpoint was made with False"
     assert words in capsys.readouterr().err

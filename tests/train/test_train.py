@@ -35,6 +35,7 @@ from tests.support.mpi import ROOT
 from tests.support.rounding import (
     SIZES,
     flatten,
+    gamma,
     layers_of,
     loss_and_layers,
     problem,
@@ -115,16 +116,18 @@ def parameters_after(comm, split, settings, nudge):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("norm", "longest"), [(False, 0.0), (True, 0.0), (False, 0.3)])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_ranks_train_as_one_rank_does(ranks, norm):
+def test_ranks_train_as_one_rank_does(ranks, norm, longest):
     # Each of T steps differs by at most 2 E in the gradient, thus by lr/(1 - momentum) 2 E in the
     # parameters, including the later effect of the velocity.  How such a difference grows until the
     # end is measured: a nudge of known length grows by a factor kappa; a later one grows less.  A
     # random direction may not be the worst, and E changes during training: the factor 10 allows
-    # for both.
+    # for both.  Clipping moves no two gradients apart; its norm is rounded.
     split = load_split(np.float64)
-    settings = Settings(epochs=2, batch=100, hidden=(20,), dtype="float64", batch_norm=norm)
+    settings = Settings(
+        epochs=2, batch=100, hidden=(20,), dtype="float64", batch_norm=norm, clip=longest
+    )
     sizes = (64, 20, 10)
     count = mlp.parameter_count(sizes, norm)
     nudge = 1e-9 * np.random.default_rng(0).normal(size=count)
@@ -138,7 +141,8 @@ def test_ranks_train_as_one_rank_does(ranks, norm):
     x, labels = split.train_x[: settings.batch], split.train_labels[: settings.batch]
     _, bounds = rounding_bounds(start, x, labels, settings.batch, ranks)
     steps = settings.epochs * np.ceil(len(split.train_x) / settings.batch)
-    per_step = settings.lr / (1 - settings.momentum) * 2 * np.linalg.norm(bounds)
+    off = np.linalg.norm(bounds) + gamma(count + ranks + 4) * longest
+    per_step = settings.lr / (1 - settings.momentum) * 2 * off
     limit = 10 * kappa * steps * per_step
     together = rr.spawn(parameters_after, ranks, split, settings, np.zeros(count))
     most = (1e-6 if norm else 1e-8) * np.linalg.norm(alone)
@@ -564,6 +568,7 @@ def test_command_fails_with_a_message_when_training_diverges(monkeypatch, capsys
         ("--lr nan", "lr is nan; wanted a finite number above 0"),
         ("--lr inf", "lr is inf; wanted a finite number above 0"),
         ("--noise -1", "noise is -1.0; wanted a finite number of at least 0"),
+        ("--clip -1", "clip is -1.0; wanted a finite number of at least 0"),
         ("--hidden 64 0", "hidden is (64, 0); wanted widths of at least 1"),
         ("--seed -1", "seed is -1; wanted at least 0"),
         ("--seeds 0", "seeds is 0; wanted at least 1"),

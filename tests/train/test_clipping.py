@@ -1,0 +1,147 @@
+"""Gradient clipping by the norm over all parameters, for several placements of these."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.train import DataParallel, Settings, Trainer, clip, global_norm, load_split, train
+from ringreduce.train.data import part
+from tests.support.rounding import gamma
+
+SHAPES = {"0.weight": (30, 20), "0.bias": (20,), "1.weight": (20, 3), "1.bias": (3,), "scale": ()}
+
+
+def gradients(seed: int = 0, dtype: str = "float64") -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(dtype) for name, shape in SHAPES.items()}
+
+
+def everything(dtype: str = "float64") -> np.ndarray:
+    """All numbers of the gradients, in one array of float64."""
+    found = [array.reshape(-1) for array in gradients(dtype=dtype).values()]
+    return np.concatenate(found).astype(np.float64)
+
+
+def replicas(comm):
+    """Every rank holds all gradients, and counts its shard of each bucket."""
+    found = gradients()
+    dp = DataParallel(comm, gradients(1), bucket_bytes=500, first_bucket_bytes=100)
+    for name in reversed(found):
+        dp.ready(name, found[name])
+    dp.finish()
+    return dp.shard
+
+
+def stages(comm):
+    """Every rank holds some of the parameters."""
+    return list(gradients().values())[comm.rank :: comm.size]
+
+
+def columns(comm):
+    """Every rank holds some columns of weights; all ranks hold the others, and rank 0 counts."""
+    found = gradients()
+    weights = [found.pop(name) for name in ("0.weight", "1.weight")]
+    own = [weight[:, part(weight.shape[1], comm.rank, comm.size)] for weight in weights]
+    return own if comm.rank else [*own, *found.values()]
+
+
+@pytest.mark.parametrize("placement", [replicas, stages, columns])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_the_norm_is_that_of_all_numbers(ranks, placement):
+    norms = rr.spawn(lambda comm: global_norm(placement(comm), comm), ranks)
+    exact = math.sqrt(math.fsum(everything() ** 2))
+    # The squares, their sum in any order, and the mean of `finish`; a root halves the error.
+    assert abs(norms[0] - exact) <= gamma(len(everything()) + 2 * ranks + 4) * exact
+    assert len(set(norms)) == 1
+
+
+def test_a_parameter_that_two_ranks_count_is_counted_twice():
+    def program(comm):
+        return global_norm(gradients().values(), comm)
+
+    assert rr.spawn(program, 2)[0] == pytest.approx(math.sqrt(2) * np.linalg.norm(everything()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_squares_are_added_up_in_float64(dtype):
+    large = np.full(1000, 200, dtype)  # the sum of squares is too large for float16
+    assert global_norm([large]) == math.sqrt(1000 * 200**2)
+    exact = math.sqrt(math.fsum(everything(dtype) ** 2))
+    assert global_norm(gradients(dtype=dtype).values()) == pytest.approx(exact, rel=1e-14)
+
+
+def test_blocks_change_nothing_but_the_order_of_additions():
+    whole = np.random.default_rng(0).normal(size=(1 << 15) + 5)
+    assert global_norm([whole]) == pytest.approx(np.linalg.norm(whole), rel=1e-13)
+
+
+def test_views_that_are_not_contiguous_are_counted():
+    whole = np.random.default_rng(0).normal(size=(6, 8))
+    assert global_norm([whole[:, ::2]]) == pytest.approx(np.linalg.norm(whole[:, ::2]), rel=1e-14)
+
+
+def test_a_longer_gradient_becomes_as_long_as_allowed():
+    found = gradients()
+    before = global_norm(found.values())
+    assert clip(found.values(), before, 1.0) == 1.0 / before
+    assert global_norm(found.values()) == pytest.approx(1.0, rel=1e-14)
+    assert np.allclose(found["1.bias"] * before, gradients()["1.bias"], rtol=1e-14)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1.0, 2.0, math.inf, math.nan])
+def test_a_shorter_gradient_and_one_without_a_norm_stay_as_they_are(norm):
+    found = gradients()
+    assert clip(found.values(), norm, 2.0) == 1.0
+    assert all(np.array_equal(found[name], array) for name, array in gradients().items())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_clipping_keeps_the_dtype(dtype):
+    found = gradients(dtype=dtype)
+    clip(found.values(), 10.0, 1.0)
+    assert {array.dtype for array in found.values()} == {np.dtype(dtype)}
+
+
+# --- the trainer ----------------------------------------------------------------------------------
+
+
+def test_a_run_clips_every_gradient():
+    """With one step the parameters move by the learning rate times the clipped norm."""
+    split = load_split(np.float64)
+    settings = Settings(epochs=1, batch=1438, dtype="float64", clip=0.01, momentum=0.0, lr=0.5)
+
+    def run(comm):
+        trainer = Trainer(comm, split, settings)
+        before = trainer.flat.copy()
+        return np.linalg.norm(trainer.run().parameters - before)
+
+    assert rr.spawn(run, 3) == pytest.approx([0.5 * 0.01] * 3, rel=1e-12)
+
+
+def test_a_norm_that_no_gradient_reaches_changes_nothing():
+    def run(comm, longest):
+        return train(comm, load_split(), Settings(epochs=1, batch=200, clip=longest)).digest
+
+    assert rr.spawn(run, 2, 1e6) == rr.spawn(run, 2, 0.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_clip_keep_equal_parameters(ranks):
+    results = rr.spawn(train, ranks, load_split(), Settings(epochs=1, batch=200, clip=0.1))
+    assert {result.digest for result in results} == {
+        hashlib.sha256(result.parameters.tobytes()).hexdigest() for result in results
+    }
+    assert len({result.digest for result in results}) == 1
+
+
+def test_a_run_that_diverges_says_so_even_if_it_clips():
+    def diverge(comm):
+        with pytest.raises(FloatingPointError, match="take a smaller lr"):
+            train(comm, load_split(), Settings(lr=1e38, clip=1.0, batch=200))
+
+    rr.spawn(diverge, 2)
