@@ -12,17 +12,20 @@ VLDB 13(12), 2020.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 import ringreduce as rr
 from ringreduce.train.buckets import Bucket, Now, cut
-from ringreduce.train.mismatches import Reported, announce, check_alike, check_arrays, explained
+from ringreduce.train.mismatches import Reported, check_alike, check_arrays, settle
+from ringreduce.train.shares import JoinedBatch, Share
+
+Batch = TypeVar("Batch")
+_NO_BATCH: Any = object()
+"""The batch of a rank that has no more."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,12 @@ class DataParallel:
         self._ready: set[str] = set()
         self._accumulated: set[str] = set()
         self._synchronises = True
-        self._samples: float | None = None
-        self._share: float | None = None
-        """This rank's samples divided by all ranks' samples, once known."""
-        self._total: rr.Work[np.ndarray[Any, np.dtype[np.float64]]] | None = None
+        self._weighed: Share | None = None
+        """What `weigh` began in this step."""
+        self._joined: JoinedBatch | None = None
+        """The present turn of the loop of `join`."""
+        self._left: rr.MismatchError | None = None
+        """The error of a loop that this rank has left; the next call raises it."""
         self._exposed_s = 0.0
         self.times = StepTimes(0.0, 0.0)
         """Times of the last finished step."""
@@ -164,7 +169,8 @@ class DataParallel:
             samples: samples in this rank's part of the batch, at least 0.
 
         Raises:
-            ValueError: `samples` is negative, gradients are summed, or the step has begun.
+            ValueError: `samples` is negative, gradients are summed, the step has begun, or a loop
+                of `join` runs, which weights gradients itself.
 
         Example:
             >>> def program(comm):
@@ -175,15 +181,64 @@ class DataParallel:
             >>> rr.spawn(program, 2)[0]
             array([1.])
         """
+        self._check_left()
         if samples < 0:
             raise ValueError(f"weigh: {samples} samples; wanted at least 0")
         if self._op == "sum":
             raise ValueError("weigh: gradients that are summed count as they are")
-        if self._ready or self._accumulated or self._samples is not None:
+        if self._joined is not None:
+            raise ValueError("weigh: join weights the gradients; pass samples= to join")
+        if self._ready or self._accumulated or self._weighed is not None:
             raise ValueError("weigh: call it once a step, before the first ready")
-        self._samples = float(samples)
-        mine = np.array([samples], np.float64)
-        self._total = self._comm.all_reduce(mine, async_op=True)
+        self._weighed = Share(self._comm, float(samples))
+
+    def join(
+        self, batches: Iterable[Batch], samples: Callable[[Batch], float] | None = None
+    ) -> Iterator[Batch | None]:
+        """Yield this rank's batches, and then None until all ranks have had theirs.
+
+        For ranks with different numbers of batches.  In each turn of the loop, every rank makes the
+        same calls of `finish`.  A rank that gets None has no gradients to report, and counts for no
+        samples: `finish` returns the mean over the samples of the other ranks.  With
+        ``op="sum"`` it adds zeros.
+
+        A turn costs one all-reduce of two numbers.  A rank that has a batch waits for it in the
+        first `ready`, as after `weigh`; a rank that has none waits at once.
+
+        Args:
+            batches: this rank's batches, of any type.
+            samples: returns the number of samples in a batch, at least 0.  None: all batches count
+                alike.
+
+        Returns:
+            An iterator, for one ``for`` statement.
+
+        Raises:
+            ValueError: gradients are summed, and `samples` is given; or another loop of `join` has
+                not ended.
+            MismatchError: a rank left the loop early, by ``break`` or an exception, or ranks made
+                different calls in a turn.  The text names the ranks.  A rank that has left raises
+                it in its next call of this DataParallel.
+
+        Example:
+            >>> def program(comm):
+            ...     batches = [[1.0], [2.0, 6.0]] if comm.rank == 0 else [[2.0, 6.0]]
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1)})
+            ...     means = []
+            ...     for batch in dp.join(batches, samples=len):
+            ...         if batch is not None:
+            ...             dp.ready("w", np.mean(batch, keepdims=True))
+            ...         means.append(dp.finish()["w"].item())
+            ...     return means
+            >>> rr.spawn(program, 2)
+            [[3.0, 4.0], [3.0, 4.0]]
+        """
+        self._check_left()
+        if samples is not None and self._op == "sum":
+            raise ValueError("join: gradients that are summed count as they are; pass no samples")
+        if self._joined is not None:
+            raise ValueError("join: another loop of join has not ended")
+        return self._join(iter(batches), samples or (lambda batch: 1.0))
 
     def buffer(self, name: str) -> Any:
         """Return the array in which the gradient of a parameter is reduced.
@@ -239,6 +294,7 @@ class DataParallel:
             [1.5, 1.5]
         """
         begin = time.perf_counter()
+        self._check_left()
         bucket = self._bucket(name, "ready")
         if name in self._ready:
             raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
@@ -254,9 +310,9 @@ class DataParallel:
                 f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
                 f"wanted {place.dtype}{list(place.shape)}"
             )
-        if self._samples is not None:
+        share = self._share()
+        if share != 1:
             # NaN times a share of 0 would be NaN.
-            share = self._weight()
             gradient = gradient * place.dtype.type(share) if share else place.dtype.type(0)
         if name in self._accumulated:
             place += gradient
@@ -294,6 +350,7 @@ class DataParallel:
             >>> rr.spawn(program, 2)[0]
             array([2.])
         """
+        self._check_left()
         if self._ready:
             raise ValueError("no_sync: some gradients of this step are on their way already")
         before, self._synchronises = self._synchronises, False
@@ -326,29 +383,95 @@ class DataParallel:
             >>> rr.spawn(program, 2)[0]
             {'w': array([0. , 0.5, 1. ])}
         """
+        self._check_left()
         if not self._synchronises:
             raise ValueError("finish: call it after the no_sync block, and after a ready outside")
         begin = time.perf_counter()
-        missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
-        mine = Reported(self._samples is not None, missing)
+        if self._joined is not None and not self._joined.has_batch:
+            self._report_nothing()
+        seen: rr.MismatchError | None = None
         try:
-            if missing:
-                announce(self._comm, mine)
-            self._wait()
+            mine = self._reported("finish", 0 if self._joined is None else self._joined.number)
+            if not mine.missing:
+                seen = self._wait()
+            if mine.missing or seen is not None:
+                raise self._explained(mine, seen)
             self._exposed_s += time.perf_counter() - begin
             self.times = StepTimes(self._communication_s(), self._exposed_s)
-        except rr.MismatchError as error:
-            raise self._explained(mine, error) from None
         finally:
             self._begin_again()
         return {name: bucket.places[name] for name, bucket in self._bucket_of.items()}
 
     # --- implementation ---
 
+    def _join(
+        self, batches: Iterator[Batch], samples: Callable[[Batch], float]
+    ) -> Iterator[Batch | None]:
+        """Iterate as `join` does.  An iterator that is closed before its end leaves the loop."""
+        number, sums, ended = 0, self._op == "sum", False
+        try:
+            while True:
+                number += 1
+                batch = next(batches, _NO_BATCH)
+                has_batch = batch is not _NO_BATCH
+                count = float(samples(batch)) if has_batch else 0.0
+                if count < 0:
+                    raise ValueError(f"join: a batch has {count:g} samples; wanted at least 0")
+                turn = JoinedBatch(self._comm, number, count, has_batch=has_batch, sums=sums)
+                self._joined = turn
+                if not has_batch and not self._anyone(turn):
+                    ended = True
+                    return
+                yield batch if has_batch else None
+                self._anyone(turn)
+        finally:
+            ended = ended or (self._joined is not None and self._joined.ended is not None)
+            if not ended:
+                self._leave(number)
+            self._joined = None
+
+    def _anyone(self, turn: JoinedBatch) -> bool:
+        """Return whether any rank has a batch.  Raises MismatchError if the loop has to end."""
+        if turn.ended is not None:
+            raise turn.ended
+        try:
+            return turn.anyone()
+        except rr.MismatchError as error:
+            try:
+                raise self._explained(self._reported("join", turn.number), error) from None
+            finally:
+                self._begin_again()
+
+    def _leave(self, number: int) -> None:
+        """Tell the other ranks that this rank leaves the loop in a turn, unless all ranks do."""
+        # There is nobody to tell if the communicator is broken or closed.
+        with suppress(rr.RingReduceError, ValueError):
+            self._left = self._settle(self._reported("left", number), None)
+        self._begin_again()
+
+    def _check_left(self) -> None:
+        """Raise the error of a loop that this rank has left."""
+        if self._left is not None:
+            error, self._left = self._left, None
+            raise error
+
+    def _report_nothing(self) -> None:
+        """Report zeros for all gradients that are not reported."""
+        for bucket in self._buckets:
+            for name in bucket.missing - self._accumulated:
+                bucket.places[name][...] = 0
+            self._ready |= bucket.missing
+            bucket.missing.clear()
+        self._start_full_buckets()
+
+    def _reported(self, place: str, turn: int = 0) -> Reported:
+        missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
+        return Reported(place, turn, self._weighed is not None, missing)
+
     def _start_full_buckets(self) -> None:
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             bucket = self._buckets[self._started]
-            op = self._op if self._samples is None else "sum"
+            op = self._op if self._joined is None and self._weighed is None else "sum"
             call: Callable[..., Any] = self._comm.all_reduce
             reduce = partial(call, bucket.flat, op, out=bucket.flat, **self._how)
             # The last gradient ends backward.  If no other all-reduce is under way, this thread
@@ -360,8 +483,10 @@ class DataParallel:
             self._started += 1
 
     def _works(self) -> list[rr.Work[Any] | Now]:
-        """Return the calls of this step: those of buckets in their order, then that of `weigh`."""
-        works = [*(bucket.work for bucket in self._buckets), self._total]
+        """Return the calls of this step: those of buckets in their order, then that of shares."""
+        works: list[rr.Work[Any] | Now | None] = [bucket.work for bucket in self._buckets]
+        shares = (self._weighed, self._joined)
+        works += [share.work for share in shares if share is not None]
         return [work for work in works if work is not None]
 
     def _all_over(self) -> bool:
@@ -373,42 +498,46 @@ class DataParallel:
             raise ValueError(f"{where}: there is no parameter {name!r}")
         return bucket
 
-    def _weight(self) -> float:
-        """Return this rank's share of all samples; gradients times shares add up to the mean.
+    def _share(self) -> float:
+        """Return the factor of this rank's gradients."""
+        share = self._joined or self._weighed
+        return 1.0 if share is None else share.value()
 
-        Sums over samples, to be divided in the end, could overflow 16 bits on the wire.
-        """
-        if self._share is None:
-            assert self._total is not None
-            assert self._samples is not None
-            try:
-                self._share = self._samples / (float(self._total.wait()[0]) or 1.0)
-            except rr.MismatchError:
-                self._share = 0.0  # `finish` raises the same error on all ranks
-        return self._share
-
-    def _wait(self) -> None:
+    def _wait(self) -> rr.MismatchError | None:
+        """Wait for all calls of this step; return the first error."""
+        seen: rr.MismatchError | None = None
         for work in self._works():
-            work.wait()
+            try:
+                work.wait()
+            except rr.MismatchError as error:
+                seen = seen or error
+        return seen
 
     def _communication_s(self) -> float:
         return sum(work.seconds or 0.0 for work in self._works())
 
-    def _explained(self, mine: Reported, seen: rr.MismatchError) -> rr.MismatchError:
-        """Return the error that names what all ranks have not reported, or else `seen`.
+    def _explained(self, mine: Reported, seen: rr.MismatchError | None) -> rr.MismatchError:
+        """Return the error of this step, which all ranks have."""
+        error = self._settle(mine, seen)
+        assert error is not None
+        return error
 
-        First waits until no call of this step is under way on any rank.
+    def _settle(self, mine: Reported, seen: rr.MismatchError | None) -> rr.MismatchError | None:
+        """Return the error that names who did what, or else `seen`.  All ranks make this call.
+
+        First waits until no call of this step is under way on this rank.
         """
-        for work in self._works():
-            with suppress(rr.MismatchError):
-                work.wait()
-        return explained(self._comm, mine, seen, rounds=len(self._buckets) + 3)
+        self._wait()
+        error, ends = settle(self._comm, mine, seen, rounds=len(self._buckets) + 4)
+        if self._joined is not None and ends:
+            self._joined.ended = error
+        return error
 
     def _begin_again(self) -> None:
         for bucket in self._buckets:
             bucket.missing = set(bucket.places)
             bucket.work = None
-        self._started, self._samples, self._share, self._total = 0, None, None, None
+        self._started, self._weighed = 0, None
         self._exposed_s = 0.0
         self._ready.clear()
         self._accumulated.clear()

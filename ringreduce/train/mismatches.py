@@ -5,9 +5,9 @@ An error names ranks and parameters, and all ranks raise it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import ringreduce as rr
 from ringreduce.train.together import gather_words
@@ -38,27 +38,25 @@ def check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Reported:
-    """What a rank has reported in one step."""
+    """Where a rank is, and what it has reported in its step."""
 
+    place: str
+    """``"finish"``; ``"join"``, which has begun a turn; ``"left"``, the loop of `join`."""
+    turn: int
+    """Number of the turn in the loop of `join`, from 1; 0 outside of a loop."""
     weighed: bool
     """Whether it has called `weigh`."""
     missing: Sequence[str]
     """The names of the gradients that it has not reported."""
 
 
-def announce(comm: rr.Communicator, mine: Reported) -> NoReturn:
-    """Make a call that complete ranks do not make: raises MismatchError on all ranks."""
-    _exchange(comm, mine)
-    raise rr.MismatchError("finish: all ranks lack gradients")
+def settle(
+    comm: rr.Communicator, mine: Reported, seen: rr.MismatchError | None, rounds: int
+) -> tuple[rr.MismatchError | None, bool]:
+    """Return the error that names who did what, or else `seen`; and whether a loop has to end.
 
-
-def explained(
-    comm: rr.Communicator, mine: Reported, seen: rr.MismatchError, rounds: int
-) -> rr.MismatchError:
-    """Return the error that names what all ranks have not reported, or else `seen`.  Collective.
-
-    Every rank has seen an error of this step.  The ranks may have made different numbers of calls
-    before, at most `rounds`.
+    Collective: every rank has seen an error of this step, lacks gradients, or has left the loop of
+    `join`.  The ranks may have made different numbers of calls before, at most `rounds`.
     """
     for _ in range(rounds):
         try:
@@ -66,18 +64,57 @@ def explained(
         except rr.MismatchError as error:
             seen = error  # other ranks had more calls under way than this rank
             continue
-        if any(each.missing for each in reported):
-            return rr.MismatchError(_who_lacks_what(reported))
-        if len({each.weighed for each in reported}) > 1:
-            return rr.MismatchError(_who_weighed(reported))
-        break
-    return seen
+        text = _complaint(reported)
+        turns, places = {each.turn for each in reported}, {each.place for each in reported}
+        if text:
+            seen = rr.MismatchError(text)
+        elif places == {"left"}:
+            seen = None  # all ranks have left in the same turn
+        return seen, len(turns) > 1 or places != {"finish"}
+    return seen, True
 
 
 def _exchange(comm: rr.Communicator, mine: Reported) -> list[Reported]:
     """Return what every rank has reported."""
-    words = gather_words(comm, ["weighed" if mine.weighed else "", *mine.missing])
-    return [Reported(bool(weighed), missing) for weighed, *missing in words]
+    head = [mine.place, str(mine.turn), "weighed" if mine.weighed else ""]
+    return [
+        Reported(place, int(turn), bool(weighed), missing)
+        for place, turn, weighed, *missing in gather_words(comm, [*head, *mine.missing])
+    ]
+
+
+def _complaint(reported: Sequence[Reported]) -> str:
+    """Return the text of the error; "" if the ranks have reported alike."""
+    if len({(each.place == "left", each.turn) for each in reported}) > 1:
+        return _who_is_where(reported)
+    if any(each.missing for each in reported) and reported[0].place != "left":
+        return _who_lacks_what(reported)
+    if len({each.weighed for each in reported}) > 1:
+        return _who_weighed(reported)
+    return ""
+
+
+def _ranks(chosen: Iterable[bool]) -> str:
+    return ", ".join(str(rank) for rank, is_chosen in enumerate(chosen) if is_chosen)
+
+
+def _who_is_where(reported: Sequence[Reported]) -> str:
+    """Name the ranks that have left; if no rank has, the turn of every rank."""
+    left = [each.place == "left" for each in reported]
+    who = []
+    for turn in sorted({each.turn for each in reported}, reverse=True):
+        here = [each.turn == turn for each in reported]
+        if any(left):
+            here = [a and b for a, b in zip(here, left, strict=True)]
+        if any(here):
+            where = f"in turn {turn}" if turn else "in no loop"
+            who.append(f"rank {_ranks(here)} {'left the loop' if any(left) else 'is'} {where}")
+    wanted = (
+        "stay until the loop ends: without batches it gets None"
+        if any(left)
+        else "call finish in every turn, also if it gets None"
+    )
+    return f"join: {', '.join(who)}; every rank must {wanted}"
 
 
 def _who_lacks_what(reported: Sequence[Reported]) -> str:
@@ -90,10 +127,10 @@ def _who_lacks_what(reported: Sequence[Reported]) -> str:
 
 
 def _who_weighed(reported: Sequence[Reported]) -> str:
-    def ranks(weighed: bool) -> str:
-        return ", ".join(str(rank) for rank, each in enumerate(reported) if each.weighed == weighed)
-
+    weighed, not_weighed = (
+        _ranks(each.weighed == which for each in reported) for which in (True, False)
+    )
     return (
-        f"finish: rank {ranks(True)} called weigh in this step, rank {ranks(False)} did not; "
-        "every rank must, or none"
+        f"finish: rank {weighed} called weigh in this step, rank {not_weighed} did not; every rank "
+        "must, or none"
     )
