@@ -14,6 +14,7 @@ from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.data import Split, load, load_digits, load_split, shard
 from ringreduce.train.data_parallel import DataParallel, StepTimes
 from ringreduce.train.equality import DriftError, check_equal
+from ringreduce.train.layers import Layer
 from ringreduce.train.loop import Trainer, train
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
@@ -22,6 +23,7 @@ __all__ = [
     "DataParallel",
     "DriftError",
     "Epoch",
+    "Layer",
     "Normalised",
     "Result",
     "Settings",

@@ -16,7 +16,7 @@ evaluate, the running means of the statistics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from ringreduce.train.batch_norm import (
     batch_norm_backward,
     normalise_by,
 )
+from ringreduce.train.layers import backward_all, forward_all
 
 # Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These spin
 # on afterwards and take the cores of the other ranks on this host: training took several times as
@@ -40,7 +41,7 @@ Array = Any
 """An array of the module in use."""
 
 
-class Layer(NamedTuple):
+class AffineArrays(NamedTuple):
     """One affine map, ``x @ weight + bias``."""
 
     weight: Array
@@ -49,7 +50,7 @@ class Layer(NamedTuple):
     """(outputs,)"""
 
 
-class NormalisedLayer(NamedTuple):
+class NormalisedArrays(NamedTuple):
     """An affine map whose results are normalised over the batch, then scaled and shifted."""
 
     weight: Array
@@ -62,9 +63,7 @@ class NormalisedLayer(NamedTuple):
     """(outputs,)"""
 
 
-Parameters = tuple[Layer | NormalisedLayer, ...]
-Normalise = Callable[[int, NormalisedLayer, Array], Array]
-"""(number of a layer, the layer, its affine map's results) -> normalised results"""
+Parameters = tuple[AffineArrays | NormalisedArrays, ...]
 
 
 def _shapes(sizes: Sequence[int], batch_norm: bool) -> Iterator[list[tuple[int, ...]]]:
@@ -93,14 +92,14 @@ def views(flat: Array, sizes: Sequence[int], batch_norm: bool = False) -> Parame
     wanted = parameter_count(sizes, batch_norm)
     if flat.shape != (wanted,):
         raise ValueError(f"views: flat has shape {flat.shape}; layers {sizes} need ({wanted},)")
-    layers: list[Layer | NormalisedLayer] = []
+    layers: list[AffineArrays | NormalisedArrays] = []
     end = 0
     for shapes in _shapes(sizes, batch_norm):
         arrays = []
         for shape in shapes:
             start, end = end, end + math.prod(shape)
             arrays.append(flat[start:end].reshape(shape))
-        layers.append((Layer if len(arrays) == 2 else NormalisedLayer)(*arrays))
+        layers.append((AffineArrays if len(arrays) == 2 else NormalisedArrays)(*arrays))
     return tuple(layers)
 
 
@@ -133,7 +132,7 @@ def init_params(
     for layer in views(flat, sizes, batch_norm):
         inputs = layer.weight.shape[0]
         layer.weight[...] = rng.normal(scale=np.sqrt(2 / inputs), size=layer.weight.shape)
-        if isinstance(layer, NormalisedLayer):
+        if isinstance(layer, NormalisedArrays):
             layer.scale[...] = 1
     return xp.asarray(flat)
 
@@ -145,14 +144,134 @@ def init_statistics(sizes: Sequence[int], xp: ModuleType = np) -> dict[str, Arra
     """
     statistics: dict[str, Array] = {}
     for number, outputs in enumerate(sizes[1:-1]):
-        mean, variance = _statistics_of(number)
+        mean, variance = statistics_of(number)
         statistics |= {mean: xp.zeros(outputs), variance: xp.ones(outputs)}
     return statistics
 
 
-def _statistics_of(number: int) -> tuple[str, str]:
+def statistics_of(number: int) -> tuple[str, str]:
     """Return the names of a layer's statistics."""
     return f"{number}.mean", f"{number}.variance"
+
+
+class Kept(NamedTuple):
+    """The arrays of a layer's forward that its backward needs."""
+
+    x: Array
+    """The input, (samples, inputs)."""
+    y: Array
+    """The output, (samples, outputs)."""
+    normalised: Normalised | None
+
+
+class Affine:
+    """A layer of the network: ``x @ weight + bias``, then batch normalisation, then ReLU.
+
+    The last layer ends after the affine map.  The first layer computes no gradient of its input.
+
+    With tensor parallelism the ranks of `columns` have different columns of the weight, and the
+    same input: they add up the gradients of the input.  The ranks of `rows` have different rows of
+    the weight, and the same columns of the input: they add up ``x @ weight``.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        arrays: AffineArrays | NormalisedArrays,
+        *,
+        last: bool,
+        xp: ModuleType = np,
+        samples: Sums | None = None,
+        columns: Sums | None = None,
+        rows: Sums | None = None,
+    ) -> None:
+        """Make layer `number` of the network; the ranks of `samples` share the batch."""
+        self.number, self.arrays = number, arrays
+        self._last, self._xp = last, xp
+        self._samples, self._columns, self._rows = samples, columns, rows
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """Return the arrays by name, as `named` does."""
+        return {f"{self.number}.{kind}": array for kind, array in self.arrays._asdict().items()}
+
+    def forward(self, x: Array) -> tuple[Array, Kept]:
+        """Return the output, and what `backward` needs."""
+        value, normalised = self._affine(x), None
+        if isinstance(self.arrays, NormalisedArrays):
+            if self._samples is None:
+                raise ValueError(
+                    f"layer {self.number} is normalised over the batch of all ranks; pass comm"
+                )
+            scale, shift = self.arrays.scale, self.arrays.shift
+            normalised = batch_norm(self._samples, value, scale, shift, xp=self._xp)
+            value = normalised.y
+        y = self._activation(value)
+        return y, Kept(x, y, normalised)
+
+    def predict(self, x: Array, running: Mapping[str, Array]) -> Array:
+        """Return the output, normalised by the statistics in `running`."""
+        value = self._affine(x)
+        if isinstance(self.arrays, NormalisedArrays):
+            mean, variance = (running[name] for name in statistics_of(self.number))
+            scale, shift = self.arrays.scale, self.arrays.shift
+            value = normalise_by(mean, variance, value, scale, shift, self._xp)
+        return self._activation(value)
+
+    def backward(
+        self, kept: Kept, gradient: Array, into: Mapping[str, Array]
+    ) -> tuple[Array | None, Iterator[tuple[str, Array]]]:
+        """Return the gradient of the input, and those of the parameters as they are computed."""
+        of_norm: list[tuple[str, Array]] = []
+        if not self._last:
+            gradient *= kept.y > 0
+        if isinstance(self.arrays, NormalisedArrays):
+            assert self._samples is not None
+            assert kept.normalised is not None
+            gradient, of_scale, of_shift = batch_norm_backward(
+                self._samples, kept.normalised, self.arrays.scale, gradient, xp=self._xp
+            )
+            of_norm = [("shift", of_shift), ("scale", of_scale)]
+        of_input = None
+        if self.number:
+            of_input = gradient @ self.arrays.weight.T
+            if self._columns is not None:
+                self._columns.all_reduce(of_input, out=of_input)
+        return of_input, self._of_parameters(kept.x, gradient, of_norm, into)
+
+    # --- implementation ---
+
+    def _affine(self, x: Array) -> Array:
+        value = x @ self.arrays.weight
+        if self._rows is not None:
+            self._rows.all_reduce(value, out=value)
+        value += self.arrays.bias
+        return value
+
+    def _activation(self, value: Array) -> Array:
+        return value if self._last else self._xp.maximum(value, 0, out=value)
+
+    def _of_parameters(
+        self,
+        x: Array,
+        gradient: Array,
+        of_norm: list[tuple[str, Array]],
+        into: Mapping[str, Array],
+    ) -> Iterator[tuple[str, Array]]:
+        for kind, of_kind in of_norm:
+            yield _placed(f"{self.number}.{kind}", of_kind, into)
+        weight, bias = f"{self.number}.weight", f"{self.number}.bias"
+        yield bias, self._xp.sum(gradient, axis=0, out=into.get(bias))
+        yield weight, self._xp.matmul(x.T, gradient, out=into.get(weight))
+
+
+def layers(parameters: Parameters, xp: ModuleType = np, comm: Sums | None = None) -> list[Affine]:
+    """Return the layers of a whole network; the ranks of `comm` share the batch."""
+    last = len(parameters) - 1
+    return [
+        Affine(number, arrays, last=number == last, xp=xp, samples=comm)
+        for number, arrays in enumerate(parameters)
+    ]
 
 
 def forward(
@@ -165,13 +284,9 @@ def forward(
 
     Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
     """
-    statistics = running or {}
-
-    def normalise(number: int, layer: NormalisedLayer, value: Array) -> Array:
-        mean, variance = (statistics[name] for name in _statistics_of(number))
-        return normalise_by(mean, variance, value, layer.scale, layer.shift, xp)
-
-    return _activations(parameters, x, xp, normalise)[-1]
+    for layer in layers(parameters, xp):
+        x = layer.predict(x, running or {})
+    return x
 
 
 def loss(
@@ -187,7 +302,7 @@ def loss(
     `labels` (samples,) are integers from 0 to classes - 1.  Layers are normalised over the samples
     of all ranks of `comm`, which all ranks must then pass.
     """
-    logits = _activations(parameters, x, xp, _over_all_ranks(comm, {}, xp))[-1]
+    logits, _ = forward_all(layers(parameters, xp, comm), x)
     return _cross_entropy(_log_softmax(logits, xp), labels, xp) / count
 
 
@@ -210,45 +325,40 @@ def gradients(
     The mean and variance of each normalised layer are put into `statistics`, under the names of
     `init_statistics`.
     """
-    normalised: dict[int, Normalised] = {}
-    *inputs, logits = _activations(parameters, x, xp, _over_all_ranks(comm, normalised, xp))
+    network = layers(parameters, xp, comm)
+    logits, kept = forward_all(network, x)
     if statistics is not None:
-        for number, layer in normalised.items():
-            mean, variance = _statistics_of(number)
-            statistics[mean], statistics[variance] = layer.mean, layer.variance
-    log_p = _log_softmax(logits, xp)
-    delta = xp.exp(log_p)
-    delta[xp.arange(len(labels)), labels] -= 1
-    delta /= count
-    loss = _cross_entropy(log_p, labels, xp) / count
-    return loss, _backward(parameters, inputs, normalised, delta, xp, into or {}, comm)
+        statistics.update(statistics_in(network, kept))
+    loss, gradient = cross_entropy(logits, labels, count, xp)
+    return loss, _in_turn(network, kept, gradient, into or {})
 
 
-def _backward(
-    parameters: Parameters,
-    inputs: list[Array],
-    normalised: Mapping[int, Normalised],
-    delta: Array,
-    xp: ModuleType,
-    into: Mapping[str, Array],
-    comm: Sums | None,
+def _in_turn(
+    network: Sequence[Affine], kept: Sequence[Kept], gradient: Array, into: Mapping[str, Array]
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the gradients; `delta` is the derivative of the loss by the logits."""
-    for number in reversed(range(len(parameters))):
-        layer = parameters[number]
-        if isinstance(layer, NormalisedLayer):
-            assert comm is not None
-            delta, of_scale, of_shift = batch_norm_backward(
-                comm, normalised[number], layer.scale, delta, xp=xp
-            )
-            yield _placed(f"{number}.shift", of_shift, into)
-            yield _placed(f"{number}.scale", of_scale, into)
-        weight, bias = f"{number}.weight", f"{number}.bias"
-        yield bias, xp.sum(delta, axis=0, out=into.get(bias))
-        yield weight, xp.matmul(inputs[number].T, delta, out=into.get(weight))
-        if number:
-            delta = delta @ layer.weight.T
-            delta *= inputs[number] > 0
+    for _, of_layer in backward_all(network, kept, gradient, into):
+        yield from of_layer
+
+
+def statistics_in(network: Iterable[Affine], kept: Iterable[Kept]) -> dict[str, Array]:
+    """Return the mean and variance of each normalised layer, from what forward has kept."""
+    found: dict[str, Array] = {}
+    for layer, of_layer in zip(network, kept, strict=True):
+        if of_layer.normalised is not None:
+            mean, variance = statistics_of(layer.number)
+            found |= {mean: of_layer.normalised.mean, variance: of_layer.normalised.variance}
+    return found
+
+
+def cross_entropy(
+    logits: Array, labels: Array, count: int, xp: ModuleType = np
+) -> tuple[Array, Array]:
+    """Return the loss, as `loss` does, and its gradient by the logits (samples, classes)."""
+    log_p = _log_softmax(logits, xp)
+    gradient = xp.exp(log_p)
+    gradient[xp.arange(len(labels)), labels] -= 1
+    gradient /= count
+    return _cross_entropy(log_p, labels, xp) / count, gradient
 
 
 def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str, Array]:
@@ -274,35 +384,6 @@ def right(
         logits = forward(parameters, x[rows], xp, running)
         count += int((logits.argmax(axis=1) == labels[rows]).sum())
     return count
-
-
-def _over_all_ranks(
-    comm: Sums | None, normalised: MutableMapping[int, Normalised], xp: ModuleType
-) -> Normalise:
-    """Return a function that normalises over the samples of all ranks, and keeps the results."""
-
-    def normalise(number: int, layer: NormalisedLayer, value: Array) -> Array:
-        if comm is None:
-            raise ValueError(f"layer {number} is normalised over the batch of all ranks; pass comm")
-        normalised[number] = batch_norm(comm, value, layer.scale, layer.shift, xp=xp)
-        return normalised[number].y
-
-    return normalise
-
-
-def _activations(
-    parameters: Parameters, x: Array, xp: ModuleType, normalise: Normalise
-) -> list[Array]:
-    """Return the input of each layer, and last the logits."""
-    values = [x]
-    for number, layer in enumerate(parameters[:-1]):
-        value = values[-1] @ layer.weight
-        value += layer.bias
-        if isinstance(layer, NormalisedLayer):
-            value = normalise(number, layer, value)
-        values.append(xp.maximum(value, 0, out=value))
-    values.append(values[-1] @ parameters[-1].weight + parameters[-1].bias)
-    return values
 
 
 def _log_softmax(logits: Array, xp: ModuleType) -> Array:

@@ -164,7 +164,7 @@ def layers_of(gradients):
     kinds = "weight", "bias", "scale", "shift"
     layers, number = [], 0
     while arrays := [gradients[f"{number}.{k}"] for k in kinds if f"{number}.{k}" in gradients]:
-        layers.append((mlp.Layer if len(arrays) == 2 else mlp.NormalisedLayer)(*arrays))
+        layers.append((mlp.AffineArrays if len(arrays) == 2 else mlp.NormalisedArrays)(*arrays))
         number += 1
     return layers
 

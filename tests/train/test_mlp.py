@@ -100,7 +100,7 @@ def test_layers_that_are_normalised_need_the_ranks():
 def test_the_last_layer_is_not_normalised():
     flat, _, _ = problem(5, batch_norm=True)
     kinds = [type(layer) for layer in mlp.views(flat, SIZES, True)]
-    assert kinds == [mlp.NormalisedLayer, mlp.NormalisedLayer, mlp.Layer]
+    assert kinds == [mlp.NormalisedArrays, mlp.NormalisedArrays, mlp.AffineArrays]
 
 
 def test_statistics_of_the_batch_evaluate_as_the_batch_itself():

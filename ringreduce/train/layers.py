@@ -1,0 +1,113 @@
+"""Layers of a model: pairs of a forward and a backward function.
+
+A model is a sequence of layers.  `forward_all` and `backward_all` compute a run of layers: all of a
+model, or the stage of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+Array = Any
+"""An array of NumPy or CuPy."""
+Gradients = Iterable[tuple[str, Array]]
+"""Pairs of the name of a parameter and its gradient."""
+
+
+class Layer(Protocol):
+    """A layer of a model, for `PipelineParallel`.  A class with these three members is a Layer.
+
+    Example:
+        >>> class Scale:
+        ...     def __init__(self, name, factor): self.parameters = {name: np.array([factor])}
+        ...     def forward(self, x):
+        ...         (factor,) = self.parameters.values()
+        ...         return factor * x, x
+        ...     def backward(self, kept, gradient, into):
+        ...         (name, factor), = self.parameters.items()
+        ...         return factor * gradient, [(name, (kept * gradient).sum(keepdims=True))]
+        >>> y, kept = Scale("a", 2.0).forward(np.array([1.0, 3.0]))
+        >>> Scale("a", 2.0).backward(kept, np.ones(2), {})
+        (array([2., 2.]), [('a', array([4.]))])
+    """
+
+    __module__: str = "ringreduce.train"
+
+    @property
+    def parameters(self) -> Mapping[str, Array]:
+        """Name -> array.  No other layer of the model has the same name.
+
+        Example:
+            >>> class Identity:
+            ...     parameters = {}
+            ...     def forward(self, x): return x, None
+            ...     def backward(self, kept, gradient, into): return gradient, []
+            >>> len(Identity().parameters)
+            0
+        """
+
+    def forward(self, x: Array) -> tuple[Array, Any]:
+        """Return the output, and whatever `backward` needs besides the gradient of the output.
+
+        Args:
+            x: the input, whose first axis are samples.  It must not be changed.
+
+        Returns:
+            The output, whose first axis are the same samples, and any object.
+
+        Example:
+            >>> class Double:
+            ...     parameters = {}
+            ...     def forward(self, x): return 2 * x, None
+            ...     def backward(self, kept, gradient, into): return 2 * gradient, []
+            >>> Double().forward(np.ones(2))
+            (array([2., 2.]), None)
+        """
+
+    def backward(
+        self, kept: Any, gradient: Array, into: Mapping[str, Array]
+    ) -> tuple[Array | None, Gradients]:
+        """Return the gradient of the input, and the gradients of the parameters.
+
+        The gradients of the parameters may be computed as they are iterated over, after the
+        gradient of the input: then a pipeline of ``schedule="zero_bubble"`` computes them later,
+        while it would be idle.
+
+        Args:
+            kept: the object that `forward` returned.
+            gradient: gradient of the loss by the output.  The layer owns it, and may change it.
+            into: name -> array for the gradient of a parameter.  The layer may compute a gradient
+                in it, and return it, or return another array.
+
+        Returns:
+            The gradient of the input, or None if no layer before needs it; and the pairs of name
+            and gradient.
+
+        Example:
+            >>> class Double:
+            ...     parameters = {}
+            ...     def forward(self, x): return 2 * x, None
+            ...     def backward(self, kept, gradient, into): return 2 * gradient, []
+            >>> Double().backward(None, np.ones(2), {})
+            (array([2., 2.]), [])
+        """
+
+
+def forward_all(layers: Iterable[Layer], x: Array) -> tuple[Array, list[Any]]:
+    """Return the output of the last layer, and what the layers keep for `backward`."""
+    kept = []
+    for layer in layers:
+        x, of_layer = layer.forward(x)
+        kept.append(of_layer)
+    return x, kept
+
+
+def backward_all(
+    layers: Sequence[Layer], kept: Sequence[Any], gradient: Array, into: Mapping[str, Array]
+) -> Iterator[tuple[Array | None, Gradients]]:
+    """Yield the result of each layer's `backward`, from the last layer to the first."""
+    of_output: Array | None = gradient
+    for layer, of_layer in zip(reversed(layers), reversed(kept), strict=True):
+        of_output, gradients = layer.backward(of_layer, of_output, into)
+        yield of_output, gradients
