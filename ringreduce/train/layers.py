@@ -56,6 +56,9 @@ class Layer(Protocol):
         Returns:
             The output, whose first axis are the same samples, and any object.
 
+        Raises:
+            ValueError: the input has another shape than the layer can take.
+
         Example:
             >>> class Double:
             ...     parameters = {}
@@ -83,6 +86,9 @@ class Layer(Protocol):
         Returns:
             The gradient of the input, or None if no layer before needs it; and the pairs of name
             and gradient.
+
+        Raises:
+            ValueError: the gradient has another shape than the output.
 
         Example:
             >>> class Double:
