@@ -16,6 +16,7 @@ from ringreduce.train.data_parallel import DataParallel, StepTimes
 from ringreduce.train.equality import DriftError, check_equal
 from ringreduce.train.layers import Layer
 from ringreduce.train.loop import Trainer, train
+from ringreduce.train.mesh import Mesh
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
 
@@ -24,6 +25,7 @@ __all__ = [
     "DriftError",
     "Epoch",
     "Layer",
+    "Mesh",
     "Normalised",
     "Result",
     "Settings",
