@@ -348,6 +348,31 @@ class Communicator(Collectives, PointToPoint):
         itemsize = as_dtype("explain", dtype).itemsize
         return choose(collective, self.nodes, nbytes // itemsize * itemsize, self.config)
 
+    def sent_bytes(self, collective: str, x: Any, **arguments: Any) -> int:
+        """Return the bytes of data that this rank sends in a call.  Not collective.
+
+        These are the bytes of the algorithm's messages, whether they are sent or, between ranks
+        that share memory, read by the other rank.
+
+        Args:
+            collective: as for `plan`.
+            x: array of the call; only its shape, dtype and place matter.
+            **arguments: as for `plan`.
+
+        Returns:
+            Bytes.
+
+        Raises:
+            TypeError, ValueError: as for `plan`.
+
+        Example:
+            >>> x = np.zeros(1000)
+            >>> rr.spawn(lambda comm: comm.sent_bytes("all_reduce", x, algorithm="ring"), 4)[0]
+            12000
+        """
+        array = as_array("sent_bytes", x)
+        return self._calls_on(array).planned(collective, array, arguments).plan.sent_bytes
+
     def shards(self, x: Any) -> list[list[slice]]:
         """Return which elements of `x` each rank sums up in an all-reduce of two halves.
 

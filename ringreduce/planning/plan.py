@@ -61,6 +61,13 @@ class Plan:
             )
         return self._slices[index]
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank sends."""
+        slices = map(self.slice, range(self.slices))
+        spans = [m.span for s in slices for step in s.steps for m in step.sends]
+        return self.itemsize * sum(span.stop - span.start for span in spans)
+
 
 def plan_whole(
     schedule: Schedule,

@@ -101,6 +101,32 @@ def test_a_name_of_another_library_leads_to_a_name_here():
     rr.spawn(program, 1)
 
 
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("collective", "arguments"),
+    [
+        ("all_reduce", {"algorithm": "ring"}),
+        ("all_reduce", {"algorithm": "two_shot", "wire": "float16"}),
+        ("all_reduce", {"algorithm": "star"}),
+        ("reduce_scatter", {"algorithm": "ring"}),
+        ("broadcast", {"algorithm": "tree", "root": 1}),
+    ],
+)
+@pytest.mark.parametrize("slice_bytes", [None, 400])
+def test_sent_bytes_are_those_of_the_messages(collective, arguments, slice_bytes):
+    def program(comm):
+        x = np.ones(301, np.float32)
+        getattr(comm, collective)(x, **arguments)
+        sent = sum(m.nbytes for m in comm.message_log if m.direction == "send")
+        return comm.sent_bytes(collective, x, **arguments), sent
+
+    config = rr.Config(slice_bytes=slice_bytes, log_messages=True)
+    for predicted, sent in rr.spawn(program, 3, config=config):
+        assert predicted == sent
+
+
 # --- shards ---------------------------------------------------------------------------------------
 
 
