@@ -12,11 +12,12 @@
 from ringreduce.train.batch_norm import Normalised, batch_norm, batch_norm_backward
 from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.data import Split, load, load_digits, load_split, shard
-from ringreduce.train.data_parallel import DataParallel, StepTimes
+from ringreduce.train.data_parallel import DataParallel
 from ringreduce.train.equality import DriftError, check_equal
 from ringreduce.train.layers import Layer
 from ringreduce.train.loop import Trainer, train
 from ringreduce.train.mesh import Mesh
+from ringreduce.train.reducer import StepTimes
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
 

@@ -1,0 +1,395 @@
+"""Collect gradients in buckets, and reduce a bucket while other gradients are being computed.
+
+Backward goes from the last layer to the first, so buckets are filled in the reverse order of the
+parameters.  The collective call of a bucket starts as soon as the bucket is full.  The first bucket
+is small, so that communication begins early.
+
+Source: Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
+VLDB 13(12), 2020.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import ringreduce as rr
+from ringreduce.train.buckets import Bucket, Now
+from ringreduce.train.mismatches import Reported, settle
+from ringreduce.train.shares import JoinedBatch, Share
+
+B = TypeVar("B", bound=Bucket)
+Batch = TypeVar("Batch")
+_NO_BATCH: Any = object()
+"""The batch of a rank that has no more."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of one step on this rank, in seconds.
+
+    Example:
+        >>> def program(comm):
+        ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1000)})
+        ...     dp.ready("w", np.ones(1000))
+        ...     dp.finish()
+        ...     return dp.times.communication_s > 0 and dp.times.exposed_s > 0
+        >>> rr.spawn(program, 2)
+        [True, True]
+    """
+
+    __module__ = "ringreduce.train"
+
+    communication_s: float
+    """Time in which all-reduces were under way, including waits for other ranks."""
+    exposed_s: float
+    """Time in `ready` and `finish`, in which this rank computed nothing."""
+
+
+class Reducer(Generic[B]):
+    """Reduces gradients in buckets; a subclass has the buckets, and returns the results.
+
+    `op` is mean or sum.
+    """
+
+    __module__ = "ringreduce.train"
+
+    def __init__(self, comm: rr.Communicator, buckets: Sequence[B], op: str) -> None:
+        self._comm, self._op = comm, op
+        self._buckets = buckets
+        self._bucket_of = {name: bucket for bucket in buckets for name in bucket.kinds}
+        self._started = 0
+        """Buckets whose call is under way or done, in order."""
+        self._ready: set[str] = set()
+        self._accumulated: set[str] = set()
+        self._synchronises = True
+        self._weighed: Share | None = None
+        """What `weigh` began in this step."""
+        self._joined: JoinedBatch | None = None
+        """The present turn of the loop of `join`."""
+        self._left: rr.MismatchError | None = None
+        """The error of a loop that this rank has left; the next call raises it."""
+        self._exposed_s = 0.0
+        self.times = StepTimes(0.0, 0.0)
+        """Times of the last finished step."""
+
+    @property
+    def buckets(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters in each bucket, in the order in which buckets are reduced."""
+        return tuple(tuple(bucket.kinds) for bucket in self._buckets)
+
+    @property
+    def shard(self) -> list[Any]:
+        """This rank's shard of the gradients that `finish` returned, as views, for `global_norm`.
+
+        The shards of all ranks together have each number of the gradients once.
+        """
+        return [part for bucket in self._buckets for part in bucket.shard]
+
+    def weigh(self, samples: int) -> None:
+        """Weight this rank's gradients of this step by `samples`.
+
+        For batches of different size: the gradients of a rank are means over its own samples, and
+        `finish` returns the mean over the samples of all ranks.  The gradients of a rank with 0
+        samples are ignored.  Every rank must call `weigh` before its first `ready` of the step;
+        that `ready` then waits until all ranks have called `weigh`.
+
+        Args:
+            samples: samples in this rank's part of the batch, at least 0.
+
+        Raises:
+            ValueError: `samples` is negative, gradients are summed, the step has begun, or a loop
+                of `join` runs, which weights gradients itself.
+
+        Example:
+            >>> def program(comm):
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1)})
+            ...     dp.weigh(3 if comm.rank == 0 else 1)
+            ...     dp.ready("w", np.array([4.0 * comm.rank]))
+            ...     return dp.finish()["w"]
+            >>> rr.spawn(program, 2)[0]
+            array([1.])
+        """
+        self._check_left()
+        if samples < 0:
+            raise ValueError(f"weigh: {samples} samples; wanted at least 0")
+        if self._op == "sum":
+            raise ValueError("weigh: gradients that are summed count as they are")
+        if self._joined is not None:
+            raise ValueError("weigh: join weights the gradients; pass samples= to join")
+        if self._ready or self._accumulated or self._weighed is not None:
+            raise ValueError("weigh: call it once a step, before the first ready")
+        self._weighed = Share(self._comm, float(samples))
+
+    def join(
+        self, batches: Iterable[Batch], samples: Callable[[Batch], float] | None = None
+    ) -> Iterator[Batch | None]:
+        """Yield this rank's batches, and then None until all ranks have had theirs.
+
+        For ranks with different numbers of batches.  In each turn of the loop, every rank makes the
+        same calls of `finish`.  A rank that gets None has no gradients to report, and counts for no
+        samples: `finish` returns the mean over the samples of the other ranks.  With
+        ``op="sum"`` it adds zeros.
+
+        A turn costs one all-reduce of two numbers.  A rank that has a batch waits for it in the
+        first `ready`, as after `weigh`; a rank that has none waits at once.
+
+        Args:
+            batches: this rank's batches, of any type.
+            samples: returns the number of samples in a batch, at least 0.  None: all batches count
+                alike.
+
+        Returns:
+            An iterator, for one ``for`` statement.
+
+        Raises:
+            ValueError: gradients are summed, and `samples` is given; or another loop of `join` has
+                not ended.
+            MismatchError: a rank left the loop early, by ``break`` or an exception, or ranks made
+                different calls in a turn.  The text names the ranks.  A rank that has left raises
+                it in its next call of this DataParallel.
+
+        Example:
+            >>> def program(comm):
+            ...     batches = [[1.0], [2.0, 6.0]] if comm.rank == 0 else [[2.0, 6.0]]
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1)})
+            ...     means = []
+            ...     for batch in dp.join(batches, samples=len):
+            ...         if batch is not None:
+            ...             dp.ready("w", np.mean(batch, keepdims=True))
+            ...         means.append(dp.finish()["w"].item())
+            ...     return means
+            >>> rr.spawn(program, 2)
+            [[3.0, 4.0], [3.0, 4.0]]
+        """
+        self._check_left()
+        if samples is not None and self._op == "sum":
+            raise ValueError("join: gradients that are summed count as they are; pass no samples")
+        if self._joined is not None:
+            raise ValueError("join: another loop of join has not ended")
+        return self._join(iter(batches), samples or (lambda batch: 1.0))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank alone, as a context manager.
+
+        For batches that are computed in several parts: inside the block `ready` adds gradients up
+        without sending them.  The `ready` after the block adds its gradient to the sum, and sends
+        the result.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            ValueError: some gradients of this step are on their way already.
+
+        Example:
+            >>> def program(comm):
+            ...     dp = rr.train.DataParallel(comm, {"w": np.zeros(1)})
+            ...     with dp.no_sync():
+            ...         dp.ready("w", np.array([1.0]))
+            ...     dp.ready("w", np.array([2.0 * comm.rank]))
+            ...     return dp.finish()["w"]
+            >>> rr.spawn(program, 2)[0]
+            array([2.])
+        """
+        self._check_left()
+        if self._ready:
+            raise ValueError("no_sync: some gradients of this step are on their way already")
+        before, self._synchronises = self._synchronises, False
+        try:
+            yield
+        except BaseException:
+            self._accumulated.clear()  # a part of a sum is of no use
+            raise
+        finally:
+            self._synchronises = before
+
+    # --- implementation ---
+
+    def _report(self, name: str, gradient: Any) -> None:
+        """Report the final gradient of a parameter, for the method `ready`."""
+        begin = time.perf_counter()
+        self._check_left()
+        bucket = self._bucket(name, "ready")
+        if name in self._ready:
+            raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
+        shape, dtype = bucket.kinds[name]
+        if not hasattr(gradient, "dtype"):
+            raise TypeError(f"ready: the gradient of {name!r} is {gradient!r}; wanted an array")
+        if (gradient.shape, gradient.dtype) != (shape, dtype):
+            raise ValueError(
+                f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
+                f"wanted {dtype}{list(shape)}"
+            )
+        share = self._share()
+        if share != 1:
+            # NaN times a share of 0 would be NaN.
+            gradient = gradient * dtype.type(share) if share else dtype.type(0)
+        bucket.put(name, gradient, add=name in self._accumulated)
+        if self._synchronises:
+            self._ready.add(name)
+            bucket.missing.discard(name)
+            self._start_full_buckets()
+        else:
+            self._accumulated.add(name)
+        self._exposed_s += time.perf_counter() - begin
+
+    def _finish(self) -> None:
+        """Wait for all buckets, for the method `finish`."""
+        self._check_left()
+        if not self._synchronises:
+            raise ValueError("finish: call it after the no_sync block, and after a ready outside")
+        begin = time.perf_counter()
+        if self._joined is not None and not self._joined.has_batch:
+            self._report_nothing()
+        seen: rr.MismatchError | None = None
+        try:
+            mine = self._reported("finish", 0 if self._joined is None else self._joined.number)
+            if not mine.missing:
+                seen = self._wait()
+            if mine.missing or seen is not None:
+                raise self._explained(mine, seen)
+            self._exposed_s += time.perf_counter() - begin
+            self.times = StepTimes(self._communication_s(), self._exposed_s)
+        finally:
+            self._begin_again()
+
+    def _join(
+        self, batches: Iterator[Batch], samples: Callable[[Batch], float]
+    ) -> Iterator[Batch | None]:
+        """Iterate as `join` does.  An iterator that is closed before its end leaves the loop."""
+        number, sums, ended = 0, self._op == "sum", False
+        try:
+            while True:
+                number += 1
+                batch = next(batches, _NO_BATCH)
+                has_batch = batch is not _NO_BATCH
+                count = float(samples(batch)) if has_batch else 0.0
+                if count < 0:
+                    raise ValueError(f"join: a batch has {count:g} samples; wanted at least 0")
+                turn = JoinedBatch(self._comm, number, count, has_batch=has_batch, sums=sums)
+                self._joined = turn
+                if not has_batch and not self._anyone(turn):
+                    ended = True
+                    return
+                yield batch if has_batch else None
+                self._anyone(turn)
+        finally:
+            ended = ended or (self._joined is not None and self._joined.ended is not None)
+            if not ended:
+                self._leave(number)
+            self._joined = None
+
+    def _anyone(self, turn: JoinedBatch) -> bool:
+        """Return whether any rank has a batch.  Raises MismatchError if the loop has to end."""
+        if turn.ended is not None:
+            raise turn.ended
+        try:
+            return turn.anyone()
+        except rr.MismatchError as error:
+            try:
+                raise self._explained(self._reported("join", turn.number), error) from None
+            finally:
+                self._begin_again()
+
+    def _leave(self, number: int) -> None:
+        """Tell the other ranks that this rank leaves the loop in a turn, unless all ranks do."""
+        # There is nobody to tell if the communicator is broken or closed.
+        with suppress(rr.RingReduceError, ValueError):
+            self._left = self._settle(self._reported("left", number), None)
+        self._begin_again()
+
+    def _check_left(self) -> None:
+        """Raise the error of a loop that this rank has left."""
+        if self._left is not None:
+            error, self._left = self._left, None
+            raise error
+
+    def _report_nothing(self) -> None:
+        """Report zeros for all gradients that are not reported."""
+        for bucket in self._buckets:
+            for name in bucket.missing - self._accumulated:
+                bucket.put(name, bucket.kinds[name].dtype.type(0), add=False)
+            self._ready |= bucket.missing
+            bucket.missing.clear()
+        self._start_full_buckets()
+
+    def _reported(self, place: str, turn: int = 0) -> Reported:
+        missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
+        return Reported(place, turn, self._weighed is not None, missing)
+
+    def _start_full_buckets(self) -> None:
+        while self._started < len(self._buckets) and not self._buckets[self._started].missing:
+            bucket = self._buckets[self._started]
+            op = self._op if self._joined is None and self._weighed is None else "sum"
+            reduce = bucket.reduction(op)
+            # The last gradient ends backward.  If no other all-reduce is under way, this thread
+            # makes the call itself: a small all-reduce takes less time than to wake another thread.
+            if bucket is self._buckets[-1] and self._all_over():
+                bucket.work = Now(reduce)
+            else:
+                bucket.work = reduce(async_op=True)
+            self._started += 1
+
+    def _works(self) -> list[rr.Work[Any] | Now]:
+        """Return the calls of this step: those of buckets in their order, then that of shares."""
+        works: list[rr.Work[Any] | Now | None] = [bucket.work for bucket in self._buckets]
+        shares = (self._weighed, self._joined)
+        works += [share.work for share in shares if share is not None]
+        return [work for work in works if work is not None]
+
+    def _all_over(self) -> bool:
+        return all(work.done() for work in self._works())
+
+    def _bucket(self, name: str, where: str) -> B:
+        bucket = self._bucket_of.get(name)
+        if bucket is None:
+            raise ValueError(f"{where}: there is no parameter {name!r}")
+        return bucket
+
+    def _share(self) -> float:
+        """Return the factor of this rank's gradients."""
+        share = self._joined or self._weighed
+        return 1.0 if share is None else share.value()
+
+    def _wait(self) -> rr.MismatchError | None:
+        """Wait for all calls of this step; return the first error."""
+        seen: rr.MismatchError | None = None
+        for work in self._works():
+            try:
+                work.wait()
+            except rr.MismatchError as error:
+                seen = seen or error
+        return seen
+
+    def _communication_s(self) -> float:
+        return sum(work.seconds or 0.0 for work in self._works())
+
+    def _explained(self, mine: Reported, seen: rr.MismatchError | None) -> rr.MismatchError:
+        """Return the error of this step, which all ranks have."""
+        error = self._settle(mine, seen)
+        assert error is not None
+        return error
+
+    def _settle(self, mine: Reported, seen: rr.MismatchError | None) -> rr.MismatchError | None:
+        """Return the error that names who did what, or else `seen`.  All ranks make this call.
+
+        First waits until no call of this step is under way on this rank.
+        """
+        self._wait()
+        error, ends = settle(self._comm, mine, seen, rounds=len(self._buckets) + 4)
+        if self._joined is not None and ends:
+            self._joined.ended = error
+        return error
+
+    def _begin_again(self) -> None:
+        for bucket in self._buckets:
+            bucket.begin_again()
+        self._started, self._weighed = 0, None
+        self._exposed_s = 0.0
+        self._ready.clear()
+        self._accumulated.clear()
