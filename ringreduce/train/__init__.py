@@ -6,7 +6,7 @@
         settings = Settings(seed=1)
         result = train(comm, load(settings), settings)
 
-`DataParallel` and `shard` are for models of any kind.
+`DataParallel`, `ShardedParallel` and `shard` are for models of any kind.
 """
 
 from ringreduce.train.batch_norm import Normalised, batch_norm, batch_norm_backward
@@ -20,6 +20,7 @@ from ringreduce.train.mesh import Mesh
 from ringreduce.train.reducer import StepTimes
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
+from ringreduce.train.sharded_parallel import ShardedParallel
 
 __all__ = [
     "DataParallel",
@@ -30,6 +31,7 @@ __all__ = [
     "Normalised",
     "Result",
     "Settings",
+    "ShardedParallel",
     "Split",
     "Step",
     "StepTimes",

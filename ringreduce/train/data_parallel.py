@@ -7,8 +7,7 @@ from typing import Any
 
 import ringreduce as rr
 from ringreduce.train.buckets import WholeBucket, cut
-from ringreduce.train.mismatches import check_alike, check_arrays
-from ringreduce.train.reducer import Reducer
+from ringreduce.train.reducer import Reducer, agree
 
 
 class DataParallel(Reducer[WholeBucket]):
@@ -67,15 +66,7 @@ class DataParallel(Reducer[WholeBucket]):
         algorithm: str = "auto",
     ) -> None:
         sizes = {"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"DataParallel: {name} is {value}; wanted at least 1")
-        if op not in ("mean", "sum"):
-            raise ValueError(f"DataParallel: op is {op!r}; wanted mean or sum")
-        check_arrays(params)
-        check_alike(comm, params)
-        for array in params.values():
-            comm.broadcast(array, root=0, out=array)
+        agree("DataParallel", comm, params, op, **sizes)
         backwards = list(params.items())[::-1]
         members = cut(backwards, first_bucket_bytes, bucket_bytes)
         how: dict[str, Any] = {"wire": wire, "algorithm": algorithm}

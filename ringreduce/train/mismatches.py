@@ -13,17 +13,17 @@ import ringreduce as rr
 from ringreduce.train.together import gather_words
 
 
-def check_arrays(params: Any) -> None:
+def check_arrays(where: str, params: Any) -> None:
     """Raise TypeError unless `params` maps names to arrays of floats."""
     if not isinstance(params, Mapping) or not params:
-        raise TypeError(f"DataParallel: params is {params!r}; wanted a dict of names and arrays")
+        raise TypeError(f"{where}: params is {params!r}; wanted a dict of names and arrays")
     for name, array in params.items():
         if not hasattr(array, "dtype") or array.dtype.kind in "biu":
             what = array.dtype if hasattr(array, "dtype") else type(array).__name__
-            raise TypeError(f"DataParallel: {name!r} is {what}; wanted an array of floats")
+            raise TypeError(f"{where}: {name!r} is {what}; wanted an array of floats")
 
 
-def check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
+def check_alike(where: str, comm: rr.Communicator, params: Mapping[str, Any]) -> None:
     """Raise MismatchError on all ranks where names, shapes, dtypes or their order differ."""
     lists = gather_words(comm, [f"{name}: {a.dtype}{list(a.shape)}" for name, a in params.items()])
     for rank, listed in enumerate(lists):
@@ -31,7 +31,7 @@ def check_alike(comm: rr.Communicator, params: Mapping[str, Any]) -> None:
             pairs = zip([*listed, "nothing"], [*lists[0], "nothing"], strict=False)
             theirs, wanted = next(pair for pair in pairs if pair[0] != pair[1])
             raise rr.MismatchError(
-                f"DataParallel: rank {rank} has {theirs} where rank 0 has {wanted}; every rank "
+                f"{where}: rank {rank} has {theirs} where rank 0 has {wanted}; every rank "
                 "must pass the same parameters in the same order"
             )
 

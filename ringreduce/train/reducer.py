@@ -11,14 +11,14 @@ VLDB 13(12), 2020.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import ringreduce as rr
 from ringreduce.train.buckets import Bucket, Now
-from ringreduce.train.mismatches import Reported, settle
+from ringreduce.train.mismatches import Reported, check_alike, check_arrays, settle
 from ringreduce.train.shares import JoinedBatch, Share
 
 B = TypeVar("B", bound=Bucket)
@@ -44,9 +44,27 @@ class StepTimes:
     __module__ = "ringreduce.train"
 
     communication_s: float
-    """Time in which all-reduces were under way, including waits for other ranks."""
+    """Time in which collective calls were under way, including waits for other ranks."""
     exposed_s: float
-    """Time in `ready` and `finish`, in which this rank computed nothing."""
+    """Time in `ready` and `finish`, and of waits for parameters: this rank computed nothing."""
+
+
+def agree(
+    where: str, comm: rr.Communicator, params: Mapping[str, Any], op: str, **sizes: int
+) -> None:
+    """Check the arguments of `where`, and overwrite all ranks' parameters with rank 0's.
+
+    Collective.  `sizes` are the longest buckets, in bytes.
+    """
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{where}: {name} is {value}; wanted at least 1")
+    if op not in ("mean", "sum"):
+        raise ValueError(f"{where}: op is {op!r}; wanted mean or sum")
+    check_arrays(where, params)
+    check_alike(where, comm, params)
+    for array in params.values():
+        comm.broadcast(array, root=0, out=array)
 
 
 class Reducer(Generic[B]):
@@ -83,7 +101,7 @@ class Reducer(Generic[B]):
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients that `finish` returned, as views, for `global_norm`.
+        """This rank's shard of the gradients that `finish` reduced, as views, for `global_norm`.
 
         The shards of all ranks together have each number of the gradients once.
         """
@@ -150,7 +168,7 @@ class Reducer(Generic[B]):
                 not ended.
             MismatchError: a rank left the loop early, by ``break`` or an exception, or ranks made
                 different calls in a turn.  The text names the ranks.  A rank that has left raises
-                it in its next call of this DataParallel.
+                it in its next call of this object.
 
         Example:
             >>> def program(comm):
@@ -229,7 +247,7 @@ class Reducer(Generic[B]):
         if share != 1:
             # NaN times a share of 0 would be NaN.
             gradient = gradient * dtype.type(share) if share else dtype.type(0)
-        bucket.put(name, gradient, add=name in self._accumulated)
+        self._put(bucket, name, gradient)
         if self._synchronises:
             self._ready.add(name)
             bucket.missing.discard(name)
@@ -244,11 +262,11 @@ class Reducer(Generic[B]):
         if not self._synchronises:
             raise ValueError("finish: call it after the no_sync block, and after a ready outside")
         begin = time.perf_counter()
-        if self._joined is not None and not self._joined.has_batch:
+        if self._has_no_batch:
             self._report_nothing()
         seen: rr.MismatchError | None = None
         try:
-            mine = self._reported("finish", 0 if self._joined is None else self._joined.number)
+            mine = self._reported("finish", self._turn)
             if not mine.missing:
                 seen = self._wait()
             if mine.missing or seen is not None:
@@ -309,14 +327,32 @@ class Reducer(Generic[B]):
             error, self._left = self._left, None
             raise error
 
+    @property
+    def _turn(self) -> int:
+        """The number of the present turn in the loop of `join`; 0 outside of a loop."""
+        return 0 if self._joined is None else self._joined.number
+
+    @property
+    def _has_no_batch(self) -> bool:
+        """Whether `join` has given None to this rank in the present turn."""
+        return self._joined is not None and not self._joined.has_batch
+
     def _report_nothing(self) -> None:
         """Report zeros for all gradients that are not reported."""
         for bucket in self._buckets:
-            for name in bucket.missing - self._accumulated:
-                bucket.put(name, bucket.kinds[name].dtype.type(0), add=False)
-            self._ready |= bucket.missing
-            bucket.missing.clear()
+            self._report_zeros(bucket)
+
+    def _report_zeros(self, bucket: B) -> None:
+        """Report zeros for the gradients of a bucket that are not reported."""
+        for name in bucket.missing - self._accumulated:
+            self._put(bucket, name, bucket.kinds[name].dtype.type(0))
+        self._ready |= bucket.missing
+        bucket.missing.clear()
         self._start_full_buckets()
+
+    def _put(self, bucket: B, name: str, gradient: Any) -> None:
+        """Write a gradient, or add it to the sum of this step."""
+        bucket.put(name, gradient, add=name in self._accumulated)
 
     def _reported(self, place: str, turn: int = 0) -> Reported:
         missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]

@@ -1,0 +1,87 @@
+"""Where each number of a bucket is while its two halves, reduce-scatter and all-gather, run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ringreduce as rr
+from ringreduce.train.buckets import module_of
+
+Pieces = list[tuple[slice, slice]]
+"""Parts of one flat array and their places in another, in ascending order of the first."""
+
+
+class Layout:
+    """The places of the numbers of a bucket.
+
+    The numbers of the parameters, one parameter after another, are the *flat* bucket.  The array of
+    *rows* has a row for each rank, with the numbers of that rank's shard (`Communicator.shards`).
+    All rows are as long as the longest, so that a reduce-scatter of the rows gives each rank its
+    own row, and an all-gather returns them.
+    """
+
+    def __init__(self, comm: rr.Communicator, members: Sequence[tuple[str, Any]]) -> None:
+        """Lay out the parameters, name and array; all have the same dtype."""
+        like = members[0][1]
+        self.count = sum(array.size for _, array in members)
+        """Numbers of the flat bucket."""
+        xp = module_of(like)
+        shards = comm.shards(xp.broadcast_to(xp.zeros((), like.dtype), (self.count,)))
+        lengths = [sum(part.stop - part.start for part in parts) for parts in shards]
+        self.width = max(lengths)
+        """Numbers in a row."""
+        self.size = comm.size * self.width
+        """Numbers in all rows."""
+        self.nbytes = self.size * like.dtype.itemsize
+        """Bytes of all rows."""
+        self.length = lengths[comm.rank]
+        """Numbers in this rank's shard."""
+        self.padding = [
+            slice(rank * self.width + length, (rank + 1) * self.width)
+            for rank, length in enumerate(lengths)
+        ]
+        """The ends of the rows, which have no number of the bucket."""
+        self.places = dict(zip((name for name, _ in members), _places(members), strict=True))
+        """Name -> its numbers in the flat bucket."""
+        self.rows: Pieces = sorted(
+            (
+                piece
+                for rank, parts in enumerate(shards)
+                for piece in _one_after_another(parts, rank * self.width)
+            ),
+            key=lambda piece: piece[0].start,
+        )
+        """Flat bucket -> rows."""
+        self.in_rows = {name: _between(self.rows, at) for name, at in self.places.items()}
+        """Name -> (flat parameter -> rows)."""
+        own = list(_one_after_another(shards[comm.rank], 0))
+        self.in_shard = {name: _between(own, at) for name, at in self.places.items()}
+        """Name -> (flat parameter -> this rank's shard)."""
+
+
+def _places(members: Sequence[tuple[str, Any]]) -> Iterator[slice]:
+    """Yield the place of each parameter in the flat bucket."""
+    end = 0
+    for _, array in members:
+        start, end = end, end + array.size
+        yield slice(start, end)
+
+
+def _one_after_another(parts: Sequence[slice], end: int) -> Iterator[tuple[slice, slice]]:
+    """Yield each part with its place, from `end` on."""
+    for part in parts:
+        start, end = end, end + part.stop - part.start
+        yield part, slice(start, end)
+
+
+def _between(pieces: Pieces, place: slice) -> Pieces:
+    """Return the pieces of a place in the first array, counted from the start of the place."""
+    found = []
+    for first, second in pieces:
+        low, high = max(first.start, place.start), min(first.stop, place.stop)
+        if low < high:
+            shift = second.start - first.start
+            counted = slice(low - place.start, high - place.start)
+            found.append((counted, slice(low + shift, high + shift)))
+    return found
