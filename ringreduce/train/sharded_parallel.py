@@ -490,7 +490,8 @@ def _buckets(
 ) -> list[ShardedBucket]:
     """Return the buckets of `members`, with their workspaces."""
     layouts = [Layout(comm, each) for each in members]
-    make: Callable[[int], Any] = partial(empty, comm, members[0][0][1], dtype=np.uint8)
+    a_byte = module_of(members[0][0][1]).empty(0, np.uint8)  # refers to no parameter
+    make: Callable[[int], Any] = partial(empty, comm, a_byte)
     shared = Workspace(make, max(layout.nbytes for layout in layouts), _KEPT[stage])
     kind = PartitionedBucket if stage == 3 else ReplicatedBucket
     return [
