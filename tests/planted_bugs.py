@@ -42,6 +42,7 @@ QUICK = (
 """Quickest first; each run ends at the first failure."""
 _WORK = ("tests/calls/test_queue.py",)
 _SHARED = ("tests/shm/test_program.py", "tests/shm/test_program_mpi.py")
+_SHARDED = ("tests/train/test_sharded_parallel.py",)
 _BY_FILE = {
     "calls/queue.py": _WORK,
     "calls/engine.py": _WORK,
@@ -64,6 +65,9 @@ _BY_FILE = {
     "shm/entry.py": ("tests/shm/test_fast_path.py", "tests/shm/test_lists.py"),
     "shm/intervals.py": ("tests/shm/test_lists.py",),
     "shm/iovec.py": ("tests/shm/test_lists.py",),
+    "train/layout.py": _SHARDED,
+    "train/sharded_buckets.py": _SHARDED,
+    "train/sharded_parallel.py": _SHARDED,
 }
 _FIRST = {
     **dict.fromkeys(

@@ -331,7 +331,7 @@ class PartitionedBucket(ShardedBucket):
         """Drop what was gathered by `fetch`; wait for a gather that is under way."""
         if self._fetching is not None:
             (work, lent), self._fetching = self._fetching, None
-            with suppress(rr.MismatchError):
+            with suppress(rr.RingReduceError):  # another error is being raised
                 work.wait()
             self.workspace.give_back(lent)
         if self._lent_flat is not None:

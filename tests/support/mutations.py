@@ -542,6 +542,28 @@ MUTATIONS = [
         "recvs=tuple(Recv(child, chunks) for child in edge.child)",
         "A child's data replace its parent's data.",
     ),
+    # --- sharded state ---
+    Mutation(
+        "rows-as-long-as-the-first-shard",
+        "train/layout.py",
+        "self.width = max(lengths)",
+        "self.width = lengths[0]",
+        "The last numbers of a longer shard are lost.",
+    ),
+    Mutation(
+        "dropped-layer-used-again",
+        "train/sharded_buckets.py",
+        "self._lent_flat, self._fetched = None, {}",
+        "self._lent_flat = None",
+        "A layer that was dropped is not gathered again.",
+    ),
+    Mutation(
+        "next-layer-not-fetched",
+        "train/sharded_parallel.py",
+        "if index + 1 < len(layers):",
+        "if index + 1 < 0:",
+        "A layer is gathered when it is needed, not while the layer before is computed.",
+    ),
     # --- 16-bit floats ---
     Mutation(
         "bfloat16-cut-off",
