@@ -74,6 +74,18 @@ class DataParallel(Reducer[WholeBucket]):
         for bucket in buckets:
             comm.all_reduce(bucket.flat[:0], op, **how)  # raises here if not available
         super().__init__(comm, buckets, op)
+        self._how = how
+        self._sent_bytes: int | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of gradients that this rank sends in a step."""
+        if self._sent_bytes is None:
+            call = self._comm.sent_bytes
+            how, op = self._how, self._op
+            flats = [bucket.flat for bucket in self._buckets]
+            self._sent_bytes = sum(call("all_reduce", flat, op=op, **how) for flat in flats)
+        return self._sent_bytes
 
     def buffer(self, name: str) -> Any:
         """Return the array in which the gradient of a parameter is reduced.

@@ -1,13 +1,12 @@
-"""Data-parallel training: every rank has all parameters; gradients are summed during backward.
+"""Training: the same loop for every strategy.
 
-A global batch is divided among the ranks.  Each rank computes its share of the mean loss and of the
-gradient (`mlp` divides by the count of the whole batch).  The all-reduce adds the shares, and every
-rank makes the same step.  So N ranks compute the same as one rank on the same global batch, up to
-the order of additions.  The sum is bitwise the same on all ranks, and so are the parameters.
-`check_equal` proves this every `check_every` steps, before each checkpoint, and at the end.
+A global batch is divided among the replicas of the model.  Each rank computes its share of the mean
+loss and of the gradient (`mlp` divides by the count of the whole batch).  How the shares are added
+up, and which rank updates which parameters, is the matter of the strategy, in a `Part`.  N ranks
+compute the same as one rank on the same global batch, up to the order of additions.
 
-Batch normalisation takes its means and variances over the samples of all ranks.  Their running
-means, with which a network is evaluated, are the same on all ranks too.
+Replicas have bitwise the same parameters.  This is proven every `check_every` steps, before each
+checkpoint, and at the end.
 """
 
 from __future__ import annotations
@@ -22,15 +21,12 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train import data, mlp, optimizers
-from ringreduce.train.clipping import clip, global_norm
-from ringreduce.train.data_parallel import DataParallel
-from ringreduce.train.equality import check_equal, on_host
+from ringreduce.train import data, mlp, optimizers, strategies
+from ringreduce.train.equality import check_equal
+from ringreduce.train.parts import Run
+from ringreduce.train.placement import part_of
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
-
-_FORGOTTEN = 0.1
-"""Share of a running mean that a step's statistics replace, once ten steps are made."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +41,6 @@ class State:
     """Mean loss of the last complete epoch; NaN before."""
 
 
-class _Timed:
-    """Stands in for a communicator, and adds up the time of its all-reduces."""
-
-    def __init__(self, comm: rr.Communicator) -> None:
-        self._comm = comm
-        self.seconds = 0.0
-
-    def all_reduce(self, x: Any, *, out: Any = None) -> Any:
-        """Make the all-reduce."""
-        begin = time.perf_counter()
-        try:
-            return self._comm.all_reduce(x, out=out)
-        finally:
-            self.seconds += time.perf_counter() - begin
-
-
 class Trainer:
     """One rank's part of a run.
 
@@ -72,15 +52,18 @@ class Trainer:
         split: the samples to train on, and those that are held out.
         settings: all settings of the run.
         xp: the array module, NumPy or CuPy.
+        strategy: where parameters are, and how gradients meet.  None: replicas, `Mirrored` on one
+            node and `MultiWorkerMirrored` on several.
 
     Attributes:
         sizes: the widths of the network, from inputs to classes.
-        flat: all parameters, a one-dimensional array.
+        strategy: the strategy of the run.
         state: the progress of the run: its `step`, and the losses of the epoch.
 
     Raises:
-        ValueError: an unknown algorithm, a wire that does not fit the dtype, or a warm-up that is
-            longer than the run.  All ranks raise it.
+        ValueError: an unknown algorithm, a wire that does not fit the dtype, a warm-up that is
+            longer than the run, or a strategy that does not fit the ranks or the settings.  All
+            ranks raise it.
 
     Example:
         >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
@@ -94,47 +77,42 @@ class Trainer:
     __module__ = "ringreduce.train"
 
     def __init__(
-        self, comm: rr.Communicator, split: data.Split, settings: Settings, xp: ModuleType = np
+        self,
+        comm: rr.Communicator,
+        split: data.Split,
+        settings: Settings,
+        xp: ModuleType = np,
+        strategy: strategies.Strategy | None = None,
     ) -> None:
         self.comm, self.settings, self._xp = comm, settings, xp
+        self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
         if settings.warm_up > self.steps:
             raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
-        mine = data.part(len(split.held_out_labels), comm.rank, comm.size)
+        self.sizes = sizes = split.widths(settings.hidden)
+        self.strategy.check(comm.nodes, settings)
+        algorithm = self.strategy.algorithm(settings)
+        self._part = part = part_of(self.strategy, Run(comm, sizes, settings, algorithm, xp))
+        mine = data.part(len(split.held_out_labels), part.replica, part.replicas)
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
-        self.sizes = sizes = split.widths(settings.hidden)
-        norm = settings.batch_norm
-        self.flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp, norm)
-        self.parameters = mlp.views(self.flat, sizes, norm)
-        self._named = mlp.named(self.parameters)
-        self._slots = {
-            slot: mlp.named(mlp.views(xp.zeros_like(self.flat), sizes, norm))
-            for slot in optimizers.SLOTS[settings.optimizer]
-        }
-        self._running = mlp.init_statistics(sizes, xp) if norm else {}
-        self._statistics: dict[str, Any] = {}
-        """The means and variances of the last global batch."""
-        self._normalising = _Timed(comm)
-        self._update = optimizers.update(settings)
-        self._dp = DataParallel(
-            comm,
-            self._named,
-            first_bucket_bytes=settings.first_bucket_bytes,
-            bucket_bytes=settings.bucket_bytes,
-            op="sum",
-            wire=None if settings.wire == "none" else settings.wire,
-            algorithm=settings.algorithm,
-        )
-        self._buffers = {name: self._dp.buffer(name) for name in self._named}
         self.state = State(0, 0.0, math.nan)
         self._order: tuple[int, Any] = (-1, None)
         self._unreported: list[Step] = []
         self._steps_of_epoch: list[Step] = []
         self._times = np.zeros(3)
         self._steps_made = 0
+        self._sent_bytes = 0
+
+    @property
+    def flat(self) -> Any:
+        """All parameters of the model, a one-dimensional array.
+
+        Collective, unless every rank has all parameters.
+        """
+        return self._part.flat()
 
     @property
     def epoch_steps(self) -> int:
@@ -149,7 +127,7 @@ class Trainer:
     # --- the contents of a checkpoint ---
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all arrays that steps change, by name.
+        """Return all arrays that steps change, by name.  Collective.
 
         These are the parameters, the optimizer's own arrays, and the running means of batch
         normalisation.
@@ -165,7 +143,7 @@ class Trainer:
             >>> rr.spawn(program, 1)
             [['0.weight', '0.bias']]
         """
-        return {name: on_host(array) for name, array in self._arrays().items()}
+        return self._part.arrays()
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State) -> None:
         """Continue from `state`, with rank 0's `arrays`.
@@ -194,19 +172,7 @@ class Trainer:
                 f"epochs = {self.settings.epochs} there is nothing left to do"
             )
         self.state = state
-        for name, array in self._arrays().items():
-            if arrays is not None:
-                array[...] = self._xp.asarray(arrays[name])
-            self.comm.broadcast(array, root=0, out=array)
-
-    def _arrays(self) -> dict[str, Any]:
-        slots = {
-            f"{slot}/{name}": array
-            for slot, arrays in self._slots.items()
-            for name, array in arrays.items()
-        }
-        running = {f"running/{name}": array for name, array in self._running.items()}
-        return self._named | slots | running
+        self._part.load(arrays)
 
     # --- training ---
 
@@ -255,16 +221,30 @@ class Trainer:
             if ends or saves or checks:
                 self._report_steps(watchers)
             if saves or checks:
-                check_equal(self.comm, self.flat)
+                self._part.check_equal()
                 self._check_finite()
             if ends:
                 self._end_epoch(watchers)
             if saves:
                 assert save is not None
                 save(self)
-        digest = check_equal(self.comm, self.flat)
+        self._part.check_equal()
         self._check_finite()
-        return Result(self.flat, digest, self.state.last_loss, self.accuracy(), *self._mean_times())
+        flat = self.flat
+        digest = check_equal(self.comm, flat)
+        loss, accuracy = self.state.last_loss, self.accuracy()
+        step_s, communication_s, exposed_s = self._mean_times()
+        return Result(
+            flat,
+            digest,
+            loss,
+            accuracy,
+            step_s,
+            communication_s,
+            exposed_s,
+            self._sent_bytes,
+            self._part.held_bytes,
+        )
 
     def gradients(self, x: Any, labels: Any, count: int) -> tuple[float, dict[str, Any]]:
         """Return this rank's share of the mean loss, and the mean's gradient: name -> array.
@@ -293,19 +273,8 @@ class Trainer:
             >>> rr.spawn(program, 2)[0]
             (True, (64, 8))
         """
-        loss, pairs = mlp.gradients(
-            self.parameters,
-            x,
-            labels,
-            count,
-            self._xp,
-            self._buffers,
-            self._normalising,
-            self._statistics,
-        )
-        for name, _ in pairs:
-            self._dp.ready(name)
-        return float(loss), self._dp.finish()
+        share = self._part.gradients(x, labels, count)
+        return share, self._part.reduced()
 
     def accuracy(self) -> float:
         """Return the accuracy on the held-out samples; each rank computes a part.  Collective.
@@ -324,35 +293,32 @@ class Trainer:
             >>> rr.spawn(program, 2)  # before training
             [True, True]
         """
-        right = mlp.right(
-            self.parameters, self._held_out_x, self._held_out_labels, self._xp, self._running
-        )
+        right = self._part.right(self._held_out_x, self._held_out_labels)
+        if not self._part.counts:
+            right = 0
         total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
         return int(total[0]) / self._held_out_samples
 
     def _make_step(self) -> None:
-        begin, self._normalising.seconds = time.perf_counter(), 0.0
-        settings, number = self.settings, self.state.step
+        begin = time.perf_counter()
+        settings, part, number = self.settings, self._part, self.state.step
         epoch, within = number // self.epoch_steps + 1, number % self.epoch_steps
         batch = self._epoch_order(epoch)[within * settings.batch : (within + 1) * settings.batch]
-        rows = data.part(len(batch), self.comm.rank, self.comm.size)
+        rows = data.part(len(batch), part.replica, part.replicas)
         mine = self._xp.asarray(batch[rows])
         x = self._x[mine]
         if settings.noise:
             key = settings.seed, epoch, within
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
-        loss, gradients = self.gradients(x, self._labels[mine], len(batch))
+        loss = part.gradients(x, self._labels[mine], len(batch))
         if settings.clip:
-            clip(gradients.values(), global_norm(self._dp.shard, self.comm), settings.clip)
+            part.clip(settings.clip)
         lr = optimizers.learning_rate(settings, number, self.steps)
-        for name, gradient in gradients.items():
-            own = tuple(arrays[name] for arrays in self._slots.values())
-            optimizers.in_blocks(self._update, self._named[name], own, gradient, lr, number)
-        self._average_statistics(number)
+        part.update(lr, number)
+        part.average_statistics(number)
         step_s = time.perf_counter() - begin
-        normalising_s = self._normalising.seconds
-        communication_s = self._dp.times.communication_s + normalising_s
-        exposed_s = self._dp.times.exposed_s + normalising_s
+        communication_s, exposed_s = part.times
+        self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
         self._times += step_s, communication_s, exposed_s
         self._steps_made += 1
         self.state = replace(self.state, step=number + 1)
@@ -360,7 +326,7 @@ class Trainer:
             Step(
                 step=number + 1,
                 epoch=epoch,
-                loss=loss,
+                loss=loss if part.counts else 0.0,
                 lr=lr,
                 samples=len(batch),
                 step_s=step_s,
@@ -369,15 +335,6 @@ class Trainer:
                 exposed_s=exposed_s,
             )
         )
-
-    def _average_statistics(self, step: int) -> None:
-        """Update the running means by the statistics of a step, numbered from 0.
-
-        The first steps count alike, so that the mean does not remember its initial value.
-        """
-        share = max(_FORGOTTEN, 1 / (step + 1))
-        for name, value in self._statistics.items():
-            self._running[name] += share * (value - self._running[name])
 
     def _epoch_order(self, epoch: int) -> Any:
         if self._order[0] != epoch:
@@ -404,11 +361,8 @@ class Trainer:
             )
 
     def _check_finite(self) -> None:
-        """Raise if a parameter is not finite: the loss is computed before its step.
-
-        All ranks have the same parameters, so all raise.
-        """
-        if not bool(self._xp.isfinite(self.flat).all()):
+        """Raise on all ranks if a parameter is not finite: the loss is computed before its step."""
+        if not self._part.all_finite():
             raise FloatingPointError(
                 f"train: parameters are infinite or no numbers after step {self.state.step}; take "
                 "a smaller lr"
@@ -453,6 +407,7 @@ def train(
     *,
     watchers: Sequence[Watcher] = (),
     xp: ModuleType = np,
+    strategy: strategies.Strategy | None = None,
 ) -> Result:
     """Train on the ranks of `comm`; every rank must make this call with equal split and settings.
 
@@ -462,9 +417,11 @@ def train(
         settings: all settings of the run.
         watchers: they receive steps and epochs; they may differ between ranks.
         xp: the array module, NumPy or CuPy.
+        strategy: where parameters are, and how gradients meet.  None: replicas, `Mirrored` on one
+            node and `MultiWorkerMirrored` on several.
 
     Returns:
-        The `Result`, the same on every rank but for its times.
+        The `Result`, the same on every rank but for its times and bytes.
 
     Raises:
         ValueError, FloatingPointError, DriftError: as for `Trainer` and `Trainer.run`.
@@ -476,4 +433,4 @@ def train(
         >>> rr.spawn(program, 2)
         [True, True]
     """
-    return Trainer(comm, split, settings, xp).run(watchers)
+    return Trainer(comm, split, settings, xp, strategy).run(watchers)

@@ -326,11 +326,24 @@ def gradients(
     `init_statistics`.
     """
     network = layers(parameters, xp, comm)
-    logits, kept = forward_all(network, x)
+    loss, kept, pairs = step(network, x, labels, count, into or {}, xp)
     if statistics is not None:
         statistics.update(statistics_in(network, kept))
+    return loss, pairs
+
+
+def step(
+    network: Sequence[Affine],
+    x: Array,
+    labels: Array,
+    count: int,
+    into: Mapping[str, Array],
+    xp: ModuleType = np,
+) -> tuple[Array, list[Kept], Iterator[tuple[str, Array]]]:
+    """Return the results of `gradients` for these layers, and what forward has kept."""
+    logits, kept = forward_all(network, x)
     loss, gradient = cross_entropy(logits, labels, count, xp)
-    return loss, _in_turn(network, kept, gradient, into or {})
+    return loss, kept, _in_turn(network, kept, gradient, into)
 
 
 def _in_turn(

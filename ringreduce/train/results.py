@@ -144,7 +144,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of training, the same on every rank.
+    """The result of training, the same on every rank but for its times and bytes.
 
     Example:
         >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
@@ -158,7 +158,7 @@ class Result:
     __module__ = "ringreduce.train"
 
     parameters: Any
-    """All parameters, a one-dimensional array."""
+    """All parameters of the model, a one-dimensional array, whichever ranks have them."""
     digest: str
     """SHA-256 of the parameters' bytes, in hexadecimal."""
     loss: float
@@ -171,6 +171,11 @@ class Result:
     """Mean time of all-reduces in a step, over this run's steps and all ranks."""
     exposed_s: float
     """Mean exposed communication of a step, over this run's steps and all ranks."""
+    sent_bytes: int = 0
+    """Bytes of data that this rank sends in a step, at most; 0 without steps."""
+    held_bytes: int = 0
+    """The most bytes that this rank held: of parameters, gradients, the optimizer's arrays, buffers
+    and activations."""
 
     @property
     def efficiency(self) -> float:

@@ -111,7 +111,8 @@ def test_the_bound_notices_a_mean_of_means_over_uneven_parts():
 def parameters_after(comm, split, settings, nudge):
     """Return the parameters after training, if `nudge` is added to them before."""
     trainer = Trainer(comm, split, settings)
-    trainer.flat += nudge
+    flat = trainer.flat
+    flat += nudge
     return trainer.run().parameters
 
 
@@ -184,7 +185,7 @@ def test_the_time_of_normalising_counts_as_exposed_communication():
         told = Told()
         trainer = Trainer(comm, load_split(), Settings(epochs=1, batch=500, batch_norm=True))
         trainer.run([told])
-        return told.all_steps[-1], trainer._dp.times, trainer._normalising.seconds
+        return told.all_steps[-1], trainer._part.dp.times, trainer._part._normalising.seconds
 
     for step, of_gradients, normalising_s in rr.spawn(run, 2):
         assert normalising_s > 0
@@ -376,7 +377,7 @@ def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
             return work
 
         comm.all_reduce = all_reduce
-        ready = trainer._dp.ready
+        ready = trainer._part.dp.ready
 
         def watched(name):
             events.append(name)
@@ -384,7 +385,7 @@ def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
                 begun[0].wait()  # which would never end if it had to wait for this gradient
             ready(name)
 
-        trainer._dp.ready = watched
+        trainer._part.dp.ready = watched
         x, labels = np.ones((8, 64), np.float32), np.zeros(8, int)
         trainer.gradients(x, labels, 8)
         return events

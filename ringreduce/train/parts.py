@@ -1,0 +1,343 @@
+"""The part of a model that one rank has, and how it computes, reduces and updates it.
+
+`Trainer` is the same for all strategies.  A strategy decides which `Part` each rank has.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import ringreduce as rr
+from ringreduce.train import mlp, optimizers
+from ringreduce.train.clipping import clip, global_norm
+from ringreduce.train.data_parallel import DataParallel
+from ringreduce.train.equality import check_equal, on_host
+from ringreduce.train.settings import Settings
+
+Arrays = Mapping[str, Any]
+"""Name -> array."""
+_FORGOTTEN = 0.1
+"""Share of a running mean that a step's statistics replace, once ten steps are made."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all parts of a run are made from."""
+
+    comm: rr.Communicator
+    """The communicator of all ranks."""
+    sizes: tuple[int, ...]
+    """The widths of the network, from inputs to classes."""
+    settings: Settings
+    algorithm: str
+    """The algorithm of the all-reduces."""
+    xp: ModuleType
+
+    def init_params(self) -> dict[str, Any]:
+        """Return new parameters of the whole network, by name."""
+        settings = self.settings
+        dtype, norm = settings.dtype, settings.batch_norm
+        flat = mlp.init_params(self.sizes, settings.seed, dtype, self.xp, norm)
+        return mlp.named(mlp.views(flat, self.sizes, norm))
+
+    def init_statistics(self) -> dict[str, Any]:
+        """Return the running means of the whole network before the first step, by name."""
+        return mlp.init_statistics(self.sizes, self.xp) if self.settings.batch_norm else {}
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the optimizer's arrays."""
+        return optimizers.SLOTS[self.settings.optimizer]
+
+
+class Metered:
+    """Stands in for a communicator; adds up the time and the bytes of its all-reduces."""
+
+    def __init__(self, comm: rr.Communicator) -> None:
+        self._comm = comm
+        self.seconds = 0.0
+        self.sent_bytes = 0
+        self._sizes: dict[tuple[Any, ...], int] = {}
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._comm.size
+
+    def all_reduce(self, x: Any, op: str = "sum", *, out: Any = None) -> Any:
+        """Make the all-reduce."""
+        begin = time.perf_counter()
+        try:
+            return self._comm.all_reduce(x, op, out=out)
+        finally:
+            self.seconds += time.perf_counter() - begin
+            self.sent_bytes += self._sent(x)
+
+    def _sent(self, x: Any) -> int:
+        kind = x.shape, x.dtype
+        if kind not in self._sizes:
+            self._sizes[kind] = self._comm.sent_bytes("all_reduce", x)
+        return self._sizes[kind]
+
+    def begin(self) -> None:
+        """Forget the time and the bytes."""
+        self.seconds, self.sent_bytes = 0.0, 0
+
+
+class Part(ABC):
+    """What one rank has of the model.  Every rank makes the same calls."""
+
+    replica = 0
+    """This rank computes this part of every batch,"""
+    replicas = 1
+    """of so many."""
+    counts = True
+    """Whether the loss and the right predictions of this rank count: of the ranks that compute
+    the same samples, one does."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._update = optimizers.update(run.settings)
+        self.running: dict[str, Any] = {}
+        """Running means of batch normalisation, of the layers on this rank."""
+        self.statistics: dict[str, Any] = {}
+        """Means and variances of the last global batch."""
+        self.activation_bytes = 0
+        """The most bytes of activations that a step has held."""
+
+    # --- a step ---
+
+    @abstractmethod
+    def gradients(self, x: Any, labels: Any, count: int) -> float:
+        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss.
+
+        `x` and `labels` are the samples of this replica, `count` those of all replicas.
+        """
+
+    @abstractmethod
+    def reduced(self) -> dict[str, Any]:
+        """Return the gradients that `gradients` has reduced, of this rank's parameters, by name."""
+
+    @abstractmethod
+    def counted(self) -> list[Any]:
+        """Return the gradients that this rank counts in the norm over all ranks."""
+
+    @abstractmethod
+    def update(self, lr: float, step: int) -> None:
+        """Make the optimizer's step on this rank's parameters."""
+
+    def clip(self, longest: float) -> None:
+        """Scale the gradients down if their norm over all ranks is larger than `longest`."""
+        clip(self._held_gradients(), global_norm(self.counted(), self.run.comm), longest)
+
+    def _held_gradients(self) -> Iterable[Any]:
+        return self.reduced().values()
+
+    def average_statistics(self, step: int) -> None:
+        """Update the running means by the statistics of a step, numbered from 0.
+
+        The first steps count alike, so that the mean does not remember its initial value.
+        """
+        share = max(_FORGOTTEN, 1 / (step + 1))
+        for name, value in self.statistics.items():
+            self.running[name] += share * (value - self.running[name])
+
+    @property
+    @abstractmethod
+    def times(self) -> tuple[float, float]:
+        """Seconds of communication and of exposed communication in the last step."""
+
+    # --- what it costs ---
+
+    @property
+    @abstractmethod
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank has sent in the last step."""
+
+    @property
+    @abstractmethod
+    def state_bytes(self) -> int:
+        """Bytes of parameters, gradients, optimizer's arrays and buffers on this rank."""
+
+    @property
+    def held_bytes(self) -> int:
+        """The most bytes that this rank has held: `state_bytes` and activations."""
+        return self.state_bytes + self.activation_bytes
+
+    # --- evaluation, and proofs ---
+
+    @abstractmethod
+    def right(self, x: Any, labels: Any) -> int:
+        """Return how many of this replica's held-out samples are predicted right."""
+
+    @abstractmethod
+    def own(self) -> Iterable[Any]:
+        """Return this rank's parameters, or its shard of them."""
+
+    @abstractmethod
+    def check_equal(self) -> None:
+        """Prove that replicas have bitwise the same parameters.  Raises DriftError on all ranks."""
+
+    def all_finite(self) -> bool:
+        """Return whether the parameters of all ranks are finite."""
+        bad = sum(int(not bool(self.run.xp.isfinite(array).all())) for array in self.own())
+        return not self.run.comm.all_reduce(np.array([bad]))[0]
+
+    # --- the whole model ---
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Return the parameters of the whole model, by name, the same on all ranks.  Collective."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the content of a checkpoint: all arrays that steps change.  Collective."""
+
+    @abstractmethod
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        """Set all arrays to those of a checkpoint; only rank 0 needs them.  Collective."""
+
+    def flat(self) -> Any:
+        """Return the parameters of the whole model as one array.  Collective."""
+        xp = self.run.xp
+        return xp.concatenate([array.reshape(-1) for array in self.whole().values()])
+
+
+class Replica(Part):
+    """All parameters on every rank; an all-reduce adds up the gradients."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        settings, sizes, xp = run.settings, run.sizes, run.xp
+        norm = settings.batch_norm
+        self.replica, self.replicas = run.comm.rank, run.comm.size
+        self._flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp, norm)
+        self.parameters = mlp.views(self._flat, sizes, norm)
+        self.named = mlp.named(self.parameters)
+        self._slots = {
+            slot: mlp.named(mlp.views(xp.zeros_like(self._flat), sizes, norm)) for slot in run.slots
+        }
+        self.running = run.init_statistics()
+        self._normalising = Metered(run.comm)
+        self.dp = DataParallel(
+            run.comm,
+            self.named,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            bucket_bytes=settings.bucket_bytes,
+            op="sum",
+            wire=None if settings.wire == "none" else settings.wire,
+            algorithm=run.algorithm,
+        )
+        self._buffers = {name: self.dp.buffer(name) for name in self.named}
+        self._reduced: dict[str, Any] = {}
+
+    def gradients(self, x: Any, labels: Any, count: int) -> float:
+        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
+        self._normalising.begin()
+        network = mlp.layers(self.parameters, self.run.xp, self._normalising)
+        loss, kept, gradients = mlp.step(network, x, labels, count, self._buffers, self.run.xp)
+        self.statistics = mlp.statistics_in(network, kept)
+        self.activation_bytes = max(self.activation_bytes, bytes_of(kept))
+        for name, _ in gradients:
+            self.dp.ready(name)
+        self._reduced = self.dp.finish()
+        return float(loss)
+
+    def reduced(self) -> dict[str, Any]:
+        """Return the gradients that `gradients` has reduced."""
+        return self._reduced
+
+    def counted(self) -> list[Any]:
+        """Return this rank's shard of the gradients."""
+        return self.dp.shard
+
+    def update(self, lr: float, step: int) -> None:
+        """Make the optimizer's step on all parameters."""
+        for name, gradient in self._reduced.items():
+            own = tuple(arrays[name] for arrays in self._slots.values())
+            optimizers.in_blocks(self._update, self.named[name], own, gradient, lr, step)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds of communication and of exposed communication in the last step."""
+        more, times = self._normalising.seconds, self.dp.times
+        return times.communication_s + more, times.exposed_s + more
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank has sent in the last step."""
+        return self.dp.sent_bytes + self._normalising.sent_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters, gradients and optimizer's arrays."""
+        return int(self._flat.nbytes) * (2 + len(self._slots))
+
+    def right(self, x: Any, labels: Any) -> int:
+        """Return how many of this replica's held-out samples are predicted right."""
+        return mlp.right(self.parameters, x, labels, self.run.xp, self.running)
+
+    def own(self) -> list[Any]:
+        """Return all parameters."""
+        return [self._flat]
+
+    def check_equal(self) -> None:
+        """Prove that all ranks have bitwise the same parameters."""
+        check_equal(self.run.comm, self._flat)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the parameters by name."""
+        return self.named
+
+    def flat(self) -> Any:
+        """Return the parameters as one array, which the next step changes."""
+        return self._flat
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the content of a checkpoint."""
+        return {name: on_host(array) for name, array in self._arrays().items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        """Set all arrays to those of a checkpoint."""
+        spread(self.run, self._arrays(), arrays)
+
+    def _arrays(self) -> dict[str, Any]:
+        slots = {
+            f"{slot}/{name}": array
+            for slot, arrays in self._slots.items()
+            for name, array in arrays.items()
+        }
+        return self.named | slots | of_running(self.running)
+
+
+def of_running(running: Arrays) -> dict[str, Any]:
+    """Return running means by their names in a checkpoint."""
+    return {f"running/{name}": array for name, array in running.items()}
+
+
+def spread(run: Run, own: Arrays, arrays: Mapping[str, np.ndarray] | None) -> None:
+    """Write rank 0's `arrays` into the arrays of all ranks.  Collective."""
+    for name, array in own.items():
+        if arrays is not None:
+            array[...] = run.xp.asarray(arrays[name])
+        run.comm.broadcast(array, root=0, out=array)
+
+
+def bytes_of(kept: Iterable[mlp.Kept]) -> int:
+    """Return the bytes of the activations that the layers keep for backward."""
+    arrays = {id(array): array.nbytes for of_layer in kept for array in (of_layer.x, of_layer.y)}
+    normalised = (of_layer.normalised for of_layer in kept)
+    units = (each.unit for each in normalised if each is not None)
+    return int(sum(arrays.values())) + sum(int(unit.nbytes) for unit in units)

@@ -1,0 +1,586 @@
+"""Strategies of synchronous training, by name.
+
+A strategy answers three questions: where parameters and the optimizer's arrays are, how gradients
+meet, and when.  Each is a frozen value, for `ringreduce.train.train`::
+
+    result = rr.train.train(comm, split, settings, strategy=strategies.Zero(stage=2))
+
+All strategies compute what one process computes with the same batches, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar
+
+from ringreduce.errors import did_you_mean
+from ringreduce.train.mesh import Coordinates, check_fits
+from ringreduce.train.settings import Settings
+
+PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sequential")
+_CROSS_DEVICE = {
+    "auto": None,
+    "reduce_to_one": "star",
+    "hierarchical": "hierarchical",
+    "two_shot": "two_shot",
+    "nccl": None,
+}
+"""Value of `Mirrored.cross_device` -> algorithm; None: that of the settings."""
+
+
+def _field(default: Any, option: str, explained: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": option, "help": explained, **more})
+
+
+def _splits() -> Any:
+    return _field(None, "splits", "number of microbatches; as many as stages if it is not given")
+
+
+def _schedule() -> Any:
+    return _field("1f1b", "schedule", "schedule of a pipeline", choices=PIPELINES)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Where parameters are, how gradients meet, and when.  Subclasses are the strategies."""
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str]
+    """Where parameters and the optimizer's arrays are."""
+    how: ClassVar[str]
+    """How gradients meet."""
+    when: ClassVar[str] = "every step"
+    """When gradients meet."""
+
+    @property
+    def name(self) -> str:
+        """Name of the strategy on the command line: the class in snake case.
+
+        Example:
+            >>> rr.train.strategies.MultiWorkerMirrored().name
+            'multi_worker_mirrored'
+        """
+        return name_of(type(self))
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that the strategy can be used on these ranks with these settings.
+
+        Args:
+            nodes: the ranks of each node.
+            settings: the settings of the run.
+
+        Raises:
+            ValueError: it cannot.
+
+        Example:
+            >>> strategy = rr.train.strategies.Mirrored()
+            >>> strategy.check([[0, 1], [2, 3]], rr.train.Settings())
+            Traceback (most recent call last):
+              ...
+            ValueError: mirrored is for the ranks of one node; there are 2 nodes: choose \
+multi_worker_mirrored
+        """
+
+    def algorithm(self, settings: Settings) -> str:
+        """Return the algorithm of the all-reduces.
+
+        Args:
+            settings: the settings of the run.
+
+        Returns:
+            The name of the algorithm.
+
+        Raises:
+            ValueError: the settings name another algorithm than the strategy.
+
+        Example:
+            >>> rr.train.strategies.Mirrored("two_shot").algorithm(rr.train.Settings())
+            'two_shot'
+        """
+        return settings.algorithm
+
+    def sizes(self, ranks: int) -> Coordinates:
+        """Return how many ranks share data, a pipeline and the layers.
+
+        Args:
+            ranks: number of ranks.
+
+        Returns:
+            The three sizes, whose product is `ranks`.
+
+        Raises:
+            ValueError: the sizes of the strategy do not fit the ranks.
+
+        Example:
+            >>> rr.train.strategies.Hybrid(data=2, pipeline=2).sizes(4)
+            Coordinates(data=2, pipeline=2, tensor=1)
+        """
+        return Coordinates(ranks, 1, 1)
+
+
+@dataclass(frozen=True)
+class OneDevice(Strategy):
+    """One rank trains alone.
+
+    Example:
+        >>> rr.train.strategies.OneDevice().sizes(1)
+        Coordinates(data=1, pipeline=1, tensor=1)
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "all on the one rank"
+    how: ClassVar[str] = "nothing has to meet"
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that there is one rank."""
+        ranks = sum(map(len, nodes))
+        if ranks > 1:
+            raise ValueError(f"one_device is for one rank; there are {ranks}: choose mirrored")
+
+
+@dataclass(frozen=True)
+class Mirrored(Strategy):
+    """Every rank of one node has all parameters; an all-reduce adds up the gradients.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> strategy = rr.train.strategies.Mirrored(cross_device="two_shot")
+        >>> def program(comm):
+        ...     split = rr.train.load(settings)
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 2)
+        [True, True]
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "all on every rank of one node"
+    how: ClassVar[str] = "all-reduce"
+
+    cross_device: str = _field(
+        "auto",
+        "cross_device",
+        "all-reduce among the ranks of one node; auto: that of the algorithm",
+        choices=tuple(_CROSS_DEVICE),
+    )
+    """``"reduce_to_one"``, ``"hierarchical"``, ``"two_shot"`` or ``"nccl"``; ``"auto"``: the
+    algorithm of the settings."""
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "cross_device", tuple(_CROSS_DEVICE))
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that there is one node."""
+        if len(nodes) > 1:
+            raise ValueError(
+                f"{self.name} is for the ranks of one node; there are {len(nodes)} nodes: choose "
+                "multi_worker_mirrored"
+            )
+        self.algorithm(settings)
+
+    def algorithm(self, settings: Settings) -> str:
+        """Return the algorithm of the all-reduces."""
+        return _agreed(settings, "cross_device", self.cross_device, _CROSS_DEVICE)
+
+
+@dataclass(frozen=True)
+class MultiWorkerMirrored(Strategy):
+    """Every rank of all nodes has all parameters; an all-reduce adds up the gradients.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> strategy = rr.train.strategies.MultiWorkerMirrored("hierarchical")
+        >>> def program(comm):
+        ...     split = rr.train.load(settings)
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 4, nodes=(2, 2))
+        [True, True, True, True]
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "all on every rank of all nodes"
+    how: ClassVar[str] = "all-reduce"
+
+    communication: str = _field(
+        "auto",
+        "communication",
+        "all-reduce among the ranks of all nodes; auto: that of the algorithm",
+        choices=("auto", "ring", "hierarchical"),
+    )
+    """``"ring"`` or ``"hierarchical"``; ``"auto"``: the algorithm of the settings."""
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "communication", ("auto", "ring", "hierarchical"))
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check the algorithm."""
+        self.algorithm(settings)
+
+    def algorithm(self, settings: Settings) -> str:
+        """Return the algorithm of the all-reduces."""
+        named = {"auto": None, "ring": "ring", "hierarchical": "hierarchical"}
+        return _agreed(settings, "communication", self.communication, named)
+
+
+@dataclass(frozen=True)
+class CentralStorage(Strategy):
+    """The ranks of one node have one copy of the parameters, in memory that all of them map.
+
+    A reduce-scatter adds up the gradients, and each rank updates its shard of the parameters.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> strategy = rr.train.strategies.CentralStorage()
+        >>> def program(comm):
+        ...     split = rr.train.load(settings)
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 2)
+        [True, True]
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "parameters once for a node; optimizer in shards"
+    how: ClassVar[str] = "reduce-scatter"
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that there is one node, and that gradients are sent in their dtype."""
+        if len(nodes) > 1:
+            raise ValueError(
+                f"central_storage is for the ranks of one node; there are {len(nodes)} nodes: "
+                "choose multi_worker_mirrored or zero"
+            )
+        _check_halves(self, settings)
+
+
+@dataclass(frozen=True)
+class Zero(Strategy):
+    """Each rank has a shard of the optimizer's arrays, of gradients and of parameters.
+
+    Source: Rajbhandari, Rasley, Ruwase & He, "ZeRO: memory optimizations toward training trillion
+    parameter models", SC 2020.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> def program(comm):
+        ...     split, strategy = rr.train.load(settings), rr.train.strategies.Zero(stage=3)
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 2)
+        [True, True]
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "optimizer, gradients, parameters in shards (stages 1, 2, 3)"
+    how: ClassVar[str] = "reduce-scatter, all-gather"
+
+    stage: int = _field(
+        1, "zero", "stage of zero: 1 divides the optimizer, 2 gradients too, 3 parameters too"
+    )
+    """1: the optimizer's arrays are in shards.  2: gradients too.  3: parameters too."""
+
+    def __post_init__(self) -> None:
+        if type(self.stage) is not int or not 1 <= self.stage <= 3:
+            raise ValueError(f"zero is {self.stage!r}; wanted stage 1, 2 or 3")
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that the all-reduce has two halves, and that gradients are sent in their dtype."""
+        _check_halves(self, settings)
+
+
+@dataclass(frozen=True)
+class Pipeline(Strategy):
+    """Each rank has a run of layers, and the batch goes through them in microbatches.
+
+    Source: Huang et al., "GPipe: efficient training of giant neural networks using pipeline
+    parallelism", NeurIPS 2019.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> def program(comm):
+        ...     split, strategy = rr.train.load(settings), rr.train.strategies.Pipeline(splits=4)
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 2)
+        [True, True]
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "runs of layers, one or more for each rank"
+    how: ClassVar[str] = "outputs and their gradients go to the neighbour"
+    when: ClassVar[str] = "every step, after its microbatches"
+
+    splits: int | None = _splits()
+    """Number of microbatches.  None: as many as stages, or as `split_size` makes."""
+    split_size: int | None = _field(None, "split_size", "samples of a microbatch, for splits")
+    """Samples of a microbatch, in the place of `splits`."""
+    schedule: str = _schedule()
+    """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
+    virtual: int = _field(1, "virtual", "stages of each rank, for the interleaved schedule")
+    """Number of stages of each rank."""
+    cut: str | tuple[int, ...] = _field(
+        "balanced", "cut", "layers of each stage; the most even cut if it is not given"
+    )
+    """Number of layers of each stage; ``"balanced"``: the cut whose largest stage is smallest."""
+
+    def __post_init__(self) -> None:
+        _check_pipeline(self)
+        if self.splits is not None and self.split_size is not None:
+            raise ValueError(
+                f"splits is {self.splits} and split_size is {self.split_size}; pass one of them"
+            )
+        if isinstance(self.cut, list):
+            object.__setattr__(self, "cut", tuple(self.cut))
+        if self.cut != "balanced" and (isinstance(self.cut, str) or min(self.cut, default=0) < 1):
+            raise ValueError(f"cut is {self.cut!r}; wanted balanced, or layers of each stage")
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that the layers can be divided among the stages, and their batch as well."""
+        _check_stages(self, sum(map(len, nodes)) * self.virtual, settings)
+
+    def sizes(self, ranks: int) -> Coordinates:
+        """Return the sizes."""
+        return Coordinates(1, ranks, 1)
+
+
+@dataclass(frozen=True)
+class Tensor(Strategy):
+    """Each rank has columns, or rows, of every layer's weight.
+
+    Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using
+    model parallelism", 2019.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> def program(comm):
+        ...     split, strategy = rr.train.load(settings), rr.train.strategies.Tensor()
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 2)
+        [True, True]
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "columns or rows of every layer"
+    how: ClassVar[str] = "all-reduce of outputs, and of their gradients"
+    when: ClassVar[str] = "every two layers"
+
+    def sizes(self, ranks: int) -> Coordinates:
+        """Return the sizes."""
+        return Coordinates(1, 1, ranks)
+
+
+@dataclass(frozen=True)
+class Hybrid(Strategy):
+    """Replicas of pipelines of divided layers.
+
+    Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+    Megatron-LM", SC 2021.
+
+    Example:
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> strategy = rr.train.strategies.Hybrid(data=2, pipeline=2, tensor=1)
+        >>> def program(comm):
+        ...     split = rr.train.load(settings)
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 4)
+        [True, True, True, True]
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "columns or rows of a run of layers, on several replicas"
+    how: ClassVar[str] = "as pipeline, as tensor, and an all-reduce of replicas"
+    when: ClassVar[str] = "every step, after its microbatches"
+
+    data: int | None = _field(
+        None, "data_parallel", "replicas of hybrid; the ranks that are left if it is not given"
+    )
+    """Number of replicas.  None: the ranks divided by the other two sizes."""
+    pipeline: int = _field(1, "stages", "stages of pipeline and of hybrid")
+    """Number of stages of a replica, each of one rank, or of `tensor` ranks."""
+    tensor: int = _field(1, "tensor", "ranks that share each layer of hybrid")
+    """Number of ranks that share each layer."""
+    splits: int | None = _splits()
+    """Number of microbatches.  None: as many as stages."""
+    schedule: str = _schedule()
+    """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
+
+    def __post_init__(self) -> None:
+        for what, value in (
+            ("data_parallel", 1 if self.data is None else self.data),
+            ("stages", self.pipeline),
+            ("tensor", self.tensor),
+        ):
+            _check_count(what, value)
+        _check_pipeline(self)
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that the ranks are a mesh, and that the layers can be divided."""
+        self.sizes(sum(map(len, nodes)))
+        _check_stages(self, self.pipeline, settings)
+
+    def sizes(self, ranks: int) -> Coordinates:
+        """Return the sizes."""
+        data = ranks // (self.pipeline * self.tensor) if self.data is None else self.data
+        sizes = Coordinates(data, self.pipeline, self.tensor)
+        check_fits(sizes, ranks)
+        return sizes
+
+
+@dataclass(frozen=True)
+class TPU(Strategy):
+    """As `MultiWorkerMirrored`, with parameters and gradients on a device of JAX.
+
+    Gradients are computed by JAX, and are summed by the all-reduce of the settings.
+
+    Example:
+        >>> rr.train.strategies.TPU().name
+        'tpu'
+    """
+
+    __module__ = "ringreduce.train.strategies"
+
+    where: ClassVar[str] = "all on every rank, on JAX's device"
+    how: ClassVar[str] = "all-reduce"
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that JAX computes what the settings ask for."""
+        if settings.batch_norm:
+            raise ValueError("batch_norm cannot be combined with strategy tpu")
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+def name_of(kind: type[Strategy]) -> str:
+    """Return the name of a class of strategies."""
+    return "".join(
+        "_" + letter.lower() if letter.isupper() and at else letter.lower()
+        for at, letter in enumerate("Tpu" if kind is TPU else kind.__name__)
+    )
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    name_of(kind): kind
+    for kind in (
+        OneDevice,
+        Mirrored,
+        MultiWorkerMirrored,
+        CentralStorage,
+        Zero,
+        Pipeline,
+        Tensor,
+        Hybrid,
+        TPU,
+    )
+}
+"""Name -> class, in the order of the pages."""
+
+
+def options(kind: type[Strategy]) -> dict[str, Field[Any]]:
+    """Return the fields of a strategy by the names of their options."""
+    return {each.metadata["option"]: each for each in fields(kind)}
+
+
+def by_name(name: str, given: dict[str, Any]) -> Strategy:
+    """Return the strategy with the options `given`, by their names.
+
+    Raises ValueError for an unknown strategy, or an option of another one; it names both.
+    """
+    kind = STRATEGIES.get(name)
+    if kind is None:
+        meant = did_you_mean(name, STRATEGIES)
+        raise ValueError(f"strategy is {name!r}; wanted one of {', '.join(STRATEGIES)}{meant}")
+    takes = options(kind)
+    for option in given:
+        if option not in takes:
+            owners = [other for other, each in STRATEGIES.items() if option in options(each)]
+            raise ValueError(
+                f"{option} is an option of strategy {' and '.join(owners)}; strategy is {name}"
+            )
+    return kind(**{takes[option].name: value for option, value in given.items()})
+
+
+def default(nodes: Sequence[Sequence[int]]) -> Strategy:
+    """Return the strategy of a run that names none: replicas."""
+    return Mirrored() if len(nodes) == 1 else MultiWorkerMirrored()
+
+
+def table() -> str:
+    """Return the strategies in a table: where, how, when, and the options."""
+    rows = [("strategy", "where parameters are", "how gradients meet", "when", "options")]
+    for name, kind in STRATEGIES.items():
+        flags = " ".join("--" + option.replace("_", "-") for option in options(kind))
+        rows.append((name, kind.where, kind.how, kind.when, flags))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = []
+    for row in rows:
+        padded = (text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True))
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def _check_choice(strategy: Strategy, name: str, choices: Sequence[str]) -> None:
+    value = getattr(strategy, name)
+    if value not in choices:
+        meant = did_you_mean(str(value), choices)
+        raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(choices)}{meant}")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} is {value!r}; wanted a whole number of at least 1")
+
+
+def _check_pipeline(strategy: Any) -> None:
+    for name in ("splits", "split_size", "virtual"):
+        value = getattr(strategy, name, None)
+        if value is not None:
+            _check_count(name, value)
+    if not isinstance(strategy.schedule, str):
+        raise ValueError(f"schedule is {strategy.schedule!r}; wanted the name of a schedule")
+
+
+def _check_stages(strategy: Strategy, stages: int, settings: Settings) -> None:
+    layers = len(settings.hidden) + 1
+    if stages > layers:
+        raise ValueError(
+            f"{strategy.name} has {stages} stages; the network has {layers} layers: add hidden "
+            "layers, or use fewer ranks"
+        )
+    if settings.batch_norm and stages > 1:
+        raise ValueError(
+            f"batch_norm cannot be combined with the stages of strategy {strategy.name}: a stage "
+            "sees one microbatch at a time, and not the batch"
+        )
+
+
+def _check_halves(strategy: Strategy, settings: Settings) -> None:
+    """Check that the all-reduce is a reduce-scatter and an all-gather."""
+    if settings.wire != "none":
+        raise ValueError(f"wire cannot be combined with strategy {strategy.name}")
+    if settings.algorithm not in ("ring", "two_shot", "auto"):
+        raise ValueError(
+            f"algorithm is {settings.algorithm}; strategy {strategy.name} takes ring, two_shot or "
+            "auto"
+        )
+
+
+def _agreed(settings: Settings, name: str, value: str, named: dict[str, str | None]) -> str:
+    """Return the algorithm that a field of a strategy and the settings agree on."""
+    algorithm = named[value]
+    if algorithm is None:
+        return settings.algorithm
+    if settings.algorithm not in (algorithm, Settings.algorithm):
+        raise ValueError(
+            f"{name} is {value}, and algorithm is {settings.algorithm}; name one of them"
+        )
+    return algorithm
