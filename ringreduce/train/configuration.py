@@ -16,8 +16,10 @@ from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings
+from ringreduce.train.strategies import Options, Strategy, by_name, table
 
-FIELDS = {field.name: field for kind in (Settings, Outputs) for field in dataclasses.fields(kind)}
+KINDS = (Settings, Options, Outputs)
+FIELDS = {field.name: field for kind in KINDS for field in dataclasses.fields(kind)}
 _PATHS = ("checkpoint_dir", "metrics", "tensorboard", "plot")
 
 
@@ -49,6 +51,20 @@ class Given:
                 )
         return dataclasses.replace(made_with, **asked)
 
+    def strategy(self, before: Mapping[str, Any] | None = None) -> Strategy | None:
+        """Return the strategy; None if none is named.
+
+        `before` are the strategy and options of the checkpoint to continue, if any.  They are
+        passed over if another strategy is named.
+
+        Raises ValueError for options that cannot be combined.
+        """
+        asked = self._of(Options)
+        if before is not None and "strategy" not in asked:
+            asked = {**before, **asked}
+        name = asked.pop("strategy", Options.strategy)
+        return by_name(name, asked)
+
     def _of(self, kind: type) -> dict[str, Any]:
         names = {field.name for field in dataclasses.fields(kind)}
         return {name: value for name, value in self.values.items() if name in names}
@@ -65,8 +81,10 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
         meant = did_you_mean(rest[0], command_line._option_string_actions)
         command_line.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     asked = vars(options)
-    if "hidden" in asked:
-        asked["hidden"] = tuple(asked["hidden"])
+    if asked.get("strategy") == "help":
+        print(table())
+        raise SystemExit(0)
+    asked = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items()}
     file = asked.pop("config", None)
     from_file: dict[str, Any] = {}
     try:
@@ -76,6 +94,8 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
         # Refused here and now if it cannot work.
         given.outputs()
         given.settings()
+        if "checkpoint_dir" not in given.values:
+            given.strategy()
     except OSError as error:
         command_line.error(f"--config {file}: {error.strerror}")
     except ValueError as error:
@@ -250,7 +270,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the options; `prog` is the name of the command in messages."""
     command_line = _Parser(
         prog=prog,
-        description="Train a small network, data-parallel over all ranks.",
+        description="Train a small network on all ranks.",
         epilog="The last line has the accuracy on samples that are held out, the time of training, "
         "the ranks and the efficiency.",
         allow_abbrev=False,
@@ -263,7 +283,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         help="a file of options, by their names with _ for -; options on the command line "
         "override it",
     )
-    for kind, title in ((Settings, "what is trained"), (Outputs, "what is written, and where")):
+    titles = ("what is trained", "how ranks divide it", "what is written, and where")
+    for kind, title in zip(KINDS, titles, strict=True):
         _add(command_line.add_argument_group(title), dataclasses.fields(kind))
     return command_line
 
@@ -273,8 +294,9 @@ def _add(group: argparse._ArgumentGroup, fields: Iterable[dataclasses.Field[Any]
         default, about = field.default, field.metadata
         flag, text = "--" + field.name.replace("_", "-"), about["help"]
         if isinstance(default, tuple):
-            text += f" (default: {' '.join(map(str, default))})"
-            group.add_argument(flag, type=int, nargs="+", metavar="WIDTH", help=text)
+            text += f" (default: {' '.join(map(str, default))})" * bool(default)
+            metavar = about.get("metavar", "WIDTH")
+            group.add_argument(flag, type=int, nargs="+", metavar=metavar, help=text)
         elif isinstance(default, bool):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
         elif about["choices"]:

@@ -24,7 +24,8 @@ def _about(explained: str, choices: Sequence[str] = (), **more: Any) -> dict[str
     return {"help": explained, "choices": choices, **more}
 
 
-def _setting(default: Any, explained: str, choices: Sequence[str] = (), **more: Any) -> Any:
+def setting(default: Any, explained: str, choices: Sequence[str] = (), **more: Any) -> Any:
+    """Return a field with its default, its help and its choices."""
     return field(default=default, metadata=_about(explained, choices, **more))
 
 
@@ -45,44 +46,42 @@ class Settings:
 
     # The defaults, for the digits, were chosen without the held-out samples: by cross-validation in
     # the other four fifths, in 4 stratified folds.
-    data: str = _setting("digits", "digits, synthetic, or a folder with the four files of MNIST")
-    samples: int = _setting(10_000, "samples of synthetic data")
-    inputs: int = _setting(64, "numbers in a sample of synthetic data")
-    classes: int = _setting(10, "classes of synthetic data")
-    hidden: tuple[int, ...] = _setting((128,), "width of each hidden layer", fixed=True)
-    batch_norm: bool = _setting(
+    data: str = setting("digits", "digits, synthetic, or a folder with the four files of MNIST")
+    samples: int = setting(10_000, "samples of synthetic data")
+    inputs: int = setting(64, "numbers in a sample of synthetic data")
+    classes: int = setting(10, "classes of synthetic data")
+    hidden: tuple[int, ...] = setting((128,), "width of each hidden layer", fixed=True)
+    batch_norm: bool = setting(
         False, "normalise each hidden layer over the batch of all ranks", fixed=True
     )
-    dtype: str = _setting("float32", "type of parameters and gradients", DTYPES, fixed=True)
-    epochs: int = _setting(30, "passes over the training samples")
-    batch: int = _setting(32, "samples a step, over all ranks", fixed=True)
-    optimizer: str = _setting("sgd", "sgd with momentum, or adam", OPTIMIZERS, fixed=True)
-    lr: float = _setting(0.2, "learning rate after warming up")
-    lr_batch: int = _setting(
+    dtype: str = setting("float32", "type of parameters and gradients", DTYPES, fixed=True)
+    epochs: int = setting(30, "passes over the training samples")
+    batch: int = setting(32, "samples a step, over all ranks", fixed=True)
+    optimizer: str = setting("sgd", "sgd with momentum, or adam", OPTIMIZERS, fixed=True)
+    lr: float = setting(0.2, "learning rate after warming up")
+    lr_batch: int = setting(
         0, "global batch that lr is meant for; with another, lr is scaled in proportion; 0: any"
     )
-    lr_schedule: str = _setting(
+    lr_schedule: str = setting(
         "linear", "learning rate falls evenly to 0, or stays constant", SCHEDULES
     )
-    warm_up: int = _setting(0, "steps in which the learning rate rises evenly from 0")
-    momentum: float = _setting(0.9, "momentum of sgd, from 0 to below 1")
-    weight_decay: float = _setting(
+    warm_up: int = setting(0, "steps in which the learning rate rises evenly from 0")
+    momentum: float = setting(0.9, "momentum of sgd, from 0 to below 1")
+    weight_decay: float = setting(
         0.0, "this times the parameters is added to the gradient, with adam to the step alone"
     )
-    clip: float = _setting(
+    clip: float = setting(
         0.0, "scale a gradient down if its norm over all parameters is larger; 0: any norm"
     )
-    noise: float = _setting(0.2, "standard deviation of noise on the inputs while training")
-    seed: int = _setting(
+    noise: float = setting(0.2, "standard deviation of noise on the inputs while training")
+    seed: int = setting(
         0, "seed of the first parameters, the order of samples, and noise", fixed=True
     )
-    algorithm: str = _setting("ring", "algorithm of the all-reduce; auto lets the library choose")
-    wire: str = _setting("none", "send gradients in 16 bits; they are computed in dtype", WIRES)
-    first_bucket_bytes: int = _setting(1 << 20, "bytes of gradients that are reduced first")
-    bucket_bytes: int = _setting(25 << 20, "bytes of gradients that are reduced at once, later")
-    check_every: int = _setting(
-        100, "steps between proofs that ranks have equal parameters; 0: end"
-    )
+    algorithm: str = setting("ring", "algorithm of the all-reduce; auto lets the library choose")
+    wire: str = setting("none", "send gradients in 16 bits; they are computed in dtype", WIRES)
+    first_bucket_bytes: int = setting(1 << 20, "bytes of gradients that are reduced first")
+    bucket_bytes: int = setting(25 << 20, "bytes of gradients that are reduced at once, later")
+    check_every: int = setting(100, "steps between proofs that ranks have equal parameters; 0: end")
 
     def __post_init__(self) -> None:
         for name in ("samples", "classes"):
@@ -103,15 +102,15 @@ class Settings:
 class Outputs:
     """Where a run writes, and on which device it runs: none of these changes the result."""
 
-    seeds: int = _setting(1, "train with so many seeds, counting from seed")
-    device: str = _setting("cpu", "cuda: CuPy, with a GPU for each rank of a host", DEVICES)
+    seeds: int = setting(1, "train with so many seeds, counting from seed")
+    device: str = setting("cpu", "cuda: CuPy, with a GPU for each rank of a host", DEVICES)
     checkpoint_dir: Path | None = field(
         default=None, metadata=_about("folder for checkpoints", metavar="FOLDER")
     )
-    checkpoint_every: int = _setting(0, "steps between checkpoints; 0: one after each epoch")
-    keep: int = _setting(3, "number of last checkpoints that are kept")
-    resume: bool = _setting(False, "continue from the last usable checkpoint, if there is one")
-    verbose: bool = _setting(False, "print all settings, and the parts of a step's time")
+    checkpoint_every: int = setting(0, "steps between checkpoints; 0: one after each epoch")
+    keep: int = setting(3, "number of last checkpoints that are kept")
+    resume: bool = setting(False, "continue from the last usable checkpoint, if there is one")
+    verbose: bool = setting(False, "print all settings, and the parts of a step's time")
     metrics: Path | None = field(
         default=None, metadata=_about("write a line of JSON for each step and epoch")
     )

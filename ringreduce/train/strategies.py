@@ -10,15 +10,16 @@ All strategies compute what one process computes with the same batches, up to ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.mesh import Coordinates, check_fits
-from ringreduce.train.settings import Settings
+from ringreduce.train.settings import Settings, setting
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sequential")
+_COMMUNICATION = ("auto", "ring", "hierarchical")
 _CROSS_DEVICE = {
     "auto": None,
     "reduce_to_one": "star",
@@ -29,16 +30,40 @@ _CROSS_DEVICE = {
 """Value of `Mirrored.cross_device` -> algorithm; None: that of the settings."""
 
 
-def _field(default: Any, option: str, explained: str, **more: Any) -> Any:
-    return field(default=default, metadata={"option": option, "help": explained, **more})
+@dataclass(frozen=True)
+class Options:
+    """The name of a strategy and the options of all strategies, as on the command line.
+
+    A default stands for an option that is not given.
+    """
+
+    strategy: str = setting(
+        "auto",
+        "where parameters are, and how gradients meet; help prints a table; auto: mirrored, or on "
+        "several nodes multi_worker_mirrored",
+    )
+    cross_device: str = setting(
+        "auto", "mirrored: all-reduce among ranks of one node", tuple(_CROSS_DEVICE)
+    )
+    communication: str = setting(
+        "auto", "multi_worker_mirrored: all-reduce among ranks of all nodes", _COMMUNICATION
+    )
+    zero: int = setting(1, "zero: 1 divides the optimizer, 2 gradients too, 3 parameters too")
+    stages: int = setting(0, "pipeline, hybrid: runs of layers; pipeline: 0, one for each rank")
+    splits: int = setting(0, "pipeline, hybrid: microbatches of a batch; 0: as many as stages")
+    split_size: int = setting(0, "pipeline: samples of a microbatch, in the place of splits")
+    schedule: str = setting("1f1b", "pipeline, hybrid: order of microbatches", PIPELINES)
+    virtual: int = setting(1, "pipeline: stages of each rank, for the interleaved schedule")
+    cut: tuple[int, ...] = setting(
+        (), "pipeline: layers of each stage; none: as even as possible", metavar="LAYERS"
+    )
+    data_parallel: int = setting(0, "hybrid: replicas of the model; 0: the ranks that are left")
+    tensor: int = setting(1, "hybrid: ranks that share each layer")
 
 
-def _splits() -> Any:
-    return _field(None, "splits", "number of microbatches; as many as stages if it is not given")
-
-
-def _schedule() -> Any:
-    return _field("1f1b", "schedule", "schedule of a pipeline", choices=PIPELINES)
+def _field(default: Any, option: str) -> Any:
+    """Return a field of a strategy that is set by this option."""
+    return field(default=default, metadata={"option": option})
 
 
 @dataclass(frozen=True)
@@ -160,12 +185,7 @@ class Mirrored(Strategy):
     where: ClassVar[str] = "all on every rank of one node"
     how: ClassVar[str] = "all-reduce"
 
-    cross_device: str = _field(
-        "auto",
-        "cross_device",
-        "all-reduce among the ranks of one node; auto: that of the algorithm",
-        choices=tuple(_CROSS_DEVICE),
-    )
+    cross_device: str = _field("auto", "cross_device")
     """``"reduce_to_one"``, ``"hierarchical"``, ``"two_shot"`` or ``"nccl"``; ``"auto"``: the
     algorithm of the settings."""
 
@@ -205,16 +225,11 @@ class MultiWorkerMirrored(Strategy):
     where: ClassVar[str] = "all on every rank of all nodes"
     how: ClassVar[str] = "all-reduce"
 
-    communication: str = _field(
-        "auto",
-        "communication",
-        "all-reduce among the ranks of all nodes; auto: that of the algorithm",
-        choices=("auto", "ring", "hierarchical"),
-    )
+    communication: str = _field("auto", "communication")
     """``"ring"`` or ``"hierarchical"``; ``"auto"``: the algorithm of the settings."""
 
     def __post_init__(self) -> None:
-        _check_choice(self, "communication", ("auto", "ring", "hierarchical"))
+        _check_choice(self, "communication", _COMMUNICATION)
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check the algorithm."""
@@ -278,9 +293,7 @@ class Zero(Strategy):
     where: ClassVar[str] = "optimizer, gradients, parameters in shards (stages 1, 2, 3)"
     how: ClassVar[str] = "reduce-scatter, all-gather"
 
-    stage: int = _field(
-        1, "zero", "stage of zero: 1 divides the optimizer, 2 gradients too, 3 parameters too"
-    )
+    stage: int = _field(1, "zero")
     """1: the optimizer's arrays are in shards.  2: gradients too.  3: parameters too."""
 
     def __post_init__(self) -> None:
@@ -314,18 +327,18 @@ class Pipeline(Strategy):
     how: ClassVar[str] = "outputs and their gradients go to the neighbour"
     when: ClassVar[str] = "every step, after its microbatches"
 
-    splits: int | None = _splits()
+    splits: int | None = _field(None, "splits")
     """Number of microbatches.  None: as many as stages, or as `split_size` makes."""
-    split_size: int | None = _field(None, "split_size", "samples of a microbatch, for splits")
+    split_size: int | None = _field(None, "split_size")
     """Samples of a microbatch, in the place of `splits`."""
-    schedule: str = _schedule()
+    schedule: str = _field("1f1b", "schedule")
     """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
-    virtual: int = _field(1, "virtual", "stages of each rank, for the interleaved schedule")
+    virtual: int = _field(1, "virtual")
     """Number of stages of each rank."""
-    cut: str | tuple[int, ...] = _field(
-        "balanced", "cut", "layers of each stage; the most even cut if it is not given"
-    )
+    cut: str | tuple[int, ...] = _field("balanced", "cut")
     """Number of layers of each stage; ``"balanced"``: the cut whose largest stage is smallest."""
+    stages: int | None = _field(None, "stages")
+    """Number of stages of all ranks, to be checked.  None: the ranks times `virtual`."""
 
     def __post_init__(self) -> None:
         _check_pipeline(self)
@@ -340,7 +353,14 @@ class Pipeline(Strategy):
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the layers can be divided among the stages, and their batch as well."""
-        _check_stages(self, sum(map(len, nodes)) * self.virtual, settings)
+        ranks = sum(map(len, nodes))
+        stages = ranks * self.virtual
+        if self.stages not in (None, stages):
+            raise ValueError(
+                f"stages is {self.stages}; {ranks} ranks with {self.virtual} each (virtual) have "
+                f"{stages}"
+            )
+        _check_stages(self, stages, settings)
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return the sizes."""
@@ -397,17 +417,15 @@ class Hybrid(Strategy):
     how: ClassVar[str] = "as pipeline, as tensor, and an all-reduce of replicas"
     when: ClassVar[str] = "every step, after its microbatches"
 
-    data: int | None = _field(
-        None, "data_parallel", "replicas of hybrid; the ranks that are left if it is not given"
-    )
+    data: int | None = _field(None, "data_parallel")
     """Number of replicas.  None: the ranks divided by the other two sizes."""
-    pipeline: int = _field(1, "stages", "stages of pipeline and of hybrid")
+    pipeline: int = _field(1, "stages")
     """Number of stages of a replica, each of one rank, or of `tensor` ranks."""
-    tensor: int = _field(1, "tensor", "ranks that share each layer of hybrid")
+    tensor: int = _field(1, "tensor")
     """Number of ranks that share each layer."""
-    splits: int | None = _splits()
+    splits: int | None = _field(None, "splits")
     """Number of microbatches.  None: as many as stages."""
-    schedule: str = _schedule()
+    schedule: str = _field("1f1b", "schedule")
     """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
 
     def __post_init__(self) -> None:
@@ -487,12 +505,14 @@ def options(kind: type[Strategy]) -> dict[str, Field[Any]]:
     return {each.metadata["option"]: each for each in fields(kind)}
 
 
-def by_name(name: str, given: dict[str, Any]) -> Strategy:
-    """Return the strategy with the options `given`, by their names.
+def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
+    """Return the strategy with the options `given`, by their names; None for "auto".
 
     Raises ValueError for an unknown strategy, or an option of another one; it names both.
     """
-    kind = STRATEGIES.get(name)
+    if name == "auto" and not given:
+        return None
+    kind = Mirrored if name == "auto" else STRATEGIES.get(name)
     if kind is None:
         meant = did_you_mean(name, STRATEGIES)
         raise ValueError(f"strategy is {name!r}; wanted one of {', '.join(STRATEGIES)}{meant}")
@@ -503,7 +523,19 @@ def by_name(name: str, given: dict[str, Any]) -> Strategy:
             raise ValueError(
                 f"{option} is an option of strategy {' and '.join(owners)}; strategy is {name}"
             )
-    return kind(**{takes[option].name: value for option, value in given.items()})
+    unset = {each.name: each.default for each in fields(Options)}
+    return kind(**{takes[option].name: v for option, v in given.items() if v != unset[option]})
+
+
+def to_plain(strategy: Strategy) -> dict[str, Any]:
+    """Return the name of a strategy and its options, as values for JSON and TOML."""
+    values = {
+        option: getattr(strategy, each.name)
+        for option, each in options(type(strategy)).items()
+        if getattr(strategy, each.name) != each.default
+    }
+    lists = {option: list(v) if isinstance(v, tuple) else v for option, v in values.items()}
+    return {"strategy": strategy.name, **lists}
 
 
 def default(nodes: Sequence[Sequence[int]]) -> Strategy:
@@ -541,7 +573,7 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _check_pipeline(strategy: Any) -> None:
-    for name in ("splits", "split_size", "virtual"):
+    for name in ("splits", "split_size", "virtual", "stages"):
         value = getattr(strategy, name, None)
         if value is not None:
             _check_count(name, value)
