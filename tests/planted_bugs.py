@@ -58,6 +58,7 @@ _BY_FILE = {
     "shm/processes.py": ("tests/shm/test_processes.py",),
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
+    "train/tensor_parallel.py": ("tests/train/test_tensor_parallel.py",),
     "shm/copies.py": _SHARED,
     "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),
     "shm/executor.py": _SHARED,

@@ -16,7 +16,7 @@ evaluate, the running means of the statistics.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,9 +32,9 @@ from ringreduce.train.batch_norm import (
 )
 from ringreduce.train.layers import backward_all, forward_all
 
-# Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These spin
-# on afterwards and take the cores of the other ranks on this host: training took several times as
-# long on 2 cores.
+# Rows that `right_in` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
+# spin on afterwards and take the cores of the other ranks on this host: training took several times
+# as long on 2 cores.
 _ROWS = 32
 
 Array = Any
@@ -284,9 +284,7 @@ def forward(
 
     Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
     """
-    for layer in layers(parameters, xp):
-        x = layer.predict(x, running or {})
-    return x
+    return _predict(layers(parameters, xp), x, running or {})
 
 
 def loss(
@@ -391,12 +389,36 @@ def right(
     running: Mapping[str, Array] | None = None,
 ) -> int:
     """Return the number of samples whose largest logit, of `forward`, is at their label."""
+    return right_in(layers(parameters, xp), x, labels, running or {}, _likeliest)
+
+
+def right_in(
+    network: Sequence[Affine],
+    x: Array,
+    labels: Array,
+    running: Mapping[str, Array],
+    classes: Callable[[Array], Array],
+) -> int:
+    """Return the number of samples whose class is their label.
+
+    `classes` returns the class of each row of what the last layer of `network` predicts.
+    """
     count = 0
     for start in range(0, len(x), _ROWS):
         rows = slice(start, start + _ROWS)
-        logits = forward(parameters, x[rows], xp, running)
-        count += int((logits.argmax(axis=1) == labels[rows]).sum())
+        found = classes(_predict(network, x[rows], running))
+        count += int((found == labels[rows]).sum())
     return count
+
+
+def _predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -> Array:
+    for layer in network:
+        x = layer.predict(x, running)
+    return x
+
+
+def _likeliest(logits: Array) -> Array:
+    return logits.argmax(axis=1)
 
 
 def _log_softmax(logits: Array, xp: ModuleType) -> Array:

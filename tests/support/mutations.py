@@ -563,6 +563,20 @@ MUTATIONS = [
         "if index + 1 < len(layers):",
         "if index + 1 < 0:",
         "A layer is gathered when it is needed, not while the layer before is computed.",
+    # --- training ---
+    Mutation(
+        "columns-that-do-not-divide-lost",
+        "train/tensor_parallel.py",
+        "found[axis] = part(shape[axis], rank, ranks)",
+        "found[axis] = slice(shape[axis] // ranks * rank, shape[axis] // ranks * (rank + 1))",
+        "No rank holds the columns and rows that the ranks do not divide.",
+    ),
+    Mutation(
+        "whole-arrays-counted-by-every-rank",
+        "train/tensor_parallel.py",
+        "is not None or rank == 0]",
+        "is not None or rank >= 0]",
+        "The norm of the gradients counts an array once for every rank that holds it.",
     ),
     # --- 16-bit floats ---
     Mutation(
