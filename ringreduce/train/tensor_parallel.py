@@ -13,6 +13,10 @@ If n is even, all ranks have the whole logits.  If n is odd, a rank has some col
 the loss then makes two all-reduces, of the largest logit of each sample, and of two sums.  The
 logits are not gathered.
 
+Every rank holds the whole bias of a layer by rows, and its scale and shift.  The ranks compute
+bitwise the same gradients of them.  If replicas add up these gradients, in buckets that differ
+between the ranks of `comm`, the sums may differ by rounding: `gather` takes those of rank 0.
+
 All ranks of the communicator must have the same samples.  They need not divide the widths: the
 lengths of their parts differ by at most one.  With fewer columns than ranks, some ranks have none.
 
@@ -90,15 +94,17 @@ def gather(
 ) -> dict[str, Array]:
     """Return the whole arrays, from this rank's parts.  Collective; all ranks get the same.
 
-    The arrays must have the same names in the same order on all ranks.
+    The arrays must have the same names in the same order on all ranks.  Of an array that is not
+    cut, all ranks get rank 0's.
     """
     found = {}
     for name, array in arrays.items():
         axis = axis_of(name)
-        if axis is not None:
-            ordered = xp.ascontiguousarray(xp.moveaxis(array, axis, 0))
-            array = xp.ascontiguousarray(xp.moveaxis(comm.all_gather(ordered), 0, axis))
-        found[name] = array
+        if axis is None:
+            found[name] = comm.broadcast(array)
+            continue
+        along = xp.ascontiguousarray(xp.moveaxis(array, axis, 0))
+        found[name] = xp.ascontiguousarray(xp.moveaxis(comm.all_gather(along), 0, axis))
     return found
 
 

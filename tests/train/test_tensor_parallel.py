@@ -150,9 +150,16 @@ def test_huge_logits_do_not_overflow():
 @pytest.mark.parametrize("sizes", [EVEN, SIZES], ids=str)
 def test_the_dtype_is_kept(sizes, dtype):
     flat, x, labels = problem(4, sizes=sizes)
-    arguments = flat.astype(dtype), sizes, False, x.astype(dtype), labels, 23
-    _, _, found = rr.spawn(train_step, 2, 2, *arguments)[0]
-    assert {array.dtype for array in found.values()} == {np.dtype(dtype)}
+
+    def program(comm):
+        network, arrays = (
+            TensorParallel(comm, sizes),
+            parts_of(flat.astype(dtype), sizes, False, comm),
+        )
+        loss, found = gradients_of(network, arrays, Replica, x.astype(dtype), labels, 23)
+        return {array.dtype for array in (loss, *found.values())}
+
+    assert rr.spawn(program, 2) == [{np.dtype(dtype)}] * 2
 
 
 def test_stages_of_a_pipeline_compute_what_the_network_computes():
@@ -355,6 +362,13 @@ def test_gathered_parts_are_the_whole_on_every_rank(sizes, ranks):
     for found in rr.spawn(program, ranks):
         assert_equal(found, whole)
         assert all(array.flags.c_contiguous for array in found.values())
+
+
+def test_rank_0_has_the_arrays_that_are_not_cut():
+    def program(comm):
+        return gather(comm, {"1.bias": np.full(3, comm.rank)})["1.bias"].tolist()
+
+    assert rr.spawn(program, 3) == [[0, 0, 0]] * 3
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
