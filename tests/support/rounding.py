@@ -18,6 +18,13 @@ U = np.finfo(np.float64).eps / 2
 SIZES = (64, 20, 15, 10)
 
 
+class Alone:
+    """The communicator of one rank, as far as batch normalisation uses it."""
+
+    def all_reduce(self, x, *, out=None):
+        return x
+
+
 def problem(seed, samples=23, sizes=SIZES, batch_norm=False):
     """Parameters with biases that are not zero, images and labels, all float64."""
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ import pytest
 from ringreduce.train import Settings, mlp, optimizers
 from tests.support.rounding import (
     SIZES,
+    Alone,
     flatten,
     forward_bounds,
     layers_of,
@@ -20,13 +21,6 @@ from tests.support.rounding import (
 )
 
 # --- the network -------------------------------------------------------------------------------
-
-
-class Alone:
-    """The communicator of one rank, as far as batch normalisation uses it."""
-
-    def all_reduce(self, x, *, out=None):
-        return x
 
 
 def projection_error(flat, x, labels, gradient, direction, norm=False):

@@ -14,6 +14,7 @@ from ringreduce.train.layers import backward_all, forward_all
 from ringreduce.train.tensor_parallel import TensorParallel, counted, cut, gather, join
 from tests.support.rounding import (
     SIZES,
+    Alone,
     flatten,
     gamma,
     layers_of,
@@ -45,13 +46,6 @@ class Replica:
     """Stands for the data group of the only replica."""
 
     rank, size = 0, 1
-
-
-class Alone:
-    """The communicator of one rank, as far as batch normalisation uses it."""
-
-    def all_reduce(self, x, *, out=None):
-        return x
 
 
 def parts_of(flat, sizes, norm, comm):
