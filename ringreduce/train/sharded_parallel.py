@@ -32,6 +32,7 @@ from ringreduce.train.sharded_buckets import (
     Update,
     Workspace,
 )
+from ringreduce.train.together import together
 
 _HALVES = {"auto": "auto", "ring": "ring", "two_shot": "direct"}
 """All-reduce -> the reduce-scatter and all-gather that form the same bits."""
@@ -370,7 +371,7 @@ class ShardedParallel(Reducer[ShardedBucket]):
                 than 0 may pass None.
 
         Raises:
-            ValueError: on rank 0, an array is missing, or has another shape.
+            ValueError: rank 0's arrays lack one, or one has another shape.  All ranks raise it.
             MismatchError: another rank makes another call.
 
         Example:
@@ -383,11 +384,12 @@ class ShardedParallel(Reducer[ShardedBucket]):
             {'w': array([0., 1., 2.])}
         """
         whole = self._whole_arrays()
-        if self._comm.rank == 0:
-            _check_whole(arrays or {}, {key: b.kinds[name].shape for key, b, _, name in whole})
+        shapes = {key: bucket.kinds[name].shape for key, bucket, _, name in whole}
+        is_root = self._comm.rank == 0
+        together(self._comm, lambda: _check_whole(arrays or {}, shapes) if is_root else None)
         for key, bucket, slot, name in whole:
             array = bucket.new(name)
-            if self._comm.rank == 0:
+            if is_root:
                 assert arrays is not None
                 array[...] = module_of(array).asarray(arrays[key])
             self._comm.broadcast(array, root=0, out=array)

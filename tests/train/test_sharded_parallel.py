@@ -562,10 +562,11 @@ def test_wrong_arrays_are_refused(wrong, words):
     arrays = {name: array for name, array in arrays.items() if array is not None}
 
     def program(comm):
-        made(comm, 1, slots=["v"]).load(arrays)
+        sharded = made(comm, 1, slots=["v"])
+        with pytest.raises(ValueError, match=words):
+            sharded.load(arrays if comm.rank == 0 else None)
 
-    with pytest.raises(ValueError, match=words):
-        rr.spawn(program, 1)
+    rr.spawn(program, 2, timeout_s=20)
 
 
 # --- misuse ---------------------------------------------------------------------------------------
