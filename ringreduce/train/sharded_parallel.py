@@ -279,7 +279,8 @@ class ShardedParallel(Reducer[ShardedBucket]):
         """Update the parameters, each rank its shard.
 
         Stages 1 and 2 then gather the parameters: one bucket while the next is updated.
-        Afterwards `shard` is undefined.
+        Afterwards `shard` is undefined.  All ranks must call `step`.  In stage 3 there is no
+        message that would show that a rank has not.
 
         Args:
             update: ``update(parameters, slots, gradient)`` changes 1-d arrays of one shape, parts
@@ -327,7 +328,7 @@ class ShardedParallel(Reducer[ShardedBucket]):
             waited_s += time.perf_counter() - begin
         finally:
             for bucket in publishing:  # after an error
-                with suppress(rr.MismatchError):
+                with suppress(rr.RingReduceError):
                     bucket.end_publish()
         times = self.times
         self.times = StepTimes(times.communication_s + gathered_s, times.exposed_s + waited_s)
