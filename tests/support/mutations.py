@@ -563,7 +563,8 @@ MUTATIONS = [
         "if index + 1 < len(layers):",
         "if index + 1 < 0:",
         "A layer is gathered when it is needed, not while the layer before is computed.",
-    # --- training ---
+    ),
+    # --- tensor parallelism ---
     Mutation(
         "columns-that-do-not-divide-lost",
         "train/tensor_parallel.py",
