@@ -274,6 +274,21 @@ def layers(parameters: Parameters, xp: ModuleType = np, comm: Sums | None = None
     ]
 
 
+def by_layer(arrays: Mapping[str, Array]) -> dict[int, AffineArrays | NormalisedArrays]:
+    """Return the arrays of each layer by its number, from the first to the last.
+
+    `arrays` have the names of `named`: those of all layers, or of some.
+    """
+    found: dict[int, dict[str, Array]] = {}
+    for name, array in arrays.items():
+        number, _, kind = name.partition(".")
+        found.setdefault(int(number), {})[kind] = array
+    return {
+        number: (NormalisedArrays if "scale" in kinds else AffineArrays)(**kinds)
+        for number, kinds in sorted(found.items())
+    }
+
+
 def forward(
     parameters: Parameters,
     x: Array,

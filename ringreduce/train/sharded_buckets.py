@@ -129,6 +129,25 @@ class ShardedBucket(Bucket):
         dtype = self._like.dtype
         return array[: count * dtype.itemsize].view(dtype)
 
+    # --- bytes of the messages of a step ---
+
+    gathers = 1
+    """How often a step gathers the parameters."""
+
+    def sent_bytes(self, op: str) -> int:
+        """Return the bytes that this rank sends in a step."""
+        comm, width, how = self._comm, self.layout.width, {"algorithm": self._half}
+        rows = self._like_of(self.layout.size)
+        counts = [width] * comm.size
+        reduced = comm.sent_bytes("reduce_scatter", rows, op=op, **how)
+        gathered = comm.sent_bytes("all_gather", rows[:width], counts=counts, **how)
+        return reduced + self.gathers * gathered
+
+    def _like_of(self, count: int) -> Any:
+        """Return `count` numbers without memory of their own."""
+        zero = module_of(self._like).zeros(1, self._like.dtype)
+        return module_of(self._like).broadcast_to(zero, (count,))
+
     # --- parameters ---
 
     def update(self, update: Update) -> None:
@@ -171,6 +190,11 @@ class ShardedBucket(Bucket):
         """Bytes of all arrays, without those of the workspace."""
         kept = (self.gradient, *self.slots.values())
         return sum(int(array.nbytes) for array in kept)
+
+    @property
+    def own(self) -> list[Any]:
+        """The parameters on this rank, as views."""
+        raise NotImplementedError
 
     def whole_parameters(self) -> dict[str, Any]:
         """Return copies of the parameters, by name.  Collective."""
@@ -258,6 +282,11 @@ class ReplicatedBucket(ShardedBucket):
         """Return a whole parameter."""
         return self._parameters[name]
 
+    @property
+    def own(self) -> list[Any]:
+        """The parameters, as views."""
+        return list(self._parameters.values())
+
     def whole_parameters(self) -> dict[str, Any]:
         """Return copies of the parameters, by name."""
         return {name: array.copy() for name, array in self._parameters.items()}
@@ -269,6 +298,8 @@ class ReplicatedBucket(ShardedBucket):
 
 class PartitionedBucket(ShardedBucket):
     """Every rank keeps its shard of the parameters, and gathers them for a while: stage 3."""
+
+    gathers = 2  # for forward, and for backward
 
     def __init__(
         self,
@@ -337,6 +368,11 @@ class PartitionedBucket(ShardedBucket):
         if self._lent_flat is not None:
             self.workspace.give_back(self._lent_flat)
             self._lent_flat, self._fetched = None, {}
+
+    @property
+    def own(self) -> list[Any]:
+        """This rank's shard of the parameters, as a view."""
+        return [self.parameters[: self.layout.length]]
 
     def whole_parameters(self) -> dict[str, Any]:
         """Return copies of the parameters, by name.  Collective."""

@@ -127,6 +127,8 @@ class ShardedParallel(Reducer[ShardedBucket]):
     """
 
     __module__ = "ringreduce.train"
+    _replicated: type[ReplicatedBucket] = ReplicatedBucket
+    """The buckets of stages 1 and 2."""
 
     def __init__(
         self,
@@ -156,9 +158,11 @@ class ShardedParallel(Reducer[ShardedBucket]):
             members = [each for layer in backwards for each in cut(layer, _UNCUT, _UNCUT)]
         else:
             members = cut(list(params.items())[::-1], first_bucket_bytes, bucket_bytes)
-        buckets = _buckets(comm, members, stage, slots, _HALVES[algorithm])
+        kind = PartitionedBucket if stage == 3 else self._replicated
+        buckets = _buckets(comm, members, stage, slots, _HALVES[algorithm], kind)
         super().__init__(comm, buckets, op)
         self._layers, self._slots = layers, tuple(slots)
+        self._sent_bytes: int | None = None
         self._gathered_s = 0.0
         """Seconds of the gathers of this step."""
         self._is_reduced = False
@@ -173,6 +177,13 @@ class ShardedParallel(Reducer[ShardedBucket]):
         workspaces = {id(bucket.workspace): bucket.workspace for bucket in self._buckets}
         kept = sum(bucket.nbytes for bucket in self._buckets)
         return kept + sum(workspace.nbytes for workspace in workspaces.values())
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of gradients and parameters that this rank sends in a step, with both loops."""
+        if self._sent_bytes is None:
+            self._sent_bytes = sum(bucket.sent_bytes(self._op) for bucket in self._buckets)
+        return self._sent_bytes
 
     # --- the parameters of a layer ---
 
@@ -335,6 +346,34 @@ class ShardedParallel(Reducer[ShardedBucket]):
 
     # --- whole arrays ---
 
+    @property
+    def own(self) -> list[Any]:
+        """The parameters on this rank: all, or in stage 3 its shard of them, as views."""
+        return [array for bucket in self._buckets for array in bucket.own]
+
+    def gradients(self) -> dict[str, Any]:
+        """Return copies of the gradients that `finish` has reduced.  Collective.
+
+        Returns:
+            Name -> gradient, in the order of the parameters.
+
+        Raises:
+            MismatchError: another rank makes another call.
+
+        Example:
+            >>> def program(comm):
+            ...     sharded = rr.train.ShardedParallel(comm, {"w": np.zeros(3)}, stage=2)
+            ...     sharded.ready("w", np.arange(3.0) * comm.rank)
+            ...     sharded.finish()
+            ...     return sharded.gradients()
+            >>> rr.spawn(program, 2)[0]
+            {'w': array([0. , 0.5, 1. ])}
+        """
+        found: dict[str, Any] = {}
+        for bucket in self._buckets:
+            found |= bucket.whole(bucket.gradient)
+        return {name: found[name] for name in chain.from_iterable(self._layers)}
+
     def arrays(self) -> dict[str, Any]:
         """Return copies of all parameters, and of the optimizer's arrays, for a checkpoint.
 
@@ -490,13 +529,13 @@ def _buckets(
     stage: int,
     slots: Sequence[str],
     half: str,
+    kind: type[ReplicatedBucket] | type[PartitionedBucket],
 ) -> list[ShardedBucket]:
     """Return the buckets of `members`, with their workspaces."""
     layouts = [Layout(comm, each) for each in members]
     a_byte = module_of(members[0][0][1]).empty(0, np.uint8)  # refers to no parameter
     make: Callable[[int], Any] = partial(empty, comm, a_byte)
     shared = Workspace(make, max(layout.nbytes for layout in layouts), _KEPT[stage])
-    kind = PartitionedBucket if stage == 3 else ReplicatedBucket
     return [
         kind(
             comm,

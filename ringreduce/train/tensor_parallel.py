@@ -155,7 +155,7 @@ class TensorParallel:
                 columns=None if number % 2 else comm,
                 rows=comm if number % 2 else None,
             )
-            for number, of_layer in _by_layer(arrays).items()
+            for number, of_layer in mlp.by_layer(arrays).items()
         ]
 
     def cross_entropy(self, logits: Array, labels: Array, count: int) -> tuple[Array, Array]:
@@ -225,17 +225,3 @@ class TensorParallel:
         start, stop = self._columns.start, self._columns.stop
         (rows,) = self._xp.nonzero((labels >= start) & (labels < stop))
         return rows, labels[rows] - start
-
-
-def _by_layer(
-    arrays: Mapping[str, Array],
-) -> dict[int, mlp.AffineArrays | mlp.NormalisedArrays]:
-    """Return the arrays of each layer by its number, from the first to the last."""
-    found: dict[int, dict[str, Array]] = {}
-    for name, array in arrays.items():
-        number, _, kind = name.partition(".")
-        found.setdefault(int(number), {})[kind] = array
-    return {
-        number: (mlp.NormalisedArrays if "scale" in kinds else mlp.AffineArrays)(**kinds)
-        for number, kinds in sorted(found.items())
-    }

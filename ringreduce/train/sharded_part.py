@@ -1,0 +1,163 @@
+"""Parts whose gradients meet by a reduce-scatter: `Zero` and `CentralStorage`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ringreduce.train import mlp, optimizers
+from ringreduce.train.central import CentralParallel
+from ringreduce.train.clipping import clip, global_norm
+from ringreduce.train.equality import check_equal, on_host
+from ringreduce.train.parts import Metered, Part, Run, bytes_of, of_running, spread
+from ringreduce.train.sharded_parallel import ShardedParallel
+
+_ROWS = 32
+"""Rows that a layer predicts at a time; see `mlp.right`."""
+
+
+class Sharded(Part):
+    """A shard of the optimizer's arrays on every rank; with some stages of gradients and more.
+
+    `make` returns the `ShardedParallel` of these parameters.
+    """
+
+    def __init__(self, run: Run, make: Callable[..., ShardedParallel], *, divides: bool) -> None:
+        """Make a part; `divides`: no rank has all parameters in arrays of its own."""
+        super().__init__(run)
+        settings = run.settings
+        self.replica, self.replicas = run.comm.rank, run.comm.size
+        self._divides = divides
+        self._depth = len(run.sizes) - 1
+        self.parallel = make(
+            run.comm,
+            run.init_params(),
+            slots=run.slots,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            bucket_bytes=settings.bucket_bytes,
+            op="sum",
+            algorithm=run.algorithm,
+        )
+        self.running = run.init_statistics()
+        self._normalising = Metered(run.comm)
+        self._most_bytes = 0
+
+    def gradients(self, x: Any, labels: Any, count: int) -> float:
+        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
+        self._normalising.begin()
+        network, kept = [], []
+        for arrays in self.parallel.forward():
+            layer = self._layer(arrays)
+            x, of_layer = layer.forward(x)
+            network.append(layer)
+            kept.append(of_layer)
+        self.statistics = mlp.statistics_in(network, kept)
+        self.activation_bytes = max(self.activation_bytes, bytes_of(kept))
+        del network
+        loss, gradient = mlp.cross_entropy(x, labels, count, self.run.xp)
+        for arrays, of_layer in zip(self.parallel.backward(), reversed(kept), strict=True):
+            gradient, gradients = self._layer(arrays).backward(of_layer, gradient, {})
+            for name, of_parameter in gradients:
+                self.parallel.ready(name, self._sent(of_parameter))
+        self._most_bytes = max(self._most_bytes, self.parallel.held_bytes)
+        self.parallel.finish()
+        return float(loss)
+
+    def _sent(self, gradient: Any) -> Any:
+        return gradient
+
+    def _layer(self, arrays: Mapping[str, Any]) -> mlp.Affine:
+        """Return the layer of these parameters."""
+        xp = self.run.xp
+        on_device = {name: xp.asarray(array) for name, array in arrays.items()}
+        ((number, of_layer),) = mlp.by_layer(on_device).items()
+        last = number == self._depth - 1
+        return mlp.Affine(number, of_layer, last=last, xp=xp, samples=self._normalising)
+
+    def reduced(self) -> dict[str, Any]:
+        """Return copies of the gradients, gathered from all ranks.  Collective."""
+        return self.parallel.gradients()
+
+    def counted(self) -> list[Any]:
+        """Return this rank's shard of the gradients."""
+        return self.parallel.shard
+
+    def clip(self, longest: float) -> None:
+        """Scale this rank's shard down if the norm of all gradients is larger than `longest`."""
+        shard = self.counted()
+        clip(shard, global_norm(shard, self.run.comm), longest)
+
+    def update(self, lr: float, step: int) -> None:
+        """Make the optimizer's step on this rank's shard."""
+
+        def of_shard(parameters: Any, own: tuple[Any, ...], gradient: Any) -> None:
+            optimizers.in_blocks(self._update, parameters, own, gradient, lr, step)
+
+        self.parallel.step(of_shard)
+        self._most_bytes = max(self._most_bytes, self.parallel.held_bytes)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds of communication and of exposed communication in the last step."""
+        more, times = self._normalising.seconds, self.parallel.times
+        return times.communication_s + more, times.exposed_s + more
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank has sent in the last step."""
+        return self.parallel.sent_bytes + self._normalising.sent_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """The most bytes of parameters, gradients, optimizer's arrays and buffers."""
+        return self._most_bytes
+
+    def right(self, x: Any, labels: Any) -> int:
+        """Return how many of this replica's held-out samples are predicted right."""
+        blocks = [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
+        for arrays in self.parallel.forward():
+            layer = self._layer(arrays)
+            blocks = [layer.predict(block, self.running) for block in blocks]
+        found = [block.argmax(axis=1) for block in blocks]
+        return int((self.run.xp.concatenate(found) == labels).sum()) if found else 0
+
+    def own(self) -> Iterable[Any]:
+        """Return this rank's parameters, or its shard of them."""
+        return self.parallel.own
+
+    def check_equal(self) -> None:
+        """Prove that all ranks have bitwise the same parameters, if they all have them."""
+        if not self._divides:
+            check_equal(self.run.comm, self.run.xp.concatenate([a.reshape(-1) for a in self.own()]))
+
+    def whole(self) -> dict[str, Any]:
+        """Return the parameters of the whole model.  Collective."""
+        return {name: a for name, a in self.parallel.arrays().items() if "/" not in name}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the content of a checkpoint.  Collective."""
+        whole = self.parallel.arrays() | of_running(self.running)
+        return {name: on_host(array) for name, array in whole.items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        """Set all arrays to those of a checkpoint.  Collective."""
+        self.parallel.load(arrays)
+        spread(self.run, of_running(self.running), arrays)
+
+
+class Central(Sharded):
+    """Parameters once for a node: each rank reads them, and updates its shard."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, CentralParallel, divides=True)
+
+    def _sent(self, gradient: Any) -> Any:
+        return on_host(gradient)  # the shared memory is the host's
+
+
+def zero(run: Run, stage: int) -> Sharded:
+    """Return the part of a stage of ZeRO.  Collective."""
+    return Sharded(run, partial(ShardedParallel, stage=stage), divides=stage == 3)
