@@ -17,6 +17,7 @@ from ringreduce.train.equality import DriftError, check_equal
 from ringreduce.train.layers import Layer
 from ringreduce.train.loop import Trainer, train
 from ringreduce.train.mesh import Mesh
+from ringreduce.train.pipeline_parallel import PipelineParallel
 from ringreduce.train.reducer import StepTimes
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
@@ -29,6 +30,7 @@ __all__ = [
     "Layer",
     "Mesh",
     "Normalised",
+    "PipelineParallel",
     "Result",
     "Settings",
     "ShardedParallel",
