@@ -69,6 +69,8 @@ _BY_FILE = {
     "train/layout.py": _SHARDED,
     "train/sharded_buckets.py": _SHARDED,
     "train/sharded_parallel.py": _SHARDED,
+    "train/stage_messages.py": ("tests/train/test_pipeline_parallel.py",),
+    "train/stages.py": ("tests/train/test_pipeline_parallel.py",),
 }
 _FIRST = {
     **dict.fromkeys(

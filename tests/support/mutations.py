@@ -578,6 +578,27 @@ MUTATIONS = [
         "is not None or rank == 0]",
         "is not None or rank >= 0]",
         "The norm of the gradients counts an array once for every rank that holds it.",
+    # --- pipelines ---
+    Mutation(
+        "posted-at-its-own-step",
+        "train/stage_messages.py",
+        "self._post(number + self._ahead)",
+        "self._post(number)",
+        "A receive is posted when its action waits for it, so the message arrives late.",
+    ),
+    Mutation(
+        "stages-as-long-as-the-longest",
+        "train/stages.py",
+        "sum(cut[: stage + 1])",
+        "sum(cut[:stage]) + max(cut)",
+        "The first layers of a stage are computed twice: the stage before computes them, too.",
+    ),
+    Mutation(
+        "computed-where-others-are-added",
+        "train/stages.py",
+        "places: dict[str, Array] = {}",
+        "places = dict(self._gradients.places(microbatch))",
+        "The gradient of a microbatch overwrites that of an earlier one, which is not added yet.",
     ),
     # --- 16-bit floats ---
     Mutation(
