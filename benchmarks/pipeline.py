@@ -1,0 +1,257 @@
+"""The step of a pipeline beside the time that its schedule predicts.
+
+    mpirun -n 4 python -m benchmarks.pipeline waits [--draw FOLDER]
+    OPENBLAS_NUM_THREADS=1 mpirun -n 2 python -m benchmarks.pipeline mlp [--draw FOLDER]
+
+``waits``: every action waits in place of computing, 20 ms forward and 40 ms backward, so that ranks
+may share cores.  The prediction is the time of `rr.pipeline.prove`.  ``mlp``: eight layers of 1024,
+a batch of 512, float32.  In every turn each rank first executes its own actions while the other
+waits, and `rr.pipeline.price` takes the times of these.  The gradients of every step are compared
+with those of one process, bit by bit.  Writes rows to ``bench_results/pipeline.jsonl``.  ``--draw``
+draws the predicted times beside those of the step of median time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import ringreduce as rr
+from benchmarks.rows import command_line, environment, replace
+from ringreduce.train import PipelineParallel, mlp
+from ringreduce.train.data import part
+from ringreduce.train.layers import Layer, backward_all, forward_all
+
+NAME = "pipeline"
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1}
+"""Name -> stages of each rank."""
+_WAIT_S = 0.020
+_WIDTH, _LAYERS, _BATCH = 1024, 8, 512
+_COUNT = {"waits": 5, "mlp": 15}
+"""Steps of each schedule that are timed."""
+Times = Sequence[tuple[float, float]]
+"""Begin and end of each action of a rank, in seconds."""
+
+
+class Waits:
+    """A layer ``y = weight * x`` that waits in each of its three passes."""
+
+    def __init__(self, number: int) -> None:
+        self.parameters = {f"{number}.weight": np.full(4, 1 + number / 8)}
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        time.sleep(_WAIT_S)
+        (weight,) = self.parameters.values()
+        return weight * x, x
+
+    def backward(
+        self, kept: np.ndarray, gradient: np.ndarray, into: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, Iterator[tuple[str, np.ndarray]]]:
+        time.sleep(_WAIT_S)
+        (weight,) = self.parameters.values()
+        return weight * gradient, self._of_weight(kept, gradient)
+
+    def _of_weight(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        time.sleep(_WAIT_S)
+        (name,) = self.parameters
+        yield name, (x * gradient).sum(axis=0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, its batch and its loss."""
+
+    layers: Sequence[Layer]
+    x: np.ndarray
+    labels: np.ndarray
+    loss: Callable[..., Any]
+
+    def gradients(self, splits: int) -> dict[str, bytes]:
+        """The bits of the gradients that one process computes."""
+        sums: dict[str, np.ndarray] = {}
+        for number in range(splits):
+            rows = part(len(self.x), number, splits)
+            y, kept = forward_all(self.layers, self.x[rows])
+            _, gradient = self.loss(y, self.labels[rows], len(self.x))
+            for _, pairs in backward_all(self.layers, kept, gradient, {}):
+                for name, array in pairs:
+                    if number:
+                        sums[name] += array
+                    else:
+                        sums[name] = array
+        return {name: array.tobytes() for name, array in sums.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=["waits", "mlp"])
+    parser.add_argument("--schedules", nargs="+", default=[*SCHEDULES], choices=[*SCHEDULES])
+    parser.add_argument("--splits", type=int, nargs="+", default=[8, 16], metavar="M")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    rows = []
+    with rr.init() as comm:
+        where = environment(command_line(NAME))
+        for name in options.schedules:
+            for splits in options.splits:
+                measured, predicted, times = _measure(comm, options.model, name, splits)
+                row = _row(options.model, predicted, times) | where
+                rows.append(row)
+                if comm.rank == 0:
+                    print(*(row[key] for key in ("schedule", "splits", "predicted_ms")), end=" ")
+                    print(row["median_ms"], f"{row['of_predicted']}x", flush=True)
+                    if options.draw:
+                        _draw(options.draw, options.model, predicted, measured)
+        if comm.rank == 0:
+            replace(NAME, rows, same=("mpi", "ranks", "model", "schedule", "splits"))
+
+
+def _measure(
+    comm: rr.Communicator, kind: str, name: str, splits: int
+) -> tuple[rr.pipeline.Timeline, rr.pipeline.Timeline, list[float]]:
+    """Return the step of median time, the predicted step, and the milliseconds of all steps."""
+    virtual = SCHEDULES[name]
+    model = _waiting(comm.size * virtual) if kind == "waits" else _network()
+    wanted = model.gradients(splits)
+    make = partial(PipelineParallel, schedule=name, virtual=virtual, splits=splits)
+    pipe = make(comm, model.layers, loss=model.loss)
+    alone = make(comm.split(comm.rank), pipe.layers, loss=_loss_of(comm, model))
+    steps: list[tuple[float, list[Times]]] = []
+    own: list[Times] = []
+    for turn in range(-1, _COUNT[kind]):  # the first is not counted
+        if kind == "mlp":
+            own.append(_in_turns(comm, alone, model))
+        MPI.COMM_WORLD.Barrier()
+        begin = time.perf_counter()
+        pipe.step(model.x, model.labels, len(model.x))
+        took = _slowest(time.perf_counter() - begin)
+        for parameter, gradient in pipe.gradients.items():
+            if gradient.tobytes() != wanted[parameter]:
+                raise SystemExit(f"{name}: a wrong gradient of {parameter}")
+        if turn >= 0:
+            steps.append((took, MPI.COMM_WORLD.allgather(pipe.times)))
+    costs = _costs_of_waits(virtual) if kind == "waits" else _costs(pipe, alone, own[1:])
+    predicted = rr.pipeline.timeline(pipe.schedule, costs)
+    steps.sort(key=lambda step: step[0])
+    measured = _timeline(pipe.schedule, steps[len(steps) // 2][1])
+    return measured, predicted, [1e3 * took for took, _ in steps]
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def _waiting(stages: int) -> Model:
+    """One layer for each stage."""
+
+    def loss(y: np.ndarray, labels: np.ndarray, count: int) -> tuple[float, np.ndarray]:
+        return float(y.sum()) / count, np.full_like(y, 1 / count)
+
+    rng = np.random.default_rng(1)
+    layers = [Waits(number) for number in range(stages)]
+    return Model(layers, rng.standard_normal((64, 4)), np.zeros(64, int), loss)
+
+
+def _network() -> Model:
+    rng, sizes = np.random.default_rng(1), (_WIDTH,) * (_LAYERS + 1)
+    layers = mlp.layers(mlp.views(mlp.init_params(sizes, seed=1), sizes))
+    x = rng.standard_normal((_BATCH, _WIDTH), np.float32)
+    return Model(layers, x, rng.integers(0, _WIDTH, _BATCH), mlp.cross_entropy)
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+
+def _costs_of_waits(virtual: int) -> rr.pipeline.Costs:
+    """In milliseconds; a rank's layers are those of all its stages."""
+    wait = 1e3 * _WAIT_S * virtual
+    return rr.pipeline.Costs(forward=wait, backward=2 * wait)
+
+
+def _loss_of(comm: rr.Communicator, model: Model) -> Callable[..., Any]:
+    """The model's loss on the last rank; on the others, a gradient that costs nothing."""
+    if comm.rank == comm.size - 1:
+        return model.loss
+    return lambda y, labels, count: (0.0, np.ones_like(y))
+
+
+def _in_turns(comm: rr.Communicator, alone: PipelineParallel, model: Model) -> Times:
+    """Return the times of this rank's actions, executed while the other ranks wait."""
+    for rank in range(comm.size):
+        MPI.COMM_WORLD.Barrier()
+        if rank == comm.rank:
+            alone.step(model.x, model.labels, len(model.x))
+    return alone.times
+
+
+def _costs(pipe: PipelineParallel, alone: PipelineParallel, own: list[Times]) -> rr.pipeline.Costs:
+    """Return the median milliseconds of each stage's forward and backward.
+
+    The gradients of the input and of the weights count as halves of the backward.
+    """
+    took: dict[tuple[int, str], list[float]] = {}
+    for times in own:
+        for action, (begin, end) in zip(alone.schedule.acts(0), times, strict=True):
+            stage = pipe.stages[action.stage]
+            took.setdefault((stage, action.kind), []).append(1e3 * (end - begin))
+    mine = {key: statistics.median(each) for key, each in took.items()}
+    every = {key: each for of in MPI.COMM_WORLD.allgather(mine) for key, each in of.items()}
+    stages = range(pipe.schedule.stages)
+    return rr.pipeline.Costs(
+        forward=[every[stage, "F"] for stage in stages],
+        backward=[sum(every.get((stage, kind), 0.0) for kind in "BIW") for stage in stages],
+    )
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def _slowest(seconds: float) -> float:
+    found: float = MPI.COMM_WORLD.allreduce(seconds, MPI.MAX)
+    return found
+
+
+def _timeline(schedule: rr.pipeline.PipelineSchedule, times: list[Times]) -> rr.pipeline.Timeline:
+    """Return the measured times in milliseconds; ranks of one host have one clock."""
+    start = min(begin for each in times for begin, _ in each)
+    return rr.pipeline.Timeline(
+        schedule,
+        begins=[[1e3 * (begin - start) for begin, _ in each] for each in times],
+        ends=[[1e3 * (end - start) for _, end in each] for each in times],
+    )
+
+
+def _row(model: str, predicted: rr.pipeline.Timeline, milliseconds: list[float]) -> dict[str, Any]:
+    median, schedule = statistics.median(milliseconds), predicted.schedule
+    return {
+        "benchmark": NAME,
+        "model": model,
+        "schedule": schedule.name,
+        "virtual": schedule.virtual,
+        "splits": schedule.splits,
+        "predicted_ms": round(predicted.time, 2),
+        "median_ms": round(median, 2),
+        "of_predicted": round(median / predicted.time, 4),
+        "steps": len(milliseconds),
+    }
+
+
+def _draw(
+    folder: Path, model: str, predicted: rr.pipeline.Timeline, measured: rr.pipeline.Timeline
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{model}-{predicted.schedule.name}-{predicted.schedule.splits}.svg"
+    path.write_text(rr.pipeline.to_svg(predicted, measured))
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
