@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,8 @@ class PipelineParallel:
             clock of ``time.perf_counter``.
 
     Raises:
-        ValueError: a wrong argument; nothing has been sent.
+        TypeError, ValueError: a wrong argument; nothing has been sent.  Or two parameters have
+            the same name; all ranks raise it.
         ScheduleError: the schedule is wrong; nothing has been sent.
         MismatchError: ranks passed different arguments; all ranks raise it.
 
@@ -157,7 +159,8 @@ class PipelineParallel:
     def step(self, x: Array, labels: Array, count: int) -> float:
         """Compute the loss and the gradients of a batch.
 
-        Every rank of the pipeline calls `step` for every batch.
+        Every rank of the pipeline calls `step` for every batch.  If a layer raises an exception,
+        let it leave the program's ``with`` block: the other ranks then raise PeerLostError.
 
         Args:
             x: samples of the batch, along the first axis; the rank of the first stage uses them.
@@ -170,7 +173,8 @@ class PipelineParallel:
             The loss, equal on all ranks.
 
         Raises:
-            ValueError: `x` and `labels` have different lengths, or this rank lacks what it uses.
+            ValueError: `x` and `labels` have different lengths, this rank lacks what it uses, or
+                `count` is below 1.
             MismatchError: ranks passed different numbers of samples, or a gradient has another
                 shape than the output of its stage.
             ScheduleError: with `split_size`, the schedule for this batch is wrong.
@@ -185,6 +189,8 @@ class PipelineParallel:
             >>> rr.spawn(program, 2)
             [1.0986, 1.0986]
         """
+        if count < 1:
+            raise ValueError(f"step: count is {count!r}; pass the samples of the global batch")
         rows, kind = self._agree("step", x, labels)
         plan, self.proof = self._plan(self._splits_of(rows))
         self.schedule = plan.schedule
@@ -325,7 +331,10 @@ class PipelineParallel:
         return rows, int(every[0, 1])
 
     def _check_alike(self) -> None:
-        """Raise MismatchError on all ranks unless all ranks passed the same arguments."""
+        """Raise an error on all ranks if their arguments differ, or two parameters have one name.
+
+        Collective.
+        """
         mine = [
             f"schedule {self._name!r}",
             f"virtual {self._virtual}",
@@ -333,14 +342,22 @@ class PipelineParallel:
             f"splits {self.schedule.splits}",
             f"cut {list(self.cut)}",
         ]
-        lists = gather_words(self._comm, mine)
+        names = [name for layer in self.layers for name in layer.parameters]
+        lists = gather_words(self._comm, [*mine, *names])
         for rank, words in enumerate(lists):
-            for theirs, wanted in zip(words, lists[0], strict=True):
+            for theirs, wanted in zip(words[: len(mine)], lists[0], strict=False):
                 if theirs != wanted:
                     raise rr.MismatchError(
                         f"PipelineParallel: rank {rank} passes {theirs}, rank 0 {wanted}; every "
                         "rank must pass the same arguments"
                     )
+        every = Counter(name for words in lists for name in words[len(mine) :])
+        for name, count in every.items():
+            if count > 1:
+                raise ValueError(
+                    f"PipelineParallel: {count} parameters have the name {name!r}; pass layers "
+                    "whose parameters have different names"
+                )
 
 
 def _check_splits(split_size: int | None, splits: int | None) -> None:

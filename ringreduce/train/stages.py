@@ -29,9 +29,15 @@ def cut_of(
     costs: Sequence[float] | None,
 ) -> tuple[int, ...]:
     """Return the number of layers of each stage.  Raises ValueError if there is no such cut."""
+    for number, each in enumerate(layers):
+        if not (hasattr(each, "forward") or callable(each)):
+            raise TypeError(
+                f"{_WHERE}: layers[{number}] is {each!r}; pass an object with forward, backward "
+                "and parameters, or a function that returns one"
+            )
     if len(layers) < stages:
         raise ValueError(
-            f"{_WHERE}: {len(layers)} layers for {stages} stages; every stage needs a layer"
+            f"{_WHERE}: layers has length {len(layers)}; each of the {stages} stages needs a layer"
         )
     if costs is not None and (cut != "balanced" or len(costs) != len(layers)):
         raise ValueError(
@@ -92,7 +98,17 @@ class GradientSums:
         on_gradient: Callable[[str, Array], Any] | None,
         xp: ModuleType,
     ) -> None:
-        """Add up in the arrays of `into`; a parameter that it lacks gets a new array."""
+        """Add up in the arrays of `into`; a parameter that it lacks gets a new array.
+
+        Raises ValueError if an array of `into` has another shape or dtype than its parameter.
+        """
+        for name, array in parameters.items():
+            place = into.get(name, array)
+            if (place.shape, place.dtype) != (array.shape, array.dtype):
+                raise ValueError(
+                    f"{_WHERE}: into has {place.dtype}{list(place.shape)} for {name!r}; wanted "
+                    f"{array.dtype}{list(array.shape)}"
+                )
         self.sums = {
             name: into[name] if name in into else xp.zeros_like(array)
             for name, array in parameters.items()

@@ -535,13 +535,17 @@ def test_a_layer_that_breaks_the_protocol_is_named(layer, text):
         ({"schedule": "1f1"}, "did you mean '1f1b'"),
         ({"schedule": "1f1b", "virtual": 2}, "virtual is 2, but each rank has one stage"),
         ({"schedule": "interleaved", "virtual": 2, "splits": 3}, "splits is 3, no multiple"),
-        ({"schedule": "interleaved", "virtual": 5}, "8 layers for 10 stages"),
+        (
+            {"schedule": "interleaved", "virtual": 5},
+            "layers has length 8; each of the 10 stages needs a layer",
+        ),
         ({"cut": "equal"}, "cut is 'equal'; pass 'balanced' or a list of numbers"),
         ({"cut": [4, 5]}, r"cut is \[4, 5\]; pass 2 numbers of at least 1 that add up to the 8"),
         ({"cut": [8, 0]}, r"cut is \[8, 0\]"),
         ({"cut": [2, 2, 4]}, r"cut is \[2, 2, 4\]; pass 2 numbers"),
         ({"costs": [1, 2]}, "costs has 2 numbers and cut is 'balanced'; pass the cost of each"),
         ({"costs": [1] * 8, "cut": [4, 4]}, r"costs has 8 numbers and cut is \[4, 4\]"),
+        ({"into": {name: np.zeros(1) for name in ["0.bias", "7.bias"]}}, "into has float64.1. "),
         ({"layers": [network] * 8}, "a layer is a function, whose cost is not known; pass costs"),
     ],
 )
@@ -552,6 +556,31 @@ def test_a_wrong_argument_is_refused_on_every_rank(how, text):
             piped(comm, **how)
 
     rr.spawn(program, 2, timeout_s=20)
+
+
+def test_something_that_is_no_layer_is_named():
+    def program(comm):
+        with pytest.raises(TypeError, match=r"layers\[1\] is 4; pass an object with forward"):
+            piped(comm, [network()[0], 4])
+
+    rr.spawn(program, 2, timeout_s=20)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_parameters_of_one_name_are_named_on_every_rank(ranks):
+    def program(comm):
+        with pytest.raises(ValueError, match=r"2 parameters have the name '0\.weight'"):
+            piped(comm, [*network()[:2], *network()[:1]])
+
+    rr.spawn(program, ranks, timeout_s=20)
+
+
+def test_a_count_of_no_samples_is_refused():
+    def program(comm):
+        with pytest.raises(ValueError, match="step: count is 0; pass the samples of the global"):
+            piped(comm).step(*batch_of(3), count=0)
+
+    rr.spawn(program, 1)
 
 
 def test_ranks_that_pass_different_arguments_are_named():
