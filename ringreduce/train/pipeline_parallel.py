@@ -348,8 +348,8 @@ class PipelineParallel:
             for theirs, wanted in zip(words[: len(mine)], lists[0], strict=False):
                 if theirs != wanted:
                     raise rr.MismatchError(
-                        f"PipelineParallel: rank {rank} passes {theirs}, rank 0 {wanted}; every "
-                        "rank must pass the same arguments"
+                        f"PipelineParallel: rank {rank} passes {theirs}, rank 0 passes {wanted}; "
+                        "every rank must pass the same arguments"
                     )
         every = Counter(name for words in lists for name in words[len(mine) :])
         for name, count in every.items():

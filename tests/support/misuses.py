@@ -34,6 +34,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.colours import Colours
 from ringreduce.launch import cli, doctor, mpiexec
+from ringreduce.train import mlp
 from ringreduce.train.__main__ import main as train
 from ringreduce.train.checkpoint import Folder
 from tests.support import trainer
@@ -165,6 +166,7 @@ def _names(comm: rr.Communicator) -> dict[str, Any]:
         "x": np.arange(4.0),
         "y": np.zeros(4),
         "n": np.arange(4),
+        "layers": mlp.layers(mlp.views(mlp.init_params((4, 5, 6, 3), seed=1), (4, 5, 6, 3))),
     }
 
 

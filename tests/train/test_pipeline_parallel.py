@@ -586,7 +586,7 @@ def test_a_count_of_no_samples_is_refused():
 def test_ranks_that_pass_different_arguments_are_named():
     def program(comm):
         with pytest.raises(
-            rr.MismatchError, match=r"rank 1 passes cut \[5, 3\], rank 0 cut \[4, 4\]"
+            rr.MismatchError, match=r"rank 1 passes cut \[5, 3\], rank 0 passes cut \[4, 4\]"
         ):
             piped(comm, cut=[4 + comm.rank, 4 - comm.rank])
 
