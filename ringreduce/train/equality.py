@@ -45,17 +45,32 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
         >>> rr.spawn(lambda comm: rr.train.check_equal(comm, np.zeros(3))[:8], 2)
         ['9d908ecf', '9d908ecf']
     """
+    return check_replicas(comm, parameters, 0)
+
+
+def check_replicas(comm: rr.Communicator, parameters: Any, group: int) -> str:
+    """Prove, as `check_equal`, that the ranks of each `group` have bitwise the same parameters.
+
+    Collective.  All ranks raise DriftError if the parameters of a group differ.
+    """
     digest = hashlib.sha256(on_host(parameters).data).digest()
-    gathered = comm.all_gather(np.frombuffer(digest, np.uint8).reshape(1, -1))
-    digests: list[str] = [row.tobytes().hex() for row in gathered]
-    # most_common keeps the order of first appearance among equals: rank 0 wins a tie.
-    agreed, votes = Counter(digests).most_common(1)[0]
-    if votes == comm.size:
-        return agreed
-    drifted = [f"{rank} ({d[:8]}…)" for rank, d in enumerate(digests) if d != agreed]
+    mine = np.frombuffer(digest + group.to_bytes(8, "little"), np.uint8).reshape(1, -1)
+    gathered = [row.tobytes() for row in comm.all_gather(mine)]
+    for each in dict.fromkeys(row[32:] for row in gathered):
+        _check_group({r: row[:32].hex() for r, row in enumerate(gathered) if row[32:] == each})
+    return digest.hex()
+
+
+def _check_group(digests: dict[int, str]) -> None:
+    """Raise DriftError unless the digests of these ranks are the same."""
+    # most_common keeps the order of first appearance among equals: the lowest rank wins a tie.
+    agreed, votes = Counter(digests.values()).most_common(1)[0]
+    if votes == len(digests):
+        return
+    drifted = [f"{rank} ({d[:8]}…)" for rank, d in digests.items() if d != agreed]
     raise DriftError(
         f"check_equal: the parameters of rank {', '.join(drifted)} differ from those of the other "
-        f"{votes} of {comm.size} ranks ({agreed[:8]}…); every rank must start from the same "
+        f"{votes} of {len(digests)} ranks ({agreed[:8]}…); every rank must start from the same "
         "parameters and make the same steps"
     )
 

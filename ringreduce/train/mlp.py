@@ -189,6 +189,8 @@ class Affine:
         self.number, self.arrays = number, arrays
         self._last, self._xp = last, xp
         self._samples, self._columns, self._rows = samples, columns, rows
+        self.statistics: dict[str, Array] = {}
+        """Mean and variance of the last forward's batch, under the names of `init_statistics`."""
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -205,6 +207,8 @@ class Affine:
                 )
             scale, shift = self.arrays.scale, self.arrays.shift
             normalised = batch_norm(self._samples, value, scale, shift, xp=self._xp)
+            mean, variance = statistics_of(self.number)
+            self.statistics = {mean: normalised.mean, variance: normalised.variance}
             value = normalised.y
         y = self._activation(value)
         return y, Kept(x, y, normalised)
@@ -339,9 +343,9 @@ def gradients(
     `init_statistics`.
     """
     network = layers(parameters, xp, comm)
-    loss, kept, pairs = step(network, x, labels, count, into or {}, xp)
+    loss, _, pairs = step(network, x, labels, count, into or {}, xp)
     if statistics is not None:
-        statistics.update(statistics_in(network, kept))
+        statistics.update(statistics_in(network))
     return loss, pairs
 
 
@@ -366,14 +370,9 @@ def _in_turn(
         yield from of_layer
 
 
-def statistics_in(network: Iterable[Affine], kept: Iterable[Kept]) -> dict[str, Array]:
-    """Return the mean and variance of each normalised layer, from what forward has kept."""
-    found: dict[str, Array] = {}
-    for layer, of_layer in zip(network, kept, strict=True):
-        if of_layer.normalised is not None:
-            mean, variance = statistics_of(layer.number)
-            found |= {mean: of_layer.normalised.mean, variance: of_layer.normalised.variance}
-    return found
+def statistics_in(network: Iterable[Affine]) -> dict[str, Array]:
+    """Return the mean and variance of each normalised layer in its last forward."""
+    return {name: value for layer in network for name, value in layer.statistics.items()}
 
 
 def cross_entropy(

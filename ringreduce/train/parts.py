@@ -20,6 +20,7 @@ from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.data_parallel import DataParallel
 from ringreduce.train.equality import check_equal, on_host
 from ringreduce.train.settings import Settings
+from ringreduce.train.stages import activation_bytes
 
 Arrays = Mapping[str, Any]
 """Name -> array."""
@@ -248,8 +249,8 @@ class Replica(Part):
         self._normalising.begin()
         network = mlp.layers(self.parameters, self.run.xp, self._normalising)
         loss, kept, gradients = mlp.step(network, x, labels, count, self._buffers, self.run.xp)
-        self.statistics = mlp.statistics_in(network, kept)
-        self.activation_bytes = max(self.activation_bytes, bytes_of(kept))
+        self.statistics = mlp.statistics_in(network)
+        self.activation_bytes = max(self.activation_bytes, activation_bytes(kept))
         for name, _ in gradients:
             self.dp.ready(name)
         self._reduced = self.dp.finish()
@@ -333,11 +334,3 @@ def spread(run: Run, own: Arrays, arrays: Mapping[str, np.ndarray] | None) -> No
         if arrays is not None:
             array[...] = run.xp.asarray(arrays[name])
         run.comm.broadcast(array, root=0, out=array)
-
-
-def bytes_of(kept: Iterable[mlp.Kept]) -> int:
-    """Return the bytes of the activations that the layers keep for backward."""
-    arrays = {id(array): array.nbytes for of_layer in kept for array in (of_layer.x, of_layer.y)}
-    normalised = (of_layer.normalised for of_layer in kept)
-    units = (each.unit for each in normalised if each is not None)
-    return int(sum(arrays.values())) + sum(int(unit.nbytes) for unit in units)

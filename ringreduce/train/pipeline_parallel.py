@@ -34,6 +34,9 @@ from ringreduce.train.stages import (
 )
 from ringreduce.train.together import gather_words
 
+Into = Mapping[str, Array] | Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""Name -> array for the sum of gradients; or a function that returns it for these parameters."""
+
 
 @dataclass(frozen=True)
 class _Plan:
@@ -78,7 +81,7 @@ class PipelineParallel:
             divided by `count`, and its gradient by the output.  None: softmax cross-entropy.
         xp: the array module, NumPy or CuPy.
         into: name -> array in which the gradient of a parameter is added up.  A parameter that is
-            not named gets a new array.
+            not named gets a new array.  Or a function that returns them for `parameters`.
         on_gradient: ``on_gradient(name, gradient)`` is called in `step` when the gradient of a
             parameter is final.
 
@@ -130,7 +133,7 @@ class PipelineParallel:
         costs: Sequence[float] | None = None,
         loss: Loss | None = None,
         xp: ModuleType = np,
-        into: Mapping[str, Array] | None = None,
+        into: Into | None = None,
         on_gradient: Callable[[str, Array], Any] | None = None,
     ) -> None:
         self._comm, self._xp = comm, xp
@@ -147,7 +150,7 @@ class PipelineParallel:
         self.parameters = {
             n: array for layer in self.layers for n, array in layer.parameters.items()
         }
-        self._sums = GradientSums(self.parameters, into or {}, on_gradient, xp)
+        self._sums = GradientSums(self.parameters, self._places(into), on_gradient, xp)
         self.gradients = self._sums.sums
         self._loss = partial(mlp.cross_entropy, xp=xp) if loss is None else loss
         self._kinds: Kinds = {}
@@ -254,7 +257,16 @@ class PipelineParallel:
         self._run(_Plan.of(schedule, self._comm.rank, 1), parts, kind, execute)
         return self._xp.concatenate(outputs) if outputs else None
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the arrays of gradients: the sums, and those of one more microbatch."""
+        return self._sums.nbytes
+
     # --- implementation ---
+
+    def _places(self, into: Into | None) -> Mapping[str, Array]:
+        """Return the arrays in which gradients are added up."""
+        return into(self.parameters) if callable(into) else into or {}
 
     @property
     def _last_rank(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringreduce.train import sharded_part, strategies
+from ringreduce.train.divided_part import Divided
 from ringreduce.train.parts import Part, Replica, Run
 
 
@@ -13,4 +14,19 @@ def part_of(strategy: strategies.Strategy, run: Run) -> Part:
             return sharded_part.zero(run, strategy.stage)
         case strategies.CentralStorage():
             return sharded_part.Central(run)
+        case strategies.Pipeline():
+            return Divided(
+                run,
+                strategy.sizes(run.comm.size),
+                schedule=strategy.schedule,
+                splits=strategy.splits,
+                split_size=strategy.split_size,
+                virtual=strategy.virtual,
+                cut=strategy.cut,
+            )
+        case strategies.Tensor():
+            return Divided(run, strategy.sizes(run.comm.size))
+        case strategies.Hybrid():
+            sizes = strategy.sizes(run.comm.size)
+            return Divided(run, sizes, schedule=strategy.schedule, splits=strategy.splits)
     return Replica(run)

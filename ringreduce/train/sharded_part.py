@@ -12,8 +12,9 @@ from ringreduce.train import mlp, optimizers
 from ringreduce.train.central import CentralParallel
 from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.equality import check_equal, on_host
-from ringreduce.train.parts import Metered, Part, Run, bytes_of, of_running, spread
+from ringreduce.train.parts import Metered, Part, Run, of_running, spread
 from ringreduce.train.sharded_parallel import ShardedParallel
+from ringreduce.train.stages import activation_bytes
 
 _ROWS = 32
 """Rows that a layer predicts at a time; see `mlp.right`."""
@@ -54,8 +55,8 @@ class Sharded(Part):
             x, of_layer = layer.forward(x)
             network.append(layer)
             kept.append(of_layer)
-        self.statistics = mlp.statistics_in(network, kept)
-        self.activation_bytes = max(self.activation_bytes, bytes_of(kept))
+        self.statistics = mlp.statistics_in(network)
+        self.activation_bytes = max(self.activation_bytes, activation_bytes(kept))
         del network
         loss, gradient = mlp.cross_entropy(x, labels, count, self.run.xp)
         for arrays, of_layer in zip(self.parallel.backward(), reversed(kept), strict=True):

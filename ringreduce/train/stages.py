@@ -117,6 +117,12 @@ class GradientSums:
         self._scratch: dict[str, Array] = {}
         """Name -> array for the gradient of a microbatch after the first."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sums, and of the arrays for the gradients of one microbatch."""
+        arrays = [*self.sums.values(), *self._scratch.values()]
+        return sum(int(array.nbytes) for array in arrays)
+
     def places(self, microbatch: int) -> Mapping[str, Array]:
         """Return name -> array in which the gradient of a microbatch may be computed."""
         if microbatch == 0:
@@ -214,7 +220,7 @@ class StepOfStages:
                 f"{_WHERE}: stage {stage} returns {len(y)} samples for {samples}; the first axis "
                 "of each layer's output are the samples"
             )
-        self._held[stage, microbatch] = _Held(kept, _nbytes(kept))
+        self._held[stage, microbatch] = _Held(kept, activation_bytes(kept))
         self.held = max(self.held, len(self._held))
         self.held_bytes = max(self.held_bytes, sum(each.nbytes for each in self._held.values()))
         if stage < self._last:
@@ -279,7 +285,7 @@ class StepOfStages:
         return microbatch == len(self._batch.parts) - 1
 
 
-def _nbytes(kept: Any) -> int:
+def activation_bytes(kept: Any) -> int:
     """Return the bytes of all arrays in what `forward` has returned; each array counts once."""
     return sum({id(array): array.nbytes for array in _arrays(kept)}.values())
 

@@ -360,7 +360,7 @@ class Pipeline(Strategy):
                 f"stages is {self.stages}; {ranks} ranks with {self.virtual} each (virtual) have "
                 f"{stages}"
             )
-        _check_stages(self, stages, settings)
+        _check_stages(self, stages, self.splits or self.split_size, settings)
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return the sizes."""
@@ -440,7 +440,7 @@ class Hybrid(Strategy):
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the ranks are a mesh, and that the layers can be divided."""
         self.sizes(sum(map(len, nodes)))
-        _check_stages(self, self.pipeline, settings)
+        _check_stages(self, self.pipeline, self.splits, settings)
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return the sizes."""
@@ -581,17 +581,17 @@ def _check_pipeline(strategy: Any) -> None:
         raise ValueError(f"schedule is {strategy.schedule!r}; wanted the name of a schedule")
 
 
-def _check_stages(strategy: Strategy, stages: int, settings: Settings) -> None:
+def _check_stages(strategy: Strategy, stages: int, splits: int | None, settings: Settings) -> None:
     layers = len(settings.hidden) + 1
     if stages > layers:
         raise ValueError(
             f"{strategy.name} has {stages} stages; the network has {layers} layers: add hidden "
             "layers, or use fewer ranks"
         )
-    if settings.batch_norm and stages > 1:
+    if settings.batch_norm and (stages > 1 or splits not in (None, 1)):
         raise ValueError(
-            f"batch_norm cannot be combined with the stages of strategy {strategy.name}: a stage "
-            "sees one microbatch at a time, and not the batch"
+            f"batch_norm cannot be combined with the microbatches of strategy {strategy.name}: "
+            "the means are those of the whole batch"
         )
 
 

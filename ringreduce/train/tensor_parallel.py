@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -116,6 +116,21 @@ def counted(gradients: Mapping[str, Array], rank: int) -> list[Array]:
     return [array for name, array in gradients.items() if axis_of(name) is not None or rank == 0]
 
 
+class Group(Protocol):
+    """The ranks that hold a network together: a communicator, or an object that stands in."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def all_reduce(self, x: Array, op: str = "sum", *, out: Array = None) -> Array:
+        """Return the sum, or another result, of the arrays of all ranks."""
+
+
 # --- the network ----------------------------------------------------------------------------------
 
 
@@ -126,7 +141,7 @@ class TensorParallel:
     does, bit by bit.
     """
 
-    def __init__(self, comm: rr.Communicator, sizes: Sequence[int], xp: ModuleType = np) -> None:
+    def __init__(self, comm: Group, sizes: Sequence[int], xp: ModuleType = np) -> None:
         self._comm, self._xp = comm, xp
         self._layers = len(sizes) - 1
         self._classes = sizes[-1]

@@ -578,6 +578,7 @@ MUTATIONS = [
         "is not None or rank == 0]",
         "is not None or rank >= 0]",
         "The norm of the gradients counts an array once for every rank that holds it.",
+    ),
     # --- pipelines ---
     Mutation(
         "posted-at-its-own-step",

@@ -1,0 +1,241 @@
+"""Parts of a model that is divided by layers, and inside layers: pipeline, tensor and hybrid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringreduce.train import mlp, optimizers, tensor_parallel
+from ringreduce.train.data_parallel import DataParallel
+from ringreduce.train.equality import check_replicas, on_host
+from ringreduce.train.mesh import Coordinates, Mesh
+from ringreduce.train.parts import Metered, Part, Run
+from ringreduce.train.pipeline_parallel import PipelineParallel
+
+
+class Divided(Part):
+    """A stage of the model, of whose layers this rank has columns or rows.
+
+    The ranks are a `Mesh`.  A pipeline of its ranks computes a replica of the model, and each stage
+    is computed by a tensor group.  An all-reduce adds up the gradients of the replicas.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        sizes: Coordinates,
+        *,
+        schedule: str = "1f1b",
+        splits: int | None = None,
+        split_size: int | None = None,
+        virtual: int = 1,
+        cut: str | Sequence[int] = "balanced",
+    ) -> None:
+        super().__init__(run)
+        self._mesh = mesh = Mesh(run.comm, *sizes)
+        self.replica, self.replicas = mesh.coordinates.data, sizes.data
+        self._tensor, self._samples = Metered(mesh.tensor), Metered(mesh.data)
+        self._columns = tensor_parallel.TensorParallel(self._tensor, run.sizes, run.xp)
+        whole = run.init_params()
+        costs: dict[int, int] = {}
+        for name, array in whole.items():
+            costs[_layer_of(name)] = costs.get(_layer_of(name), 0) + array.size
+        own = tensor_parallel.cut(whole, self._tensor.rank, self._tensor.size)
+        self._dp: DataParallel | None = None
+        self.pipe = PipelineParallel(
+            mesh.pipeline,
+            self._columns.layers(own, self._samples),
+            splits=splits,
+            split_size=split_size,
+            schedule=schedule,
+            virtual=virtual,
+            cut=cut,
+            costs=[*costs.values()] if cut == "balanced" else None,
+            loss=self._columns.cross_entropy,
+            xp=run.xp,
+            into=self._buffers,
+            on_gradient=self._ready,
+        )
+        self._slots = {
+            slot: {name: run.xp.zeros_like(array) for name, array in self.pipe.parameters.items()}
+            for slot in run.slots
+        }
+        rank, ranks = self._tensor.rank, self._tensor.size
+        running = tensor_parallel.cut(run.init_statistics(), rank, ranks)
+        self.running = {name: array for name, array in running.items() if self._has(name)}
+        self.counts = self._has(f"{len(run.sizes) - 2}.weight") and self._tensor.rank == 0
+        self._times = 0.0, 0.0
+
+    # --- a step ---
+
+    def gradients(self, x: Any, labels: Any, count: int) -> float:
+        """Compute and reduce the gradients of a batch.  Return the loss of this replica."""
+        self._tensor.begin()
+        self._samples.begin()
+        begin = time.perf_counter()
+        loss = self.pipe.step(x, labels, count)
+        waited_s = time.perf_counter() - begin - sum(end - at for at, end in self.pipe.times)
+        self.statistics = mlp.statistics_in(self._layers())
+        self.activation_bytes = max(self.activation_bytes, self.pipe.held_bytes)
+        known_s = waited_s + self._tensor.seconds + self._samples.seconds
+        self._times = known_s, known_s
+        if self._dp is not None:
+            self._dp.finish()
+            times = self._dp.times
+            self._times = known_s + times.communication_s, known_s + times.exposed_s
+        return loss
+
+    def _buffers(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays in which the gradients of this rank's parameters are added up."""
+        if self.replicas == 1:
+            return {}
+        settings = self.run.settings
+        self._dp = dp = DataParallel(
+            self._mesh.data,
+            parameters,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            bucket_bytes=settings.bucket_bytes,
+            op="sum",
+            wire=None if settings.wire == "none" else settings.wire,
+            algorithm=self.run.algorithm,
+        )
+        return {name: dp.buffer(name) for name in parameters}
+
+    def _ready(self, name: str, gradient: Any) -> None:
+        """Reduce a gradient that is complete on this replica."""
+        if self._dp is not None:
+            self._dp.ready(name)
+
+    def _layers(self) -> Iterator[mlp.Affine]:
+        for layer in self.pipe.layers:
+            assert isinstance(layer, mlp.Affine)
+            yield layer
+
+    def reduced(self) -> dict[str, Any]:
+        """Return the gradients that `gradients` has reduced, of this rank's parameters."""
+        return dict(self.pipe.gradients)
+
+    def counted(self) -> list[Any]:
+        """Return the gradients that this rank counts: those of the first replica."""
+        if self.replica:
+            return []
+        return tensor_parallel.counted(self.pipe.gradients, self._tensor.rank)
+
+    def update(self, lr: float, step: int) -> None:
+        """Make the optimizer's step on this rank's parameters."""
+        for name, gradient in self.pipe.gradients.items():
+            slots = tuple(arrays[name] for arrays in self._slots.values())
+            parameters = self.pipe.parameters[name]
+            optimizers.in_blocks(self._update, parameters, slots, gradient, lr, step)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds of communication and of exposed communication in the last step.
+
+        Both count the time in which this rank waits for the stages before and after its own.
+        """
+        return self._times
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank has sent in the last step."""
+        of_replicas = 0 if self._dp is None else self._dp.sent_bytes
+        return (
+            self.pipe.sent_bytes + self._tensor.sent_bytes + self._samples.sent_bytes + of_replicas
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters, gradients and optimizer's arrays."""
+        parameters = sum(int(array.nbytes) for array in self.own())
+        return parameters * (1 + len(self._slots)) + self.pipe.gradient_bytes
+
+    # --- evaluation, and proofs ---
+
+    def right(self, x: Any, labels: Any) -> int:
+        """Return how many of this replica's held-out samples are predicted right.
+
+        Only the ranks of the last stage know.
+        """
+
+        def predict(layer: Any, rows: Any) -> Any:
+            return layer.predict(rows, self.running)
+
+        logits = self.pipe.predict(x, predict)
+        if logits is None:
+            return 0
+        return int((self._columns.classes(logits) == labels).sum())
+
+    def own(self) -> list[Any]:
+        """Return this rank's parameters."""
+        return list(self.pipe.parameters.values())
+
+    def check_equal(self) -> None:
+        """Prove that the ranks of all replicas with the same part have the same parameters."""
+        place = self._mesh.coordinates
+        flat = self.run.xp.concatenate([array.reshape(-1) for array in self.own()])
+        group = place.pipeline * self.run.comm.size + place.tensor
+        check_replicas(self.run.comm, flat, group)
+
+    # --- the whole model ---
+
+    def whole(self) -> dict[str, Any]:
+        """Return the parameters of the whole model, the same on all ranks.  Collective."""
+        return self._gather(self.pipe.parameters, self.run.init_params())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the content of a checkpoint.  Collective."""
+        like = self.run.init_params()
+        found = self._gather(self.pipe.parameters, like)
+        for slot, arrays in self._slots.items():
+            whole = self._gather(arrays, like)
+            found |= {f"{slot}/{name}": array for name, array in whole.items()}
+        whole = self._gather(self.running, self.run.init_statistics())
+        found |= {f"running/{name}": array for name, array in whole.items()}
+        return {name: on_host(array) for name, array in found.items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        """Set all arrays to those of a checkpoint.  Collective."""
+        rank, ranks = self._tensor.rank, self._tensor.size
+        like = self.run.init_params()
+        for prefix, own in self._by_prefix():
+            whole_like = self.run.init_statistics() if prefix == "running/" else like
+            for name, array in whole_like.items():
+                whole = array if arrays is None else self.run.xp.asarray(arrays[prefix + name])
+                received = self.run.comm.broadcast(whole, root=0)
+                if name in own:
+                    part = tensor_parallel.slices(name, received.shape, rank, ranks)
+                    own[name][...] = received[part]
+
+    def _by_prefix(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        yield "", self.pipe.parameters
+        for slot, arrays in self._slots.items():
+            yield f"{slot}/", arrays
+        yield "running/", self.running
+
+    def _gather(self, own: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+        """Return whole arrays, of which this rank has parts of some; `like` has their shapes."""
+        whole = tensor_parallel.gather(self._mesh.tensor, own, self.run.xp)
+        return {
+            name: self._mesh.pipeline.broadcast(whole.get(name, array), root=self._rank_of(name))
+            for name, array in like.items()
+        }
+
+    def _rank_of(self, name: str) -> int:
+        """Return the rank of the pipeline that has the layer of an array."""
+        layer, end = _layer_of(name), 0
+        for stage, layers in enumerate(self.pipe.cut):
+            end += layers
+            if layer < end:
+                return self.pipe.schedule.rank_of(stage)
+        raise AssertionError(f"no stage has layer {layer}")
+
+    def _has(self, name: str) -> bool:
+        return self._rank_of(name) == self._mesh.coordinates.pipeline
+
+
+def _layer_of(name: str) -> int:
+    return int(name.partition(".")[0])
