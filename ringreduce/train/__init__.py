@@ -1,4 +1,4 @@
-"""Data-parallel training on the library's public API.
+"""Training on several ranks, on the library's public API.
 
 ``python -m ringreduce.train`` trains a small network.  The function `train` does the same::
 
@@ -6,9 +6,11 @@
         settings = Settings(seed=1)
         result = train(comm, load(settings), settings)
 
-`DataParallel`, `ShardedParallel` and `shard` are for models of any kind.
+The strategies of `ringreduce.train.strategies` decide which rank has which parameters.
+`DataParallel`, `ShardedParallel`, `PipelineParallel` and `shard` are for models of any kind.
 """
 
+from ringreduce.train import strategies
 from ringreduce.train.batch_norm import Normalised, batch_norm, batch_norm_backward
 from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.data import Split, load, load_digits, load_split, shard
@@ -48,5 +50,6 @@ __all__ = [
     "load_digits",
     "load_split",
     "shard",
+    "strategies",
     "train",
 ]

@@ -18,13 +18,13 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.picture import output
 from ringreduce.terminal import print_error
-from ringreduce.train import data, plot
+from ringreduce.train import data, plot, strategies
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
 from ringreduce.train.loop import State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
-from ringreduce.train.progress import Progress, heading, last_line, ranks_text, results
+from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result
 from ringreduce.train.settings import Outputs, Settings
 from ringreduce.train.together import REFUSED, from_rank_0, gather_words, nothing, said, together
@@ -105,9 +105,13 @@ class _Run:
         self._split = together(comm, lambda: _load(self.settings))
         _check_same_data(comm, self._split)
         xp = together(comm, lambda: _module(outputs.device, comm))
-        self._trainer = together(comm, lambda: Trainer(comm, self._split, self.settings, xp))
+        strategy = given.strategy(None if facts is None else _strategy_in(facts))
+        self._trainer = together(
+            comm, lambda: Trainer(comm, self._split, self.settings, xp, strategy)
+        )
         if self._speaks and not seed:
-            print(heading(comm, self._split, self.settings, outputs.verbose), flush=True)
+            chosen = self._trainer.strategy
+            print(heading(comm, self._split, self.settings, chosen, outputs.verbose), flush=True)
         if facts is not None:
             self._restore(facts)
 
@@ -166,6 +170,7 @@ class _Run:
     def _fits(self, checkpoint: Checkpoint) -> None:
         try:
             before = _settings_in(checkpoint.facts)
+            self._given.strategy(_strategy_in(checkpoint.facts))
         except ValueError as error:
             raise CheckpointError(str(error)) from None
         settings = self._given.settings(before)
@@ -189,11 +194,12 @@ class _Run:
 
     def _save(self, trainer: Trainer) -> None:
         """Save a checkpoint.  Raises _WriteError on all ranks if it cannot be written."""
-        state = trainer.state
+        state, arrays = trainer.state, trainer.arrays()
         facts = {
             "epoch_loss": state.epoch_loss,
             "last_loss": state.last_loss if math.isfinite(state.last_loss) else None,
             "settings": to_plain(self.settings),
+            "strategy": strategies.to_plain(trainer.strategy),
             "data_sha256": self._split.digest,
             "ranks": self._comm.size,
             "ringreduce": rr.__version__,
@@ -201,7 +207,7 @@ class _Run:
 
         def save() -> None:
             assert self._folder is not None
-            self._folder.save(Checkpoint(state.step, trainer.arrays(), facts))
+            self._folder.save(Checkpoint(state.step, arrays, facts))
 
         try:
             together(self._comm, save if self._speaks else nothing)
@@ -233,8 +239,8 @@ class _Run:
         title = f"{100 * result.accuracy:.1f} % accuracy on the held-out {self._split.name}"
         facts = (
             f"Layers of {', '.join(map(str, self._trainer.sizes))} on {ranks}, global batch "
-            f"{self.settings.batch}, {self.settings.optimizer}, all-reduce "
-            f"{self.settings.algorithm}."
+            f"{self.settings.batch}, {self.settings.optimizer}, "
+            f"{described(self._trainer.strategy, self.settings)}."
         )
         if result.step_s:
             title += f", at {100 * result.efficiency:.0f} % scaling efficiency on {ranks}"
@@ -245,6 +251,11 @@ class _Run:
 def _settings_in(facts: Any) -> dict[str, Any]:
     """Return the settings in a checkpoint.  Raises ValueError for an unknown setting."""
     return {name: from_plain(name, value) for name, value in facts["settings"].items()}
+
+
+def _strategy_in(facts: Any) -> dict[str, Any]:
+    """Return the strategy in a checkpoint; none if it was made before there were strategies."""
+    return {name: from_plain(name, value) for name, value in facts.get("strategy", {}).items()}
 
 
 def _complain(text: str) -> None:

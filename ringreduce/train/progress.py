@@ -10,10 +10,11 @@ from typing import TextIO
 import ringreduce as rr
 from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine
-from ringreduce.train import data, mlp
+from ringreduce.train import data, mlp, strategies
 from ringreduce.train.configuration import to_plain, to_toml
 from ringreduce.train.results import Epoch, Result, Step
 from ringreduce.train.settings import Settings
+from ringreduce.train.strategies import Mirrored, MultiWorkerMirrored, Strategy
 
 _LINES = 10
 """The most lines of a run, if the output is no terminal."""
@@ -61,8 +62,14 @@ class Progress:
         return f"epoch {epoch:{len(str(self._epochs))}}/{self._epochs}"
 
 
-def heading(comm: rr.Communicator, split: data.Split, settings: Settings, verbose: bool) -> str:
-    """Return the data, the network, the ranks, and the settings as TOML.
+def heading(
+    comm: rr.Communicator,
+    split: data.Split,
+    settings: Settings,
+    strategy: Strategy,
+    verbose: bool,
+) -> str:
+    """Return the data, the network, the ranks, the strategy, and the settings as TOML.
 
     The settings are those that are not the defaults; all if `verbose`.
     """
@@ -74,10 +81,20 @@ def heading(comm: rr.Communicator, split: data.Split, settings: Settings, verbos
         f"{split.name}: {len(split.train_labels):,} to train, {len(split.held_out_labels):,} held "
         f"out; {'-'.join(map(str, sizes))}, {parameters:,} parameters, "
         f"{settings.dtype}",
-        f"{ranks_text(comm)}, global batch {settings.batch}, all-reduce {settings.algorithm}",
+        f"{ranks_text(comm)}, global batch {settings.batch}, {described(strategy, settings)}",
         *(f"  {line}" for line in to_toml(shown)),
     ]
     return "\n".join(lines)
+
+
+def described(strategy: Strategy, settings: Settings) -> str:
+    """Return the algorithm of replicas, or the strategy with its options."""
+    if isinstance(strategy, (Mirrored, MultiWorkerMirrored)):
+        return f"all-reduce {strategy.algorithm(settings)}"
+    name, *chosen = strategies.to_plain(strategy).values()
+    options = list(strategies.to_plain(strategy))[1:]
+    words = (f"{option} {value}" for option, value in zip(options, chosen, strict=True))
+    return ", ".join((f"strategy {name}", *words))
 
 
 def results(result: Result, verbose: bool) -> str:
@@ -91,6 +108,11 @@ def results(result: Result, verbose: bool) -> str:
     )
     if result.step_s:
         lines.append(f"a step: {step:.2f} ms")
+    if verbose:
+        lines.append(
+            f"rank 0 sends {result.sent_bytes:,} bytes a step, and holds at most "
+            f"{result.held_bytes:,} bytes"
+        )
     if result.step_s and verbose:
         lines.append(
             f"  {step - exposed:.2f} ms of computation, {exposed:.2f} ms of exposed communication; "
