@@ -123,10 +123,11 @@ def forward_bounds(parameters, x, ranks=1):
             normalised[i] = batch_norm_bounds(z, ez, *norm, ranks)
             z, ez = (result.y for result in normalised[i])
         hidden = i < len(parameters) - 1
-        # A unit that might be on either side of its kink would have no bound.
-        assert not hidden or (np.abs(z) > ez).all()
+        # A unit that might be on either side of its kink would have no bound.  An exact zero, the
+        # sum of zeros, is on one side in every order of additions.
+        assert not hidden or ((np.abs(z) > ez) | (ez == 0)).all()
         values.append(np.maximum(z, 0) if hidden else z)
-        bounds.append(ez)
+        bounds.append(np.where(z > 0, ez, 0) if hidden else ez)
     return values, bounds, normalised
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ringreduce.launch import cli
 from ringreduce.train.configuration import FIELDS, from_plain, read, read_toml, to_plain, to_toml
 from ringreduce.train.settings import DTYPES, OPTIMIZERS, WIRES, Outputs, Settings
+from ringreduce.train.strategies import STRATEGIES, options
 
 
 def toml(tmp_path, text):
@@ -105,7 +106,12 @@ def test_every_option_is_explained(program, flags, capsys):
         assert " ".join(field.metadata["help"].split()) in shown, name
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name != "hidden"])
+def test_numbers_of_layers_are_a_tuple():
+    values = read(["--strategy", "pipeline", "--cut", "2", "1", "--hidden", "8", "8"]).values
+    assert values["cut"] == (2, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("hidden", "cut")])
 def test_every_option_sets_its_field(name):
     field = FIELDS[name]
     choices = field.metadata["choices"]
@@ -114,8 +120,11 @@ def test_every_option_sets_its_field(name):
     elif choices:
         flags, wanted = [choices[-1]], choices[-1]
     else:
-        wanted = {int: 3, float: 0.5, str: "ring", type(None): "x.png"}[type(field.default)]
+        text = "zero" if name == "strategy" else "ring"
+        wanted = {int: 3, float: 0.5, str: text, type(None): "x.png"}[type(field.default)]
         flags = [str(wanted)]
     besides = ["--checkpoint-dir", "c"] if name in ("resume", "checkpoint_every") else []
+    owners = [each for each, kind in STRATEGIES.items() if name in options(kind)]
+    besides += ["--strategy", *owners[:1]] if owners else []
     values = read(["--" + name.replace("_", "-"), *flags, *besides]).values
     assert type(values[name])(wanted) == values[name]

@@ -1,0 +1,459 @@
+"""Strategies: every one trains as one process does, and those that cannot are refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from ringreduce.train import DriftError, Settings, Split, Trainer, load_split, mlp, strategies
+from ringreduce.train.configuration import read
+from ringreduce.train.mesh import fits
+from ringreduce.train.strategies import (
+    PIPELINES,
+    STRATEGIES,
+    CentralStorage,
+    Hybrid,
+    Mirrored,
+    MultiWorkerMirrored,
+    OneDevice,
+    Pipeline,
+    Tensor,
+    Zero,
+    by_name,
+    table,
+)
+from tests.support.rounding import rounding_bounds
+
+STEPS = 20
+SMALL = Settings(
+    epochs=1, hidden=(12, 9, 7), batch=50, dtype="float64", lr=0.02, check_every=7, noise=0.1
+)
+
+# --- one process ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network, its data, and its settings: 20 steps, the last of each epoch on fewer samples."""
+
+    inputs: int
+    hidden: tuple[int, ...]
+    classes: int
+    batch: int
+    last: int
+    """Samples of the last batch of an epoch."""
+    optimizer: str
+    clip: float
+    seed: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.inputs, *self.hidden, self.classes)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            hidden=self.hidden,
+            batch=self.batch,
+            optimizer=self.optimizer,
+            clip=self.clip,
+            seed=self.seed,
+            epochs=STEPS // 4,
+            dtype="float64",
+            lr=0.05 if self.optimizer == "sgd" else 0.005,
+            check_every=9,
+            first_bucket_bytes=200,
+            bucket_bytes=500,
+        )
+
+    @property
+    def split(self) -> Split:
+        rng = np.random.default_rng(self.seed)
+        samples = 3 * self.batch + self.last
+        x = rng.normal(size=(samples + 11, self.inputs))
+        labels = rng.integers(0, self.classes, samples + 11)
+        return Split("random", x[11:], labels[11:], x[:11], labels[:11], self.classes)
+
+
+def parameters_of(comm, problem, strategy):
+    result = rr.train.train(comm, problem.split, problem.settings, strategy=strategy)
+    return result.parameters, result.digest
+
+
+def shaken(comm, problem, bounds, seed):
+    """Train alone, with gradients that are off by up to twice their `bounds` in every step."""
+    trainer = Trainer(comm, problem.split, problem.settings)
+    part, rng = trainer._part, np.random.default_rng(seed)
+    update = part.update
+
+    def shake(lr, step):
+        for name, gradient in part.reduced().items():
+            gradient += rng.uniform(-2, 2, gradient.shape) * bounds[name]
+        update(lr, step)
+
+    part.update = shake
+    return trainer.run().parameters
+
+
+@cache
+def alone_and_limit(problem: Problem, summands: int) -> tuple[np.ndarray, float]:
+    """Return the parameters of one process, and how far those of several may be from them.
+
+    Every gradient is off by at most E, its bound on the first batch, in one process and in
+    several.  What such errors do to the parameters is measured: in three runs of one process the
+    gradients of each step are off by random numbers up to 2 E.  Errors are larger on some other
+    batch, and need not be the worst in three runs: a factor of 10 allows for both.
+    """
+    sizes, given = problem.sizes, problem.settings
+    start = mlp.views(mlp.init_params(sizes, given.seed, np.float64), sizes)
+    x, labels = problem.split.train_x[: problem.batch], problem.split.train_labels[: problem.batch]
+    _, flat = rounding_bounds(start, x, labels, problem.batch, summands)
+    bounds = mlp.named(mlp.views(flat, sizes))
+    ((alone, _),) = rr.spawn(parameters_of, 1, problem, OneDevice())
+    runs = [rr.spawn(shaken, 1, problem, bounds, seed)[0] for seed in range(3)]
+    return alone, 10 * max(np.linalg.norm(run - alone) for run in runs)
+
+
+def check(comm_results, problem: Problem, summands: int) -> None:
+    """Check that all ranks have the same parameters, which are those of one process."""
+    alone, limit = alone_and_limit(problem, summands)
+    assert len({digest for _, digest in comm_results}) == 1
+    assert np.linalg.norm(comm_results[0][0] - alone) <= limit < 1e-6 * np.linalg.norm(alone)
+
+
+# --- every mesh is one process --------------------------------------------------------------------
+
+
+@st.composite
+def problems(draw, layers: int) -> Problem:
+    widths = st.integers(1, 9)
+    batch = draw(st.integers(3, 20))
+    return Problem(
+        inputs=draw(widths),
+        hidden=tuple(draw(st.lists(widths, min_size=layers - 1, max_size=layers + 1))),
+        classes=draw(st.integers(2, 9)),
+        batch=batch,
+        last=draw(st.integers(1, batch)),
+        optimizer=draw(st.sampled_from(["sgd", "adam"])),
+        clip=draw(st.sampled_from([0.0, 0.5])),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@st.composite
+def meshes(draw) -> tuple[Hybrid, Problem]:
+    ranks = draw(st.integers(1, 8))
+    data, pipeline, tensor = draw(st.sampled_from(fits(ranks)))
+    schedule = draw(st.sampled_from([name for name in PIPELINES if name != "interleaved"]))
+    splits = draw(st.sampled_from([None, 1, 2, 3, 5]))
+    problem = draw(problems(pipeline))
+    return Hybrid(data, pipeline, tensor, splits=splits, schedule=schedule), problem
+
+
+@settings(deadline=None, max_examples=25)
+@given(meshes())
+def test_any_mesh_computes_what_one_process_computes(given):
+    strategy, problem = given
+    ranks = strategy.data * strategy.pipeline * strategy.tensor
+    summands = ranks * (strategy.splits or strategy.pipeline)
+    check(rr.spawn(parameters_of, ranks, problem, strategy), problem, summands)
+
+
+ONE = Problem(7, (6, 8, 5), 4, 17, 5, "adam", 0.5, 3)
+OTHERS = [
+    (MultiWorkerMirrored("hierarchical"), 4),
+    (MultiWorkerMirrored("ring"), 3),
+    (Mirrored("reduce_to_one"), 3),
+    (Mirrored("hierarchical"), 3),
+    (Mirrored("two_shot"), 5),
+    (CentralStorage(), 3),
+    (Zero(1), 3),
+    (Zero(2), 5),
+    (Zero(3), 4),
+    (Pipeline(splits=4, schedule="interleaved", virtual=2), 2),
+    (Pipeline(split_size=3, schedule="zero_bubble"), 3),
+    (Pipeline(splits=2, cut=(1, 2, 1)), 3),
+    (Tensor(), 3),
+]
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), OTHERS, ids=str)
+def test_any_strategy_computes_what_one_process_computes(strategy, ranks):
+    check(rr.spawn(parameters_of, ranks, ONE, strategy), ONE, 20)
+
+
+OF_FOUR = [Hybrid(*sizes) for sizes in fits(4)]
+
+
+def over_mpi():
+    """The parameters and digests of each mesh of 4 ranks, and of the other strategies."""
+    with rr.init() as comm:
+        found = [parameters_of(comm, ONE, strategy) for strategy in OF_FOUR]
+        found += [parameters_of(comm, ONE, Zero(stage)) for stage in (1, 2, 3)]
+        found.append(parameters_of(comm, ONE, CentralStorage()))
+        return [(parameters.tolist(), digest) for parameters, digest in found]
+
+
+@pytest.mark.mpi
+def test_meshes_of_four_ranks_compute_what_one_process_computes_over_mpi(mpi):
+    ranks = mpi.run_ok("call", 4, "tests.train.test_strategies:over_mpi")
+    assert len(ranks[0]) == len(OF_FOUR) + 4
+    for results in zip(*ranks, strict=True):
+        check([(np.array(parameters), digest) for parameters, digest in results], ONE, 20)
+
+
+@pytest.mark.parametrize("strategy", [Mirrored(), CentralStorage(), Zero(3), Tensor()], ids=str)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_normalise_have_the_loss_of_one(strategy, ranks):
+    chosen, split = replace(SMALL, batch_norm=True, clip=0.3), load_split(np.float64)
+
+    def program(comm, strategy):
+        result = rr.train.train(comm, split, chosen, strategy=strategy)
+        return result.loss, result.accuracy
+
+    ((loss, accuracy),) = rr.spawn(program, 1, OneDevice())
+    for theirs in rr.spawn(program, ranks, strategy):
+        assert theirs == (pytest.approx(loss, rel=1e-9), accuracy)
+
+
+# --- the same bits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot"])
+@pytest.mark.parametrize("strategy", [Zero(1), Zero(2), CentralStorage()], ids=str)
+def test_halves_of_an_all_reduce_have_its_bits(strategy, algorithm):
+    chosen, split = replace(SMALL, algorithm=algorithm, optimizer="adam"), load_split(np.float64)
+
+    def program(comm, strategy):
+        return rr.train.train(comm, split, chosen, strategy=strategy).digest
+
+    assert len({*rr.spawn(program, 3, strategy), *rr.spawn(program, 3, Mirrored())}) == 1
+
+
+def test_a_checkpoint_of_one_strategy_goes_on_under_another():
+    split, chosen = load_split(np.float64), replace(SMALL, epochs=4, lr_schedule="constant")
+    of_epoch = Trainer.epoch_steps.fget
+
+    def program(comm, strategies):
+        arrays = state = None
+        for epoch, strategy in enumerate(strategies, 1):
+            trainer = Trainer(comm, split, replace(chosen, epochs=epoch), strategy=strategy)
+            if state is not None:
+                trainer.restore(arrays if comm.rank == 0 else None, state)
+            result = trainer.run()
+            arrays, state = trainer.arrays(), trainer.state
+            assert state.step == epoch * of_epoch(trainer)
+        return result.parameters
+
+    mixed = rr.spawn(program, 2, [Mirrored(), Zero(3), Pipeline(splits=3), Mirrored()])
+    (alone,) = rr.spawn(program, 1, [OneDevice()] * 4)
+    assert np.linalg.norm(mixed[0] - alone) <= 1e-11 * np.linalg.norm(alone)
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def costs(strategy, ranks, **changes):
+    split, chosen = load_split(np.float64), replace(SMALL, **changes)
+
+    def program(comm):
+        result = rr.train.train(comm, split, chosen, strategy=strategy)
+        return result.sent_bytes, result.held_bytes
+
+    return rr.spawn(program, ranks)
+
+
+BYTES = 8 * mlp.parameter_count((64, 12, 9, 7, 10))
+"""Bytes of the parameters of SMALL."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [(Mirrored(), 1), (Zero(1), 1), (Zero(2), 1), (Zero(3), 1.5), (CentralStorage(), 0.5)],
+    ids=str,
+)
+def test_a_step_sends_these_parts_of_an_all_reduce(strategy, times):
+    # Each of the parameters' 8 arrays may be padded by a number, or a layer by one.
+    wanted = times * BYTES
+    for sent, _ in costs(strategy, 2):
+        assert abs(sent - wanted) <= 8 * 8
+
+
+def test_one_device_sends_nothing_and_holds_all():
+    ((sent, held),) = costs(OneDevice(), 1)
+    assert sent == 0
+    activations = 50 * 8 * (64 + 12 + 9 + 7 + 10)
+    assert held == 3 * BYTES + activations
+
+
+def test_a_stage_sends_its_output_or_the_gradient_of_its_input():
+    sent = [sent for sent, _ in costs(Pipeline(splits=2, cut=(2, 2)), 2)]
+    assert sent == [50 * 9 * 8] * 2
+
+
+def test_columns_and_rows_send_an_output_and_the_gradient_of_an_input():
+    # Layers 0 and 2 have columns, 1 and 3 rows: all-reduces of the outputs of 1 and 3, and of the
+    # gradient of the input of 2.
+    sent = [sent for sent, _ in costs(Tensor(), 2, algorithm="ring")]
+    assert sum(sent) == 2 * 50 * (9 + 10 + 9) * 8
+
+
+@pytest.mark.parametrize("strategy", [Zero(3), Pipeline(), Tensor()], ids=str)
+def test_a_divided_model_takes_less_memory_on_each_of_four_ranks(strategy):
+    ((_, alone),) = costs(OneDevice(), 1, hidden=(64, 64, 64), batch=20)
+    assert max(held for _, held in costs(strategy, 4, hidden=(64, 64, 64), batch=20)) < 0.75 * alone
+
+
+# --- proofs while training ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [(Mirrored(), 3), (Hybrid(2, 2), 4), (Hybrid(3, 1, 1), 3)], ids=str
+)
+def test_a_replica_that_drifts_is_named_on_all_ranks(strategy, ranks):
+    split = load_split(np.float64)
+
+    def program(comm):
+        trainer = Trainer(comm, split, SMALL, strategy=strategy)
+        if comm.rank == 1:
+            next(iter(trainer._part.own()))[...] += 1e-9
+        with pytest.raises(DriftError) as error:
+            trainer.run()
+        return str(error.value)
+
+    texts = set(rr.spawn(program, ranks))
+    assert len(texts) == 1
+    # Among two replicas, the one of the lower rank is taken to be right.
+    assert "of rank 1 (" in texts.pop()
+
+
+@pytest.mark.parametrize("strategy", [Zero(3), CentralStorage(), Pipeline(), Tensor()], ids=str)
+def test_parameters_that_are_no_numbers_end_all_ranks(strategy):
+    split = load_split(np.float64)
+
+    def program(comm):
+        trainer = Trainer(comm, split, replace(SMALL, check_every=1), strategy=strategy)
+        update = trainer._part.update
+
+        def spoilt(lr, step):
+            update(lr, step)
+            if comm.rank == 1:
+                for array in trainer._part.own():
+                    array.reshape(-1)[:1] = np.nan
+
+        trainer._part.update = spoilt
+        with pytest.raises(FloatingPointError, match="after step 1"):
+            trainer.run()
+
+    rr.spawn(program, 2)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+REFUSED = [
+    (OneDevice(), {}, "one_device is for one rank; there are 4: choose mirrored"),
+    (Mirrored(), {}, "mirrored is for the ranks of one node; there are 2 nodes: choose "),
+    (CentralStorage(), {}, "central_storage is for the ranks of one node; there are 2 nodes"),
+    (MultiWorkerMirrored("ring"), {"algorithm": "tree"}, "communication is ring, and algorithm is"),
+    (Zero(2), {"wire": "bfloat16"}, "wire cannot be combined with strategy zero"),
+    (Zero(2), {"algorithm": "tree"}, "algorithm is tree; strategy zero takes ring, two_shot or"),
+    (Pipeline(), {"hidden": (9, 9)}, "pipeline has 4 stages; the network has 3 layers"),
+    (Pipeline(), {"batch_norm": True}, "batch_norm cannot be combined with the microbatches"),
+    (Pipeline(stages=2), {}, "stages is 2; 4 ranks with 1 each (virtual) have 4"),
+    (Pipeline(cut=(2, 2)), {}, "cut is [2, 2]; pass 4 numbers of at least 1 that add up to"),
+    (Hybrid(2, 1, 1), {}, "data=2, pipeline=1, tensor=1 have the product 2"),
+    (Hybrid(2, 2, 1), {"batch_norm": True}, "batch_norm cannot be combined with the microbatches"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "changes", "text"), REFUSED, ids=str)
+def test_a_strategy_that_does_not_fit_is_refused_on_all_ranks(strategy, changes, text):
+    split, chosen = load_split(np.float64), replace(SMALL, **changes)
+
+    def program(comm):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            rr.train.train(comm, split, chosen, strategy=strategy)
+        comm.barrier()
+
+    rr.spawn(program, 4, nodes=(2, 2))
+
+
+def test_replicas_of_one_node_or_of_several_are_the_default():
+    split = load_split(np.float64)
+
+    def program(comm):
+        return Trainer(comm, split, SMALL).strategy
+
+    assert rr.spawn(program, 2) == [Mirrored()] * 2
+    assert rr.spawn(program, 2, nodes=(1, 1)) == [MultiWorkerMirrored()] * 2
+
+
+def test_a_strategy_and_the_settings_agree_on_the_algorithm():
+    assert Mirrored("two_shot").algorithm(SMALL) == "two_shot"
+    assert Mirrored().algorithm(replace(SMALL, algorithm="tree")) == "tree"
+    with pytest.raises(ValueError, match="cross_device is two_shot, and algorithm is tree"):
+        Mirrored("two_shot").algorithm(replace(SMALL, algorithm="tree"))
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+def test_names_are_the_classes_in_snake_case():
+    assert list(STRATEGIES) == [
+        *("one_device", "mirrored", "multi_worker_mirrored", "central_storage", "zero"),
+        *("pipeline", "tensor", "hybrid", "tpu"),
+    ]
+
+
+@pytest.mark.parametrize("strategy", [*(each for each, _ in OTHERS), Hybrid(2, 2, 1)], ids=str)
+def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
+    plain = strategies.to_plain(strategy)
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+    assert by_name(values.pop("strategy"), values) == strategy
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--strategy pipline", "did you mean 'pipeline'?"),
+        ("--strategy mirrored --stages 2", "stages is an option of strategy pipeline and hybrid"),
+        ("--splits 2", "splits is an option of strategy pipeline and hybrid; strategy is auto"),
+        ("--strategy pipeline --splits 2 --split-size 3", "splits is 2 and split_size is 3"),
+        ("--strategy zero --zero 4", "zero is 4; wanted stage 1, 2 or 3"),
+        ("--strategy hybrid --tensor -1", "tensor is -1; wanted a whole number of at least 1"),
+        ("--strategy hybrid --virtual 2", "virtual is an option of strategy pipeline"),
+        ("--strategy pipeline --schedule 1f1", "did you mean '1f1b'?"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_a_rank_starts(words, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read(words.split())
+    assert stop.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_prints_every_strategy_with_its_options(capsys):
+    with pytest.raises(SystemExit) as stop:
+        read(["--strategy", "help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown == table() + "\n"
+    lines = {line.split()[0]: line for line in shown.splitlines()[1:]}
+    assert list(lines) == list(STRATEGIES)
+    assert "--data-parallel --stages --tensor --splits --schedule" in lines["hybrid"]
+
+
+def test_an_option_overrides_that_of_the_checkpoint_and_another_strategy_all_of_them():
+    before = {"strategy": "pipeline", "splits": 4, "schedule": "gpipe"}
+    assert read(["--splits", "6", "--resume", "--checkpoint-dir", "c"]).strategy(before) == (
+        Pipeline(splits=6, schedule="gpipe")
+    )
+    assert read(["--strategy", "zero"]).strategy(before) == Zero()
+    assert read([]).strategy({}) is None
