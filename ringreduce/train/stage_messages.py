@@ -29,6 +29,8 @@ _OUTPUT = 0
 _KIND_TAG = 2
 """The tag of texts with shapes.  Tags 0 and 1 are the flows."""
 _KIND_BYTES = 256
+_MOST_SENDS = 2
+"""Sends that may be under way before a rank looks whether the oldest is over: a look takes time."""
 
 
 class Messages(Protocol):
@@ -117,7 +119,7 @@ class BetweenRanks:
                 self._teach(send.peer, payload, result)
             self._start(result, send.peer, payload.flow)
             self.sent_bytes += result.nbytes
-        while self._sends and self._sends[0].done():
+        while len(self._sends) > _MOST_SENDS and self._sends[0].done():
             self._sends.popleft().wait()
 
     def finish(self) -> None:
