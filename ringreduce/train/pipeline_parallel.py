@@ -91,7 +91,8 @@ class PipelineParallel:
         gradients: name -> gradient of the loss, of this rank's layers.  `step` overwrites them.
         stages: numbers of this rank's stages.
         cut: number of layers of each stage of all ranks.
-        schedule: the `PipelineSchedule` of the last step; before it, that of the first.
+        schedule: the `PipelineSchedule` of the last step.  With `split_size` and before the first
+            step it has as many microbatches as stages.
         proof: its `PipelineProof`.
         held: the most activations that this rank held at once in the last step, each of one stage
             and one microbatch.  They were counted; ``proof.held[comm.rank]`` is the same number.
@@ -139,7 +140,7 @@ class PipelineParallel:
         self._comm, self._xp = comm, xp
         self._name, self._virtual = schedule, virtual
         _check_splits(split_size, splits)
-        self._split_size, self._splits = split_size, splits
+        self._split_size = split_size
         self._plans: dict[int, tuple[_Plan, rr.pipeline.PipelineProof]] = {}
         plan, self.proof = self._plan(comm.size * virtual if splits is None else splits)
         self.schedule = plan.schedule
@@ -176,6 +177,7 @@ class PipelineParallel:
             The loss, equal on all ranks.
 
         Raises:
+            TypeError: `x` is no array.
             ValueError: `x` and `labels` have different lengths, this rank lacks what it uses, or
                 `count` is below 1.
             MismatchError: ranks passed different numbers of samples, or a gradient has another
@@ -223,7 +225,7 @@ class PipelineParallel:
             The output for all samples; None on the other ranks.
 
         Raises:
-            ValueError: `x` is None.
+            TypeError, ValueError: `x` is no array.
             MismatchError: ranks passed different numbers of samples.
             PeerLostError: another rank has failed.
 
@@ -332,7 +334,9 @@ class PipelineParallel:
             )
         kind = 0
         if self._comm.rank == 0:
-            kind = zlib.crc32(f"{x.dtype} {x.shape[1:]}".encode())  # type: ignore[union-attr]
+            if not hasattr(x, "dtype"):
+                raise TypeError(f"{where}: x is {type(x).__name__}; pass an array")
+            kind = zlib.crc32(f"{x.dtype} {x.shape[1:]}".encode())
         every = self._comm.all_gather(np.array([[rows, kind]]), counts=[1] * self._comm.size)
         for rank, (theirs, _) in enumerate(every.tolist()):
             if theirs != every[0, 0]:

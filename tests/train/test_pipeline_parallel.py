@@ -575,6 +575,14 @@ def test_two_parameters_of_one_name_are_named_on_every_rank(ranks):
     rr.spawn(program, ranks, timeout_s=20)
 
 
+def test_samples_that_are_no_array_are_refused():
+    def program(comm):
+        with pytest.raises(TypeError, match="step: x is list; pass an array"):
+            piped(comm).step([[1.0] * 5], [0], count=1)
+
+    rr.spawn(program, 1)
+
+
 def test_a_count_of_no_samples_is_refused():
     def program(comm):
         with pytest.raises(ValueError, match="step: count is 0; pass the samples of the global"):
