@@ -317,7 +317,7 @@ class PipelineParallel:
         messages.finish()
         return messages.sent_bytes, tuple(times)
 
-    def _agree(self, where: str, x: Array | None, labels: Array | None) -> tuple[int, int]:
+    def _agree(self, where: str, x: Any, labels: Any) -> tuple[int, int]:
         """Return the number of samples, and a number that stands for the kind of the input.
 
         Collective.  The kind is the dtype of the input and its shape without the first axis.
@@ -326,8 +326,7 @@ class PipelineParallel:
         for name, array, rank in needed:
             if array is None and (rank == self._comm.rank or (x is None and labels is None)):
                 raise ValueError(f"{where}: {name} is None; pass an array")
-        given: Any = labels if x is None else x
-        rows = len(given)
+        rows = len(labels if x is None else x)
         if labels is not None and len(labels) != rows:
             raise ValueError(
                 f"{where}: x has {rows} samples and labels {len(labels)}; pass a label for each"
