@@ -14,10 +14,10 @@ draws the predicted times beside those of the step of median time.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Waits:
         yield name, (x * gradient).sum(axis=0)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Model:
     """A model, its batch and its loss."""
 
@@ -249,8 +249,14 @@ def _draw(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{model}-{predicted.schedule.name}-{predicted.schedule.splits}.svg"
-    path.write_text(rr.pipeline.to_svg(predicted, measured))
+    pictures = [_titled(predicted, "predicted"), _titled(measured, "measured")]
+    path.write_text(rr.pipeline.to_svg(*pictures))
     print(f"wrote {path}")
+
+
+def _titled(times: rr.pipeline.Timeline, what: str) -> rr.pipeline.Timeline:
+    name = f"{times.schedule.name}, {what} ms"
+    return dataclasses.replace(times, schedule=dataclasses.replace(times.schedule, name=name))
 
 
 if __name__ == "__main__":
