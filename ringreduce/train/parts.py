@@ -117,6 +117,13 @@ class Part(ABC):
         """Means and variances of the last global batch."""
         self.activation_bytes = 0
         """The most bytes of activations that a step has held."""
+        self._most_rows = 0
+
+    def _hold(self, rows: int, kept: Any) -> None:
+        """Count the bytes of the activations `kept` of a batch, if it is the longest so far."""
+        if rows > self._most_rows:
+            self._most_rows = rows
+            self.activation_bytes = activation_bytes(kept)
 
     # --- a step ---
 
@@ -232,6 +239,7 @@ class Replica(Part):
         }
         self.running = run.init_statistics()
         self._normalising = Metered(run.comm)
+        self._network = mlp.layers(self.parameters, xp, self._normalising)
         self.dp = DataParallel(
             run.comm,
             self.named,
@@ -247,10 +255,11 @@ class Replica(Part):
     def gradients(self, x: Any, labels: Any, count: int) -> float:
         """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
         self._normalising.begin()
-        network = mlp.layers(self.parameters, self.run.xp, self._normalising)
-        loss, kept, gradients = mlp.step(network, x, labels, count, self._buffers, self.run.xp)
-        self.statistics = mlp.statistics_in(network)
-        self.activation_bytes = max(self.activation_bytes, activation_bytes(kept))
+        loss, kept, gradients = mlp.step(
+            self._network, x, labels, count, self._buffers, self.run.xp
+        )
+        self.statistics = mlp.statistics_in(self._network)
+        self._hold(len(x), kept)
         for name, _ in gradients:
             self.dp.ready(name)
         self._reduced = self.dp.finish()

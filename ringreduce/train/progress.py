@@ -108,15 +108,13 @@ def results(result: Result, verbose: bool) -> str:
     )
     if result.step_s:
         lines.append(f"a step: {step:.2f} ms")
-    if verbose:
-        lines.append(
-            f"rank 0 sends {result.sent_bytes:,} bytes a step, and holds at most "
-            f"{result.held_bytes:,} bytes"
-        )
     if result.step_s and verbose:
         lines.append(
             f"  {step - exposed:.2f} ms of computation, {exposed:.2f} ms of exposed communication; "
-            f"all-reduces are under way for {under_way:.2f} ms"
+            f"it is under way for {under_way:.2f} ms"
+        )
+        lines.append(
+            f"  rank 0 sends {result.sent_bytes:,} bytes, and holds at most {result.held_bytes:,}"
         )
     return "\n".join(lines)
 

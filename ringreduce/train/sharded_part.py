@@ -14,7 +14,6 @@ from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.equality import check_equal, on_host
 from ringreduce.train.parts import Metered, Part, Run, of_running, spread
 from ringreduce.train.sharded_parallel import ShardedParallel
-from ringreduce.train.stages import activation_bytes
 
 _ROWS = 32
 """Rows that a layer predicts at a time; see `mlp.right`."""
@@ -56,7 +55,7 @@ class Sharded(Part):
             network.append(layer)
             kept.append(of_layer)
         self.statistics = mlp.statistics_in(network)
-        self.activation_bytes = max(self.activation_bytes, activation_bytes(kept))
+        self._hold(len(labels), kept)
         del network
         loss, gradient = mlp.cross_entropy(x, labels, count, self.run.xp)
         for arrays, of_layer in zip(self.parallel.backward(), reversed(kept), strict=True):

@@ -497,11 +497,11 @@ def test_command_ends_with_parameters_a_step_and_the_accuracy(ranks, monkeypatch
 
 
 def test_results_are_those_of_the_run():
-    run = Result(None, "80e1c5d87bf96a2c77", 0.1, 0.9893, 0.004, 0.002, 0.001)
+    run = Result(None, "80e1c5d87bf96a2c77", 0.1, 0.9893, 0.004, 0.002, 0.001, 3000, 2_000_000)
     assert results(run, verbose=False) == "parameters 80e1c5d87bf96a2c…\na step: 4.00 ms"
     assert results(run, verbose=True).splitlines()[2:] == [
-        "  3.00 ms of computation, 1.00 ms of exposed communication; all-reduces are under way for "
-        "2.00 ms"
+        "  3.00 ms of computation, 1.00 ms of exposed communication; it is under way for 2.00 ms",
+        "  rank 0 sends 3,000 bytes, and holds at most 2,000,000",
     ]
 
 
