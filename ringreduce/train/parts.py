@@ -226,7 +226,8 @@ class Part(ABC):
 class Replica(Part):
     """All parameters on every rank; an all-reduce adds up the gradients."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, reduces: Any = None) -> None:
+        """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
         super().__init__(run)
         settings, sizes, xp = run.settings, run.sizes, run.xp
         norm = settings.batch_norm
@@ -241,7 +242,7 @@ class Replica(Part):
         self._normalising = Metered(run.comm)
         self._network = mlp.layers(self.parameters, xp, self._normalising)
         self.dp = DataParallel(
-            run.comm,
+            run.comm if reduces is None else reduces,
             self.named,
             first_bucket_bytes=settings.first_bucket_bytes,
             bucket_bytes=settings.bucket_bytes,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from ringreduce.train import sharded_part, strategies
 from ringreduce.train.divided_part import Divided
+from ringreduce.train.nccl import NcclCommunicator
 from ringreduce.train.parts import Part, Replica, Run
 
 
 def part_of(strategy: strategies.Strategy, run: Run) -> Part:
     """Return this rank's part of the model.  Collective."""
     match strategy:
+        case strategies.Mirrored(cross_device="nccl"):
+            cuda = getattr(run.xp, "cuda", None)
+            if cuda is None:
+                raise ValueError("cross_device is nccl, which reduces on GPUs; add device cuda")
+            return Replica(run, NcclCommunicator(run.comm, cuda))
         case strategies.Zero():
             return sharded_part.zero(run, strategy.stage)
         case strategies.CentralStorage():
