@@ -58,6 +58,8 @@ _BY_FILE = {
     "shm/processes.py": ("tests/shm/test_processes.py",),
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
+    "pipeline/lowering.py": ("tests/pipeline/test_lowering.py", "tests/pipeline/test_proof.py"),
+    "train/shares.py": ("tests/train/test_join.py",),
     "train/tensor_parallel.py": ("tests/train/test_tensor_parallel.py",),
     "shm/copies.py": _SHARED,
     "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),

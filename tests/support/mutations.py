@@ -542,6 +542,14 @@ MUTATIONS = [
         "recvs=tuple(Recv(child, chunks) for child in edge.child)",
         "A child's data replace its parent's data.",
     ),
+    # --- uneven batches ---
+    Mutation(
+        "loop-ends-with-the-first-rank",
+        "train/shares.py",
+        "return bool(self.work.wait()[1])",
+        "return self.has_batch",
+        "A rank without batches leaves the loop of join while others have batches.",
+    ),
     # --- sharded state ---
     Mutation(
         "rows-as-long-as-the-first-shard",
@@ -580,6 +588,13 @@ MUTATIONS = [
         "The norm of the gradients counts an array once for every rank that holds it.",
     ),
     # --- pipelines ---
+    Mutation(
+        "input-gradients-not-sent",
+        "pipeline/lowering.py",
+        'if action.kind in "BI" and action.stage > 0:',
+        'if action.kind == "B" and action.stage > 0:',
+        "The gradient of an input that is computed alone is not sent to the stage before.",
+    ),
     Mutation(
         "posted-at-its-own-step",
         "train/stage_messages.py",
