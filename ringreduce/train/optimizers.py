@@ -19,6 +19,10 @@ Update = Callable[[Any, tuple[Any, ...], Any, float, int], None]
 SLOTS = {"sgd": ("velocity",), "adam": ("mean", "square")}
 """Optimizer -> names of its own arrays, each in the parameters' shape and initially zero."""
 
+BETAS = (0.9, 0.999)
+"""Adam's share of each running mean, of the gradient and of its square, that a step keeps."""
+EPS = 1e-8
+"""What Adam adds to the root of the mean square."""
 _BLOCK = 1 << 14
 """Elements that are updated at once, so that all arrays of a block stay in the cache."""
 
@@ -50,8 +54,8 @@ def adam(
     gradient: Any,
     lr: float,
     step: int,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
     decay: float = 0.0,
 ) -> None:
     """Make step number `step`, from 0 on, of Adam; three arrays change in place.

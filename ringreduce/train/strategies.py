@@ -470,6 +470,11 @@ class TPU(Strategy):
         """Check that JAX computes what the settings ask for."""
         if settings.batch_norm:
             raise ValueError("batch_norm cannot be combined with strategy tpu")
+        if settings.dtype != "float32":
+            raise ValueError(
+                f"dtype {settings.dtype} cannot be combined with strategy tpu, which computes in "
+                "float32"
+            )
 
 
 # --- by name --------------------------------------------------------------------------------------

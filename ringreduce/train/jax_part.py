@@ -1,0 +1,244 @@
+"""The part of a rank of strategy tpu: the network of `mlp`, computed by JAX in float32.
+
+Parameters, their gradients and the optimizer's arrays are on JAX's default device.  NumPy's arrays
+and JAX's are exchanged by DLPack.  On JAX's CPU backend a gradient is reduced from the memory that
+JAX wrote it to, and a reduced gradient that is aligned to 64 bytes is read where it is.  Other
+devices have memory of their own: JAX copies gradients to the host, and back.
+
+A batch is one program of JAX, so all gradients are final at the same time: their all-reduces
+overlap each other, and no computation.  JAX compiles the program once for each length of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ringreduce.train import mlp, optimizers
+from ringreduce.train.data_parallel import DataParallel
+from ringreduce.train.equality import check_equal
+from ringreduce.train.parts import Part, Run, spread
+
+Layers = tuple[mlp.AffineArrays, ...]
+"""An array for each parameter: the parameters, their gradients, or one kind of an optimizer's."""
+
+
+class JaxReplica(Part):
+    """All parameters on every rank, on a device of JAX; an all-reduce adds up the gradients."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        settings = run.settings
+        self.replica, self.replicas = run.comm.rank, run.comm.size
+        self._device = jnp.zeros(()).device
+        flat = mlp.init_params(run.sizes, settings.seed, settings.dtype)
+        named = mlp.named(mlp.views(flat, run.sizes))
+        self._dp = DataParallel(
+            run.comm,
+            named,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            bucket_bytes=settings.bucket_bytes,
+            op="sum",
+            wire=None if settings.wire == "none" else settings.wire,
+            algorithm=run.algorithm,
+        )
+        self._parameters: Layers
+        self._slots: tuple[Layers, ...]
+        zeros = {slot: np.zeros_like(array) for slot, array in self._by_slot(named)}
+        self._place(named | zeros)
+        self._parameter_bytes = int(flat.nbytes)
+        self._sample_bytes = sum(run.sizes) * flat.itemsize
+        """Bytes of what enters each layer, and of the logits, for one sample."""
+        self._reduced: dict[str, Any] = {}
+
+    def gradients(self, x: Any, labels: Any, count: int) -> float:
+        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
+        loss, layers = _loss_and_gradients(self._parameters, x, labels, count)
+        self.activation_bytes = max(self.activation_bytes, len(x) * self._sample_bytes)
+        gradients = mlp.named(layers)
+        for name in reversed(gradients):
+            self._dp.ready(name, to_host(gradients[name]))
+        self._reduced = self._dp.finish()
+        return float(loss)
+
+    def reduced(self) -> dict[str, Any]:
+        """Return the gradients that `gradients` has reduced, as NumPy's arrays."""
+        return self._reduced
+
+    def counted(self) -> list[Any]:
+        """Return this rank's shard of the gradients."""
+        return self._dp.shard
+
+    def update(self, lr: float, step: int) -> None:
+        """Make the optimizer's step on all parameters."""
+        settings = self.run.settings
+        gradients = _layers({n: self._to_device(array) for n, array in self._reduced.items()})
+        state = self._parameters, self._slots
+        if settings.optimizer == "adam":
+            # JAX would compute these differences in float32, which loses half of their digits.
+            weights = tuple(1 - beta ** (step + 1) for beta in optimizers.BETAS)
+            state = _adam(*state, gradients, lr, settings.weight_decay, weights)
+        else:
+            state = _sgd(*state, gradients, lr, settings.weight_decay, settings.momentum)
+        # The next step overwrites the reduced gradients, which JAX may read where they are.
+        self._parameters, self._slots = jax.block_until_ready(state)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds of communication and of exposed communication in the last step."""
+        return self._dp.times.communication_s, self._dp.times.exposed_s
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank has sent in the last step."""
+        return self._dp.sent_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters, gradients on the device and in buckets, and optimizer's arrays."""
+        return self._parameter_bytes * (3 + len(self._slots))
+
+    def right(self, x: Any, labels: Any) -> int:
+        """Return how many of this replica's held-out samples are predicted right."""
+        return int(_right(self._parameters, x, labels))
+
+    def own(self) -> list[Any]:
+        """Return all parameters, as NumPy's arrays that cannot be written to."""
+        return list(self.whole().values())
+
+    def check_equal(self) -> None:
+        """Prove that all ranks have bitwise the same parameters."""
+        check_equal(self.run.comm, self.flat())
+
+    def whole(self) -> dict[str, Any]:
+        """Return the parameters by name, as NumPy's arrays that cannot be written to."""
+        return {name: to_host(array) for name, array in mlp.named(self._parameters).items()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the content of a checkpoint."""
+        slots = zip(self.run.slots, self._slots, strict=True)
+        of_slots = {
+            f"{slot}/{name}": to_host(array)
+            for slot, layers in slots
+            for name, array in mlp.named(layers).items()
+        }
+        return self.whole() | of_slots
+
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        """Set all arrays to those of a checkpoint."""
+        own = {name: array.copy() for name, array in self.arrays().items()}
+        spread(self.run, own, arrays)
+        self._place(own)
+
+    # --- implementation ---
+
+    def _by_slot(self, named: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+        return [(f"{slot}/{n}", array) for slot in self.run.slots for n, array in named.items()]
+
+    def _place(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy the content of a checkpoint to the device."""
+        placed = {
+            name: jax.device_put(array, self._device, may_alias=False)
+            for name, array in arrays.items()
+        }
+        self._parameters = _layers(placed)
+        self._slots = tuple(_layers(placed, f"{slot}/") for slot in self.run.slots)
+
+    def _to_device(self, array: np.ndarray) -> Any:
+        return jax.dlpack.from_dlpack(array, device=self._device)
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Return an array of JAX as a NumPy array that cannot be written to.
+
+    It is the same memory if `array` is on JAX's CPU backend.  Other devices' memory is copied.
+    """
+    if array.device.platform == "cpu":
+        return np.from_dlpack(array)
+    return np.asarray(array)
+
+
+def _layers(arrays: Mapping[str, Any], prefix: str = "") -> Layers:
+    """Return the arrays with the names of `mlp.named`, after `prefix`, as layers."""
+    found = []
+    while f"{prefix}{len(found)}.weight" in arrays:
+        start = f"{prefix}{len(found)}"
+        found.append(mlp.AffineArrays(arrays[f"{start}.weight"], arrays[f"{start}.bias"]))
+    return tuple(found)
+
+
+# --- the network ----------------------------------------------------------------------------------
+
+
+def _logits(layers: Layers, x: Any) -> Any:
+    for number, (weight, bias) in enumerate(layers):
+        # By default a TPU multiplies in bfloat16.
+        x = jnp.matmul(x, weight, precision=jax.lax.Precision.HIGHEST) + bias
+        if number < len(layers) - 1:
+            x = jax.nn.relu(x)
+    return x
+
+
+def _loss(layers: Layers, x: Any, labels: Any, count: int) -> Any:
+    """Return the softmax cross-entropy, as `mlp.loss` does."""
+    log_p = jax.nn.log_softmax(_logits(layers, x))
+    return -log_p[jnp.arange(len(labels)), labels].sum() / count
+
+
+def _count_right(layers: Layers, x: Any, labels: Any) -> Any:
+    return (_logits(layers, x).argmax(axis=1) == labels).sum()
+
+
+_loss_and_gradients = jax.jit(jax.value_and_grad(_loss))
+_right = jax.jit(_count_right)
+
+# --- the optimizers -------------------------------------------------------------------------------
+
+
+def _sgd_step(
+    parameters: Layers,
+    slots: tuple[Layers, ...],
+    gradients: Layers,
+    lr: float,
+    decay: float,
+    momentum: float,
+) -> tuple[Layers, tuple[Layers, ...]]:
+    """Return what `optimizers.sgd` makes of the parameters and the velocity."""
+
+    def faster(v: Any, g: Any, p: Any) -> Any:
+        return momentum * v + g + decay * p
+
+    velocity = jax.tree.map(faster, slots[0], gradients, parameters)
+    return jax.tree.map(lambda p, v: p - lr * v, parameters, velocity), (velocity,)
+
+
+def _adam_step(
+    parameters: Layers,
+    slots: tuple[Layers, ...],
+    gradients: Layers,
+    lr: float,
+    decay: float,
+    weights: tuple[float, float],
+) -> tuple[Layers, tuple[Layers, ...]]:
+    """Return what `optimizers.adam` makes of the parameters and both means.
+
+    `weights` are the sums of the weights of all gradients in each mean.
+    """
+    first, second = optimizers.BETAS
+
+    def stepped(p: Any, m: Any, s: Any) -> Any:
+        scale = (s / weights[1]) ** 0.5 + optimizers.EPS
+        return p * (1 - lr * decay) - lr * (m / weights[0] / scale)
+
+    mean = jax.tree.map(lambda m, g: first * m + (1 - first) * g, slots[0], gradients)
+    square = jax.tree.map(lambda s, g: second * s + (1 - second) * (g * g), slots[1], gradients)
+    return jax.tree.map(stepped, parameters, mean, square), (mean, square)
+
+
+# The old arrays are given to JAX for the new ones, unless a NumPy array still shows them.
+_sgd = jax.jit(_sgd_step, donate_argnums=(0, 1))
+_adam = jax.jit(_adam_step, donate_argnums=(0, 1))
