@@ -1,7 +1,8 @@
-"""Fixtures, and the choice of tests: smoke, full, and those that need a GPU."""
+"""Fixtures, and the choice of tests: smoke, full, and those that need a GPU or JAX."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -22,11 +23,12 @@ SMOKE_EXAMPLES = 5
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test full, and some smoke; leave out tests of a GPU that this machine lacks."""
-    if not gpus.has_gpu():
-        needs_one = [item for item in items if item.get_closest_marker("gpu")]
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=needs_one)
+    """Mark each test full, and some smoke; leave out tests of a GPU or of JAX if it is missing."""
+    there = {"gpu": gpus.has_gpu(), "jax": importlib.util.find_spec("jax") is not None}
+    for marker in (name for name, is_there in there.items() if not is_there):
+        needs_it = [item for item in items if item.get_closest_marker(marker)]
+        items[:] = [item for item in items if not item.get_closest_marker(marker)]
+        config.hook.pytest_deselected(items=needs_it)
     for item in items:
         if not item.get_closest_marker("long"):
             item.add_marker(pytest.mark.full)
@@ -35,16 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Choose some cases of each function; of those that are slow or start a job, none.
+    """Choose some cases of each function; of those that are slow, start a job or need JAX, none.
 
     Tests that are marked smoke by hand are smoke already.
     """
+    never = "mpi", "slow", "long", "jax", "smoke"
     for _, group in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
-        cases = [
-            item
-            for item in group
-            if not any(item.get_closest_marker(name) for name in ("mpi", "slow", "long", "smoke"))
-        ]
+        cases = [item for item in group if not any(item.get_closest_marker(name) for name in never)]
         yield from cases[:: max(1, -(-len(cases) // SMOKE_CASES))]
 
 

@@ -183,6 +183,10 @@ def test_cupy_is_imported_by_what_runs_on_a_gpu_alone():
     assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.__main__"}
 
 
+def test_jax_is_imported_by_the_strategy_that_names_it_alone():
+    assert importers_of("jax") == {"train.jax_part"}
+
+
 COMPILED = {
     *("compiler.intrinsics", "devices.float16_elements", "devices.float16_kernels"),
     *("devices.folds", "devices.vectors"),
@@ -212,7 +216,7 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
     standard = sys.stdlib_module_names | {"ringreduce", "numpy", "mpi4py", "cupy"}
     others = {name.split(".")[0] for names in IMPORTS.values() for name in names} - standard
     for_the_kernels = {"ml_dtypes", "numba", "llvmlite"}
-    for_programs = {"matplotlib", "resvg_py", "torch", "safetensors", "tensorboard"}
+    for_programs = {"matplotlib", "resvg_py", "torch", "safetensors", "tensorboard", "jax"}
     assert others <= for_the_kernels | for_programs
     for package in for_programs:
         importers = importers_of(package)

@@ -53,13 +53,14 @@ OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code]
 
 
 def marked(block: Block) -> object:
-    """Blocks that use CuPy need a GPU.  Those of the README are smoke tests."""
+    """Blocks that use CuPy need a GPU, and some JAX.  Those of the README are smoke tests."""
     marks = [pytest.mark.gpu] * ("import cupy" in block.code)
+    marks += [pytest.mark.jax] * ("import jax" in block.code)
     marks += [pytest.mark.smoke] * (block.page.name == "README.md")
     return pytest.param(block, marks=marks, id=str(block))
 
 
-@pytest.mark.parametrize("block", [b for b in PYTHON if b not in OVER_MPI], ids=str)
+@pytest.mark.parametrize("block", [marked(b) for b in PYTHON if b not in OVER_MPI])
 def test_a_python_block_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "block.py").write_text(block.code)
     printed = run([sys.executable, "block.py"], tmp_path)

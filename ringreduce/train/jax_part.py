@@ -164,7 +164,7 @@ def to_host(array: Any) -> np.ndarray:
 
 def _layers(arrays: Mapping[str, Any], prefix: str = "") -> Layers:
     """Return the arrays with the names of `mlp.named`, after `prefix`, as layers."""
-    found = []
+    found: list[mlp.AffineArrays] = []
     while f"{prefix}{len(found)}.weight" in arrays:
         start = f"{prefix}{len(found)}"
         found.append(mlp.AffineArrays(arrays[f"{start}.weight"], arrays[f"{start}.bias"]))
