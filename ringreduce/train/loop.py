@@ -64,6 +64,7 @@ class Trainer:
         ValueError: an unknown algorithm, a wire that does not fit the dtype, a warm-up that is
             longer than the run, or a strategy that does not fit the ranks or the settings.  All
             ranks raise it.
+        ImportError: strategy tpu without JAX.
 
     Example:
         >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)

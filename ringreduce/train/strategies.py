@@ -454,7 +454,9 @@ class Hybrid(Strategy):
 class TPU(Strategy):
     """As `MultiWorkerMirrored`, with parameters and gradients on a device of JAX.
 
-    Gradients are computed by JAX, and are summed by the all-reduce of the settings.
+    Gradients are computed by JAX in float32, and are summed by the all-reduce of the settings.  It
+    needs JAX: ``pip install 'ringreduce[jax]'``.  It is tested on JAX's CPU backend, and has not
+    run on a TPU.
 
     Example:
         >>> rr.train.strategies.TPU().name
@@ -467,7 +469,7 @@ class TPU(Strategy):
     how: ClassVar[str] = "all-reduce"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that JAX computes what the settings ask for."""
+        """Check that the settings ask for float32 and no batch normalisation."""
         if settings.batch_norm:
             raise ValueError("batch_norm cannot be combined with strategy tpu")
         if settings.dtype != "float32":
