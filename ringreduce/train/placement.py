@@ -41,7 +41,7 @@ def part_of(strategy: strategies.Strategy, run: Run) -> Part:
 
 
 def _on_jax(run: Run) -> Part:
-    """Return a replica on JAX's device.  Raises ImportError without JAX."""
+    """Return a replica on JAX's device.  Raises ValueError with CuPy, ImportError without JAX."""
     if run.xp.__name__ != "numpy":
         raise ValueError("device cuda cannot be combined with strategy tpu: JAX has its own device")
     try:
