@@ -195,7 +195,7 @@ def test_any_case_gives_what_numpy_gives(case, pull_bytes):
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     case=cases(range(1, 5)),
     others=st.lists(
