@@ -53,15 +53,16 @@ def test_hierarchical_crosses_nodes_along_rails_only(logs, index):
 
 @pytest.fixture(scope="module")
 def digests(jobs):
-    """Of two MPI jobs: run -> rank -> algorithm -> call -> digests of the result."""
-    return [jobs.run_ok("call", 5, "tests.support.bits:over_mpi") for _ in range(2)]
+    """Of an MPI job: rank -> algorithm -> call -> digests of the result."""
+    return jobs.run_ok("call", 5, "tests.support.bits:over_mpi")
 
 
 @pytest.mark.parametrize("algorithm", bits.LAYOUTS)
 def test_ranks_runs_and_transports_have_the_same_bits(digests, algorithm):
+    """Threads are one run, and processes another."""
     nodes = bits.LAYOUTS[algorithm]
     threads = rr.spawn(bits.digests, sum(nodes), algorithm, nodes=nodes, config=CONFIG)
-    runs = [threads] + [[rank[algorithm] for rank in run[: sum(nodes)]] for run in digests]
+    runs = [threads, [rank[algorithm] for rank in digests[: sum(nodes)]]]
     for call in threads[0]:
         assert len({digest for run in runs for rank in run for digest in rank[call]}) == 1, call
 
@@ -96,5 +97,6 @@ def test_over_mpi(outcomes, check):
     assert [rank[check] for rank in outcomes] == ["ok"] * 4
 
 
+@pytest.mark.smoke
 def test_every_check_is_listed(outcomes):
     assert sorted(outcomes[0]) == sorted(CHECKS)

@@ -165,8 +165,10 @@ def reduced_in_two_halves(comm, count, dtype, algorithm, half):
     return comm.all_reduce(x, "mean", algorithm=algorithm), whole
 
 
-@pytest.mark.parametrize(("algorithm", "half"), [("ring", "ring"), ("two_shot", "direct")])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("algorithm", "half", "dtype"),
+    [("ring", "ring", "float32"), ("two_shot", "direct", "float64")],
+)
 @pytest.mark.parametrize("slice_bytes", [None, 100])
 @pytest.mark.parametrize(
     ("ranks", "nodes"), [(1, None), (3, None), (4, (1, 3)), (5, ((0, 3), (1, 2, 4))), (8, None)]

@@ -45,7 +45,7 @@ def folded(fold, dtype: np.dtype, values: list[float]) -> Fraction:
     return Fraction(float(total[0]))
 
 
-BOUNDED = settings(max_examples=300)
+BOUNDED = settings(max_examples=100)
 
 
 @pytest.mark.parametrize("name", SHORT)
