@@ -26,7 +26,7 @@ def test_the_documentation_lists_them():
 @pytest.mark.slow
 def test_a_planted_bug_is_found_and_none_is_found_without(tmp_path):
     copy_all(ROOT, tmp_path)
-    suite = ["tests/devices/test_device.py"]
-    assert found_by(tmp_path, suite) == ""
-    plant(next(m for m in MUTATIONS if m.name == "min-without-nan"), tmp_path)
-    assert "test_nan_on_either_side_gives_nan" in found_by(tmp_path, suite)
+    test = "planning/test_plan.py::test_shards_are_those_of_array_split"
+    assert found_by(tmp_path, [f"tests/{test}"]) == ""
+    plant(next(m for m in MUTATIONS if m.name == "shards-longer-at-the-end"), tmp_path)
+    assert found_by(tmp_path, [f"tests/{test}"]) == test

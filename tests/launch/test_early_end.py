@@ -17,6 +17,8 @@ STARTS = {
     "ringreduce run": [sys.executable, "-m", "ringreduce.launch.cli", "run", "-n", "4"],
     "mpiexec": [mpiexec(), "-n", "4", sys.executable],
 }
+BY_MPIEXEC = pytest.mark.parametrize("job", ["mpiexec"], indirect=True)
+"""For what depends on the ranks alone, not on what starts them."""
 
 
 @pytest.fixture(params=STARTS)
@@ -72,6 +74,7 @@ def test_where_the_ranks_in_a_call_catch_the_error_another_rank_prints_it_once(j
     assert code != 0
 
 
+@BY_MPIEXEC
 @pytest.mark.mpi
 def test_an_explicit_close_is_named(job):
     code, output = job("""
@@ -84,6 +87,7 @@ def test_an_explicit_close_is_named(job):
     assert code != 0
 
 
+@BY_MPIEXEC
 @pytest.mark.mpi
 def test_a_close_and_the_end_of_the_program_go_together(job):
     assert job("""
@@ -92,6 +96,7 @@ def test_a_close_and_the_end_of_the_program_go_together(job):
     """) == (0, "")
 
 
+@BY_MPIEXEC
 @pytest.mark.mpi
 def test_of_each_call_in_a_disagreement_one_traceback_is_printed_at_most(job):
     code, output = job("""

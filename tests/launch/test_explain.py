@@ -357,7 +357,7 @@ def as_json(choice: Choice) -> dict[str, Any]:
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("ranks", "transport"),
-    [(2, None), (4, None), (8, None), pytest.param(4, "mpi", marks=NOT_WHERE_MPI_IS_SET)],
+    [(2, None), (5, None), pytest.param(4, "mpi", marks=NOT_WHERE_MPI_IS_SET)],
     ids=str,
 )
 def test_a_job_takes_what_explain_shows(

@@ -49,7 +49,7 @@ BATCH = st.lists(st.integers(-99, 99), max_size=4)
 
 @pytest.mark.slow
 @given(batches=st.lists(st.lists(BATCH, max_size=4), min_size=1, max_size=4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_turn_is_the_mean_over_the_samples_of_all_ranks(batches):
     """A batch may be empty, and its gradient no number."""
     together = rr.spawn(
