@@ -36,6 +36,16 @@ def test_it_is_right_for_few_ranks(name: str, ranks: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", range(6, 17))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_it_is_right_for_up_to_16_ranks(name: str, ranks: int) -> None:
+    """With one microbatch, about as many as ranks, and many."""
+    for splits in sorted({1, ranks - 1, ranks, ranks + 1, min(2 * ranks, 31), 32}):
+        for shown in fitting(name, ranks, splits):
+            prove(shown)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", range(1, 17))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_it_is_right_for_up_to_16_ranks_and_32_microbatches(name: str, ranks: int) -> None:

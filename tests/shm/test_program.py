@@ -376,7 +376,7 @@ MIXED = [pytest.param(call, marks=() if call in OFTEN else pytest.mark.long) for
 @pytest.mark.parametrize("usual", MIXED)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_two_calls_mixed(usual, ranks):
-    mixed = mixtures(usual, ranks, every_rank=ranks == 2)
+    mixed = mixtures(usual, ranks)
     ended = rr.spawn(mix, ranks, mixed, config=SHARED, timeout_s=20)
     check_words(agreed(ended), mixed, ranks)
 
