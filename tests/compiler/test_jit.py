@@ -122,7 +122,7 @@ def test_every_kernel_has_a_folder_of_its_own_which_only_the_user_can_enter(made
     assert private.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
+@pytest.mark.parametrize("mode", [0o770, 0o705])
 def test_a_folder_that_others_can_enter_is_not_read(tmp_path, kept, mode):
     private = Path(kept["bfloat16"]["path"]).parent.parent
     private.chmod(mode)
@@ -153,15 +153,13 @@ def test_what_is_damaged_is_compiled_again(tmp_path):
     assert run(tmp_path)["bfloat16"]["way"] == "CPUDispatcher"
 
 
-@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
-def test_where_nothing_can_be_kept_everything_works(home):
-    assert run(Path(home))["bfloat16"]["path"] is None
+def test_where_nothing_can_be_kept_everything_works():
+    assert run(Path("/dev/null"))["bfloat16"]["path"] is None
 
 
 def test_ranks_that_start_at_once_do_not_disturb_each_other(tmp_path):
-    for _ in range(2):
-        processes = [start(tmp_path) for _ in range(4)]
-        assert {told_by(process)["bfloat16"]["way"] for process in processes} == {"CPUDispatcher"}
+    processes = [start(tmp_path) for _ in range(4)]
+    assert {told_by(process)["bfloat16"]["way"] for process in processes} == {"CPUDispatcher"}
     assert run(tmp_path)["bfloat16"]["hits"] == 1
 
 
@@ -228,10 +226,17 @@ def test_kept_machine_code_is_loaded_without_numba(tmp_path, loaded):
 
 @pytest.mark.parametrize("keep", [0, 20, 4000, -1])
 @pytest.mark.usefixtures("fold")
-def test_a_damaged_file_is_made_again(tmp_path, keep):
+def test_a_damaged_file_is_not_read(tmp_path, keep):
+    (path,) = code_in(tmp_path)
+    path.write_bytes(path.read_bytes()[:keep])
+    assert object_files.read(path) is None
+
+
+@pytest.mark.usefixtures("fold")
+def test_a_damaged_file_is_made_again(tmp_path):
     (path,) = code_in(tmp_path)
     whole = path.read_bytes()
-    path.write_bytes(whole[:keep])
+    path.write_bytes(whole[:-1])
     assert loads(tmp_path) == WITH
     assert len(path.read_bytes()) == len(whole)
     assert loads(tmp_path) == WITHOUT
@@ -255,9 +260,8 @@ def test_code_in_a_folder_that_others_can_enter_is_not_loaded(tmp_path):
     assert [loads(tmp_path), loads(tmp_path)] == [WITH, WITH]
 
 
-@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
-def test_where_no_code_can_be_kept_it_is_made_each_time(home):
-    assert [loads(Path(home)), loads(Path(home))] == [WITH, WITH]
+def test_where_no_code_can_be_kept_it_is_made_each_time():
+    assert [loads(Path("/proc")), loads(Path("/proc"))] == [WITH, WITH]
 
 
 @pytest.mark.usefixtures("fold")
