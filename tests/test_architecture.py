@@ -179,8 +179,8 @@ def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
 
 
 def test_cupy_is_imported_by_what_runs_on_a_gpu_alone():
-    # The trainer's command is a user's program, and chooses arrays as one does.
-    assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.__main__"}
+    # The trainer's commands are users' programs, and choose arrays as these do.
+    assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.inputs"}
 
 
 def test_jax_is_imported_by_the_strategy_that_names_it_alone():

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import ModuleType
 from typing import Any
-
-import numpy as np
 
 import ringreduce as rr
 from ringreduce.picture import output
 from ringreduce.terminal import print_error
-from ringreduce.train import data, plot, strategies
+from ringreduce.train import inputs, plot, strategies
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
@@ -26,8 +22,8 @@ from ringreduce.train.loop import State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result
-from ringreduce.train.settings import Outputs, Settings
-from ringreduce.train.together import REFUSED, from_rank_0, gather_words, nothing, said, together
+from ringreduce.train.settings import Outputs
+from ringreduce.train.together import REFUSED, from_rank_0, nothing, said, together
 
 _PROG = "python -m ringreduce.train"
 
@@ -45,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if outputs.tensorboard is not None:
             TensorBoard.writer_type()
         if not outputs.resume:
-            _load(given.settings())
+            inputs.load(given.settings())
     except REFUSED as error:
         print(f"{_PROG}: error: {said(error)}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -102,9 +98,9 @@ class _Run:
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
         self.settings = dataclasses.replace(settings, seed=settings.seed + seed)
-        self._split = together(comm, lambda: _load(self.settings))
-        _check_same_data(comm, self._split)
-        xp = together(comm, lambda: _module(outputs.device, comm))
+        self._split = together(comm, lambda: inputs.load(self.settings))
+        inputs.check_same(comm, self._split)
+        xp = together(comm, lambda: inputs.module(outputs.device, comm))
         strategy = given.strategy(None if facts is None else _strategy_in(facts))
         self._trainer = together(
             comm, lambda: Trainer(comm, self._split, self.settings, xp, strategy)
@@ -174,7 +170,7 @@ class _Run:
         except ValueError as error:
             raise CheckpointError(str(error)) from None
         settings = self._given.settings(before)
-        split = _load(settings)
+        split = inputs.load(settings)
         if split.digest != checkpoint.facts["data_sha256"]:
             raise CheckpointError("it was made with other data")
         sizes = split.widths(settings.hidden)
@@ -260,51 +256,6 @@ def _strategy_in(facts: Any) -> dict[str, Any]:
 
 def _complain(text: str) -> None:
     print_error(f"{_PROG}: {text}")
-
-
-def _load(settings: Settings) -> data.Split:
-    """Return the data that the settings name; equal data are read once."""
-    names = ["data", "dtype"]
-    if settings.data == "synthetic":
-        names += ["samples", "inputs", "classes", "seed"]
-    split = _read_data(tuple((name, getattr(settings, name)) for name in names))
-    split.check(settings.batch)
-    return split
-
-
-@functools.lru_cache(maxsize=1)
-def _read_data(asked: tuple[tuple[str, Any], ...]) -> data.Split:
-    return data.read(Settings(**dict(asked)))
-
-
-def _check_same_data(comm: rr.Communicator, split: data.Split) -> None:
-    digests = [words[0] for words in gather_words(comm, [split.digest])]
-    others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
-    if others:
-        raise ValueError(
-            f"the data of rank {', '.join(others)} are not those of rank 0; all hosts need the "
-            "same files"
-        )
-
-
-def _module(device: str, comm: rr.Communicator) -> ModuleType:
-    """Return the array module of `device`; for CUDA, also choose a GPU for this rank.
-
-    Raises ImportError without CuPy, ValueError without a GPU.
-    """
-    if device == "cpu":
-        return np
-    try:
-        import cupy
-    except ImportError:
-        raise ImportError("device cuda needs CuPy: pip install 'ringreduce[gpu]'") from None
-    try:
-        gpus = cupy.cuda.runtime.getDeviceCount()
-        cupy.cuda.Device(comm.local_rank % gpus).use()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ValueError(f"no GPU can be used: {error}") from None
-    module: ModuleType = cupy
-    return module
 
 
 if __name__ == "__main__":

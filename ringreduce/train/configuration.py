@@ -75,34 +75,65 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
 
     Prints the error and raises SystemExit with code 2 if either is wrong.
     """
-    command_line = parser(prog)
-    options, rest = command_line.parse_known_args(argv)
-    if rest:
-        meant = did_you_mean(rest[0], command_line._option_string_actions)
-        command_line.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
-    asked = vars(options)
-    if asked.get("strategy") == "help":
-        print(table())
-        raise SystemExit(0)
-    asked = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items()}
-    file = asked.pop("config", None)
-    from_file: dict[str, Any] = {}
+    words = Words.read(parser(prog), argv)
+    given = Given(words.values)
     try:
-        if file is not None:
-            from_file = read_toml(file)
-        given = Given({**from_file, **asked})
         # Refused here and now if it cannot work.
         given.outputs()
         given.settings()
         if "checkpoint_dir" not in given.values:
             given.strategy()
-    except OSError as error:
-        command_line.error(f"--config {file}: {error.strerror}")
     except ValueError as error:
-        name = str(error).partition(" ")[0]
-        where = f"{_place(file, name)}: " if name in from_file.keys() - asked.keys() else ""
-        command_line.error(f"{where}{error}")
+        words.refuse(error)
     return given
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The options on a command line, and in the file that it may name."""
+
+    command_line: argparse.ArgumentParser
+    asked: Mapping[str, Any]
+    """Name -> value, from the command line."""
+    file: Path | None
+    from_file: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, command_line: argparse.ArgumentParser, argv: Sequence[str]) -> Words:
+        """Read the command line, and the file.
+
+        Prints the error and raises SystemExit with code 2 if either is wrong.
+        """
+        options, rest = command_line.parse_known_args(argv)
+        if rest:
+            meant = did_you_mean(rest[0], command_line._option_string_actions)
+            command_line.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+        asked = vars(options)
+        if asked.get("strategy") == "help":
+            print(table())
+            raise SystemExit(0)
+        file: Path | None = asked.pop("config", None)
+        asked = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items()}
+        try:
+            from_file = {} if file is None else read_toml(file)
+        except OSError as error:
+            command_line.error(f"--config {file}: {error.strerror}")
+        except ValueError as error:
+            command_line.error(str(error))
+        return cls(command_line, asked, file, from_file)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Name -> value; the command line overrides the file."""
+        return {**self.from_file, **self.asked}
+
+    def refuse(self, error: ValueError) -> NoReturn:
+        """Print an error that begins with the name of an option.  Raises SystemExit."""
+        name = str(error).partition(" ")[0]
+        where = ""
+        if self.file is not None and name in self.from_file.keys() - self.asked.keys():
+            where = f"{_place(self.file, name)}: "
+        self.command_line.error(f"{where}{error}")
 
 
 def _place(path: Path, name: str) -> str:
@@ -268,14 +299,29 @@ def explained() -> str:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the options; `prog` is the name of the command in messages."""
-    command_line = _Parser(
-        prog=prog,
+    command_line = new_parser(
+        prog,
         description="Train a small network on all ranks.",
         epilog="The last line has the accuracy on samples that are held out, the time of training, "
         "the ranks and the efficiency.",
+    )
+    add_options(command_line)
+    return command_line
+
+
+def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return a parser without options; an option that is not given gets no value."""
+    return _Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+
+
+def add_options(command_line: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """Add the options of the trainer to a parser; `without` are names of options to leave out."""
     command_line.add_argument(
         "--config",
         type=Path,
@@ -285,8 +331,20 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )
     titles = ("what is trained", "how ranks divide it", "what is written, and where")
     for kind, title in zip(KINDS, titles, strict=True):
-        _add(command_line.add_argument_group(title), dataclasses.fields(kind))
-    return command_line
+        of_kind = (field for field in dataclasses.fields(kind) if field.name not in without)
+        _add(command_line.add_argument_group(title), of_kind)
+
+
+def to_flags(values: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line that set these options; their values are not None."""
+    words = []
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        else:
+            words += [flag, *map(str, value if isinstance(value, tuple) else [value])]
+    return words
 
 
 def _add(group: argparse._ArgumentGroup, fields: Iterable[dataclasses.Field[Any]]) -> None:

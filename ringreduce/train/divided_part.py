@@ -210,6 +210,10 @@ class Divided(Part):
                     part = tensor_parallel.slices(name, received.shape, rank, ranks)
                     own[name][...] = received[part]
 
+    def close(self) -> None:
+        """Close the communicators of the mesh.  Collective."""
+        self._mesh.close()
+
     def _by_prefix(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "", self.pipe.parameters
         for slot, arrays in self._slots.items():

@@ -300,6 +300,61 @@ class Trainer:
         total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
         return int(total[0]) / self._held_out_samples
 
+    def time_steps(self, count: int) -> list[float]:
+        """Make `count` steps, and return how long each has taken.  Collective.
+
+        This is for measurements: no watcher receives these steps, and their losses are in no
+        epoch's.  The steps may go past the end of the run.
+
+        Args:
+            count: number of steps.
+
+        Returns:
+            Seconds of each step on this rank.
+
+        Raises:
+            MismatchError, PeerTimeoutError, PeerLostError: as for `Communicator.all_reduce`.
+
+        Example:
+            >>> settings = rr.train.Settings(hidden=(8,))
+            >>> def program(comm):
+            ...     trainer = rr.train.Trainer(comm, rr.train.load(settings), settings)
+            ...     return len(trainer.time_steps(3)), trainer.state.step
+            >>> rr.spawn(program, 2)
+            [(3, 3), (3, 3)]
+        """
+        before = len(self._unreported)
+        for _ in range(count):
+            self._make_step()
+        made, self._unreported = self._unreported[before:], self._unreported[:before]
+        return [step.step_s for step in made]
+
+    @property
+    def held_bytes(self) -> int:
+        """The most bytes that this rank has held: parameters, gradients, activations and so on."""
+        return self._part.held_bytes
+
+    def close(self) -> None:
+        """Close the communicators that this Trainer has made.  Collective.
+
+        The communicator of all ranks stays open.
+
+        Raises:
+            MismatchError, PeerTimeoutError, PeerLostError: as for `Communicator.close`.
+
+        Example:
+            >>> settings = rr.train.Settings(hidden=(8,))
+            >>> strategy = rr.train.strategies.Pipeline()
+            >>> def program(comm):
+            ...     split = rr.train.load(settings)
+            ...     trainer = rr.train.Trainer(comm, split, settings, strategy=strategy)
+            ...     trainer.close()
+            ...     return comm.all_reduce(1).item()
+            >>> rr.spawn(program, 2)
+            [2, 2]
+        """
+        self._part.close()
+
     def _make_step(self) -> None:
         begin = time.perf_counter()
         settings, part, number = self.settings, self._part, self.state.step

@@ -217,6 +217,9 @@ class Part(ABC):
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         """Set all arrays to those of a checkpoint; only rank 0 needs them.  Collective."""
 
+    def close(self) -> None:  # noqa: B027  # most parts have made no communicator
+        """Close the communicators that this part has made.  Collective."""
+
     def flat(self) -> Any:
         """Return the parameters of the whole model as one array.  Collective."""
         xp = self.run.xp

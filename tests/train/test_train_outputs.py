@@ -284,16 +284,16 @@ def test_parameters_that_are_no_numbers_are_never_saved(tmp_path, monkeypatch, c
 def test_a_rank_without_the_data_is_named(monkeypatch, tmp_path, capsys):
     import threading
 
-    from ringreduce.train import __main__ as program
+    from ringreduce.train import inputs
 
-    load = program._load
+    load = inputs.load
 
     def lacking(settings):
         if threading.current_thread().name.endswith("1"):
             raise FileNotFoundError("no train-images")
         return load(settings)
 
-    monkeypatch.setattr(program, "_load", lacking)
+    monkeypatch.setattr(inputs, "load", lacking)
     codes = command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path), "--resume")
     assert codes == [2, 2]
     assert "rank 1: no train-images" in capsys.readouterr().err
