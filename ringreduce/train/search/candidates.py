@@ -1,0 +1,254 @@
+"""The candidates of a search: settings and a strategy, with all that was given left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ringreduce as rr
+from ringreduce.train import mlp, optimizers, strategies
+from ringreduce.train.configuration import Given
+from ringreduce.train.mesh import Coordinates, fits
+from ringreduce.train.settings import Settings
+from ringreduce.train.strategies import Strategy
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
+"""The schedules of a search, in the order in which one of several equal ones is chosen."""
+_VIRTUAL = 2
+"""Stages of each rank in the interleaved schedule."""
+_MOST_SPLITS = 64
+"""The most microbatches of a candidate."""
+_SMALLER, _LARGER = 2, 6
+"""How often a batch is halved and doubled."""
+_SPLITS_A_STAGE = (1, 2, 4)
+"""Microbatches of a candidate mesh for each stage of its pipelines."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Settings and a strategy, and what to call them."""
+
+    values: Mapping[str, Any]
+    """Option -> value: those that were given, and those that are searched for."""
+    settings: Settings
+    strategy: Strategy
+    columns: Mapping[str, str]
+    """Head of a column in the table -> text."""
+    series: str
+    """The name of its line in the picture,"""
+    x: int
+    """and its place on the line."""
+
+    @property
+    def name(self) -> str:
+        """The candidate in words."""
+        return ", ".join(f"{head} {text}" for head, text in self.columns.items() if text != "-")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the candidates are to run."""
+
+    nodes: Sequence[Sequence[int]]
+    """The ranks of each node."""
+    sizes: Sequence[int]
+    """The widths of the network, from inputs to classes."""
+    samples: int
+    """Samples to train on."""
+    ranks: int = field(init=False)
+    """Number of ranks."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", sum(map(len, self.nodes)))
+
+    def costs(self, batch_norm: bool) -> list[int]:
+        """Return the number of parameters of each layer."""
+        last = len(self.sizes) - 2
+        return [
+            mlp.parameter_count(self.sizes[layer : layer + 2])
+            + 2 * self.sizes[layer + 1] * (batch_norm and layer < last)
+            for layer in range(last + 1)
+        ]
+
+
+# --- what is searched for -------------------------------------------------------------------------
+
+
+def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
+    """Yield pipelines: split size, schedule and cut.
+
+    A split size is the batch, halved again and again.  A cut is the one that is balanced by the
+    number of parameters, or differs from it by one layer at one border.  Of schedules with the same
+    actions the first is yielded.
+    """
+    settings = given.settings()
+    fixed, seen = given.values, set()
+    schedules = [fixed["schedule"]] if "schedule" in fixed else SCHEDULES
+    for size in _halvings(settings.batch):
+        splits = -(-settings.batch // size)
+        for name in schedules:
+            virtual = fixed.get("virtual", _VIRTUAL if name == "interleaved" else 1)
+            stages = place.ranks * virtual
+            if splits > _MOST_SPLITS or stages > len(place.sizes) - 1:
+                continue
+            try:
+                schedule = rr.pipeline.schedule(name, place.ranks, splits, virtual)
+            except ValueError:  # no multiple of the ranks
+                continue
+            actions = tuple(schedule.acts(rank) for rank in range(place.ranks))
+            if actions in seen:
+                continue
+            seen.add(actions)
+            costs = place.costs(settings.batch_norm)
+            for cut in [fixed["cut"]] if "cut" in fixed else cuts(costs, stages):
+                chosen = {"split_size": size, "schedule": name, "cut": cut}
+                if virtual > 1:
+                    chosen["virtual"] = virtual
+                columns = {
+                    "split size": str(size),
+                    "schedule": name,
+                    "cut": " ".join(map(str, cut)),
+                }
+                yield _candidate(given, place, chosen, columns, name, size)
+
+
+def meshes(given: Given, place: Place) -> Iterator[Candidate]:
+    """Yield hybrids: the meshes of all ranks, with several numbers of microbatches."""
+    settings, fixed = given.settings(), given.values
+    narrowest = min(place.sizes[1:])
+    for sizes in fits(place.ranks):
+        wanted = [fixed.get(name) for name in ("data_parallel", "stages", "tensor")]
+        is_other = any(want not in (None, size) for want, size in zip(wanted, sizes, strict=True))
+        if is_other or sizes.tensor > narrowest or sizes.data > settings.batch:
+            continue
+        for splits in _splits(sizes, settings, fixed):
+            chosen = dict(
+                zip(("data_parallel", "stages", "tensor"), sizes, strict=True), splits=splits
+            )
+            columns = {
+                "data": str(sizes.data),
+                "stages": str(sizes.pipeline),
+                "tensor": str(sizes.tensor),
+                "splits": str(splits),
+            }
+            series = "·".join(map(str, sizes))
+            yield _candidate(given, place, chosen, columns, series, splits)
+
+
+def _splits(sizes: Coordinates, settings: Settings, fixed: Mapping[str, Any]) -> list[int]:
+    if "splits" in fixed:
+        return [fixed["splits"]]
+    if sizes.pipeline == 1:
+        return [1]
+    rows = settings.batch // sizes.data
+    numbers = (times * sizes.pipeline for times in _SPLITS_A_STAGE)
+    return [splits for splits in numbers if splits <= min(rows, _MOST_SPLITS)]
+
+
+def batches(given: Given, place: Place) -> Iterator[Candidate]:
+    """Yield batches: the one of the settings, halved and doubled, up to the training samples."""
+    settings = given.settings()
+    base = settings.lr_batch or settings.batch
+    sizes = {settings.batch * 2**times // 2**_SMALLER for times in range(_SMALLER + _LARGER + 1)}
+    for batch in sorted(size for size in sizes if 1 <= size <= place.samples):
+        lr = optimizers.linear_scaling(settings.lr, batch, base)
+        columns = {"batch": str(batch), "lr": f"{lr:g}"}
+        chosen = {"batch": batch, "lr": settings.lr, "lr_batch": base}
+        yield _candidate(given, place, chosen, columns, "", batch)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be searched for."""
+
+    candidates: Callable[[Given, Place], Iterator[Candidate]]
+    strategy: str | None
+    """The strategy whose options are searched for; None: any."""
+    options: tuple[str, ...]
+    """The options that must not be given."""
+    x_name: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "split_size": Kind(split_sizes, "pipeline", ("split_size", "splits"), "split size"),
+    "batch": Kind(batches, None, (), "global batch"),
+    "mesh": Kind(meshes, "hybrid", (), "microbatches"),
+}
+"""Name, as on the command line -> kind."""
+
+
+def fitting(kind: str, given: Given, place: Place) -> list[Candidate]:
+    """Return the candidates that can run.  Raises ValueError, with a reason, if there are none."""
+    found: list[Candidate] = []
+    reasons: list[str] = []
+    for candidate in KINDS[kind].candidates(given, place):
+        try:
+            _check(candidate, place)
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            found.append(candidate)
+    if not found:
+        reason = reasons[0] if reasons else f"the network has {len(place.sizes) - 1} layers"
+        raise ValueError(
+            f"no {kind.replace('_', ' ')} fits {place.ranks} ranks, these settings and the options "
+            f"that are given: {reason}"
+        )
+    return found
+
+
+def _candidate(
+    given: Given,
+    place: Place,
+    chosen: Mapping[str, Any],
+    columns: Mapping[str, str],
+    series: str,
+    x: int,
+) -> Candidate:
+    values = {**given.values, **chosen}
+    complete = Given(values)
+    strategy = complete.strategy() or strategies.default(place.nodes)
+    return Candidate(values, complete.settings(), strategy, columns, series, x)
+
+
+def _check(candidate: Candidate, place: Place) -> None:
+    """Raise ValueError if a candidate cannot run."""
+    settings = candidate.settings
+    candidate.strategy.check(place.nodes, settings)
+    steps = settings.epochs * -(-place.samples // settings.batch)
+    if settings.warm_up > steps:
+        raise ValueError(f"warm_up is {settings.warm_up}; the run has {steps} steps")
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def cuts(costs: Sequence[int], stages: int) -> list[tuple[int, ...]]:
+    """Return the balanced cut of layers into stages, and those with one border moved by a layer.
+
+    >>> cuts([1, 1, 1, 1], stages=2)
+    [(2, 2), (1, 3), (3, 1)]
+    """
+    balanced = rr.pipeline.balance(costs, stages)
+    found = [balanced]
+    for border in range(stages - 1):
+        for less, more in ((border, border + 1), (border + 1, border)):
+            cut = list(balanced)
+            cut[less] -= 1
+            cut[more] += 1
+            if cut[less]:
+                found.append(tuple(cut))
+    return found
+
+
+def _halvings(batch: int) -> list[int]:
+    """Return the batch, halved again and again, rounded up.
+
+    >>> _halvings(100)
+    [100, 50, 25, 13, 7, 4, 2, 1]
+    """
+    sizes = [batch]
+    while sizes[-1] > 1:
+        sizes.append(-(-batch // 2 ** len(sizes)))
+    return sizes

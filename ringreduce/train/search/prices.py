@@ -1,0 +1,324 @@
+"""Predict the seconds of a step from times of single layers, measured once on the ranks.
+
+A layer's forward, gradient of the input and gradient of the weights are timed for every number of
+samples that a candidate passes through it.  `rr.pipeline.price` puts them together, with messages
+at the speed of the communicator's profile.  Two numbers are fitted to the steps of two candidates,
+since no layer explains them: the time that every action and every all-reduce of a tensor group
+takes besides, and the time of the rest of a step, with the optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import ringreduce as rr
+from ringreduce.train import mlp
+from ringreduce.train.mesh import Coordinates, Mesh
+from ringreduce.train.search.candidates import Candidate, Place
+from ringreduce.train.strategies import Hybrid, Pipeline
+from ringreduce.train.together import gather_words
+
+_REPEATS = 3
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Seconds of one layer for a number of samples."""
+
+    forward_s: float
+    input_s: float
+    """The gradient of the input."""
+    weights_s: float
+    """The gradients of the parameters."""
+
+
+Layers = Mapping[int, Sequence[LayerTimes]]
+"""Number of samples -> the times of each layer."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a candidate divides a step among the ranks."""
+
+    sizes: Coordinates
+    schedule: rr.pipeline.PipelineSchedule
+    rows: int
+    """Samples of a microbatch, at most."""
+    cut: tuple[int, ...]
+    """Layers of each stage."""
+
+    @classmethod
+    def of(cls, candidate: Candidate, place: Place) -> Shape:
+        """Return the shape of a candidate of a strategy that has a pipeline."""
+        strategy, settings = candidate.strategy, candidate.settings
+        sizes = strategy.sizes(place.ranks)
+        assert isinstance(strategy, (Pipeline, Hybrid))
+        virtual, cut = 1, None
+        splits = strategy.splits or sizes.pipeline
+        if isinstance(strategy, Pipeline):
+            virtual, cut = strategy.virtual, strategy.cut
+            if strategy.split_size is not None:
+                splits = -(-settings.batch // strategy.split_size)
+        schedule = rr.pipeline.schedule(strategy.schedule, sizes.pipeline, splits, virtual)
+        if not isinstance(cut, tuple):
+            cut = rr.pipeline.balance(place.costs(settings.batch_norm), schedule.stages)
+        rows = -(-settings.batch // (sizes.data * splits))
+        return cls(sizes, schedule, rows, cut)
+
+    @property
+    def actions(self) -> int:
+        """The actions of the rank with the most of them."""
+        return max(len(self.schedule.acts(rank)) for rank in range(self.schedule.ranks))
+
+
+class Prices:
+    """Predicts the steps of pipelines and hybrids.  Collective: every rank makes the same calls.
+
+    Args:
+        comm: the communicator of the ranks.
+        place: where the candidates are to run.
+        candidates: all candidates that will be priced.
+        measure: returns the measured seconds of a candidate's step.
+        xp: the array module.
+    """
+
+    def __init__(
+        self,
+        comm: rr.Communicator,
+        place: Place,
+        candidates: Sequence[Candidate],
+        measure: Callable[[Candidate], float],
+        xp: ModuleType,
+    ) -> None:
+        self._comm, self._place = comm, place
+        self._cores = cores_of_nodes(comm)
+        self._shapes = {each: Shape.of(each, place) for each in candidates}
+        settings = candidates[0].settings
+        self._itemsize = np.dtype(settings.dtype).itemsize
+        rows = sorted({shape.rows for shape in self._shapes.values()})
+        self._layers = time_layers(comm, place.sizes, settings.dtype, rows, xp, self._cores)
+        self._groups = {
+            sizes: self._groups_of(sizes)
+            for sizes in {shape.sizes: None for shape in self._shapes.values()}
+        }
+        self._action_s = self._step_s = 0.0
+        self._fit(measure)
+
+    def predict(self, candidate: Candidate) -> float:
+        """Return the predicted seconds of a candidate's step."""
+        return self._base_s(self._shapes[candidate], self._action_s) + self._step_s
+
+    def _fit(self, measure: Callable[[Candidate], float]) -> None:
+        """Find the two times that make the prediction of two candidates right."""
+        # Ranks choose alike: the choice depends on no measured time.
+        few = min(self._shapes, key=lambda each: self._shapes[each].actions)
+        many = max(self._shapes, key=lambda each: self._shapes[each].actions)
+        few_s = measure(few)
+        if self._shapes[many].actions > self._shapes[few].actions:
+            difference = measure(many) - few_s
+            low, high = 0.0, few_s
+            for _ in range(_BISECTIONS):
+                middle = (low + high) / 2
+                found = self._base_s(self._shapes[many], middle) - self._base_s(
+                    self._shapes[few], middle
+                )
+                low, high = (low, middle) if found > difference else (middle, high)
+            self._action_s = low
+        self._step_s = max(0.0, few_s - self._base_s(self._shapes[few], self._action_s))
+
+    def _base_s(self, shape: Shape, action_s: float) -> float:
+        """Return the seconds of forward, backward and all-reduces; `action_s` is fitted."""
+        forward, backward = self._of_stages(shape, action_s)
+        widths = self._place.sizes
+        ends = [sum(shape.cut[: stage + 1]) for stage in range(len(shape.cut))]
+        costs = rr.pipeline.Costs(
+            forward=forward,
+            backward=backward,
+            nbytes=[widths[end] * shape.rows * self._itemsize for end in ends],
+            nodes=self._groups[shape.sizes].nodes,
+            profile=self._comm.config.profile,
+        )
+        seconds = rr.pipeline.price(shape.schedule, costs)
+        work_s = shape.schedule.splits * (sum(forward) + sum(backward))
+        groups = shape.sizes.data * shape.sizes.tensor
+        crowded_s = work_s * groups / sum(self._cores.values())
+        return max(seconds, crowded_s) + self._groups[shape.sizes].replicas_s
+
+    def _of_stages(self, shape: Shape, action_s: float) -> tuple[list[float], list[float]]:
+        """Return the seconds of each stage's forward and backward of a microbatch."""
+        layers, tensor = self._layers[shape.rows], shape.sizes.tensor
+        reduce_s = self._groups[shape.sizes].tensor_s
+        is_split = any(act.kind == "W" for act in shape.schedule.acts(0))
+        forward, backward, first = [], [], 0
+        for count in shape.cut:
+            of_stage = layers[first : first + count]
+            # A pair of layers has an all-reduce in forward, and one in backward.
+            reduces = sum(
+                reduce_s[self._place.sizes[layer] * shape.rows * self._itemsize] + action_s
+                for layer in range(first, first + count, 2)
+                if tensor > 1
+            )
+            computed = sum(each.forward_s for each in of_stage) / tensor
+            forward.append(computed + reduces + action_s)
+            computed = sum(each.input_s + each.weights_s for each in of_stage) / tensor
+            backward.append(computed + reduces + action_s * (1 + is_split))
+            first += count
+        return forward, backward
+
+    def _groups_of(self, sizes: Coordinates) -> _Groups:
+        with closing(Mesh(self._comm, *sizes)) as mesh:
+            whole = sum(self._place.costs(False)) * self._itemsize
+            tensor, data = mesh.tensor, mesh.data
+            lengths = {
+                shape.rows * width * self._itemsize
+                for shape in self._shapes.values()
+                for width in self._place.sizes
+                if shape.sizes == sizes
+            }
+            tensor_s = {nbytes: _all_reduce_s(tensor, nbytes) for nbytes in lengths}
+            replicas_s = _all_reduce_s(data, whole // (sizes.pipeline * sizes.tensor))
+            return _Groups(tensor_s, replicas_s, mesh.pipeline.nodes)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """What the groups of a mesh cost, as the library predicts it."""
+
+    tensor_s: Mapping[int, float]
+    """Bytes -> seconds of an all-reduce of a tensor group."""
+    replicas_s: float
+    """Seconds of the all-reduce of the gradients."""
+    nodes: Sequence[Sequence[int]]
+    """The ranks of a pipeline on each node."""
+
+
+def _all_reduce_s(comm: rr.Communicator, nbytes: int) -> float:
+    if comm.size == 1:
+        return 0.0
+    choice = comm.explain(nbytes)
+    return choice.predicted_s[choice.algorithm]
+
+
+# --- measurements ---------------------------------------------------------------------------------
+
+
+def cores_of_nodes(comm: rr.Communicator) -> dict[int, int]:
+    """Return for each node how many of its ranks can compute at once.  Collective."""
+    words = gather_words(comm, [json.dumps(sorted(os.sched_getaffinity(0)))])
+    found = {}
+    for node, ranks in enumerate(comm.nodes):
+        cores = {core for rank in ranks for core in json.loads(words[rank][0])}
+        found[node] = min(len(ranks), len(cores))
+    return found
+
+
+def time_layers(
+    comm: rr.Communicator,
+    sizes: Sequence[int],
+    dtype: str,
+    rows: Sequence[int],
+    xp: ModuleType,
+    cores: Mapping[int, int],
+) -> Layers:
+    """Return the median times of the layers for these numbers of samples.  Collective.
+
+    As many ranks of each node compute at once as it has cores.  Layers of the same shape are timed
+    once.
+    """
+    kinds = list(dict.fromkeys(_kinds(sizes)))
+    node = next(number for number, ranks in enumerate(comm.nodes) if comm.rank in ranks)
+    computes = comm.local_rank < cores[node]
+    timer = _LayerTimer(dtype, xp)
+    found = np.full((len(rows), len(kinds), 3), np.nan)
+    for row, samples in enumerate(rows):
+        for column, kind in enumerate(kinds):
+            comm.barrier()
+            if computes:
+                found[row, column] = timer.time(kind, samples)
+    every = comm.all_gather(found[np.newaxis], counts=[1] * comm.size)
+    medians = np.nanmedian(every, axis=0).tolist()
+    return {
+        samples: [LayerTimes(*medians[row][kinds.index(kind)]) for kind in _kinds(sizes)]
+        for row, samples in enumerate(rows)
+    }
+
+
+_Shape = tuple[int, int, bool, bool]
+"""Inputs, outputs, whether the layer is the first, whether it is the last."""
+
+
+def _kinds(sizes: Sequence[int]) -> Iterator[_Shape]:
+    last = len(sizes) - 2
+    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
+        yield inputs, outputs, layer == 0, layer == last
+
+
+class _LayerTimer:
+    """Times the passes of a layer on this rank."""
+
+    def __init__(self, dtype: str, xp: ModuleType) -> None:
+        self._dtype, self._xp = dtype, xp
+
+    def time(self, kind: _Shape, samples: int) -> list[float]:
+        """Return the median seconds of forward, gradient of the input, gradient of the weights."""
+        inputs, outputs, is_first, is_last = kind
+        flat = mlp.init_params((inputs, outputs), 0, self._dtype, self._xp)
+        (arrays,) = mlp.views(flat, (inputs, outputs))
+        layer = mlp.Affine(int(not is_first), arrays, last=is_last, xp=self._xp)
+        into = {name: self._xp.empty_like(array) for name, array in layer.parameters.items()}
+        x = self._xp.ones((samples, inputs), self._dtype)
+        slope = self._xp.ones((samples, outputs), self._dtype)
+        labels = self._xp.zeros(samples, int)
+        times = []
+        for _ in range(1 + _REPEATS):  # the first is not counted
+            marks = [self._now()]
+            y, kept = layer.forward(x)
+            if is_last:
+                mlp.cross_entropy(y, labels, samples, self._xp)
+            marks.append(self._now())
+            _, gradients = layer.backward(kept, slope, into)
+            marks.append(self._now())
+            list(gradients)
+            marks.append(self._now())
+            times.append([after - before for before, after in pairwise(marks)])
+        return [median(each) for each in zip(*times[1:], strict=True)]
+
+    def _now(self) -> float:
+        """Return the clock when the device has finished."""
+        device: Any = getattr(self._xp, "cuda", None)
+        if device is not None:
+            device.Device().synchronize()
+        return time.perf_counter()
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def of_batches(
+    candidates: Sequence[Candidate], measure: Callable[[Candidate], float]
+) -> dict[Candidate, float]:
+    """Return the predicted seconds of a step for each candidate.
+
+    A step takes a time of its own and a time for each sample.  They are fitted to the measured
+    steps of two batches.
+    """
+    small, large = candidates[len(candidates) // 3], candidates[-(-2 * len(candidates) // 3) - 1]
+    small_s = measure(small)
+    slope = 0.0
+    if large is not small:
+        more = large.settings.batch - small.settings.batch
+        slope = max(0.0, (measure(large) - small_s) / more)
+    own_s = max(0.0, small_s - slope * small.settings.batch)
+    return {each: own_s + slope * each.settings.batch for each in candidates}

@@ -1,0 +1,109 @@
+"""The results of a search: a table, a picture, and the command to train with."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringreduce.picture.chart import Line, Panel, chart
+from ringreduce.picture.output import write
+from ringreduce.picture.scales import Scale, linear, powers_of_two
+from ringreduce.picture.style import DASHED, PALETTE
+from ringreduce.train.configuration import to_flags
+from ringreduce.train.search.candidates import Candidate
+
+_HEIGHT = 300.0
+"""The height of a panel."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a candidate."""
+
+    candidate: Candidate
+    predicted_s: float
+    """Predicted seconds of a step."""
+    steps: int = 0
+    """Measured steps; with 0, nothing below is known."""
+    step_s: float = math.nan
+    """Median of the measured seconds of a step."""
+    held_bytes: int = 0
+    """The most bytes that a rank has held."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that are trained with in a second, as measured."""
+        return self.candidate.settings.batch / self.step_s
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each row, the best first, below the heads of the columns."""
+    heads = [*rows[0].candidate.columns, "predicted ms", "measured ms", "steps"]
+    cells = [[*heads, "samples/s", "MiB held"]]
+    cells += [[*row.candidate.columns.values(), *_numbers(row)] for row in in_order(rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in cells
+    ]
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, those of the most samples a second first; the unmeasured ones last."""
+    return sorted(rows, key=_seconds_a_sample)
+
+
+def _seconds_a_sample(row: Row) -> tuple[bool, float]:
+    seconds = row.step_s if row.steps else row.predicted_s
+    return not row.steps, seconds / row.candidate.settings.batch
+
+
+def _numbers(row: Row) -> list[str]:
+    predicted = f"{1e3 * row.predicted_s:.3f}"
+    if not row.steps:
+        return [predicted, "-", "0", "-", "-"]
+    measured, held = f"{1e3 * row.step_s:.3f}", f"{row.held_bytes / 2**20:.2f}"
+    return [predicted, measured, str(row.steps), f"{row.samples_per_s:,.0f}", held]
+
+
+def command(candidate: Candidate, ranks: int, job: str | None) -> str:
+    """Return the command that trains with a candidate; `job` are options that start its ranks."""
+    words = ["ringreduce", "train", *shlex.split(job or f"-n {ranks}")]
+    return shlex.join([*words, *to_flags(candidate.values)])
+
+
+def draw(path: Path, title: str, facts: str, rows: Sequence[Row], x_name: str) -> None:
+    """Write a picture of samples a second and of memory to `path`, .svg or .png.
+
+    Of the candidates at one place of a line, the best is drawn.
+    """
+    best: dict[tuple[str, int], Row] = {}
+    for row in in_order(rows):
+        best.setdefault((row.candidate.series, row.candidate.x), row)
+    lines: dict[str, list[Row]] = {}
+    for (series, _), row in sorted(best.items()):
+        lines.setdefault(series, []).append(row)
+    rates: list[Line] = []
+    memory: list[Line] = []
+    for number, (series, of_line) in enumerate(lines.items()):
+        colour = PALETTE[number % len(PALETTE)]
+        expected = [(r.candidate.x, r.candidate.settings.batch / r.predicted_s) for r in of_line]
+        measured = [(r.candidate.x, r.samples_per_s) for r in of_line if r.steps]
+        held = [(r.candidate.x, r.held_bytes / 2**20) for r in of_line if r.steps]
+        rates.append(Line(expected, colour, dashes=DASHED, width=1.5))
+        rates.append(Line(measured, colour, name=series, has_dots=True))
+        memory.append(Line(held, colour, name=series, has_dots=True))
+    x = powers_of_two([row.candidate.x for row in rows], str)
+    panels = [
+        _panel("samples/s; dashed: predicted", x_name, x, rates),
+        _panel("MiB that a rank holds at most", x_name, x, memory),
+    ]
+    write(path, chart(title, facts, panels, panel_height=_HEIGHT))
+
+
+def _panel(title: str, x_name: str, x: Scale, lines: Sequence[Line]) -> Panel:
+    y = linear([0.0, *(value for line in lines for _, value in line.points)])
+    return Panel(title, x, y, lines, x_name=x_name)
