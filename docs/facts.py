@@ -81,7 +81,7 @@ def commands() -> str:
         parts += [f"## ringreduce {name}", _usage(command.format_usage()), about, _table(command)]
         module = cli.options_module(name)
         if module is not None:
-            parts += [f"Options of `python -m ringreduce.{name}`:"]
+            parts += [f"Options of `python -m {cli.PROGRAMS[name]}`:"]
             parts.append(_table(module.parser(f"ringreduce {name}")))
     return "\n\n".join(parts)
 

@@ -1,9 +1,10 @@
-"""The command line: `ringreduce run`, `train`, `bench`, `explain`, `doctor` and `completion`."""
+"""The command line: `ringreduce run`, `train`, `search`, `bench`, `explain` and others."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -29,6 +30,12 @@ _OF_COLLECTIVES = frozenset(
 """Options of `explain` for collectives alone, by the names under which they are stored."""
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
 """Options of `explain` for pipelines alone, alike."""
+PROGRAMS: Mapping[str, str] = {
+    "train": "ringreduce.train",
+    "search": "ringreduce.train.search",
+    "bench": "ringreduce.bench",
+}
+"""Command that starts a program of ours -> its module."""
 _ALGORITHM_HELP = "default: auto, the first that is predicted within 2 %% of the cheapest"
 
 
@@ -139,6 +146,10 @@ def options_module(command: str) -> ModuleType | None:
         from ringreduce.train import configuration
 
         return configuration
+    if command == "search":
+        from ringreduce.train.search import options as search_options
+
+        return search_options
     if command == "bench":
         from ringreduce.bench import options
 
@@ -151,7 +162,9 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     if module is not None:
         # Here a wrong option is reported once, and not by every rank.
         module.read(rest, f"ringreduce {options.command}")
-        program = ("-m", f"ringreduce.{options.command}", *rest)
+        program = ("-m", PROGRAMS[options.command], *rest)
+        if options.command == "search":
+            program += ("--job", shlex.join(_job_words(options)))
     else:
         program = _program(options)
     return Job(
@@ -162,6 +175,18 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         timeout_s=options.timeout_s,
         tag_output=options.tag_output,
     )
+
+
+def _job_words(options: argparse.Namespace) -> list[str]:
+    """Return the options that start the same job, as words of a command line."""
+    words = ["-n", str(options.ranks)]
+    if options.hosts:
+        words += ["--hosts", ",".join(f"{host}:{ranks}" for host, ranks in options.hosts)]
+    if options.nodes:
+        words += ["--nodes", ",".join(map(str, options.nodes))]
+    if options.timeout_s is not None:
+        words += ["--timeout-s", f"{options.timeout_s:g}"]
+    return words + ["--tag-output"] * options.tag_output
 
 
 def _program(options: argparse.Namespace) -> tuple[str, ...]:
@@ -236,8 +261,19 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         allow_abbrev=False,
         add_help=False,
     )
-    train.add_argument("-h", "--help", action=_TrainersHelp, help="show all options and exit")
+    train.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
     _add_job_options(train)
+    search = commands.add_parser(
+        "search",
+        help="find the fastest split size, batch or mesh to train with",
+        usage="ringreduce search -n N --for (split_size|batch|mesh) [options] [trainer options]",
+        description="Price candidates, measure the best of them in turns, and print the command to "
+        "train with.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    search.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
+    _add_job_options(search)
     bench = commands.add_parser(
         "bench",
         help="time collectives on n ranks, beside MPI's own and Gloo's",
@@ -254,16 +290,21 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     return parser, commands.choices
 
 
-class _TrainersHelp(argparse.Action):
-    """Prints the options of the launcher and of the trainer, whose module is imported only here."""
+class _FullHelp(argparse.Action):
+    """Prints the options of the launcher and of the program that the command starts.
+
+    The module of the program's options is imported only here.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from ringreduce.train.configuration import explained
-
-        print(f"{parser.format_help()}\ntrainer options:\n{explained()}", end="")
+        command = parser.prog.rpartition(" ")[2]
+        module = options_module(command)
+        assert module is not None
+        of_program = "trainer" if command == "train" else command
+        print(f"{parser.format_help()}\n{of_program} options:\n{module.explained()}", end="")
         parser.exit()
 
 

@@ -71,7 +71,9 @@ def _lines(lines: Iterable[str]) -> str:
 def _command(name: str, parser: argparse.ArgumentParser, options: ModuleType | None) -> Command:
     actions = [*parser._actions, *(options.parser("")._actions if options else ())]
     named = {
-        action.option_strings[0]: _option(action) for action in actions if action.option_strings
+        action.option_strings[0]: _option(action)
+        for action in actions
+        if action.option_strings and action.help != argparse.SUPPRESS
     }
     positional = (a.choices for a in actions if not a.option_strings and a.choices)
     words = tuple(str(word) for choices in positional for word in choices)

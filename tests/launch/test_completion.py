@@ -93,6 +93,9 @@ HELP = ["-h", "--help"]
         ("ringreduce train -n 2 --opt", ["--optimizer"]),
         ("ringreduce train -n 2 --optimizer ", ["sgd", "adam"]),
         ("ringreduce train -n 2 --checkpoint-dir pl", ["plots"]),
+        ("ringreduce search -n 2 --for ", ["split_size", "batch", "mesh"]),
+        ("ringreduce search -n 2 --budg", ["--budget-s"]),
+        ("ringreduce search -n 2 --plot pl", ["plots"]),
         ("ringreduce run -", [*HELP, "-n", "-np", "--ranks", "--hosts", "--nodes"]),
         ("ringreduce run -n 2 --ta", ["--tag-output"]),
         ("ringreduce run -n=2 --ta", ["--tag-output"]),
@@ -108,7 +111,9 @@ def test_bash_completes(completed: Completed, line: str, words: list[str]) -> No
     assert sorted(found) == sorted(words) if line[-1] != "-" else set(words) <= set(found)
 
 
-@pytest.mark.parametrize("command", ["run", "train", "bench", "explain", "doctor", "completion"])
+@pytest.mark.parametrize(
+    "command", ["run", "train", "search", "bench", "explain", "doctor", "completion"]
+)
 def test_every_option_of_a_command_is_offered(completed: Completed, command: str) -> None:
     parser = cli.parsers()[1][command]
     assert set(parser._option_string_actions) <= set(completed(f"ringreduce {command} -"))

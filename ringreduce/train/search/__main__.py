@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from types import ModuleType
@@ -29,8 +28,8 @@ _MOST_MEASURED = 32
 """The most candidates that are measured: those of the best predictions."""
 _NEAR = 0.05
 """A smaller batch is chosen if it trains with at most this share fewer samples a second."""
-_SHARE_OF_PRICES = 0.05
-"""Share of the budget for each of the two candidates to which prices are fitted."""
+_SHARE_OF_PRICES, _TURNS = 0.1, 3
+"""Share of the budget for the candidates to which prices are fitted, and its turns."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +74,7 @@ def _search(comm: rr.Communicator, request: Request) -> int:
 
 
 def find(comm: rr.Communicator, request: Request, live: LiveLine | None = None) -> list[Row]:
-    """Return what is predicted and measured of every candidate.  Collective.
+    """Return what is predicted and measured of every candidate, the best first.  Collective.
 
     Raises ValueError, on all ranks, if no candidate fits.
     """
@@ -85,7 +84,6 @@ def find(comm: rr.Communicator, request: Request, live: LiveLine | None = None) 
     xp = together(comm, lambda: inputs.module(request.given.outputs().device, comm))
     place = Place(comm.nodes, split.widths(settings.hidden), len(split.train_labels))
     candidates = fitting(request.kind, request.given, place)
-    times: dict[Candidate, list[float]] = {}
     with closing(Bench(comm, split, xp)) as bench:
 
         def measure(candidate: Candidate, seconds: float) -> list[float]:
@@ -93,16 +91,22 @@ def find(comm: rr.Communicator, request: Request, live: LiveLine | None = None) 
                 live.show(f"{bench.seconds:3.0f} of {request.budget_s:.0f} s: {candidate.name}")
             return bench.measure(candidate, seconds)
 
-        def once(candidate: Candidate) -> float:
-            measure(candidate, 0.0)  # the first steps of a job may compile
-            return median(measure(candidate, _SHARE_OF_PRICES * request.budget_s))
+        def in_turns(some: Sequence[Candidate]) -> list[float]:
+            times: list[list[float]] = [[] for _ in some]
+            for candidate in some:
+                measure(candidate, 0.0)  # the first steps of a job may compile
+            for _ in range(_TURNS):
+                for candidate, of_candidate in zip(some, times, strict=True):
+                    seconds = _SHARE_OF_PRICES * request.budget_s / (_TURNS * len(some))
+                    of_candidate += measure(candidate, seconds)
+            return [median(each) for each in times]
 
-        predicted = _predict(comm, request.kind, place, candidates, once, xp)
+        predicted = _predict(comm, request.kind, place, candidates, in_turns, xp)
         promising = sorted(candidates, key=lambda each: predicted[each] / each.settings.batch)
         most = min(_MOST_MEASURED, most_at_once(comm, place.sizes, settings))
         for candidate in promising[most:]:
             bench.drop(candidate)
-        times = halve(
+        last, times = halve(
             promising[:most],
             lambda each, s: [step_s / each.settings.batch for step_s in measure(each, s)],
             bench.clock,
@@ -110,8 +114,11 @@ def find(comm: rr.Communicator, request: Request, live: LiveLine | None = None) 
             near=_NEAR if request.kind == "batch" else 0.0,
             drop=bench.drop,
         )
-    rows = [Row(each, predicted[each]) for each in candidates]
-    return [_measured(row, times, bench) if row.candidate in times else row for row in rows]
+    never = [each for each in promising if each not in times]
+    return [
+        *(_measured(each, predicted[each], times[each], bench, each in last) for each in times),
+        *(Row(each, predicted[each]) for each in never),
+    ]
 
 
 def _predict(
@@ -119,40 +126,37 @@ def _predict(
     kind: str,
     place: Place,
     candidates: Sequence[Candidate],
-    once: Callable[[Candidate], float],
+    measure: prices.Measure,
     xp: ModuleType,
 ) -> dict[Candidate, float]:
     """Return the predicted seconds of a step of each candidate, alike on all ranks.  Collective."""
     if kind == "batch":
-        found = prices.of_batches(candidates, once)
+        found = prices.of_batches(candidates, measure)
     else:
-        priced = prices.Prices(comm, place, candidates, once, xp)
+        priced = prices.Prices(comm, place, candidates, measure, xp)
         found = {each: priced.predict(each) for each in candidates}
     # The ranks of different nodes may predict different times.
     return dict(zip(candidates, from_rank_0(comm, [*found.values()]), strict=True))
 
 
-def _measured(row: Row, times: Mapping[Candidate, list[float]], bench: Bench) -> Row:
-    """Add to a row what was measured: seconds a sample, and bytes."""
-    seconds = times[row.candidate]
-    return replace(
-        row,
-        step_s=median(seconds) * row.candidate.settings.batch,
-        steps=len(seconds),
-        held_bytes=bench.held_bytes[row.candidate],
-    )
+def _measured(
+    candidate: Candidate, predicted_s: float, times: Sequence[float], bench: Bench, is_last: bool
+) -> Row:
+    """Return a row; `times` are seconds a sample."""
+    step_s = median(times) * candidate.settings.batch
+    held_bytes = bench.held_bytes[candidate]
+    return Row(candidate, predicted_s, len(times), step_s, held_bytes, is_last)
 
 
 def choose(rows: Sequence[Row], kind: str) -> Row:
-    """Return the row of the fastest candidate.
+    """Return the row of the fastest candidate, which is the first.
 
-    Of batches it is the smallest that trains with nearly as many samples a second as the best.
+    Of batches it is the smallest that trains with nearly as many samples a second as the first.
     """
-    measured = report.in_order([row for row in rows if row.steps])
     if kind != "batch":
-        return measured[0]
-    least = measured[0].samples_per_s / (1 + _NEAR)
-    enough = [row for row in measured if row.samples_per_s >= least]
+        return rows[0]
+    least = rows[0].samples_per_s / (1 + _NEAR)
+    enough = [row for row in rows if row.is_last and row.samples_per_s >= least]
     return min(enough, key=lambda row: row.candidate.settings.batch)
 
 

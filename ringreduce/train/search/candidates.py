@@ -190,7 +190,8 @@ def fitting(kind: str, given: Given, place: Place) -> list[Candidate]:
         else:
             found.append(candidate)
     if not found:
-        reason = reasons[0] if reasons else f"the network has {len(place.sizes) - 1} layers"
+        layers = f"the network has {len(place.sizes) - 1} layers, and each stage needs one"
+        reason = reasons[0] if reasons else layers
         raise ValueError(
             f"no {kind.replace('_', ' ')} fits {place.ranks} ranks, these settings and the options "
             f"that are given: {reason}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from types import ModuleType
@@ -103,7 +104,7 @@ class Bench:
         return seconds
 
 
-def most_at_once(comm: rr.Communicator, sizes: tuple[int, ...], settings: Settings) -> int:
+def most_at_once(comm: rr.Communicator, sizes: Sequence[int], settings: Settings) -> int:
     """Return how many trainers fit into the free memory of rank 0's node, at least 2.  Collective.
 
     A rank has parameters, two arrays of gradients and the optimizer's arrays, of the whole network

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +28,8 @@ from ringreduce.train.search.candidates import Candidate, Place
 from ringreduce.train.strategies import Hybrid, Pipeline
 from ringreduce.train.together import gather_words
 
-_REPEATS = 3
+_LEAST, _MOST, _LONGEST_S = 2, 9, 0.1
+"""Repetitions of a layer's passes, and the seconds after which there are no more."""
 _BISECTIONS = 40
 
 
@@ -44,6 +44,8 @@ class LayerTimes:
     """The gradients of the parameters."""
 
 
+Measure = Callable[[Sequence[Candidate]], Sequence[float]]
+"""Candidates -> the measured seconds of a step of each."""
 Layers = Mapping[int, Sequence[LayerTimes]]
 """Number of samples -> the times of each layer."""
 
@@ -90,7 +92,7 @@ class Prices:
         comm: the communicator of the ranks.
         place: where the candidates are to run.
         candidates: all candidates that will be priced.
-        measure: returns the measured seconds of a candidate's step.
+        measure: measures the steps of some candidates.
         xp: the array module.
     """
 
@@ -99,7 +101,7 @@ class Prices:
         comm: rr.Communicator,
         place: Place,
         candidates: Sequence[Candidate],
-        measure: Callable[[Candidate], float],
+        measure: Measure,
         xp: ModuleType,
     ) -> None:
         self._comm, self._place = comm, place
@@ -120,21 +122,20 @@ class Prices:
         """Return the predicted seconds of a candidate's step."""
         return self._base_s(self._shapes[candidate], self._action_s) + self._step_s
 
-    def _fit(self, measure: Callable[[Candidate], float]) -> None:
+    def _fit(self, measure: Measure) -> None:
         """Find the two times that make the prediction of two candidates right."""
         # Ranks choose alike: the choice depends on no measured time.
         few = min(self._shapes, key=lambda each: self._shapes[each].actions)
         many = max(self._shapes, key=lambda each: self._shapes[each].actions)
-        few_s = measure(few)
+        few_s, many_s = measure([few, many])
         if self._shapes[many].actions > self._shapes[few].actions:
-            difference = measure(many) - few_s
             low, high = 0.0, few_s
             for _ in range(_BISECTIONS):
                 middle = (low + high) / 2
                 found = self._base_s(self._shapes[many], middle) - self._base_s(
                     self._shapes[few], middle
                 )
-                low, high = (low, middle) if found > difference else (middle, high)
+                low, high = (low, middle) if found > many_s - few_s else (middle, high)
             self._action_s = low
         self._step_s = max(0.0, few_s - self._base_s(self._shapes[few], self._action_s))
 
@@ -232,10 +233,9 @@ def time_layers(
     xp: ModuleType,
     cores: Mapping[int, int],
 ) -> Layers:
-    """Return the median times of the layers for these numbers of samples.  Collective.
+    """Return the times of the layers for these numbers of samples.  Collective.
 
-    As many ranks of each node compute at once as it has cores.  Layers of the same shape are timed
-    once.
+    They are the least of several repetitions, as the median over the ranks.  XX
     """
     kinds = list(dict.fromkeys(_kinds(sizes)))
     node = next(number for number, ranks in enumerate(comm.nodes) if comm.rank in ranks)
@@ -272,7 +272,7 @@ class _LayerTimer:
         self._dtype, self._xp = dtype, xp
 
     def time(self, kind: _Shape, samples: int) -> list[float]:
-        """Return the median seconds of forward, gradient of the input, gradient of the weights."""
+        """Return the seconds of forward, gradient of the input and gradient of the weights."""
         inputs, outputs, is_first, is_last = kind
         flat = mlp.init_params((inputs, outputs), 0, self._dtype, self._xp)
         (arrays,) = mlp.views(flat, (inputs, outputs))
@@ -281,8 +281,9 @@ class _LayerTimer:
         x = self._xp.ones((samples, inputs), self._dtype)
         slope = self._xp.ones((samples, outputs), self._dtype)
         labels = self._xp.zeros(samples, int)
-        times = []
-        for _ in range(1 + _REPEATS):  # the first is not counted
+        times: list[list[float]] = []
+        end = self._now() + _LONGEST_S
+        while len(times) < _LEAST or (len(times) < _MOST and self._now() < end):
             marks = [self._now()]
             y, kept = layer.forward(x)
             if is_last:
@@ -293,7 +294,7 @@ class _LayerTimer:
             list(gradients)
             marks.append(self._now())
             times.append([after - before for before, after in pairwise(marks)])
-        return [median(each) for each in zip(*times[1:], strict=True)]
+        return [min(each) for each in zip(*times, strict=True)]
 
     def _now(self) -> float:
         """Return the clock when the device has finished."""
@@ -306,19 +307,15 @@ class _LayerTimer:
 # --- batches --------------------------------------------------------------------------------------
 
 
-def of_batches(
-    candidates: Sequence[Candidate], measure: Callable[[Candidate], float]
-) -> dict[Candidate, float]:
+def of_batches(candidates: Sequence[Candidate], measure: Measure) -> dict[Candidate, float]:
     """Return the predicted seconds of a step for each candidate.
 
     A step takes a time of its own and a time for each sample.  They are fitted to the measured
     steps of two batches.
     """
     small, large = candidates[len(candidates) // 3], candidates[-(-2 * len(candidates) // 3) - 1]
-    small_s = measure(small)
-    slope = 0.0
-    if large is not small:
-        more = large.settings.batch - small.settings.batch
-        slope = max(0.0, (measure(large) - small_s) / more)
+    small_s, large_s = measure([small, large])
+    more = large.settings.batch - small.settings.batch
+    slope = max(0.0, (large_s - small_s) / more) if more else 0.0
     own_s = max(0.0, small_s - slope * small.settings.batch)
     return {each: own_s + slope * each.settings.batch for each in candidates}

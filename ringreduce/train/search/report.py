@@ -32,6 +32,8 @@ class Row:
     """Median of the measured seconds of a step."""
     held_bytes: int = 0
     """The most bytes that a rank has held."""
+    is_last: bool = False
+    """Whether it was measured to the end."""
 
     @property
     def samples_per_s(self) -> float:
@@ -40,25 +42,15 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each row, the best first, below the heads of the columns."""
+    """Return a line for each row, below the heads of the columns."""
     heads = [*rows[0].candidate.columns, "predicted ms", "measured ms", "steps"]
     cells = [[*heads, "samples/s", "MiB held"]]
-    cells += [[*row.candidate.columns.values(), *_numbers(row)] for row in in_order(rows)]
+    cells += [[*row.candidate.columns.values(), *_numbers(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in cells
     ]
-
-
-def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, those of the most samples a second first; the unmeasured ones last."""
-    return sorted(rows, key=_seconds_a_sample)
-
-
-def _seconds_a_sample(row: Row) -> tuple[bool, float]:
-    seconds = row.step_s if row.steps else row.predicted_s
-    return not row.steps, seconds / row.candidate.settings.batch
 
 
 def _numbers(row: Row) -> list[str]:
@@ -81,7 +73,7 @@ def draw(path: Path, title: str, facts: str, rows: Sequence[Row], x_name: str) -
     Of the candidates at one place of a line, the best is drawn.
     """
     best: dict[tuple[str, int], Row] = {}
-    for row in in_order(rows):
+    for row in rows:
         best.setdefault((row.candidate.series, row.candidate.x), row)
     lines: dict[str, list[Row]] = {}
     for (series, _), row in sorted(best.items()):
