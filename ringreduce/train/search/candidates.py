@@ -92,16 +92,11 @@ def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
             stages = place.ranks * virtual
             if splits > _MOST_SPLITS or stages > len(place.sizes) - 1:
                 continue
-            try:
-                schedule = rr.pipeline.schedule(name, place.ranks, splits, virtual)
-            except ValueError:  # no multiple of the ranks
-                continue
-            actions = tuple(schedule.acts(rank) for rank in range(place.ranks))
-            if actions in seen:
+            actions = _actions(name, place.ranks, splits, virtual)
+            if actions is None or actions in seen:
                 continue
             seen.add(actions)
-            costs = place.costs(settings.batch_norm)
-            for cut in [fixed["cut"]] if "cut" in fixed else cuts(costs, stages):
+            for cut in _cuts_of(place.costs(settings.batch_norm), stages, fixed):
                 chosen = {"split_size": size, "schedule": name, "cut": cut}
                 if virtual > 1:
                     chosen["virtual"] = virtual
@@ -111,6 +106,23 @@ def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
                     "cut": " ".join(map(str, cut)),
                 }
                 yield _candidate(given, place, chosen, columns, name, size)
+
+
+def _actions(name: str, ranks: int, splits: int, virtual: int) -> Sequence[Any] | None:
+    """Return the actions of all ranks; None if the schedule does not take these numbers."""
+    try:
+        schedule = rr.pipeline.schedule(name, ranks, splits, virtual)
+    except ValueError:
+        return None
+    return tuple(schedule.acts(rank) for rank in range(ranks))
+
+
+def _cuts_of(costs: Sequence[int], stages: int, fixed: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """Return the cuts into stages; if a cut is given, that one or none."""
+    if "cut" not in fixed:
+        return cuts(costs, stages)
+    cut: tuple[int, ...] = fixed["cut"]
+    return [cut] if len(cut) == stages and sum(cut) == len(costs) else []
 
 
 def meshes(given: Given, place: Place) -> Iterator[Candidate]:
@@ -190,8 +202,8 @@ def fitting(kind: str, given: Given, place: Place) -> list[Candidate]:
         else:
             found.append(candidate)
     if not found:
-        layers = f"the network has {len(place.sizes) - 1} layers, and each stage needs one"
-        reason = reasons[0] if reasons else layers
+        layers = len(place.sizes) - 1
+        reason = reasons[0] if reasons else f"a stage needs a layer, and all stages {layers} layers"
         raise ValueError(
             f"no {kind.replace('_', ' ')} fits {place.ranks} ranks, these settings and the options "
             f"that are given: {reason}"

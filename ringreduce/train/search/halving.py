@@ -10,9 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 Measure = Callable[[T, float], list[float]]
 """(candidate, seconds) -> the measured values of about so many seconds, at least one."""
-_TURNS = 3
-"""The turns of a round: a disturbance that lasts for one of them does not decide."""
+_TURNS, _SLOT_S = 3, 0.25
+"""The fewest turns of a round, and the most seconds of a candidate in a turn: a disturbance that
+lasts for one turn does not decide."""
 _FIRST_SHARE = 0.4
+"""Share of the budget for the first round."""
 
 
 def halve(
@@ -56,7 +58,7 @@ def halve(
     ...     return [candidate]
     >>> last, found = halve([0.1, 0.3, 0.2, 0.4], measure, lambda: now, budget_s=10)
     >>> last, {candidate: len(values) for candidate, values in found.items()}
-    ([0.1, 0.2], {0.1: 9, 0.2: 9, 0.3: 3, 0.4: 3})
+    ([0.1, 0.2], {0.1: 19, 0.2: 19, 0.3: 4, 0.4: 4})
     """
     begin, alive = clock(), list(candidates)
     gone: list[T]
@@ -98,12 +100,11 @@ def _round(
     values: dict[T, list[float]],
 ) -> None:
     """Measure the candidates in turns until `end`; the first of all is measured in any case."""
-    left = _TURNS * len(alive)
-    for turn in range(_TURNS):
-        first = turn * len(alive) // _TURNS
-        for candidate in [*alive[first:], *alive[:first]]:
-            seconds = (end - clock()) / left
+    turns = max(_TURNS, math.ceil((end - clock()) / (_SLOT_S * len(alive))))
+    for turn in range(turns):
+        first = turn * len(alive) // _TURNS % len(alive)
+        for place, candidate in enumerate([*alive[first:], *alive[:first]]):
+            seconds = (end - clock()) / ((turns - turn) * len(alive) - place)
             if seconds <= 0 and values:
                 return
             values.setdefault(candidate, []).extend(measure(candidate, max(0.0, seconds)))
-            left -= 1

@@ -1,0 +1,494 @@
+"""The search: its candidates, prices, rounds, refusals, and the command that it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import shlex
+import subprocess
+import sys
+import threading
+from statistics import median
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.launch import cli
+from ringreduce.train import configuration
+from ringreduce.train.configuration import Given
+from ringreduce.train.search import options, prices, report
+from ringreduce.train.search.__main__ import choose, main
+from ringreduce.train.search.candidates import KINDS, Place, cuts, fitting
+from ringreduce.train.search.halving import halve
+from ringreduce.train.search.report import Row
+from ringreduce.train.settings import Settings
+from ringreduce.train.strategies import Hybrid, Pipeline
+from tests.support.mpi import ROOT, environment
+
+DEEP = (64, 32, 32, 32, 10)
+"""The widths of a network of four layers."""
+
+
+def place_of(ranks: int, sizes: tuple[int, ...] = DEEP, samples: int = 1000) -> Place:
+    return Place([range(ranks)], sizes, samples)
+
+
+def found(kind: str, ranks: int, *, sizes: tuple[int, ...] = DEEP, **values):
+    """The candidates for a network of these widths, if `values` are given."""
+    strategy = KINDS[kind].strategy
+    named = {"strategy": strategy} if strategy else {}
+    given = Given({**named, "hidden": sizes[1:-1], **values})
+    return fitting(kind, given, place_of(ranks, sizes))
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 100])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_split_size_makes_a_schedule_for_all_ranks(ranks, batch):
+    for each in found("split_size", ranks, batch=batch):
+        pipeline = each.strategy
+        splits = -(-batch // pipeline.split_size)
+        rr.pipeline.prove(rr.pipeline.schedule(pipeline.schedule, ranks, splits, pipeline.virtual))
+        assert sum(pipeline.cut) == len(DEEP) - 1
+        assert len(pipeline.cut) == ranks * pipeline.virtual
+
+
+def test_split_sizes_are_the_batch_halved_again_and_again():
+    sizes = [each.strategy.split_size for each in found("split_size", 2, batch=40)]
+    assert list(dict.fromkeys(sizes)) == [40, 20, 10, 5, 3, 2, 1]
+
+
+def test_all_schedules_and_cuts_are_there_for_a_split_size():
+    pairs = [
+        (each.strategy.schedule, each.strategy.cut)
+        for each in found("split_size", 2, batch=32, hidden=DEEP[1:-1])
+        if each.strategy.split_size == 8
+    ]
+    # 2080, 1056, 1056 and 330 parameters.
+    assert pairs == [
+        *(("1f1b", cut) for cut in [(1, 3), (2, 2)]),
+        *(("gpipe", cut) for cut in [(1, 3), (2, 2)]),
+        ("interleaved", (1, 1, 1, 1)),
+        *(("zero_bubble", cut) for cut in [(1, 3), (2, 2)]),
+    ]
+
+
+def test_equal_actions_are_one_candidate():
+    """With one microbatch gpipe does what 1f1b does."""
+    whole = [each for each in found("split_size", 2, batch=32) if each.strategy.split_size == 32]
+    assert {each.strategy.schedule for each in whole} == {"1f1b", "zero_bubble"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "attribute"),
+    [
+        ("split_size", {"schedule": "gpipe"}, "schedule"),
+        ("split_size", {"cut": (1, 3)}, "cut"),
+        ("split_size", {"virtual": 2, "schedule": "interleaved"}, "virtual"),
+        ("mesh", {"tensor": 2}, "tensor"),
+        ("mesh", {"data_parallel": 1}, "data"),
+        ("mesh", {"stages": 2}, "pipeline"),
+        ("mesh", {"splits": 3, "stages": 2}, "splits"),
+        ("mesh", {"schedule": "gpipe"}, "schedule"),
+    ],
+)
+def test_a_given_option_stays_as_it_is(kind, values, attribute):
+    ((_, wanted), *_) = values.items()
+    candidates = found(kind, 2, **values)
+    assert {getattr(each.strategy, attribute) for each in candidates} == {wanted}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
+def test_meshes_have_all_ranks_and_a_layer_for_each_stage(ranks):
+    meshes = {each.strategy.sizes(ranks) for each in found("mesh", ranks)}
+    assert meshes == {
+        (data, pipeline, ranks // data // pipeline)
+        for data in range(1, ranks + 1)
+        for pipeline in range(1, len(DEEP))
+        if ranks % (data * pipeline) == 0
+    }
+
+
+def test_a_mesh_has_no_more_tensor_ranks_than_the_narrowest_layer_has_columns():
+    meshes = [each.strategy.tensor for each in found("mesh", 4, sizes=(64, 8, 3))]
+    assert set(meshes) == {1, 2}
+
+
+def test_a_mesh_has_no_more_replicas_than_the_batch_has_samples():
+    assert {each.strategy.data for each in found("mesh", 4, batch=2)} == {1, 2}
+
+
+def test_batches_end_with_the_training_samples():
+    batches = [each.settings.batch for each in found("batch", 2, batch=100)]
+    assert batches == [25, 50, 100, 200, 400, 800]
+
+
+@pytest.mark.parametrize("values", [{"batch": 64}, {"batch": 64, "lr_batch": 128, "lr": 0.4}])
+def test_the_learning_rate_is_in_proportion_to_the_batch(values):
+    for each in found("batch", 2, **values):
+        assert float(each.columns["lr"]) == pytest.approx(0.2 * each.settings.batch / 64, rel=1e-5)
+        assert each.settings.lr_batch == values.get("lr_batch", 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "values", "reason"),
+    [
+        ("split_size", 5, {}, "no split size fits 5 ranks.*4 layers"),
+        ("split_size", 2, {"cut": (1, 2, 1)}, "no split size fits 2 ranks.*4 layers"),
+        ("split_size", 2, {"cut": (1, 2)}, "no split size fits 2 ranks.*4 layers"),
+        ("split_size", 2, {"batch_norm": True}, "batch_norm"),
+        ("split_size", 2, {"stages": 3}, "stages is 3"),
+        ("mesh", 4, {"tensor": 3}, "no mesh fits 4 ranks"),
+        ("batch", 2, {"warm_up": 10**9}, "warm_up"),
+    ],
+)
+def test_a_search_without_candidates_is_refused(kind, ranks, values, reason):
+    with pytest.raises(ValueError, match=reason):
+        found(kind, ranks, **values)
+
+
+def test_neighbours_of_a_cut_move_one_layer():
+    assert cuts([1] * 6, 3) == [(2, 2, 2), (1, 3, 2), (3, 1, 2), (2, 1, 3), (2, 3, 1)]
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A machine on which a step of a candidate takes its number of seconds, times `drift`."""
+
+    def __init__(self, drift: float = 0.0, noise: float = 0.0, set_up_s: float = 0.0) -> None:
+        self.now, self.longest_s = 0.0, 0.0
+        self._drift, self._noise, self._set_up_s = drift, noise, set_up_s
+        self._rng = np.random.default_rng(3)
+        self._seen: set[float] = set()
+        self.dropped: list[float] = []
+
+    def measure(self, candidate: float, seconds: float) -> list[float]:
+        begin = self.now
+        if candidate not in self._seen:
+            self.now += self._set_up_s
+        self._seen.add(candidate)
+        times = []
+        while not times or self.now - begin + candidate < seconds:
+            slower = 1 + self._drift * self.now + self._noise * self._rng.exponential()
+            times.append(candidate * slower)
+            self.now += times[-1]
+        self.longest_s = max(self.longest_s, self.now - begin)
+        return times
+
+    def halve(self, candidates, budget_s, near=0.0):
+        clock = lambda: self.now  # noqa: E731
+        return halve(candidates, self.measure, clock, budget_s, near=near, drop=self.dropped.append)
+
+
+STEPS = [round(0.010 + 0.001 * n, 6) for n in range(32)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 32])
+@pytest.mark.parametrize("machine", [{}, {"drift": 0.2}, {"noise": 0.3}, {"set_up_s": 0.05}])
+def test_the_best_survives(count, machine):
+    candidates = np.random.default_rng(count).permutation(STEPS[:count]).tolist()
+    last, values = Machine(**machine).halve(candidates, 20)
+    assert last[0] == STEPS[0]
+    assert len(last) == min(2, count)
+    assert [*values][: len(last)] == last
+
+
+@pytest.mark.parametrize("budget_s", [0.3, 2, 20])
+@pytest.mark.parametrize("machine", [{}, {"set_up_s": 0.1}])
+def test_the_budget_holds(budget_s, machine):
+    simulated = Machine(**machine)
+    simulated.halve(STEPS, budget_s)
+    assert simulated.now <= budget_s + simulated.longest_s
+
+
+def test_the_better_ones_are_measured_for_longer():
+    _, values = Machine().halve(STEPS, 20)
+    seconds = [sum(values[each]) for each in STEPS]
+    assert seconds[0] > 4 * seconds[-1]
+
+
+def test_a_short_budget_measures_the_first_candidates():
+    last, values = Machine(set_up_s=1).halve(STEPS, 10)
+    assert set(values) == set(STEPS[: len(values)])
+    assert 3 <= len(values) <= 6
+    assert last[0] == STEPS[0]
+
+
+def test_one_candidate_is_measured_whatever_the_budget_is():
+    last, values = Machine(set_up_s=5).halve(STEPS, 0.01)
+    assert last == [STEPS[0]] == [*values]
+
+
+def test_candidates_near_the_best_stay():
+    close = [0.0100, 0.0101, 0.0102, 0.0103, 0.0104, 0.02, 0.03, 0.04]
+    last, _ = Machine().halve(close, 20, near=0.05)
+    assert last == close[:5]
+
+
+def test_all_but_the_last_are_dropped_once():
+    machine = Machine()
+    last, _ = machine.halve(STEPS, 20)
+    assert sorted(machine.dropped + last) == STEPS
+
+
+def test_values_are_those_that_were_measured():
+    _, values = Machine().halve(STEPS[:4], 5)
+    assert all(median(times) == pytest.approx(each) for each, times in values.items())
+
+
+# --- prices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("split_size", 2), ("mesh", 2), ("mesh", 4)])
+def test_prices_are_fitted_to_two_measured_candidates(kind, ranks):
+    candidates = found(kind, ranks, batch=16)
+    measured = {}
+
+    def measure(some):
+        measured.update(zip(some, (3.0, 7.0), strict=True))
+        return [3.0, 7.0]
+
+    def program(comm):
+        priced = prices.Prices(comm, place_of(ranks), candidates, measure, np)
+        return [priced.predict(each) for each in candidates]
+
+    predicted = dict(zip(candidates, rr.spawn(program, ranks)[0], strict=True))
+    assert {each: predicted[each] for each in measured} == pytest.approx(measured)
+    assert min(predicted.values()) > 0
+
+
+def test_the_price_of_more_layers_on_one_rank_is_higher():
+    """The layers of 512 take far longer than what is fitted."""
+    sizes = (64, *[512] * 5, 10)
+    candidates = found("split_size", 2, sizes=sizes, batch=256, schedule="1f1b")
+
+    def program(comm):
+        priced = prices.Prices(comm, place_of(2, sizes), candidates, lambda some: [0.0, 0.0], np)
+        return {
+            each.strategy.cut: priced.predict(each)
+            for each in candidates
+            if each.strategy.split_size == 64
+        }
+
+    by_cut = rr.spawn(program, 2)[0]
+    assert set(by_cut) >= {(3, 3), (2, 4)} or set(by_cut) >= {(3, 3), (4, 2)}
+    assert min(by_cut, key=by_cut.get) == (3, 3)
+
+
+def test_prices_of_batches_are_a_time_of_their_own_and_a_time_for_each_sample():
+    candidates = found("batch", 2)
+    took = {each: 0.5 + 0.01 * each.settings.batch for each in candidates}
+    assert prices.of_batches(candidates, lambda some: [took[each] for each in some]) == (
+        pytest.approx(took)
+    )
+
+
+# --- the result -----------------------------------------------------------------------------------
+
+
+def test_of_batches_the_smallest_that_is_nearly_as_fast_is_chosen():
+    candidates = found("batch", 2, batch=64)
+    rates = {64: 960.0, 128: 990.0, 256: 1000.0, 32: 900.0}
+    rows = [
+        Row(each, 0.0, 9, each.settings.batch / rates[each.settings.batch], 0, True)
+        for each in candidates
+        if each.settings.batch in rates
+    ]
+    rows.sort(key=lambda row: -row.samples_per_s)
+    assert choose(rows, "batch").candidate.settings.batch == 64
+    assert choose(rows, "mesh") is rows[0]
+
+
+GIVEN = {
+    "hidden": (32, 32, 32),
+    "batch_norm": False,
+    "epochs": 3,
+    "lr": 0.1,
+    "data": "synthetic",
+    "dtype": "float64",
+}
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("split_size", 2), ("mesh", 4), ("batch", 2)])
+def test_the_command_trains_with_the_candidate(kind, ranks):
+    for each in found(kind, ranks, **GIVEN):
+        words = shlex.split(report.command(each, ranks, None))
+        assert words[:4] == ["ringreduce", "train", "-n", str(ranks)]
+        given = configuration.read(words[4:])
+        assert given.settings() == each.settings
+        assert (given.strategy() or each.strategy) == each.strategy
+
+
+def test_the_command_starts_the_same_job():
+    (each, *_) = found("batch", 2)
+    text = report.command(each, 2, "-n 2 --hosts 'a:1,b:1' --timeout-s 3")
+    assert text.startswith("ringreduce train -n 2 --hosts a:1,b:1 --timeout-s 3 --")
+
+
+def test_a_table_has_every_candidate_and_what_is_not_known_of_it():
+    first, second, *_ = found("mesh", 2, batch=30)
+    lines = report.table([Row(first, 0.004, 10, 0.002, 3 << 20, True), Row(second, 0.005)])
+    assert [line.split() for line in lines[1:]] == [
+        [*first.columns.values(), "4.000", "2.000", "10", "15,000", "3.00"],
+        [*second.columns.values(), "5.000", "-", "0", "-", "-"],
+    ]
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("", "required: --for"),
+        ("--for splits", "did you mean 'split_size'"),
+        ("--for mesh --buget-s 3", "did you mean '--budget-s'"),
+        ("--for mesh --budget-s 0", "--budget-s is 0; wanted seconds above 0"),
+        ("--for mesh --plot a.pdf", "--plot is a.pdf; wanted a name that ends in .svg or .png"),
+        ("--for mesh --strategy zero", "strategy is zero; --for mesh is for strategy hybrid"),
+        ("--for split_size --strategy mirrored", "--for split_size is for strategy pipeline"),
+        ("--for split_size --splits 4", "splits is given, but --for split_size searches for it"),
+        ("--for split_size --split-size 4", "split_size is given, but"),
+        ("--for mesh --virtual 2", "virtual is an option of strategy pipeline; strategy is hybrid"),
+        ("--for batch --resume", "unrecognized arguments: --resume"),
+        ("--for batch --lr 0", "lr is 0.0; wanted"),
+        ("--for batch --zero 2", "zero is an option of strategy zero; strategy is auto"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_a_rank_starts(line, complaint, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "run", lambda job: pytest.fail("a job was started"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["search", "-n", "2", *line.split()])
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_file_of_a_run_may_be_searched_with(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('hidden = [32, 32]\nplot = "run.svg"\nresume = false\nepochs = 2\n')
+    request = options.read(["--for", "batch", "--config", str(path), "--plot", "search.svg"])
+    assert request.given.settings() == Settings(hidden=(32, 32), epochs=2)
+    assert str(request.given.outputs().plot) == "run.svg"
+    assert str(request.picture) == "search.svg"
+
+
+@pytest.mark.parametrize(
+    ("line", "job"),
+    [
+        ("-n 4", "-n 4"),
+        ("-n 4 --hosts a:2,b:2 --tag-output", "-n 4 --hosts a:2,b:2 --tag-output"),
+        ("-n 4 --nodes 3,1 --timeout-s 2.5", "-n 4 --nodes 3,1 --timeout-s 2.5"),
+    ],
+)
+def test_the_ranks_know_how_they_were_started(line, job, monkeypatch):
+    started = []
+    monkeypatch.setattr(cli, "run", lambda each: started.append(each.program) or 0)
+    assert cli.main(["search", *line.split(), "--for", "mesh"]) == 0
+    assert started == [("-m", "ringreduce.train.search", "--for", "mesh", "--job", job)]
+
+
+# --- real runs ------------------------------------------------------------------------------------
+
+
+def on_threads(monkeypatch, ranks: int, *arguments: str) -> list[int]:
+    here = threading.local()
+
+    def run(comm):
+        here.comm = comm
+        return main(arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rr, "init", lambda: contextlib.nullcontext(here.comm))
+        return rr.spawn(run, ranks, timeout_s=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "ranks", "more"),
+    [
+        ("split_size", 2, ["--hidden", "16", "16", "16"]),
+        ("mesh", 4, ["--hidden", "16", "16", "--batch", "16"]),
+        ("batch", 2, ["--hidden", "16", "--strategy", "zero", "--zero", "2"]),
+        ("batch", 1, ["--hidden", "16"]),
+    ],
+)
+def test_a_search_ends_with_a_command_that_trains(kind, ranks, more, monkeypatch, capsys, tmp_path):
+    picture = tmp_path / "search.svg"
+    line = ["--for", kind, "--budget-s", "0.5", *more, "--epochs", "1", "--plot", str(picture)]
+    assert on_threads(monkeypatch, ranks, *line) == [0] * ranks
+    lines = capsys.readouterr().out.splitlines()
+    given = configuration.read(shlex.split(lines[-1])[4:])
+    strategy, settings = given.strategy(), given.settings()
+    trained = rr.spawn(
+        lambda comm: rr.train.train(comm, rr.train.load(settings), settings, strategy=strategy),
+        ranks,
+    )
+    assert trained[0].step_s > 0
+    assert picture.read_text().startswith("<svg")
+
+
+def test_a_search_that_does_not_fit_ends_with_the_reason(monkeypatch, capsys):
+    assert on_threads(monkeypatch, 3, "--for", "split_size") == [2, 2, 2]
+    assert "no split size fits 3 ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strategy", [Pipeline(splits=2), Hybrid(data=2), None])
+def test_measured_steps_change_no_parameter(strategy):
+    from ringreduce.train.search.candidates import Candidate
+    from ringreduce.train.search.measuring import Bench
+
+    settings = Settings(hidden=(8,), batch=32)
+    split = rr.train.load(settings)
+    candidate = Candidate({}, settings, strategy or rr.train.strategies.Mirrored(), {}, "", 0)
+
+    def program(comm):
+        with contextlib.closing(Bench(comm, split, np)) as bench:
+            times = bench.measure(candidate, 0.05)
+            (of_candidate,) = bench._open.values()
+            parameters = of_candidate.trainer.flat.copy()
+        fresh = rr.train.Trainer(comm, split, settings)
+        # A bias is zero at first, and a step of so small a learning rate makes it no more.
+        same = np.abs(parameters - fresh.flat).max() < 1e-12
+        return times, bool(same), bench.held_bytes[candidate] > 0
+
+    (times, same, held), (times_of_other, *_) = rr.spawn(program, 2)
+    assert len(times) >= 3
+    assert times == times_of_other
+    assert same
+    assert held
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2])
+def test_a_search_over_mpi(ranks):
+    line = ["search", "-n", str(ranks), "--for", "split_size", "--hidden", "32", "32", "32"]
+    search = [sys.executable, "-m", "ringreduce", *line, "--budget-s", "2", "--epochs", "1"]
+    done = subprocess.run(
+        search, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = shlex.split(done.stdout.splitlines()[-1])
+    assert words[:4] == ["ringreduce", "train", "-n", str(ranks)]
+    trained = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "accuracy" in trained.stdout
+
+
+@pytest.mark.parametrize("module", ["candidates", "halving"])
+def test_examples_print_what_they_say(module):
+    tested = doctest.testmod(importlib.import_module(f"ringreduce.train.search.{module}"))
+    assert tested.attempted > 0
+    assert tested.failed == 0
