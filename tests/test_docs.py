@@ -106,7 +106,9 @@ def test_the_commands_of_a_page_run_one_after_another(page, tmp_path):
 
 
 def test_pages_have_commands():
-    assert [page.name for page in WITH_COMMANDS] == ["performance.md", "seeing.md", "training.md"]
+    assert [page.name for page in WITH_COMMANDS] == [
+        *("search.md", "performance.md", "seeing.md", "training.md"),
+    ]
 
 
 def test_the_pages_have_no_other_blocks():
