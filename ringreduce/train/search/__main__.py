@@ -27,7 +27,8 @@ _PROG = "python -m ringreduce.train.search"
 _MOST_MEASURED = 32
 """The most candidates that are measured: those of the best predictions."""
 _NEAR = 0.05
-"""A smaller batch is chosen if it trains with at most this share fewer samples a second."""
+"""Candidates whose time for a sample is at most this share above the best are measured on, and of
+batches the smallest of them is chosen."""
 _SHARE_OF_PRICES, _TURNS = 0.1, 3
 """Share of the budget for the candidates to which prices are fitted, and its turns."""
 
@@ -111,7 +112,7 @@ def find(comm: rr.Communicator, request: Request, live: LiveLine | None = None) 
             lambda each, s: [step_s / each.settings.batch for step_s in measure(each, s)],
             bench.clock,
             max(request.budget_s / 2, request.budget_s - bench.clock()),
-            near=_NEAR if request.kind == "batch" else 0.0,
+            near=_NEAR,
             drop=bench.drop,
         )
     never = [each for each in promising if each not in times]

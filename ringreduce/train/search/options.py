@@ -11,7 +11,7 @@ from ringreduce.picture.output import SUFFIXES
 from ringreduce.train.configuration import Given, Words, add_options, new_parser
 from ringreduce.train.search.candidates import KINDS
 
-BUDGET_S = 20.0
+BUDGET_S = 30.0
 """The seconds of measuring, unless others are named."""
 _LEFT_OUT = ("plot", "resume")
 """Options of the trainer that a search does not take."""
