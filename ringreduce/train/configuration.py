@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings
-from ringreduce.train.strategies import Options, Strategy, by_name, table
+from ringreduce.train.strategies import TPU, Options, Strategy, by_name, check_jax, table
 
 KINDS = (Settings, Options, Outputs)
 FIELDS = {field.name: field for kind in KINDS for field in dataclasses.fields(kind)}
@@ -81,8 +81,8 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
         # Refused here and now if it cannot work.
         given.outputs()
         given.settings()
-        if "checkpoint_dir" not in given.values:
-            given.strategy()
+        if "checkpoint_dir" not in given.values and isinstance(given.strategy(), TPU):
+            check_jax()
     except ValueError as error:
         words.refuse(error)
     return given

@@ -35,8 +35,8 @@ def part_of(strategy: strategies.Strategy, run: Run) -> Part:
         case strategies.Hybrid():
             sizes = strategy.sizes(run.comm.size)
             return Divided(run, sizes, schedule=strategy.schedule, splits=strategy.splits)
-    if isinstance(strategy, strategies.TPU):
-        return _on_jax(run)
+        case strategies.TPU():
+            return _on_jax(run)
     return Replica(run)
 
 
@@ -44,8 +44,7 @@ def _on_jax(run: Run) -> Part:
     """Return a replica on JAX's device.  Raises ValueError with CuPy, ImportError without JAX."""
     if run.xp.__name__ != "numpy":
         raise ValueError("device cuda cannot be combined with strategy tpu: JAX has its own device")
-    try:
-        from ringreduce.train.jax_part import JaxReplica
-    except ModuleNotFoundError:
-        raise ImportError("strategy tpu needs JAX: pip install 'ringreduce[jax]'") from None
+    strategies.check_jax()
+    from ringreduce.train.jax_part import JaxReplica
+
     return JaxReplica(run)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from ringreduce.errors import did_you_mean
@@ -562,6 +563,12 @@ def table() -> str:
         padded = (text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True))
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
+
+
+def check_jax() -> None:
+    """Raise ImportError if JAX, which strategy tpu needs, is not installed."""
+    if find_spec("jax") is None:
+        raise ImportError("strategy tpu needs JAX: pip install 'ringreduce[jax]'")
 
 
 # --- checks ---------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ Mixed = tuple[str, str, int]
 def mixtures(usual: str, size: int) -> list[Mixed]:
     """`usual` with every other call, which the ranks make in turn.
 
-    Of two ranks rank 1 makes it: if rank 0 did, the usual and the odd call would have changed places.
+    Of two ranks rank 1 makes it: if rank 0 did, the usual and the odd call would change places.
     Two all-gathers that exchange their counts may differ in them: that is no disagreement.
     """
     either_way = {"gather", "sliced gather"}

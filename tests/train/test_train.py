@@ -121,8 +121,10 @@ def parameters_after(comm, split, settings, nudge):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "norm", "longest"),
-    [(2, False, 0.0), (3, False, 0.0), (5, False, 0.0), (2, True, 0.0), (5, True, 0.0)]
-    + [(3, False, 0.3)],
+    [
+        *((2, False, 0.0), (3, False, 0.0), (5, False, 0.0)),
+        *((2, True, 0.0), (5, True, 0.0), (3, False, 0.3)),
+    ],
 )
 def test_ranks_train_as_one_rank_does(ranks, norm, longest):
     # Each of T steps differs by at most 2 E in the gradient, thus by lr/(1 - momentum) 2 E in the
