@@ -79,11 +79,13 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
     given = Given(words.values)
     try:
         # Refused here and now if it cannot work.
-        given.outputs()
+        resumes = given.outputs().resume
         given.settings()
-        if "checkpoint_dir" not in given.values and isinstance(given.strategy(), TPU):
+        # Without its name, the strategy is that of a checkpoint.
+        named = "strategy" in given.values or not resumes
+        if named and isinstance(given.strategy(), TPU):
             check_jax()
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         words.refuse(error)
     return given
 
@@ -127,7 +129,7 @@ class Words:
         """Name -> value; the command line overrides the file."""
         return {**self.from_file, **self.asked}
 
-    def refuse(self, error: ValueError) -> NoReturn:
+    def refuse(self, error: Exception) -> NoReturn:
         """Print an error that begins with the name of an option.  Raises SystemExit."""
         name = str(error).partition(" ")[0]
         where = ""

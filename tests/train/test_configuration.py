@@ -131,3 +131,9 @@ def test_every_option_sets_its_field(name):
     besides += ["--strategy", *owners[:1]] if owners else []
     values = read(["--" + name.replace("_", "-"), *flags, *besides]).values
     assert type(values[name])(wanted) == values[name]
+
+
+def test_a_strategy_that_is_named_is_checked_before_a_run_goes_on(capsys):
+    with pytest.raises(SystemExit):
+        read(["--strategy", "mirrored", "--stages", "2", "--checkpoint-dir", "c", "--resume"])
+    assert "stages is an option of strategy pipeline and hybrid" in capsys.readouterr().err
