@@ -22,8 +22,8 @@ import numpy as np
 import ringreduce as rr
 from benchmarks.rows import command_line, environment, replace
 from ringreduce.train import inputs
-from ringreduce.train.search.__main__ import choose, find
-from ringreduce.train.search.candidates import Candidate, Place, fitting
+from ringreduce.train.search.candidates import Place, fitting
+from ringreduce.train.search.finding import choose, find
 from ringreduce.train.search.measuring import Bench
 from ringreduce.train.search.options import BUDGET_S, Request, read
 from ringreduce.train.search.report import Row
@@ -74,18 +74,9 @@ def _exhaustive(
                 bench.drop(candidates[index])
         fastest = sorted(candidates, key=lambda each: median(times[each.name]))[:_FINALISTS]
         chosen = [each for each in candidates if each.name == choice]
-        return times, _in_turns(bench, [*dict.fromkeys([*fastest, *chosen])], final_s)
-
-
-def _in_turns(bench: Bench, candidates: Sequence[Candidate], seconds: float) -> Times:
-    times: Times = {each.name: [] for each in candidates}
-    end = bench.clock() + seconds
-    for each in candidates:
-        bench.measure(each, 0.0)  # a new trainer is not counted
-    while bench.clock() < end:
-        for each in candidates:
-            times[each.name] += bench.measure(each, 0.1)
-    return times
+        last = [*dict.fromkeys([*fastest, *chosen])]
+        names = [each.name for each in last]
+        return times, dict(zip(names, bench.in_turns(last, final_s), strict=True))
 
 
 def _row(row: Row, times: Times) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from ringreduce.launch import cli
 from ringreduce.train import configuration
 from ringreduce.train.configuration import Given
 from ringreduce.train.search import options, prices, report
-from ringreduce.train.search.__main__ import choose, main
-from ringreduce.train.search.candidates import KINDS, Place, cuts, fitting
+from ringreduce.train.search.__main__ import main
+from ringreduce.train.search.candidates import KINDS, Candidate, Place, cuts, fitting
+from ringreduce.train.search.finding import choose
 from ringreduce.train.search.halving import halve
+from ringreduce.train.search.measuring import Bench
 from ringreduce.train.search.report import Row
 from ringreduce.train.settings import Settings
 from ringreduce.train.strategies import Hybrid, Pipeline
@@ -237,6 +239,18 @@ def test_all_but_the_last_are_dropped_once():
     assert sorted(machine.dropped + last) == STEPS
 
 
+def test_the_first_candidate_of_a_turn_is_another_in_the_next():
+    machine, order = Machine(), []
+
+    def measure(candidate, seconds):
+        order.append(candidate)
+        return machine.measure(candidate, seconds)
+
+    halve(STEPS[:6], measure, lambda: machine.now, 1)
+    assert [order[place] for place in (0, 6, 12)] == [STEPS[0], STEPS[2], STEPS[4]]
+    assert all(sorted(order[n : n + 6]) == STEPS[:6] for n in (0, 6, 12))
+
+
 def test_values_are_those_that_were_measured():
     _, values = Machine().halve(STEPS[:4], 5)
     assert all(median(times) == pytest.approx(each) for each, times in values.items())
@@ -263,9 +277,30 @@ def test_prices_are_fitted_to_two_measured_candidates(kind, ranks):
     assert min(predicted.values()) > 0
 
 
+def test_every_action_has_the_fitted_time():
+    """The layers take next to nothing: a step is its own time, and that of the actions."""
+    candidates = found("split_size", 2, batch=32, cut=(2, 2))
+
+    def program(comm):
+        priced = prices.Prices(comm, place_of(2), candidates, lambda some: [10.0, 100.0], np)
+        return {
+            (each.strategy.schedule, 32 // each.strategy.split_size): priced.predict(each)
+            for each in candidates
+        }
+
+    predicted = rr.spawn(program, 2)[0]
+    # 1f1b takes 2 (M + P - 1) actions for M microbatches on P ranks.
+    action_s = (predicted["1f1b", 32] - predicted["1f1b", 16]) / (2 * 16)
+    own_s = predicted["1f1b", 16] - 2 * 17 * action_s
+    assert predicted["1f1b", 8] == pytest.approx(own_s + 2 * 9 * action_s, rel=0.02)
+    # zero_bubble has one action more for each microbatch.
+    more_s = predicted["zero_bubble", 32] - predicted["1f1b", 32]
+    assert more_s == pytest.approx(32 * action_s, rel=0.1)
+
+
 def test_the_price_of_more_layers_on_one_rank_is_higher():
-    """The layers of 512 take far longer than what is fitted."""
-    sizes = (64, *[512] * 5, 10)
+    """The layers of 256 take far longer than what is fitted."""
+    sizes = (64, *[256] * 5, 10)
     candidates = found("split_size", 2, sizes=sizes, batch=256, schedule="1f1b")
 
     def program(comm):
@@ -440,9 +475,6 @@ def test_a_search_that_does_not_fit_ends_with_the_reason(monkeypatch, capsys):
 
 @pytest.mark.parametrize("strategy", [Pipeline(splits=2), Hybrid(data=2), None])
 def test_measured_steps_change_no_parameter(strategy):
-    from ringreduce.train.search.candidates import Candidate
-    from ringreduce.train.search.measuring import Bench
-
     settings = Settings(hidden=(8,), batch=32)
     split = rr.train.load(settings)
     candidate = Candidate({}, settings, strategy or rr.train.strategies.Mirrored(), {}, "", 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from types import ModuleType
@@ -24,8 +24,12 @@ _WARM_UP = 2
 """Steps of a new trainer that are not counted."""
 _LEAST = 3
 """The fewest steps that are timed at once: one step may be interrupted."""
+_SLOT_S = 0.1
+"""Seconds of a turn of `Bench.in_turns`."""
 _SHARE_OF_MEMORY = 0.5
 """Share of the free memory that the trainers of all candidates may take."""
+
+Watch = Callable[[Candidate, float], None]
 
 
 @dataclass
@@ -40,28 +44,32 @@ class _Open:
 class Bench:
     """Trainers of candidates, whose steps are timed.  Every rank makes the same calls.
 
+    `watch` is called with each candidate that is measured, and the seconds since the begin.
+
     Attributes:
         held_bytes: candidate -> the most bytes that a rank has held.
     """
 
-    def __init__(self, comm: rr.Communicator, split: data.Split, xp: ModuleType) -> None:
-        self._comm, self._split, self._xp = comm, split, xp
+    def __init__(
+        self,
+        comm: rr.Communicator,
+        split: data.Split,
+        xp: ModuleType,
+        watch: Watch = lambda candidate, seconds: None,
+    ) -> None:
+        self._comm, self._split, self._xp, self._watch = comm, split, xp, watch
         self._open: dict[Candidate, _Open] = {}
         self._begin = time.perf_counter()
         self.held_bytes: dict[Candidate, int] = {}
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the begin, on this rank."""
-        return time.perf_counter() - self._begin
-
     def clock(self) -> float:
         """Return the seconds since the begin, the same on all ranks.  Collective."""
-        now = np.float64(self.seconds)
+        now = np.float64(time.perf_counter() - self._begin)
         return float(self._comm.broadcast(now, root=0).item())
 
     def measure(self, candidate: Candidate, seconds: float) -> list[float]:
         """Return the seconds of each step, for about `seconds`, at least of three.  Collective."""
+        self._watch(candidate, time.perf_counter() - self._begin)
         if candidate not in self._open:
             begin = self.clock()
             self._open[candidate] = self._new(candidate)
@@ -69,6 +77,22 @@ class Bench:
         found = self._open[candidate]
         times = self._time(found.trainer, max(_LEAST, int(seconds / found.step_s)))
         found.step_s = median(times)
+        return times
+
+    def in_turns(
+        self, candidates: Sequence[Candidate], seconds: float, slot_s: float = _SLOT_S
+    ) -> list[list[float]]:
+        """Return the seconds of each candidate's steps, measured in turns of `slot_s`.  Collective.
+
+        The first steps of every candidate are left out: in a job, they may compile.
+        """
+        times: list[list[float]] = [[] for _ in candidates]
+        for candidate in candidates:
+            self.measure(candidate, 0.0)
+        end = self.clock() + seconds
+        while not times[0] or self.clock() < end:
+            for candidate, of_candidate in zip(candidates, times, strict=True):
+                of_candidate += self.measure(candidate, slot_s)
         return times
 
     def drop(self, candidate: Candidate) -> None:
