@@ -2,9 +2,10 @@
 
     python docs/picture.py [FOLDER]
 
-Writes ring.svg, ring-animated.svg and hierarchical.svg into the folder, by default that of this
-file.  A picture adapts to the page by its style sheet.  Where Markdown chooses the file, it needs
-one in dark colours alone: for each picture X.svg in the folder this program writes X-dark.svg.
+Writes ring.svg, ring-animated.svg, hierarchical.svg and the pictures of `strategies.py` into the
+folder, by default that of this file.  A picture adapts to the page by its style sheet.  Where
+Markdown chooses the file, it needs one in dark colours alone: for each picture X.svg in the folder
+this program writes X-dark.svg.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+
+import strategies
 
 from ringreduce.algorithms import build
 from ringreduce.picture import to_svg
@@ -304,6 +307,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "ring": ring,
     "ring-animated": ring_animated,
     "hierarchical": hierarchical,
+    **strategies.PICTURES,
 }
 
 

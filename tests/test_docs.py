@@ -83,7 +83,10 @@ def test_a_block_of_the_readme_prints_the_same_under_mpiexec(block, tmp_path):
 
 
 FILE = r"\w+\.(jsonl|png|svg|toml)"
-COMMAND = re.compile(r"^    ((?:ringreduce|mpirun|python) .*)$", re.M)
+COMMAND = re.compile(
+    r"^    ((?:ringreduce|mpirun|python) [^\n]*)$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S
+)
+"""A command, and its output if the page shows it."""
 WITH_COMMANDS = [page for page in PAGES if COMMAND.search(page.read_text())]
 
 
@@ -97,18 +100,50 @@ def test_the_commands_of_a_page_run_one_after_another(page, tmp_path):
     (tmp_path / "mnist").mkdir()
     mnist(tmp_path / "mnist")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
-    commands = [command.split() for command in COMMAND.findall(page.read_text())]
+    shown = [(command.split(), output) for command, output in COMMAND.findall(page.read_text())]
     stands_for = {"ringreduce": RINGREDUCE, "mpirun": [mpiexec()], "python": [sys.executable]}
-    for command in commands:
-        run([part for word in command for part in stands_for.get(word, [word])], tmp_path)
+    for command, output in shown:
+        words = [part for word in command for part in stands_for.get(word, [word])]
+        printed = run(words, tmp_path)
+        if output:
+            assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\n{printed}"
+    commands = [command for command, _ in shown]
     written = {word for command in commands for word in command if re.fullmatch(FILE, word)}
     assert all((tmp_path / name).exists() for name in written), written
+
+
+def pattern(output: str) -> str:
+    """A pattern for an output, in which … stands for a number, and a line of … for any lines."""
+    lines = re.split(r"^…\n", output, flags=re.M)
+    return r"(?:.*\n)*".join(re.escape(part).replace("…", r"[\d.,]+") for part in lines)
+
+
+@pytest.mark.parametrize(
+    ("printed", "fits"),
+    [
+        ("a\nb 1.5 s\nc\n", True),
+        ("a\nx\ny\nb 1,500 s\nc\n", True),
+        ("a\nb  s\nc\n", False),
+        ("a\nx b 1 s\nc\n", False),
+        ("a\nb 1 s\nc\nd\n", False),
+    ],
+)
+def test_a_shown_output_is_compared_with_what_is_printed(printed, fits):
+    assert bool(re.fullmatch(pattern("a\n…\nb … s\nc\n"), printed)) is fits
 
 
 def test_pages_have_commands():
     assert [page.name for page in WITH_COMMANDS] == [
         *("search.md", "performance.md", "seeing.md", "training.md"),
     ]
+    names = ["performance.md", "seeing.md", "strategies.md", "training.md"]
+    assert [page.name for page in WITH_COMMANDS] == names
+
+
+def test_the_table_of_strategies_is_computed():
+    program = "import strategies; print(strategies.table())"
+    printed = run([sys.executable, "-c", program], ROOT / "docs")
+    assert f"<!-- table -->\n\n{printed}\n<!-- end -->" in (ROOT / "docs/strategies.md").read_text()
 
 
 def test_the_pages_have_no_other_blocks():

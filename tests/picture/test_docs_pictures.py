@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.picture.style import PALETTE, in_dark, in_light
+from ringreduce.picture.style import PALETTE, TINTS, in_dark, in_light
 from tests.support.mpi import ROOT, environment
 from tests.support.pictures import contrasts, groups, parse, placed, shapes, whole
 
@@ -27,10 +27,19 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["ring", "ring-animated", "hierarchical"])
-def test_a_picture_in_the_docs_is_drawn_from_the_schedule(name: str, drawn: Path) -> None:
+OF_STRATEGIES = [path.stem for path in PICTURES if path.stem.startswith("strategy-")]
+
+
+@pytest.mark.parametrize("name", ["ring", "ring-animated", "hierarchical", *OF_STRATEGIES])
+def test_a_picture_in_the_docs_is_drawn_from_the_code_that_runs(name: str, drawn: Path) -> None:
     for file in (f"{name}.svg", f"{name}-dark.svg"):
         assert (drawn / file).read_text() == (DOCS / file).read_text()
+
+
+def test_the_page_on_strategies_shows_all_their_pictures() -> None:
+    page = (DOCS / "strategies.md").read_text()
+    assert sorted(re.findall(r'img src="(.*?)\.svg"', page)) == OF_STRATEGIES
+    assert len(OF_STRATEGIES) == 9
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
@@ -55,7 +64,7 @@ def test_nothing_is_cut_off(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
 def test_a_picture_has_several_colours(path: Path) -> None:
-    assert len(set(re.findall(r'"(#\w{6})"', path.read_text())) & set(PALETTE)) > 1
+    assert len(set(re.findall(r'"(#\w{6})"', path.read_text())) & {*PALETTE, *TINTS}) > 1
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)

@@ -1,0 +1,373 @@
+"""Make the table and the pictures of the page on strategies, from runs of the strategies.
+
+    python docs/strategies.py
+
+writes the table into `strategies.md` anew.  `docs/picture.py` draws the pictures.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ringreduce as rr
+from ringreduce.algorithms import build
+from ringreduce.picture import to_svg
+from ringreduce.picture.bars import Bar, Group, draw_bars
+from ringreduce.picture.style import (
+    EDGE,
+    FACTS_SIZE,
+    FAINT,
+    FRAME,
+    MARGIN,
+    NAME_SIZE,
+    PALETTE,
+    TINTS,
+    TITLE_SIZE,
+    document,
+)
+from ringreduce.picture.svg import element, text
+from ringreduce.train import strategies
+from ringreduce.train.mesh import Coordinates, coordinates
+from ringreduce.train.tensor_parallel import slices
+
+PAGE = Path(__file__).with_name("strategies.md")
+_RANKS = 4
+_TWO_NODES = [2, 2]
+_TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
+
+# --- the table ------------------------------------------------------------------------------------
+
+_SHOWN: tuple[tuple[strategies.Strategy, str], ...] = (
+    (strategies.OneDevice(), ""),
+    (strategies.Mirrored(), ""),
+    (strategies.MultiWorkerMirrored(), ""),
+    (strategies.CentralStorage(), ""),
+    (strategies.Zero(stage=1), "--zero 1"),
+    (strategies.Zero(stage=2), "--zero 2"),
+    (strategies.Zero(stage=3), "--zero 3"),
+    (strategies.Pipeline(splits=4), "--splits 4"),
+    (strategies.Tensor(), ""),
+    (strategies.Hybrid(data=2, pipeline=2), "--stages 2"),
+    (strategies.TPU(), ""),
+)
+"""The strategies of the table, with their options on the command line."""
+
+
+def settings() -> rr.train.Settings:
+    """Return the settings that the page shows, for one epoch."""
+    (shown,) = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    values = tomllib.loads(shown) | {"epochs": 1}
+    return rr.train.Settings(**values | {"hidden": tuple(values["hidden"])})
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of a run: the most that a rank sends in a step, and what ranks hold."""
+
+    sent: int
+    held: tuple[int, ...]
+    """Rank -> the most bytes that it held."""
+
+
+def measured(strategy: strategies.Strategy, ranks: int, chosen: rr.train.Settings) -> Bytes:
+    """Train on ranks that are threads."""
+    split = rr.train.load(chosen)
+
+    def program(comm: rr.Communicator) -> tuple[int, int]:
+        result = rr.train.train(comm, split, chosen, strategy=strategy)
+        return result.sent_bytes, result.held_bytes
+
+    nodes = _TWO_NODES if isinstance(strategy, strategies.MultiWorkerMirrored) else None
+    sent, held = zip(*rr.spawn(program, ranks, nodes=nodes), strict=True)
+    return Bytes(max(sent), held)
+
+
+def table() -> str:
+    """Return the strategies as a table of Markdown: where, how, when, and their bytes."""
+    heads = "strategy", "where parameters are", "how gradients meet", "when"
+    of_bytes = "sent a step", "held by a rank", "held by all"
+    rows = [(*heads, *of_bytes), (*["---"] * len(heads), *["--:"] * len(of_bytes))]
+    for strategy, options in _SHOWN:
+        name = f"`{strategy.name}`" + f" `{options}`" * bool(options)
+        rows.append((name, strategy.where, strategy.how, strategy.when, *_bytes_of(strategy)))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _bytes_of(strategy: strategies.Strategy) -> tuple[str, str, str]:
+    """Return the bytes of a strategy; those of TPU are a replica's, counted without JAX."""
+    if isinstance(strategy, strategies.TPU):
+        strategy = strategies.Mirrored()
+    ranks = 1 if isinstance(strategy, strategies.OneDevice) else _RANKS
+    found = measured(strategy, ranks, settings())
+    return f"{found.sent:,}", f"{max(found.held):,}", f"{sum(found.held):,}"
+
+
+# --- schedules that run ---------------------------------------------------------------------------
+
+
+def one_device() -> str:
+    """Return one rank that computes four microbatches."""
+    return rr.pipeline.to_svg(rr.pipeline.schedule("sequential", ranks=1, splits=4))
+
+
+def mirrored() -> str:
+    """Return an all-reduce among the ranks of one node."""
+    return to_svg(build("all_reduce", "two_shot", [[*range(_RANKS)]]))
+
+
+def multi_worker_mirrored() -> str:
+    """Return an all-reduce among two nodes, with the path of one chunk."""
+    nodes = [[0, 1], [2, 3]]
+    return to_svg(build("all_reduce", "hierarchical", nodes), nodes)
+
+
+def central_storage() -> str:
+    """Return the reduce-scatter that gives each rank the gradients of its shard."""
+    return to_svg(build("reduce_scatter", "direct", [[*range(_RANKS)]]))
+
+
+def sequential() -> str:
+    """Return a model in four parts, and the whole batch."""
+    return rr.pipeline.to_svg(rr.pipeline.schedule("sequential", ranks=_RANKS, splits=1))
+
+
+def pipelines() -> str:
+    """Return four schedules of the same microbatches, on one scale."""
+    schedule = rr.pipeline.schedule
+    return rr.pipeline.to_svg(
+        schedule("gpipe", ranks=_RANKS, splits=8),
+        schedule("1f1b", ranks=_RANKS, splits=8),
+        schedule("interleaved", ranks=_RANKS, splits=8, virtual=2),
+        schedule("zero_bubble", ranks=_RANKS, splits=8),
+    )
+
+
+# --- bytes held -----------------------------------------------------------------------------------
+
+_DEEP = rr.train.Settings(
+    data="synthetic",
+    samples=64,
+    inputs=256,
+    hidden=(256,) * 7,
+    batch=16,
+    epochs=1,
+    optimizer="adam",
+    first_bucket_bytes=1 << 18,
+    bucket_bytes=1 << 18,
+)
+"""A network whose state is large beside its activations; a bucket is a layer."""
+_BARS: tuple[tuple[strategies.Strategy, str, str], ...] = (
+    (strategies.Mirrored(), "mirrored", PALETTE[0]),
+    (strategies.CentralStorage(), "central_storage", PALETTE[3]),
+    (strategies.Zero(stage=1), "zero 1", PALETTE[1]),
+    (strategies.Zero(stage=2), "zero 2", PALETTE[5]),
+    (strategies.Zero(stage=3), "zero 3", PALETTE[2]),
+)
+
+
+def memory() -> str:
+    """Return the bytes that a rank holds, by the number of ranks."""
+    counts = (1, 2, 4, 8)
+    means = {
+        (name, ranks): statistics.fmean(measured(strategy, ranks, _DEEP).held)
+        for strategy, name, _ in _BARS
+        for ranks in counts
+    }
+    groups = [
+        Group(
+            f"{ranks} rank{'s' * (ranks > 1)}",
+            [
+                Bar(name, means[name, ranks], f"{means[name, ranks] / 2**20:.1f} MiB", colour)
+                for _, name, colour in _BARS
+            ],
+        )
+        for ranks in counts
+    ]
+    share = means["zero 3", 8] / means["mirrored", 8]
+    title = f"Stage 3 of ZeRO on 8 ranks: each holds {100 * share:.0f} % of a replica's bytes"
+    layers = f"{len(_DEEP.hidden) + 1} layers of {_DEEP.inputs} inputs"
+    facts = (
+        f"Bytes a rank, on average: {layers}, {_DEEP.dtype}, {_DEEP.optimizer}, global batch "
+        f"{_DEEP.batch}. A bucket is a layer."
+    )
+    return draw_bars(title, facts, groups)
+
+
+# --- columns and rows -----------------------------------------------------------------------------
+
+_CELL = 26.0
+"""The size of a column or a row of a weight, in units of the picture."""
+_WIDE, _NARROW = 8, 4
+"""Outputs of layer 0 and inputs of layer 1; inputs of layer 0 and outputs of layer 1."""
+
+
+def tensor() -> str:
+    """Return the parts of two layers' weights that four ranks have."""
+    words = f"The weights of 2 layers on {_RANKS} ranks: columns, then rows"
+    note = "A colour is a rank. The ranks communicate behind the second layer, and not between."
+    high, low = _WIDE * _CELL, _NARROW * _CELL
+    left, top = MARGIN + 60, 112.0
+    first_end, middle = left + high, top + high / 2
+    second = first_end + 130
+    end = second + low
+    names = {"text_anchor": "middle"}
+    elements = [
+        text(MARGIN, 34, words, TITLE_SIZE, font_weight="bold"),
+        text(MARGIN, 56, note, FACTS_SIZE, fill=FAINT),
+        text(left + high / 2, middle - low / 2 - 12, "layer 0, by columns", NAME_SIZE, **names),
+        text(second + low / 2, top - 12, "layer 1, by rows", NAME_SIZE, **names),
+        *_weight("0.weight", (_NARROW, _WIDE), left, middle - low / 2),
+        *_weight("1.weight", (_WIDE, _NARROW), second, top),
+        *_arrow(MARGIN, left - 8, middle, "x, whole"),
+        *_arrow(first_end + 8, second - 8, middle, "its own columns"),
+        *_arrow(end + 8, end + 128, middle, "all-reduce"),
+    ]
+    for rank in range(_RANKS):
+        x, y = left + rank * 90, top + high + 26
+        elements.append(_box(x, y, 20, 16, rank))
+        elements.append(text(x + 28, y + 12.5, f"rank {rank}", NAME_SIZE))
+    return document(end + 128 + MARGIN, top + high + 26 + 16 + MARGIN, words, elements)
+
+
+def _weight(name: str, shape: Sequence[int], left: float, top: float) -> Iterator[str]:
+    """Yield the part of a weight that each rank has."""
+    for rank in range(_RANKS):
+        rows, columns = slices(name, shape, rank, _RANKS)
+        first_row, end_row, _ = rows.indices(shape[0])
+        first, end, _ = columns.indices(shape[1])
+        x, y = left + first * _CELL, top + first_row * _CELL
+        wide, high = (end - first) * _CELL, (end_row - first_row) * _CELL
+        yield _box(x + 1, y + 1, wide - 2, high - 2, rank)
+        middle = {"text_anchor": "middle", "font_weight": "bold"}
+        yield text(x + wide / 2, y + high / 2 + 4.5, str(rank), NAME_SIZE, **middle)
+
+
+def _box(x: float, y: float, wide: float, high: float, number: int) -> str:
+    """Return a box in the colour with a number."""
+    size = {"x": x, "y": y, "width": wide, "height": high, "rx": 4}
+    return element("rect", **size, fill=TINTS[number], stroke=PALETTE[number])
+
+
+def _arrow(left: float, right: float, y: float, words: str) -> Iterator[str]:
+    """Yield an arrow to the right, with words above it."""
+    tip = f"M{right:g},{y:g}l-8,-4.5v9z"
+    yield element("path", d=f"M{left:g},{y:g}H{right - 6:g}", stroke=FAINT, stroke_width=1.5)
+    yield element("path", d=tip, fill=FAINT)
+    middle = (left + right) / 2 - 2
+    yield text(middle, y - 9, words, FACTS_SIZE, fill=FAINT, text_anchor="middle")
+
+
+# --- a mesh ---------------------------------------------------------------------------------------
+
+_SIZES = Coordinates(data=2, pipeline=2, tensor=2)
+_RANK_WIDE, _RANK_HIGH = 96.0, 40.0
+_BETWEEN, _PAD = 36.0, 14.0
+"""Space between two ranks of a stage, and around them."""
+_STAGE_GAP, _REPLICA_GAP = 64.0, 48.0
+_GROUPS = (
+    ("tensor", "tensor: all-reduce of outputs of layers, and of their gradients", PALETTE[6]),
+    ("pipeline", "pipeline: outputs of stages and their gradients, to the neighbour", PALETTE[4]),
+    ("data", "data: all-reduce of gradients of parameters", PALETTE[5]),
+)
+"""The field of a place, what its groups send, and a colour that no rank has."""
+
+
+def _corner(place: Coordinates) -> tuple[float, float]:
+    """Return the upper left corner of a rank's box."""
+    stage = _SIZES.tensor * (_RANK_WIDE + _BETWEEN) - _BETWEEN + 2 * _PAD
+    x = MARGIN + 60 + place.data * (stage + _REPLICA_GAP) + _PAD
+    y = 140.0 + place.pipeline * (_RANK_HIGH + 2 * _PAD + _STAGE_GAP) + _PAD
+    return x + place.tensor * (_RANK_WIDE + _BETWEEN), y
+
+
+def mesh() -> str:
+    """Return the ranks of a mesh, and the three groups that each belongs to."""
+    ranks = _SIZES.data * _SIZES.pipeline * _SIZES.tensor
+    places = [coordinates(rank, _SIZES) for rank in range(ranks)]
+    words = f"{ranks} ranks: data {_SIZES.data}, pipeline {_SIZES.pipeline}, tensor {_SIZES.tensor}"
+    note = "Ranks of one colour have the same part of the model."
+    elements = [
+        text(MARGIN, 34, words, TITLE_SIZE, font_weight="bold"),
+        text(MARGIN, 56, note, FACTS_SIZE, fill=FAINT),
+        *(frame for place in places if not place.tensor for frame in _stage(place)),
+        *(link for place in places for link in _links(place)),
+    ]
+    for rank, place in enumerate(places):
+        x, y = _corner(place)
+        elements.append(_box(x, y, _RANK_WIDE, _RANK_HIGH, 2 * place.pipeline + place.tensor))
+        middle = {"text_anchor": "middle"}
+        y += _RANK_HIGH / 2 + 4.5
+        elements.append(text(x + _RANK_WIDE / 2, y, f"rank {rank}", NAME_SIZE, **middle))
+    x, y = _corner(Coordinates(*(size - 1 for size in _SIZES)))
+    right, below = x + _RANK_WIDE + _PAD + MARGIN, y + _RANK_HIGH + 72
+    for row, (_, meaning, colour) in enumerate(_GROUPS):
+        at = below + 22 * row
+        elements.append(_line(f"M{MARGIN:g},{at:g}h34", colour))
+        elements.append(text(MARGIN + 44, at + 4, meaning, FACTS_SIZE, fill=FAINT))
+    return document(right, below + 44 + MARGIN, words, elements)
+
+
+def _stage(place: Coordinates) -> Iterator[str]:
+    """Yield the frame of a stage, its name, and above the first that of the replica."""
+    x, y = _corner(place)
+    wide = _SIZES.tensor * (_RANK_WIDE + _BETWEEN) - _BETWEEN + 2 * _PAD
+    size = {"x": x - _PAD, "y": y - _PAD, "width": wide, "height": _RANK_HIGH + 2 * _PAD, "rx": 8}
+    yield element("rect", **size, fill=FRAME, stroke=EDGE)
+    if not place.data:
+        y += _RANK_HIGH / 2 + 4
+        yield text(x - _PAD - 10, y, f"stage {place.pipeline}", NAME_SIZE, text_anchor="end")
+    if not place.pipeline:
+        words = f"replica {place.data}"
+        middle = {"text_anchor": "middle", "font_weight": "bold"}
+        yield text(x - _PAD + wide / 2, 88, words, NAME_SIZE, **middle)
+
+
+def _links(place: Coordinates) -> Iterator[str]:
+    """Yield the lines from a rank to the next one of each of its groups."""
+    x, y = _corner(place)
+    for name, _, colour in _GROUPS:
+        if getattr(place, name) + 1 == getattr(_SIZES, name):
+            continue
+        x2, y2 = _corner(place._replace(**{name: getattr(place, name) + 1}))
+        if name == "tensor":
+            line = f"M{x + _RANK_WIDE:g},{y + _RANK_HIGH / 2:g}H{x2:g}"
+        elif name == "pipeline":
+            line = f"M{x + _RANK_WIDE / 2:g},{y + _RANK_HIGH:g}V{y2:g}"
+        else:  # above the first stage, and below the others
+            up = -1 if not place.pipeline else 1
+            start = y if up < 0 else y + _RANK_HIGH
+            x, x2, bend = x + 24, x2 + 24, start + up * 48
+            line = f"M{x:g},{start:g}C{x:g},{bend:g} {x2:g},{bend:g} {x2:g},{start:g}"
+        yield _line(line, colour)
+
+
+def _line(path: str, colour: str) -> str:
+    return element("path", d=path, fill="none", stroke=colour, stroke_width=2)
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "strategy-one-device": one_device,
+    "strategy-mirrored": mirrored,
+    "strategy-multi-worker-mirrored": multi_worker_mirrored,
+    "strategy-central-storage": central_storage,
+    "strategy-sequential": sequential,
+    "strategy-pipelines": pipelines,
+    "strategy-tensor": tensor,
+    "strategy-hybrid": mesh,
+    "strategy-memory": memory,
+}
+
+
+def main() -> None:
+    """Write the table into the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(_TABLE.sub(lambda _: table(), page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
