@@ -31,8 +31,8 @@ def fields(kind: type) -> list[Field]:
     helps = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(kind)}
     found = []
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
+        name = ast.unparse(node.target) if isinstance(node, ast.AnnAssign) else ""
+        if isinstance(node, ast.AnnAssign) and name in helps:  # no ClassVar
             text = _string(after) or helps[name]
             found.append(Field(name, ast.unparse(node.annotation), _default(node, kind), text))
     return found

@@ -19,6 +19,19 @@ from ringreduce.errors import did_you_mean
 from ringreduce.train.mesh import Coordinates, check_fits
 from ringreduce.train.settings import Settings, setting
 
+__all__ = [
+    "TPU",
+    "CentralStorage",
+    "Hybrid",
+    "Mirrored",
+    "MultiWorkerMirrored",
+    "OneDevice",
+    "Pipeline",
+    "Strategy",
+    "Tensor",
+    "Zero",
+]
+
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sequential")
 _COMMUNICATION = ("auto", "ring", "hierarchical")
 _CROSS_DEVICE = {
@@ -69,7 +82,12 @@ def _field(default: Any, option: str) -> Any:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Where parameters are, how gradients meet, and when.  Subclasses are the strategies."""
+    """Where parameters are, how gradients meet, and when.  Subclasses are the strategies.
+
+    Example:
+        >>> rr.train.strategies.Zero.where
+        'optimizer, gradients, parameters in shards (stages 1, 2, 3)'
+    """
 
     __module__ = "ringreduce.train.strategies"
 

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import ringreduce as rr
@@ -25,8 +26,8 @@ def _facts() -> Any:
 
 facts = _facts()
 
-PACKAGES = ("pipeline", "train")
-"""Packages that `ringreduce` imports when they are used, with public names of their own."""
+PACKAGES = ("pipeline", "train", "train.strategies")
+"""Packages that `ringreduce` imports when they are used, and modules, with public names."""
 MADE_BY_THE_LIBRARY = ("Communicator", "SharedArray", "Work")
 """Classes that users do not make themselves: their constructors have no entry."""
 NEVER_RAISE = ("Work.done", "Communicator.leave", "train.Split.widths", "train.Trainer.arrays")
@@ -36,19 +37,26 @@ PRIVATE = ":meta private:"
 
 def names() -> dict[str, Any]:
     """Public name -> object: of `ringreduce`, and as ``train.name`` of its packages."""
-    found = {name: getattr(rr, name) for name in rr.__all__ if name not in PACKAGES}
+    found = {name: getattr(rr, name) for name in rr.__all__}
     for package in PACKAGES:
-        inner = getattr(rr, package)
+        inner = attrgetter(package)(rr)
         found |= {f"{package}.{name}": getattr(inner, name) for name in inner.__all__}
-    return found
+    return {name: value for name, value in found.items() if name not in PACKAGES}
 
 
 def entries() -> Iterator[tuple[str, Any]]:
-    """Yield every public callable with its name: functions, classes and their methods."""
+    """Yield every public callable with its name: functions, classes and their methods.
+
+    A method that a public base class describes has its entry there.
+    """
+    public = {value for value in names().values() if inspect.isclass(value)}
     for name, value in names().items():
         yield name, value
         if inspect.isclass(value):
-            yield from ((f"{name}.{key}", method) for key, method in members(value).items())
+            described = [vars(base) for base in value.__mro__[1:] if base in public]
+            for key, method in members(value).items():
+                if not any(key in of_base for of_base in described):
+                    yield f"{name}.{key}", method
 
 
 def members(kind: type) -> dict[str, Any]:
