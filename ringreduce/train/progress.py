@@ -114,7 +114,8 @@ def results(result: Result, verbose: bool) -> str:
             f"it is under way for {under_way:.2f} ms"
         )
         lines.append(
-            f"  rank 0 sends {result.sent_bytes:,} bytes, and holds at most {result.held_bytes:,}"
+            f"  rank 0 sends {result.sent_bytes:,} bytes a step, and holds at most "
+            f"{result.held_bytes:,} bytes"
         )
     return "\n".join(lines)
 

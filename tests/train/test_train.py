@@ -508,7 +508,7 @@ def test_results_are_those_of_the_run():
     assert results(run, verbose=False) == "parameters 80e1c5d87bf96a2c…\na step: 4.00 ms"
     assert results(run, verbose=True).splitlines()[2:] == [
         "  3.00 ms of computation, 1.00 ms of exposed communication; it is under way for 2.00 ms",
-        "  rank 0 sends 3,000 bytes, and holds at most 2,000,000",
+        "  rank 0 sends 3,000 bytes a step, and holds at most 2,000,000 bytes",
     ]
 
 
