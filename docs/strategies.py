@@ -140,10 +140,10 @@ def pipelines() -> str:
     """Return four schedules of the same microbatches, on one scale."""
     schedule = rr.pipeline.schedule
     return rr.pipeline.to_svg(
-        schedule("gpipe", ranks=_RANKS, splits=8),
-        schedule("1f1b", ranks=_RANKS, splits=8),
-        schedule("interleaved", ranks=_RANKS, splits=8, virtual=2),
-        schedule("zero_bubble", ranks=_RANKS, splits=8),
+        schedule("gpipe", ranks=_RANKS, splits=_RANKS),
+        schedule("1f1b", ranks=_RANKS, splits=_RANKS),
+        schedule("interleaved", ranks=_RANKS, splits=_RANKS, virtual=2),
+        schedule("zero_bubble", ranks=_RANKS, splits=_RANKS),
     )
 
 
