@@ -95,7 +95,8 @@ def shaken(comm, problem, bounds, seed):
 
     def shake(lr, step):
         for name, gradient in part.reduced().items():
-            gradient += rng.uniform(-2, 2, gradient.shape) * bounds[name]
+            # A sum of zeros is exact.
+            gradient += rng.uniform(-2, 2, gradient.shape) * bounds[name] * (gradient != 0)
         update(lr, step)
 
     part.update = shake
