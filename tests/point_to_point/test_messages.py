@@ -103,6 +103,7 @@ def test_a_receive_into_the_memory_of_another_receive_under_way_is_refused():
         work = comm.recv(x, peer, async_op=True)
         with pytest.raises(ValueError, match="recv: out shares memory with an array that another"):
             comm.recv(x[5:], peer, tag=1)
+        comm.barrier()  # Until here the peer sends nothing, so the first receive is under way.
         comm.send(np.ones(10), peer)
         return work.wait().sum()
 
