@@ -137,6 +137,7 @@ def test_pages_have_commands():
     assert [page.name for page in WITH_COMMANDS] == names
 
 
+@pytest.mark.slow
 def test_the_table_of_strategies_is_computed():
     program = "import strategies; print(strategies.table())"
     printed = run([sys.executable, "-c", program], ROOT / "docs")
