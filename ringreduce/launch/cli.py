@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -45,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     If the command line is wrong, prints the reason and raises SystemExit with code 2.
     """
     parser, commands = parsers()
-    options, rest = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["train"] and _asks_for_table(words):
+        words[1:1] = ["-n", "1"]  # The command prints a table and starts no rank.
+    options, rest = parser.parse_known_args(words)
     command = commands[options.command]
     if rest and options_module(options.command) is None:
         meant = did_you_mean(rest[0], command._option_string_actions)
@@ -70,6 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"ringreduce {options.command}: {error}", file=sys.stderr)
         return 1
+
+
+def _asks_for_table(words: Sequence[str]) -> bool:
+    """Return whether the words ask for the table of strategies."""
+    return "--strategy=help" in words or ("--strategy", "help") in pairwise(words)
 
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -161,7 +170,9 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     module = options_module(options.command)
     if module is not None:
         # Here a wrong option is reported once, and not by every rank.
-        module.read(rest, f"ringreduce {options.command}")
+        given = module.read(rest, f"ringreduce {options.command}")
+        if options.command == "train":
+            module.check_ranks(given, _ranks_of_nodes(options))
         program = ("-m", PROGRAMS[options.command], *rest)
         if options.command == "search":
             program += ("--job", shlex.join(_job_words(options)))
@@ -175,6 +186,17 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         timeout_s=options.timeout_s,
         tag_output=options.tag_output,
     )
+
+
+def _ranks_of_nodes(options: argparse.Namespace) -> list[range]:
+    """Return the ranks of each node, as far as the command line tells."""
+    sizes = [options.ranks]
+    if options.hosts:
+        sizes = [ranks for _, ranks in options.hosts]
+    if options.nodes:
+        sizes = list(options.nodes)
+    ends = [*accumulate(sizes)]
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _job_words(options: argparse.Namespace) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings
-from ringreduce.train.strategies import TPU, Options, Strategy, by_name, check_jax, table
+from ringreduce.train.strategies import TPU, Options, Strategy, by_name, check_jax, default, table
 
 KINDS = (Settings, Options, Outputs)
 FIELDS = {field.name: field for kind in KINDS for field in dataclasses.fields(kind)}
@@ -88,6 +88,16 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
     except (ImportError, ValueError) as error:
         words.refuse(error)
     return given
+
+
+def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
+    """Check the strategy on the ranks of these nodes.  A run that goes on is checked by its ranks.
+
+    Raises ValueError if the strategy cannot be used on them.
+    """
+    if given.outputs().resume:
+        return
+    (given.strategy() or default(nodes)).check(nodes, given.settings())
 
 
 @dataclasses.dataclass(frozen=True)

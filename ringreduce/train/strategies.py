@@ -177,6 +177,7 @@ class OneDevice(Strategy):
 
     where: ClassVar[str] = "all on the one rank"
     how: ClassVar[str] = "nothing has to meet"
+    when: ClassVar[str] = "never"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that there is one rank."""
@@ -379,7 +380,10 @@ class Pipeline(Strategy):
                 f"stages is {self.stages}; {ranks} ranks with {self.virtual} each (virtual) have "
                 f"{stages}"
             )
-        _check_stages(self, stages, self.splits or self.split_size, settings)
+        splits = self.splits or stages
+        if self.split_size is not None:
+            splits = -(-settings.batch // self.split_size)
+        _check_stages(self, stages, splits, settings, replicas=1)
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return the sizes."""
@@ -407,6 +411,10 @@ class Tensor(Strategy):
     where: ClassVar[str] = "columns or rows of every layer"
     how: ClassVar[str] = "all-reduce of outputs, and of their gradients"
     when: ClassVar[str] = "every two layers"
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        """Check that no wire is asked for."""
+        _check_stages(self, 1, 1, settings, replicas=1)
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return the sizes."""
@@ -458,12 +466,19 @@ class Hybrid(Strategy):
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the ranks are a mesh, and that the layers can be divided."""
-        self.sizes(sum(map(len, nodes)))
-        _check_stages(self, self.pipeline, self.splits, settings)
+        replicas = self.sizes(sum(map(len, nodes))).data
+        splits = self.splits or self.pipeline
+        _check_stages(self, self.pipeline, splits, settings, replicas)
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return the sizes."""
-        data = ranks // (self.pipeline * self.tensor) if self.data is None else self.data
+        group = self.pipeline * self.tensor
+        if self.data is None and ranks % group:
+            raise ValueError(
+                f"stages is {self.pipeline} and tensor is {self.tensor}; {ranks} "
+                f"rank{'s' * (ranks > 1)} cannot be divided into groups of {group}"
+            )
+        data = ranks // group if self.data is None else self.data
         sizes = Coordinates(data, self.pipeline, self.tensor)
         check_fits(sizes, ranks)
         return sizes
@@ -538,7 +553,7 @@ def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
     """
     if name == "auto" and not given:
         return None
-    kind = Mirrored if name == "auto" else STRATEGIES.get(name)
+    kind = Strategy if name == "auto" else STRATEGIES.get(name)
     if kind is None:
         meant = did_you_mean(name, STRATEGIES)
         raise ValueError(f"strategy is {name!r}; wanted one of {', '.join(STRATEGIES)}{meant}")
@@ -613,14 +628,21 @@ def _check_pipeline(strategy: Any) -> None:
         raise ValueError(f"schedule is {strategy.schedule!r}; wanted the name of a schedule")
 
 
-def _check_stages(strategy: Strategy, stages: int, splits: int | None, settings: Settings) -> None:
+def _check_stages(
+    strategy: Strategy, stages: int, splits: int, settings: Settings, replicas: int
+) -> None:
+    """Check that stages have layers, batch normalisation whole batches, and a wire replicas."""
+    if settings.wire != "none" and replicas == 1:
+        raise ValueError(
+            f"wire is for gradients that replicas send; strategy {strategy.name} has one replica"
+        )
     layers = len(settings.hidden) + 1
     if stages > layers:
         raise ValueError(
-            f"{strategy.name} has {stages} stages; the network has {layers} layers: add hidden "
-            "layers, or use fewer ranks"
+            f"{strategy.name} has {stages} stages; the network has {layers} "
+            f"layer{'s' * (layers > 1)}: add hidden layers, or use fewer ranks"
         )
-    if settings.batch_norm and (stages > 1 or splits not in (None, 1)):
+    if settings.batch_norm and splits > 1:
         raise ValueError(
             f"batch_norm cannot be combined with the microbatches of strategy {strategy.name}: "
             "the means are those of the whole batch"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
+from ringreduce.launch import cli
 from ringreduce.train import DriftError, Settings, Split, Trainer, load_split, mlp, strategies
 from ringreduce.train.configuration import read
 from ringreduce.train.mesh import fits
@@ -158,6 +159,7 @@ def meshes(draw) -> tuple[Hybrid, Problem]:
     return Hybrid(data, pipeline, tensor, splits=splits, schedule=schedule), problem
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(meshes())
 def test_any_mesh_computes_what_one_process_computes(given):
@@ -185,6 +187,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "ranks"), OTHERS, ids=str)
 def test_any_strategy_computes_what_one_process_computes(strategy, ranks):
     check(rr.spawn(parameters_of, ranks, ONE, strategy), ONE, 20)
@@ -210,7 +213,10 @@ def test_meshes_of_four_ranks_compute_what_one_process_computes_over_mpi(mpi):
         check([(np.array(parameters), digest) for parameters, digest in results], ONE, 20)
 
 
-@pytest.mark.parametrize("strategy", [Mirrored(), CentralStorage(), Zero(3), Tensor()], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy", [Mirrored(), CentralStorage(), Zero(3), Tensor(), Pipeline(1)], ids=str
+)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_normalise_have_the_loss_of_one(strategy, ranks):
     chosen, split = replace(SMALL, batch_norm=True, clip=0.3), load_split(np.float64)
@@ -227,6 +233,7 @@ def test_ranks_that_normalise_have_the_loss_of_one(strategy, ranks):
 # --- the same bits --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "two_shot"])
 @pytest.mark.parametrize("strategy", [Zero(1), Zero(2), CentralStorage()], ids=str)
 def test_halves_of_an_all_reduce_have_its_bits(strategy, algorithm):
@@ -238,6 +245,7 @@ def test_halves_of_an_all_reduce_have_its_bits(strategy, algorithm):
     assert len({*rr.spawn(program, 3, strategy), *rr.spawn(program, 3, Mirrored())}) == 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_strategy_goes_on_under_another():
     split, chosen = load_split(np.float64), replace(SMALL, epochs=4, lr_schedule="constant")
     of_epoch = Trainer.epoch_steps.fget
@@ -306,6 +314,7 @@ def test_columns_and_rows_send_an_output_and_the_gradient_of_an_input():
     assert sum(sent) == 2 * 50 * (9 + 10 + 9) * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Zero(3), Pipeline(), Tensor()], ids=str)
 def test_a_divided_model_takes_less_memory_on_each_of_four_ranks(strategy):
     ((_, alone),) = costs(OneDevice(), 1, hidden=(64, 64, 64), batch=20)
@@ -335,6 +344,7 @@ def test_a_replica_that_drifts_is_named_on_all_ranks(strategy, ranks):
     assert "of rank 1 (" in texts.pop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Zero(3), CentralStorage(), Pipeline(), Tensor()], ids=str)
 def test_parameters_that_are_no_numbers_end_all_ranks(strategy):
     split = load_split(np.float64)
@@ -367,6 +377,9 @@ REFUSED = [
     (Zero(2), {"algorithm": "tree"}, "algorithm is tree; strategy zero takes ring, two_shot or"),
     (Pipeline(), {"hidden": (9, 9)}, "pipeline has 4 stages; the network has 3 layers"),
     (Pipeline(), {"batch_norm": True}, "batch_norm cannot be combined with the microbatches"),
+    (Pipeline(), {"wire": "bfloat16"}, "wire is for gradients that replicas send; strategy pipe"),
+    (Tensor(), {"wire": "bfloat16"}, "wire is for gradients that replicas send; strategy tensor"),
+    (Hybrid(None, 3, 1), {}, "stages is 3 and tensor is 1; 4 ranks cannot be divided into groups"),
     (Pipeline(stages=2), {}, "stages is 2; 4 ranks with 1 each (virtual) have 4"),
     (Pipeline(cut=(2, 2)), {}, "cut is [2, 2]; pass 4 numbers of at least 1 that add up to"),
     (Hybrid(2, 1, 1), {}, "data=2, pipeline=1, tensor=1 have the product 2"),
@@ -374,6 +387,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "changes", "text"), REFUSED, ids=str)
 def test_a_strategy_that_does_not_fit_is_refused_on_all_ranks(strategy, changes, text):
     split, chosen = load_split(np.float64), replace(SMALL, **changes)
@@ -431,6 +445,7 @@ def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
         ("--strategy hybrid --tensor -1", "tensor is -1; wanted a whole number of at least 1"),
         ("--strategy hybrid --virtual 2", "virtual is an option of strategy pipeline"),
         ("--strategy pipeline --schedule 1f1", "did you mean '1f1b'?"),
+        ("--cross-device two_shot", "cross_device is an option of strategy mirrored; strategy is "),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_rank_starts(words, text, capsys):
@@ -438,6 +453,30 @@ def test_options_that_do_not_fit_are_refused_before_a_rank_starts(words, text, c
         read(words.split())
     assert stop.value.code == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("-n 2 --strategy one_device", "one_device is for one rank; there are 2: choose mirrored"),
+        ("-n 4 --nodes 2,2 --strategy mirrored", "there are 2 nodes: choose multi_worker_mirrored"),
+        ("-n 3 --strategy pipeline", "pipeline has 3 stages; the network has 2 layers"),
+        ("-n 3 --strategy hybrid --stages 2", "3 ranks cannot be divided into groups of 2"),
+        ("-n 2 --strategy zero --algorithm tree", "strategy zero takes ring, two_shot or auto"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused_before_one_starts(words, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", *words.split()])
+    assert stop.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_needs_no_ranks(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "--strategy", "help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == table() + "\n"
 
 
 def test_help_prints_every_strategy_with_its_options(capsys):
