@@ -6,6 +6,9 @@ gone.  A send is over when its receiver has copied the data.
 
 While asynchronous messages are under way, a thread makes progress, if the transport allows that.
 Every wait makes progress, too: for all messages of the rank.
+
+The thread also writes answers for which the road had no place, because the peer had not taken
+earlier ones: the peer waits for them, and this rank may make no other messages.
 """
 
 from __future__ import annotations
@@ -135,7 +138,7 @@ class FallibleWork(Protocol):
         """The error of a work that is over and that nobody has waited for."""
 
 
-def _is_needed(work: FallibleWork) -> bool:
+def _is_kept(work: FallibleWork) -> bool:
     return not work.completed.is_set() or work.unseen_error is not None
 
 
@@ -190,7 +193,7 @@ class Endpoint:
             self._check_memory(operations)
             now = self._clock()
             if work is not None:
-                self._works = [*filter(_is_needed, self._works), work]
+                self._works = [*filter(_is_kept, self._works), work]
             for operation in operations:
                 operation.since = now
                 self._asynchronous += work is not None
@@ -254,6 +257,8 @@ class Endpoint:
             for operation in operations:
                 self._give_up(operation, error)
             raise
+        if self._must_advance():
+            self._wake_thread()
         for operation in operations:
             if operation.error is not None:
                 raise operation.error.with_traceback(None)
@@ -281,9 +286,14 @@ class Endpoint:
             return moved
 
     def advance_without_thread(self) -> None:
-        """Make progress if asynchronous operations are under way and no thread makes it."""
-        if self._asynchronous and not self._threads:
+        """Make progress if peers may wait for it and no thread makes it."""
+        if not self._threads and self._must_advance():
             self.advance()
+
+    def _must_advance(self) -> bool:
+        """Return whether asynchronous operations are under way, or answers are not written."""
+        busy = list(self._busy.items())  # another thread may change `_busy`
+        return self._asynchronous > 0 or any(self._owes(*each) for each in busy)
 
     # --- for `Work`: the queue of asynchronous messages ---
 
@@ -492,7 +502,7 @@ class Endpoint:
         idle = 0
         while True:
             with self._begun:
-                while not self._asynchronous and self._ended is None:
+                while self._ended is None and not self._must_advance():
                     self._begun.wait()
             if self._ended is not None:
                 return

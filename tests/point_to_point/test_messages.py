@@ -110,6 +110,30 @@ def test_a_receive_into_the_memory_of_another_receive_under_way_is_refused():
     assert rr.spawn(program, 2) == [10] * 2
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_answers_that_found_no_place_are_written_while_their_rank_makes_other_calls(asynchronous):
+    count = 40  # more than a mailbox has places for answers
+
+    def program(comm):
+        road = comm._engine.endpoint.road
+        if comm.rank == 0:
+            take, road.answers = road.answers, lambda peer: iter(())
+            works = [comm.send(i, 1, async_op=True) for i in range(count)]
+            time.sleep(0.2)
+            road.answers = take
+            for work in works:
+                work.wait(timeout_s=20)
+        else:
+            outs = [np.empty((), int) for _ in range(count)]
+            received = [comm.recv(out, 0, async_op=asynchronous) for out in outs]
+            if asynchronous:
+                for work in received:
+                    work.wait()
+        comm.barrier()
+
+    rr.spawn(program, 2, config=BY_MAILBOX)
+
+
 def test_disjoint_parts_of_one_array_can_be_received():
     def program(comm):
         x, peer = np.zeros(10), 1 - comm.rank
