@@ -1,4 +1,4 @@
-"""Train one network by every strategy, and compare each with one process.
+"""Train one network by each strategy that needs no JAX, and compare it with one process.
 
 A strategy decides which rank has which parameters. All of them compute the same, up to rounding.
 
