@@ -18,6 +18,8 @@ import ringreduce as rr
 from ringreduce.algorithms import build
 from ringreduce.picture import to_svg
 from ringreduce.picture.bars import Bar, Group, draw_bars
+from ringreduce.picture.lanes import Bar as Action
+from ringreduce.picture.lanes import Lane, LaneChart, Sample, draw_lanes
 from ringreduce.picture.style import (
     EDGE,
     FACTS_SIZE,
@@ -25,6 +27,7 @@ from ringreduce.picture.style import (
     FRAME,
     MARGIN,
     NAME_SIZE,
+    NUMBER_SIZE,
     PALETTE,
     TINTS,
     TITLE_SIZE,
@@ -56,6 +59,12 @@ _SHOWN: tuple[tuple[strategies.Strategy, str], ...] = (
     (strategies.TPU(), ""),
 )
 """The strategies of the table, with their options on the command line."""
+_IN_SHARDS = {
+    1: "optimizer in shards",
+    2: "optimizer and gradients in shards",
+    3: "optimizer, gradients and parameters in shards",
+}
+"""Stage of ZeRO -> what is in shards."""
 
 
 def settings() -> rr.train.Settings:
@@ -89,12 +98,15 @@ def measured(strategy: strategies.Strategy, ranks: int, chosen: rr.train.Setting
 
 def table() -> str:
     """Return the strategies as a table of Markdown: where, how, when, and their bytes."""
-    heads = "strategy", "where parameters are", "how gradients meet", "when"
+    heads = "strategy", "where parameters are", "how gradients are added up", "when"
     of_bytes = "sent a step", "held by a rank", "held by all"
     rows = [(*heads, *of_bytes), (*["---"] * len(heads), *["--:"] * len(of_bytes))]
     for strategy, options in _SHOWN:
         name = f"`{strategy.name}`" + f" `{options}`" * bool(options)
-        rows.append((name, strategy.where, strategy.how, strategy.when, *_bytes_of(strategy)))
+        where = (
+            _IN_SHARDS[strategy.stage] if isinstance(strategy, strategies.Zero) else strategy.where
+        )
+        rows.append((name, where, strategy.how, strategy.when, *_bytes_of(strategy)))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -111,8 +123,24 @@ def _bytes_of(strategy: strategies.Strategy) -> tuple[str, str, str]:
 
 
 def one_device() -> str:
-    """Return one rank that computes four microbatches."""
-    return rr.pipeline.to_svg(rr.pipeline.schedule("sequential", ranks=1, splits=4))
+    """Return one rank that computes four batches: a pipeline of one stage."""
+    times = rr.pipeline.timeline(rr.pipeline.schedule("sequential", ranks=1, splits=4))
+    fills = {"F": Sample(TINTS[0], "forward"), "B": Sample(TINTS[1], "backward")}
+    (begins,), (ends,), acts = times.begins, times.ends, times.schedule.acts(0)
+    bars = [
+        Action(
+            begin,
+            end,
+            f"{act.kind}{act.microbatch}",
+            fills[act.kind].colour,
+            f"{fills[act.kind].words} of batch {act.microbatch}, from {begin:g} to {end:g}",
+        )
+        for act, begin, end in zip(acts, begins, ends, strict=True)
+    ]
+    facts = f"1 rank · {times.schedule.splits} batches · time {times.time:g}"
+    title = f"one device: {100 * times.idle[0]:.0f} % idle"
+    chart = LaneChart(title, facts, [Lane("rank 0", bars)], arrows=[])
+    return draw_lanes([chart], [*fills.values()], arrows=[])
 
 
 def mirrored() -> str:
@@ -124,11 +152,6 @@ def multi_worker_mirrored() -> str:
     """Return an all-reduce among two nodes, with the path of one chunk."""
     nodes = [[0, 1], [2, 3]]
     return to_svg(build("all_reduce", "hierarchical", nodes), nodes)
-
-
-def central_storage() -> str:
-    """Return the reduce-scatter that gives each rank the gradients of its shard."""
-    return to_svg(build("reduce_scatter", "direct", [[*range(_RANKS)]]))
 
 
 def sequential() -> str:
@@ -198,6 +221,98 @@ def memory() -> str:
     return draw_bars(title, facts, groups)
 
 
+# --- one copy of the parameters -------------------------------------------------------------------
+
+_CHUNK_WIDE, _CHUNK_HIGH, _CHUNK_GAP = 34.0, 15.0, 2.0
+_PART_GAP = 18.0
+"""Space between the gradients of two ranks."""
+_PART_HIGH = _RANKS * (_CHUNK_HIGH + _CHUNK_GAP) - _CHUNK_GAP
+_PART_TOP = 116.0
+_GRADIENTS, _SUMS, _SHARED = MARGIN + 64, 330.0, 520.0
+"""The left sides of the columns."""
+_SUM_WIDE, _SUM_HIGH, _SHARED_WIDE = 60.0, 26.0, 84.0
+
+
+def central_storage() -> str:
+    """Return what ranks do in a step: reduce-scatter gradients, and update one shared array."""
+    schedule = build("reduce_scatter", "direct", [[*range(_RANKS)]])
+    words = f"central storage: {_RANKS} ranks, 1 copy of the parameters"
+    note = (
+        "A reduce-scatter adds up the gradients. Each rank updates its shard of the shared array."
+    )
+    bottom = _part_top(_RANKS - 1) + _PART_HIGH
+    middle = {"text_anchor": "middle"}
+    elements = [
+        text(MARGIN, 34, words, TITLE_SIZE, font_weight="bold"),
+        text(MARGIN, 56, note, FACTS_SIZE, fill=FAINT),
+        *(
+            text(left + wide / 2, _PART_TOP - 14, name, NAME_SIZE, **middle)
+            for left, wide, name in (
+                (_GRADIENTS, _CHUNK_WIDE, "gradients"),
+                (_SUMS, _SUM_WIDE, "sums"),
+                (_SHARED, _SHARED_WIDE, "parameters, shared"),
+            )
+        ),
+        *(_to_sum(rank, rank, rank) for rank in range(_RANKS)),  # nothing is sent
+        *(
+            _to_sum(rank, send.peer, chunk)
+            for rank in range(_RANKS)
+            for step in schedule.steps(rank)
+            for send in step.sends
+            for chunk in send.chunks
+        ),
+        *(each for rank in range(_RANKS) for each in _of_rank(rank)),
+        *_read(bottom),
+    ]
+    return document(_SHARED + _SHARED_WIDE + 44, bottom + 60 + MARGIN, words, elements)
+
+
+def _part_top(rank: int) -> float:
+    return _PART_TOP + rank * (_PART_HIGH + _PART_GAP)
+
+
+def _to_sum(rank: int, owner: int, chunk: int) -> str:
+    """Return the line from a chunk of a rank's gradients to the sum on its owner."""
+    x1, x2 = _GRADIENTS + _CHUNK_WIDE, _SUMS
+    y1 = _part_top(rank) + chunk * (_CHUNK_HIGH + _CHUNK_GAP) + _CHUNK_HIGH / 2
+    y2 = _part_top(owner) + _PART_HIGH / 2 + (rank - (_RANKS - 1) / 2) * 5
+    bend = (x2 - x1) / 2
+    curve = f"M{x1:g},{y1:g}C{x1 + bend:g},{y1:g} {x2 - bend:g},{y2:g} {x2:g},{y2:g}"
+    return _line(curve, PALETTE[chunk])
+
+
+def _of_rank(rank: int) -> Iterator[str]:
+    """Yield the gradients of a rank, its sum, and its shard of the parameters."""
+    top, middle = _part_top(rank), _part_top(rank) + _PART_HIGH / 2
+    yield text(_GRADIENTS - 12, middle + 4, f"rank {rank}", NAME_SIZE, text_anchor="end")
+    for chunk in range(_RANKS):
+        y = top + chunk * (_CHUNK_HIGH + _CHUNK_GAP)
+        yield _box(_GRADIENTS, y, _CHUNK_WIDE, _CHUNK_HIGH, chunk)
+        yield _centred(_GRADIENTS + _CHUNK_WIDE / 2, y + _CHUNK_HIGH / 2, str(chunk))
+    yield _box(_SUMS, middle - _SUM_HIGH / 2, _SUM_WIDE, _SUM_HIGH, rank)
+    yield _centred(_SUMS + _SUM_WIDE / 2, middle, f"sum {rank}")
+    yield from _arrow(_SUMS + _SUM_WIDE + 8, _SHARED - 8, middle, "update")
+    high = _PART_HIGH + _PART_GAP
+    yield _box(_SHARED, top - _PART_GAP / 2, _SHARED_WIDE, high, rank)
+    yield _centred(_SHARED + _SHARED_WIDE / 2, middle, f"shard {rank}")
+
+
+def _centred(x: float, y: float, words: str) -> str:
+    return text(x, y + 4, words, NUMBER_SIZE, text_anchor="middle", font_weight="bold")
+
+
+def _read(bottom: float) -> Iterator[str]:
+    """Yield an arrow from the parameters back to all ranks."""
+    x1, x2 = _SHARED + _SHARED_WIDE / 2, _GRADIENTS + _CHUNK_WIDE / 2
+    y1, y2, low = bottom + _PART_GAP / 2 + 4, bottom + 8, bottom + 44
+    path = f"M{x1:g},{y1:g}V{low:g}H{x2:g}V{y2 + 6:g}"
+    yield element("path", d=path, fill="none", stroke=FAINT, stroke_width=1.5)
+    yield element("path", d=f"M{x2:g},{y2:g}l-4.5,8h9z", fill=FAINT)
+    words = "all ranks read all parameters, from the same memory"
+    middle = {"fill": FAINT, "text_anchor": "middle"}
+    yield text((x1 + x2) / 2, low - 8, words, FACTS_SIZE, **middle)
+
+
 # --- columns and rows -----------------------------------------------------------------------------
 
 _CELL = 26.0
@@ -209,11 +324,11 @@ _WIDE, _NARROW = 8, 4
 def tensor() -> str:
     """Return the parts of two layers' weights that four ranks have."""
     words = f"The weights of 2 layers on {_RANKS} ranks: columns, then rows"
-    note = "A colour is a rank. The ranks communicate behind the second layer, and not between."
+    note = "The ranks communicate after layer 1, and not between the two layers."
     high, low = _WIDE * _CELL, _NARROW * _CELL
     left, top = MARGIN + 60, 112.0
     first_end, middle = left + high, top + high / 2
-    second = first_end + 130
+    second = first_end + 156
     end = second + low
     names = {"text_anchor": "middle"}
     elements = [
@@ -224,7 +339,7 @@ def tensor() -> str:
         *_weight("0.weight", (_NARROW, _WIDE), left, middle - low / 2),
         *_weight("1.weight", (_WIDE, _NARROW), second, top),
         *_arrow(MARGIN, left - 8, middle, "x, whole"),
-        *_arrow(first_end + 8, second - 8, middle, "its own columns"),
+        *_arrow(first_end + 8, second - 8, middle, "each rank's columns"),
         *_arrow(end + 8, end + 128, middle, "all-reduce"),
     ]
     for rank in range(_RANKS):

@@ -87,28 +87,47 @@ COMMAND = re.compile(
     r"^    ((?:ringreduce|mpirun|python) [^\n]*)$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S
 )
 """A command, and its output if the page shows it."""
-WITH_COMMANDS = [page for page in PAGES if COMMAND.search(page.read_text())]
+NEEDS_JAX = "--strategy tpu"
+
+
+def commands(page: Path, *, with_jax: bool = False) -> list[tuple[list[str], str]]:
+    """Return the words and the output of the commands of a page that need JAX, or need none."""
+    found = COMMAND.findall(page.read_text())
+    return [(line.split(), output) for line, output in found if (NEEDS_JAX in line) is with_jax]
+
+
+WITH_COMMANDS = [page for page in PAGES if commands(page)]
+WITH_JAX = [page for page in PAGES if commands(page, with_jax=True)]
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_the_commands_of_a_page_run_one_after_another(page, tmp_path):
-    """In a folder with the files that the page shows, and a small one like MNIST's."""
+    run_commands(page, commands(page), tmp_path)
+
+
+@pytest.mark.mpi
+@pytest.mark.jax
+@pytest.mark.parametrize("page", WITH_JAX, ids=lambda page: page.name)
+def test_the_commands_of_a_page_that_need_jax_run(page, tmp_path):
+    run_commands(page, commands(page, with_jax=True), tmp_path)
+
+
+def run_commands(page: Path, shown: list[tuple[list[str], str]], tmp_path: Path) -> None:
+    """Run commands in a folder with the files that the page shows, and a small one like MNIST's."""
     for block in blocks():
         if block.page == page and block.language == "toml":
             (tmp_path / block.code.splitlines()[0].removeprefix("# ")).write_text(block.code)
     (tmp_path / "mnist").mkdir()
     mnist(tmp_path / "mnist")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
-    shown = [(command.split(), output) for command, output in COMMAND.findall(page.read_text())]
     stands_for = {"ringreduce": RINGREDUCE, "mpirun": [mpiexec()], "python": [sys.executable]}
     for command, output in shown:
         words = [part for word in command for part in stands_for.get(word, [word])]
         printed = run(words, tmp_path)
         if output:
             assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\n{printed}"
-    commands = [command for command, _ in shown]
-    written = {word for command in commands for word in command if re.fullmatch(FILE, word)}
+    written = {word for command, _ in shown for word in command if re.fullmatch(FILE, word)}
     assert all((tmp_path / name).exists() for name in written), written
 
 
@@ -135,6 +154,7 @@ def test_a_shown_output_is_compared_with_what_is_printed(printed, fits):
 def test_pages_have_commands():
     names = ["search.md", "performance.md", "seeing.md", "strategies.md", "training.md"]
     assert [page.name for page in WITH_COMMANDS] == names
+    assert [page.name for page in WITH_JAX] == ["strategies.md"]
 
 
 @pytest.mark.slow

@@ -31,11 +31,13 @@ from ringreduce.picture.style import (
 )
 from ringreduce.picture.svg import element, text, text_width, tooltip
 
-_LANE, _GAP = 26.0, 16.0
+_LANE, _GAP = 28.0, 16.0
 """The height of a lane, and the space between two lanes, which has the arrows."""
-_HEAD, _FOOT = 82.0, 24.0
+_HEAD, _FOOT = 88.0, 24.0
 """Space above the lanes of a chart, for its words and its numbers, and space below them."""
-_LABEL_SIZE, _LABEL_PAD = 10.0, 6.0
+_LABEL_SIZE, _LABEL_PAD = 11.0, 3.5
+_LINE = 11.5
+"""The distance of the lines of a label."""
 _WIDEST = 1500.0
 """The most width of the lanes.  Where it is too little for the labels, they are left out."""
 _SHARE_WIDTH = 76.0
@@ -44,6 +46,8 @@ _SHIFT = 2.5
 """Arrows down are this much to the left of their times, and arrows up to the right."""
 _STROKE, _TIP = 1.25, 4.0
 """The width of the line of an arrow, and the length of its head."""
+_STUB = 11.0
+"""The length of the two parts of an arrow between the first lane and the last one."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Bar:
     begin: float
     end: float
     label: str
+    """One line or two, in the bar if there is room."""
     colour: str
     words: str
     """Its tooltip."""
@@ -68,7 +73,11 @@ class Lane:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A message from a lane to a lane, each at its time."""
+    """A message from a lane to a lane, each at its time.
+
+    If the lanes are not neighbours, they must be the first and the last one.  The arrow then leaves
+    the chart behind one of them, and returns behind the other one: it crosses no lane.
+    """
 
     sender: tuple[int, float]
     """(index of the lane, time)."""
@@ -133,13 +142,17 @@ def _needed(chart: LaneChart) -> float:
     """Return the least width of a unit of time with which every label fits into its bar."""
     return max(
         (
-            (text_width(bar.label, _LABEL_SIZE) + _LABEL_PAD) / (bar.end - bar.begin)
+            (_label_width(bar) + _LABEL_PAD) / (bar.end - bar.begin)
             for lane in chart.lanes
             for bar in lane.bars
             if bar.end > bar.begin
         ),
         default=0.0,
     )
+
+
+def _label_width(bar: Bar) -> float:
+    return max(text_width(line, _LABEL_SIZE) for line in bar.label.split("\n"))
 
 
 class _Drawn:
@@ -153,7 +166,7 @@ class _Drawn:
         self.bottom = self._first + lanes * _LANE + (lanes - 1) * _GAP + _FOOT
 
     def elements(self) -> Iterator[str]:
-        """Yield the elements; arrows are behind bars, so that they are seen between lanes alone."""
+        """Yield the elements: words, lanes, arrows between the lanes, and bars."""
         chart = self._chart
         yield text(MARGIN, self._top + 34, chart.title, TITLE_SIZE, font_weight="bold")
         yield text(MARGIN, self._top + 54, chart.facts, FACTS_SIZE, fill=FAINT)
@@ -172,7 +185,7 @@ class _Drawn:
 
     def _numbers(self) -> Iterator[str]:
         """Yield a number, and a line through all lanes, for some times."""
-        y = self._first - 10
+        y = self._first - _STUB - 5
         yield text(self._left - 10, y, "time", NUMBER_SIZE, fill=FAINT, text_anchor="end")
         for value, words in linear([0.0, self._time], most=12).ticks:
             x = self._x(value)
@@ -218,11 +231,20 @@ class _Drawn:
             rx=3,
             fill=bar.colour,
         )
-        name = ""
-        if text_width(bar.label, _LABEL_SIZE) + 2 <= width:
-            x = self._x((bar.begin + bar.end) / 2)
-            name = text(x, y + _LANE / 2 + 3.5, bar.label, _LABEL_SIZE, text_anchor="middle")
-        return element("g", tooltip(bar.words) + rect + name, class_="bar")
+        return element("g", tooltip(bar.words) + rect + self._label(bar, y), class_="bar")
+
+    def _label(self, bar: Bar, top: float) -> str:
+        """Return the lines of the label of a bar, if the bar is wide enough."""
+        width = (bar.end - bar.begin) * self._scale
+        if _label_width(bar) + _LABEL_PAD / 2 > width:
+            return ""
+        lines = bar.label.split("\n")
+        x = self._x((bar.begin + bar.end) / 2)
+        y = top + _LANE / 2 + 4 - _LINE * (len(lines) - 1) / 2
+        return "".join(
+            text(x, y + _LINE * number, line, _LABEL_SIZE, text_anchor="middle")
+            for number, line in enumerate(lines)
+        )
 
     def _share(self, number: int, begin: float, end: float) -> Iterator[str]:
         """Yield the share of an idle gap, if it is wide enough."""
@@ -233,21 +255,33 @@ class _Drawn:
             yield text(x, y, words, _LABEL_SIZE, fill=FAINT, text_anchor="middle", class_="idle")
 
     def _arrow(self, arrow: Arrow) -> str:
-        """Return a curve that begins and ends upright, and its head."""
+        """Return a curve that begins and ends upright, and its head; or two lines with heads."""
         (source, sent), (target, received) = arrow.sender, arrow.receiver
-        down = 1 if target > source else -1
+        leaves = abs(target - source) > 1
+        down = 1 if (target > source) != leaves else -1
         x1, x2 = (self._x(time) - down * _SHIFT for time in (sent, received))
         y1 = self._y(source) + (_LANE if down > 0 else 0)
         y2 = self._y(target) + (0 if down > 0 else _LANE)
         middle, end = (y1 + y2) / 2, y2 - down * _TIP
         curve = f"M{x1:.6g},{y1:.6g}C{x1:.6g},{middle:.6g} {x2:.6g},{middle:.6g} {x2:.6g},{end:.6g}"
-        return element(
-            "g",
-            tooltip(arrow.words)
-            + element("path", d=curve, fill="none", stroke=arrow.colour, stroke_width=_STROKE)
-            + _head(x2, y2, down, arrow.colour),
-            class_="message",
-        )
+        if leaves:
+            drawn = _upright(x1, y1, down, arrow.colour)
+            drawn += _upright(x2, y2 - down * _STUB, down, arrow.colour)
+        else:
+            style: dict[str, float | str] = {
+                "fill": "none",
+                "stroke": arrow.colour,
+                "stroke_width": _STROKE,
+            }
+            drawn = element("path", d=curve, **style) + _head(x2, y2, down, arrow.colour)
+        return element("g", tooltip(arrow.words) + drawn, class_="message")
+
+
+def _upright(x: float, y: float, down: int, colour: str, length: float = _STUB) -> str:
+    """Return an arrow up or down that begins at (x, y)."""
+    line = f"M{x:.6g},{y:.6g}V{y + (length - _TIP) * down:.6g}"
+    stroke = element("path", d=line, stroke=colour, stroke_width=_STROKE)
+    return stroke + _head(x, y + length * down, down, colour)
 
 
 def _head(x: float, y: float, down: int, colour: str) -> str:
@@ -269,7 +303,7 @@ def _legend(
     x, y = MARGIN, top + 12
     for drawn, sample in [
         *((_box, fill) for fill in fills),
-        *((_upright, each) for each in arrows),
+        *((_arrow, each) for each in arrows),
     ]:
         needed = 28 + text_width(sample.words, FACTS_SIZE) + 20
         if x > MARGIN and x + needed > MARGIN + width:
@@ -284,9 +318,6 @@ def _box(x: float, y: float, sample: Sample) -> str:
     return element("rect", x=x, y=y - 8, width=20, height=16, rx=3, fill=sample.colour)
 
 
-def _upright(x: float, y: float, sample: Sample) -> str:
-    """Return an arrow up or down."""
+def _arrow(x: float, y: float, sample: Sample) -> str:
     down = -1 if sample.upward else 1
-    line = f"M{x + 10:.6g},{y - 8 * down:.6g}V{y + (8 - _TIP) * down:.6g}"
-    stroke = element("path", d=line, stroke=sample.colour, stroke_width=_STROKE)
-    return stroke + _head(x + 10, y + 8 * down, down, sample.colour)
+    return _upright(x + 10, y - 8 * down, down, sample.colour, length=16)

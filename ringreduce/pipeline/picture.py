@@ -11,7 +11,7 @@ from ringreduce.picture.words import counted
 from ringreduce.pipeline.actions import KINDS, Action, held_after
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.lowering import FORWARD, input_of, result_of
-from ringreduce.pipeline.text import idle_share, label, percent
+from ringreduce.pipeline.text import idle_share, percent
 from ringreduce.pipeline.timing import Timeline, timeline
 
 _FILLS: Mapping[str, str] = dict(zip("FBWI", TINTS, strict=True))
@@ -21,8 +21,10 @@ _FILLS: Mapping[str, str] = dict(zip("FBWI", TINTS, strict=True))
 def to_svg(*pipelines: PipelineSchedule | Timeline) -> str:
     """Return a picture of one or several pipelines as an SVG document, light or dark as its page.
 
-    A lane is a rank, a bar an action, and an arrow a message.  Gaps are idle time, with their share
-    of the time of the pipeline.  Several pipelines are below each other, on one scale of time.
+    A lane is a rank, a bar an action, and an arrow a message.  Among more than two ranks, a message
+    between the first and the last one leaves the lanes at one edge and returns at the other.  Gaps
+    are idle time, with their share of the time of the pipeline.  Several pipelines are below each
+    other, on one scale of time.
 
     Args:
         *pipelines: schedules, whose times are those of `Costs()`, or the times of some.
@@ -90,13 +92,20 @@ def _facts(times: Timeline) -> Iterator[str]:
     schedule = times.schedule
     yield counted(schedule.ranks, "rank")
     if schedule.virtual > 1:
-        yield f"{schedule.virtual} stages a rank"
+        yield f"{schedule.virtual} stages a rank, numbered in the second line"
     yield f"{schedule.splits} microbatch{'es' * (schedule.splits > 1)}"
     yield f"time {times.time:.6g}"
-    held = [max(held_after(schedule.acts(rank)), default=0) for rank in range(schedule.ranks)]
-    most = counted(max(held), "activation")
+    held = [
+        max(held_after(schedule.acts(rank)), default=0) / schedule.virtual
+        for rank in range(schedule.ranks)
+    ]
+    least, most = f"{min(held):.3g}", f"{max(held):.3g}"
+    words = "activation" if most == "1" else "activations"
+    words += " of all its layers" if schedule.virtual > 1 else ""
     yield (
-        f"a rank holds {most}" if min(held) == max(held) else f"a rank holds {min(held)} to {most}"
+        f"a rank holds {most} {words}"
+        if least == most
+        else f"a rank holds {least} to {most} {words}"
     )
 
 
@@ -115,7 +124,8 @@ def _bars(times: Timeline) -> list[list[Bar]]:
             f"{action}: stage {action.stage}, {KINDS[action.kind]}, microbatch "
             f"{action.microbatch}, from {begin:.6g} to {end:.6g}"
         )
-        name = label(times.schedule, action)
+        name = f"{action.kind}{action.microbatch}"
+        name += f"\n{action.stage}" if times.schedule.virtual > 1 else ""
         bars[rank].append(Bar(begin, end, name, _FILLS[action.kind], words))
     return bars
 

@@ -176,7 +176,7 @@ class OneDevice(Strategy):
     __module__ = "ringreduce.train.strategies"
 
     where: ClassVar[str] = "all on the one rank"
-    how: ClassVar[str] = "nothing has to meet"
+    how: ClassVar[str] = "one rank has all gradients"
     when: ClassVar[str] = "never"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
@@ -344,7 +344,7 @@ class Pipeline(Strategy):
     __module__ = "ringreduce.train.strategies"
 
     where: ClassVar[str] = "runs of layers, one or more for each rank"
-    how: ClassVar[str] = "outputs and their gradients go to the neighbour"
+    how: ClassVar[str] = "neighbours send outputs and their gradients"
     when: ClassVar[str] = "every step, after its microbatches"
 
     splits: int | None = _field(None, "splits")
