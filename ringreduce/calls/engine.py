@@ -127,7 +127,7 @@ class Engine:
             channel = transport.channel()
             road = TransportRoad(channel)
             how = channel.pause, transport.spins, transport.threads
-        return Endpoint(road, transport.rank, transport.size, timeout_s, *how)
+        return Endpoint(road, transport.rank, transport.size, timeout_s, *how, self.queue.advance)
 
     def _wait(self, idle: int, ahead: int) -> None:
         """Pause as `Agreement.wait` does; asynchronous messages go on if they have no thread."""
@@ -528,7 +528,7 @@ class Engine:
             else:
                 if not isinstance(settled, MismatchError):
                     self.ended = copy.copy(settled)
-                    self.endpoint.end(self.ended)
+                    self.endpoint.end(self.ended, f"{type(settled).__name__}: {settled}")
                     self._abandon()
                 return settled
         if isinstance(error, Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -30,8 +31,11 @@ class MessageWork(Work[T]):
         self._operations, self._deliver = operations, deliver
         self._left = len(operations)
         self._delivered = False
+        self.began_s = time.perf_counter()
         for operation in operations:
             operation.at_end = self._on_end
+        if not operations:
+            self.finish()
 
     def _on_end(self, operation: Operation) -> None:
         self._left -= 1
@@ -280,8 +284,7 @@ class PointToPoint(Runner):
             work = MessageWork(endpoint, operations, deliver)
             endpoint.start(operations, work)
             return work
-        endpoint.start(operations)
-        endpoint.finish(operations)
+        endpoint.run(operations)
         return deliver()
 
 

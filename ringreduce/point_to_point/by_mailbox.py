@@ -51,6 +51,8 @@ class MailboxRoad:
         """Arrays of kinds that compiled code knows, without memory of their own."""
         self._known: dict[str, np.ndarray] = {}
         """The known kinds of `send` and `recv`, by peer."""
+        self._entries: list[MailEntry] = []
+        """Those of `send` and `recv`."""
         self._unsent: list[deque[tuple[int, int, Kind | None]]] = [deque() for _ in range(size)]
         """By peer: message, status and kind of the answers that found no place."""
         self._started = [start_of(process) if process else None for process in segments.processes]
@@ -126,7 +128,7 @@ class MailboxRoad:
         """Return the record of a kind and its description, as the compiled functions read it."""
         found = self._kinds.get(kind.digest)
         if found is None:
-            text = np.frombuffer(_shortened(kind.text), np.uint8)
+            text = np.frombuffer(kind.text.encode(), np.uint8)
             found = np.zeros(_KIND_HEAD + mailbox.TEXT_BYTES, np.uint8)
             record = mailbox.Kind(_address(found))
             record.nbytes, record.text_bytes = kind.nbytes, len(text)
@@ -147,6 +149,8 @@ class MailboxRoad:
         self._known[name] = words[ENTRY_WORDS:].reshape(size, WAYS, KNOWN_WORDS)
         entry = MailEntry(_address(words))
         entry.sends, entry.rank, entry.ranks = name == "send", self._rank, size
+        entry.idle = True
+        self._entries.append(entry)
         entry.channels = self._addresses[0]
         named = {
             "general": general,
@@ -186,6 +190,16 @@ class MailboxRoad:
         while not quiet and channel.busy:
             time.sleep(0)
 
+    def set_idle(self, idle: bool) -> None:
+        """Let compiled code make messages, or none with any peer."""
+        for entry in self._entries:
+            entry.idle = idle
+
+    def forked(self) -> None:
+        """Let compiled code make no more messages in a child process, and wait for no thread."""
+        for channel in self.channels:
+            channel.quiet = channel.busy = 0
+
     def unadopted(self, peer: int) -> int:
         return self.channels[peer].unadopted
 
@@ -204,6 +218,9 @@ class MailboxRoad:
 
     def give_up(self, peer: int) -> None:
         Counts(self.channels[peer].mine).broken = 1
+
+    def has_given_up(self, peer: int) -> bool:
+        return bool(Counts(self.channels[peer].mine).broken)
 
     def state_of(self, peer: int) -> PeerState:
         at = self._mail_of(peer)
@@ -238,9 +255,3 @@ def _bytes(address: int, nbytes: int) -> np.ndarray:
 
 def _text(address: int, nbytes: int) -> str:
     return ctypes.string_at(address, nbytes).decode(errors="replace")
-
-
-def _shortened(text: str) -> bytes:
-    """Encode a description in at most `mailbox.TEXT_BYTES` bytes; dtypes and lengths are ASCII."""
-    most = mailbox.TEXT_BYTES
-    return (text if len(text) <= most else f"{text[: most - 3]}...").encode()

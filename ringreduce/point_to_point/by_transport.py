@@ -8,6 +8,7 @@ arrive before their receive is posted.
 from __future__ import annotations
 
 import struct
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,12 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.errors import RingReduceError
 from ringreduce.point_to_point.road import OPEN, TAKEN, Answered, Arrival, Kind, PeerState
 from ringreduce.transports.base import Channel
 
 _EAGER_BYTES = 4 << 10
 _FLOWS = 1 << 13
 """Flows of long data: message number n has flow n modulo this."""
+_LAST_S = 1.0
+"""Seconds that a rank which gives a message up waits until its data are sent."""
 _READY = 0
 """An answer: the receiver has posted the receive for long data.  Others are those of `road`."""
 _OFFER, _ANSWER, _STATE, _BROKEN = b"oasb"
@@ -44,6 +48,8 @@ class _Long:
     buffer: Any
     request: Any = None
     """The request of the transport; None: not started yet."""
+    over: bool = False
+    """Whether the request is complete."""
 
 
 @dataclass(eq=False)
@@ -114,7 +120,8 @@ class TransportRoad:
             self._post(peer, _ANSWER_HEAD.pack(_ANSWER, arrival.number, _READY))
         elif self._is_over(known, long):
             del known.receiving[arrival.number]
-            return True
+            self._poll(peer, known)
+            return not known.state.broken  # then the sender may have changed the data meanwhile
         return False if known.lost else None
 
     def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None = None) -> None:
@@ -140,6 +147,12 @@ class TransportRoad:
     def set_quiet(self, peer: int, quiet: bool) -> None:
         pass
 
+    def set_idle(self, idle: bool) -> None:
+        pass
+
+    def forked(self) -> None:
+        pass
+
     def unadopted(self, peer: int) -> int:
         return 0
 
@@ -155,6 +168,14 @@ class TransportRoad:
 
     def give_up(self, peer: int) -> None:
         self._post(peer, bytes((_BROKEN,)))
+        # The caller may change data that MPI still reads, and MPI cannot take them back.
+        known, end = self._peers[peer], time.monotonic() + _LAST_S
+        while known.sending and not known.lost and time.monotonic() < end:
+            known.sending = [long for long in known.sending if not self._is_over(known, long)]
+            time.sleep(0)
+
+    def has_given_up(self, peer: int) -> bool:
+        return False  # its pair has the error already
 
     def state_of(self, peer: int) -> PeerState:
         known = self._peers[peer]
@@ -177,20 +198,24 @@ class TransportRoad:
 
     def _is_over(self, known: _Peer, long: _Long) -> bool:
         """Return whether long data have arrived, or are sent; then free their request."""
-        over = False
+        if long.over:
+            return True
         with self._losing(known):
-            over = bool(long.request.Test())
-        if over:
+            long.over = bool(long.request.Test())
+        if long.over:
             long.request.Free()
-        return over
+        return long.over
 
     @contextmanager
     def _losing(self, known: _Peer) -> Iterator[None]:
-        """Note that a peer is lost if an exception is raised, which the transport does if so."""
+        """Note that a peer is lost if the transport raises its error for that."""
         try:
             yield
-        except Exception as error:
-            known.lost = str(self._channel.translate(error))
+        except Exception as raised:
+            error = self._channel.translate(raised)
+            if not isinstance(error, RingReduceError):  # of a signal handler
+                raise
+            known.lost = str(error)
 
     def _poll(self, peer: int, known: _Peer) -> None:
         """Sort the envelopes of a peer that have arrived."""
@@ -221,8 +246,8 @@ class TransportRoad:
             return
         assert long is not None
         long.request = self._channel.sender(peer, number % _FLOWS, long.buffer)
+        known.sending.append(long)  # before a signal handler can raise
         long.request.Start()
-        known.sending.append(long)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

