@@ -87,7 +87,7 @@ class SharedArray(Generic[S]):
             raise TypeError(f"add: x has dtype {array.dtype}, the shared array has {self._dtype}")
         if array.shape != self._shape:
             raise ValueError(f"add: x has shape {array.shape}, the shared array has {self._shape}")
-        self._blocks.add(array if array.flags.c_contiguous else array.copy())
+        self._blocks.add(array if array.flags.c_contiguous else self._copied("add: x", array))
 
     def read(self, out: Any = None) -> NDArray[S]:
         """Copy the array block by block, each as it is between two adds.  Not collective.
@@ -119,9 +119,15 @@ class SharedArray(Generic[S]):
             out = np.empty(self._shape, self._dtype)
         view = as_out("read", out)
         check_out("read", view, self._shape, self._dtype)
-        target = view if view.flags.c_contiguous else np.empty(self._shape, self._dtype)
+        target = view if view.flags.c_contiguous else self._copied("read: out", view)
         self._blocks.read(target)
         if target is not view:
             view[...] = target
         result: NDArray[S] = out
         return result
+
+    def _copied(self, what: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Return a contiguous copy of an array.  Raises ValueError if it is the shared array's."""
+        if np.may_share_memory(array, self.array):
+            raise ValueError(f"{what} overlaps the shared array; pass an array of its own")
+        return array.copy()

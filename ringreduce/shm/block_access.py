@@ -75,13 +75,6 @@ BLOCK_BYTES = 8 << 10
 The block, the result and the rank's part of its own array fit in the first cache of a core, so the
 copy of step 4 costs little beside the add.  Shorter blocks save no time, and have more locks.
 """
-LOCK_BYTES = 64 << 10
-"""Bytes of a block; the last one may be shorter.
-
-Block, result and the rank's own array fit in the cache of a core, so that the copy of step 4 costs
-little beside the add.  A lock costs 0.1 us, a hundredth of the add.  Another rank waits for a block
-for some 10 us.
-"""
 LOCK_BYTES = 64
 """Bytes from one lock to the next: each has a cache line of its own."""
 _RANK_BITS = 16

@@ -214,10 +214,13 @@ def test_a_wrong_out_is_refused(out, kind, text):
     assert in_one_rank(check) == text
 
 
-def test_a_part_of_the_array_is_refused_as_x():
+def test_the_array_itself_is_refused_as_x_and_out():
     def check(total):
-        with pytest.raises(ValueError, match="add: x overlaps the shared array"):
-            total.add(total.array)
+        for part in (total.array, total.array[::-1]):
+            with pytest.raises(ValueError, match="add: x overlaps the shared array"):
+                total.add(part)
+            with pytest.raises(ValueError, match="read: out overlaps the shared array"):
+                total.read(out=part)
 
     in_one_rank(check)
 
