@@ -57,7 +57,7 @@ def schedule(name: str, ranks: int, splits: int, virtual: int = 1) -> PipelineSc
         '1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1'
     """
     if name not in SCHEDULES and name not in _registered:
-        raise ValueError(unknown("pipeline schedule", name, SCHEDULES))
+        raise ValueError(unknown("pipeline schedule", name, [*SCHEDULES, *_registered]))
     for what, number in (("ranks", ranks), ("splits", splits), ("virtual", virtual)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"pipeline {name}: {what} is {number!r}; pass an int of at least 1")

@@ -54,7 +54,8 @@ class Layer(Protocol):
             x: the input, whose first axis are samples.  It must not be changed.
 
         Returns:
-            The output, whose first axis are the same samples, and any object.
+            The output, whose first axis are the same samples, and any object.  The output is a new
+            array in each call: a pipeline may still send the output of the call before.
 
         Raises:
             ValueError: the input has another shape than the layer can take.
@@ -84,8 +85,8 @@ class Layer(Protocol):
                 in it, and return it, or return another array.
 
         Returns:
-            The gradient of the input, or None if no layer before needs it; and the pairs of name
-            and gradient.
+            The gradient of the input, or None if no layer before needs it; and a pair of name and
+            gradient for each parameter.
 
         Raises:
             ValueError: the gradient has another shape than the output.

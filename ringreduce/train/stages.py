@@ -134,10 +134,6 @@ class GradientSums:
     def add(self, microbatch: int, gradients: Gradients, *, last: bool) -> None:
         """Add the gradients of a layer; report the sums if the microbatch is the last."""
         for name, gradient in gradients:
-            if name not in self.sums:
-                raise ValueError(
-                    f"{_WHERE}: backward returned a gradient of {name!r}, which is no parameter"
-                )
             place = self.sums[name]
             if microbatch:
                 place += gradient
@@ -268,10 +264,11 @@ class StepOfStages:
 
         Each layer's gradients of weights are passed to `take`.
         """
-        of_input: Array | None = gradient
-        for of_layer in backward_all(self._stages[stage], kept, gradient, places):
-            of_input, of_weights = of_layer
-            take(of_weights)
+        layers, of_input = self._stages[stage], gradient
+        results = backward_all(layers, kept, gradient, places)
+        for layer, result in zip(reversed(layers), results, strict=True):
+            of_input, of_weights = result
+            take(_each_once(layer.parameters, of_weights))
         if stage == 0:
             return None
         if of_input is None:
@@ -283,6 +280,26 @@ class StepOfStages:
 
     def _is_last(self, microbatch: int) -> bool:
         return microbatch == len(self._batch.parts) - 1
+
+
+def _each_once(parameters: Mapping[str, Array], gradients: Gradients) -> Gradients:
+    """Yield the gradients of a layer.
+
+    Raises ValueError unless there is one for each parameter: the sums would have those of an
+    earlier step, or lack one of two.
+    """
+    left = set(parameters)
+    for name, gradient in gradients:
+        if name not in left:
+            fault = "twice" if name in parameters else "which is no parameter of the layer"
+            raise ValueError(f"{_WHERE}: backward returned a gradient of {name!r}, {fault}")
+        left.remove(name)
+        yield name, gradient
+    if left:
+        raise ValueError(
+            f"{_WHERE}: backward returned no gradient of {min(left)!r}; return one for each "
+            "parameter of the layer"
+        )
 
 
 def activation_bytes(kept: Any) -> int:

@@ -504,6 +504,15 @@ class Nameless(Flat):
         return gradient, [("w", gradient)]
 
 
+class Tied(Flat):
+    def __init__(self, times):
+        super().__init__()
+        self.parameters, self.times = {"tied": np.ones(3)}, times
+
+    def backward(self, kept, gradient, into):
+        return gradient, [("tied", np.ones(3))] * self.times
+
+
 class Endless(Flat):
     def backward(self, kept, gradient, into):
         return None, []
@@ -514,7 +523,9 @@ class Endless(Flat):
     [
         (Other(), "rank 1 sends float32.* rank 0 receives float64"),
         (Longer(), "stage 1 returns 10 samples for 5"),
-        (Nameless(), "a gradient of 'w', which is no parameter"),
+        (Nameless(), "a gradient of 'w', which is no parameter of the layer"),
+        (Tied(0), "no gradient of 'tied'; return one for each parameter of the layer"),
+        (Tied(2), "a gradient of 'tied', twice"),
         (Endless(), "the first layer of stage 1 returns no gradient of its input"),
     ],
 )
