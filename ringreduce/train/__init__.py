@@ -8,7 +8,6 @@
 
 The strategies of `ringreduce.train.strategies` decide which rank has which parameters.
 `DataParallel`, `ShardedParallel`, `PipelineParallel` and `shard` are for models of any kind.
-`DataParallel`, `PipelineParallel` and `shard` are for models of any kind.
 """
 
 from ringreduce.train import strategies

@@ -101,7 +101,8 @@ class _Run:
         self._split = together(comm, lambda: inputs.load(self.settings))
         inputs.check_same(comm, self._split)
         xp = together(comm, lambda: inputs.module(outputs.device, comm))
-        strategy = given.strategy(None if facts is None else _strategy_in(facts))
+        self._named = strategy = given.strategy(None if facts is None else _strategy_in(facts))
+        """The strategy; None: the default, which depends on the number of nodes."""
         self._trainer = together(
             comm, lambda: Trainer(comm, self._split, self.settings, xp, strategy)
         )
@@ -119,6 +120,7 @@ class _Run:
         begin = time.perf_counter()
         result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
         self.elapsed_s = time.perf_counter() - begin
+        self._trainer.close()
         if self._speaks:
             if self._outputs.seeds > 1:
                 print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
@@ -165,10 +167,11 @@ class _Run:
 
     def _fits(self, checkpoint: Checkpoint) -> None:
         try:
-            before = _settings_in(checkpoint.facts)
-            self._given.strategy(_strategy_in(checkpoint.facts))
+            before, strategy = _settings_in(checkpoint.facts), _strategy_in(checkpoint.facts)
         except ValueError as error:
             raise CheckpointError(str(error)) from None
+        # An option that does not fit is the user's mistake, and no reason for an older checkpoint.
+        self._given.strategy(strategy)
         settings = self._given.settings(before)
         split = inputs.load(settings)
         if split.digest != checkpoint.facts["data_sha256"]:
@@ -195,7 +198,7 @@ class _Run:
             "epoch_loss": state.epoch_loss,
             "last_loss": state.last_loss if math.isfinite(state.last_loss) else None,
             "settings": to_plain(self.settings),
-            "strategy": strategies.to_plain(trainer.strategy),
+            "strategy": {} if self._named is None else strategies.to_plain(self._named),
             "data_sha256": self._split.digest,
             "ranks": self._comm.size,
             "ringreduce": rr.__version__,

@@ -16,7 +16,16 @@ from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings
-from ringreduce.train.strategies import TPU, Options, Strategy, by_name, check_jax, default, table
+from ringreduce.train.strategies import (
+    TPU,
+    Options,
+    Strategy,
+    by_name,
+    check_algorithm,
+    check_jax,
+    default,
+    table,
+)
 
 KINDS = (Settings, Options, Outputs)
 FIELDS = {field.name: field for kind in KINDS for field in dataclasses.fields(kind)}
@@ -60,10 +69,13 @@ class Given:
         Raises ValueError for options that cannot be combined.
         """
         asked = self._of(Options)
-        if before is not None and "strategy" not in asked:
+        if before and asked.get("strategy") in (None, before.get("strategy")):
             asked = {**before, **asked}
         name = asked.pop("strategy", Options.strategy)
-        return by_name(name, asked)
+        strategy = by_name(name, asked)
+        if strategy is not None and "algorithm" in self.values:
+            check_algorithm(strategy, self.values["algorithm"])
+        return strategy
 
     def _of(self, kind: type) -> dict[str, Any]:
         names = {field.name for field in dataclasses.fields(kind)}
@@ -97,7 +109,9 @@ def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
     """
     if given.outputs().resume:
         return
-    (given.strategy() or default(nodes)).check(nodes, given.settings())
+    strategy = given.strategy() or default(nodes)
+    strategy.check_device(given.outputs().device)
+    strategy.check(nodes, given.settings())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +273,8 @@ def from_plain(name: str, value: Any) -> Any:
         quotes = ", without quotes" if isinstance(value, str) else ""
         raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[kind]}{quotes}")
     if choices and value not in choices:
-        raise ValueError(f"{name} is {_written(value)}; wanted one of {', '.join(choices)}")
+        meant = did_you_mean(value, choices)
+        raise ValueError(f"{name} is {_written(value)}; wanted one of {', '.join(choices)}{meant}")
     return Path(value).expanduser() if name in _PATHS else value
 
 

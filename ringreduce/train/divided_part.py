@@ -37,7 +37,9 @@ class Divided(Part):
         super().__init__(run)
         self._mesh = mesh = Mesh(run.comm, *sizes)
         self.replica, self.replicas = mesh.coordinates.data, sizes.data
-        self._tensor, self._samples = Metered(mesh.tensor), Metered(mesh.data)
+        run.comm.all_reduce(np.empty(0), algorithm=run.algorithm)  # refuses an unknown one
+        self._tensor = Metered(mesh.tensor, run.algorithm)
+        self._samples = Metered(mesh.data, run.algorithm)
         self._columns = tensor_parallel.TensorParallel(self._tensor, run.sizes, run.xp)
         whole = run.init_params()
         costs: dict[int, int] = {}

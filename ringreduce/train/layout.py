@@ -56,6 +56,8 @@ class Layout:
         self.in_rows = {name: _between(self.rows, at) for name, at in self.places.items()}
         """Name -> (flat parameter -> rows)."""
         own = list(_one_after_another(shards[comm.rank], 0))
+        self.own = [place for _, place in own]
+        """The parts of this rank's shard, as an all-reduce reduces them."""
         self.in_shard = {name: _between(own, at) for name, at in self.places.items()}
         """Name -> (flat parameter -> this rank's shard)."""
 

@@ -61,6 +61,7 @@ class Trainer:
         state: the progress of the run: its `step`, and the losses of the epoch.
 
     Raises:
+        TypeError: `strategy` is no `Strategy`.
         ValueError: an unknown algorithm, a wire that does not fit the dtype, a warm-up that is
             longer than the run, or a strategy that does not fit the ranks or the settings.  All
             ranks raise it.
@@ -87,6 +88,11 @@ class Trainer:
     ) -> None:
         self.comm, self.settings, self._xp = comm, settings, xp
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
+        if not isinstance(self.strategy, strategies.Strategy):
+            raise TypeError(
+                f"strategy is {self.strategy!r}; pass a value such as "
+                "rr.train.strategies.Zero(stage=1)"
+            )
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
         if settings.warm_up > self.steps:
@@ -489,4 +495,7 @@ def train(
         >>> rr.spawn(program, 2)
         [True, True]
     """
-    return Trainer(comm, split, settings, xp, strategy).run(watchers)
+    trainer = Trainer(comm, split, settings, xp, strategy)
+    result = trainer.run(watchers)
+    trainer.close()
+    return result

@@ -61,8 +61,8 @@ class Run:
 class Metered:
     """Stands in for a communicator; adds up the time and the bytes of its all-reduces."""
 
-    def __init__(self, comm: rr.Communicator) -> None:
-        self._comm = comm
+    def __init__(self, comm: rr.Communicator, algorithm: str) -> None:
+        self._comm, self._algorithm = comm, algorithm
         self.seconds = 0.0
         self.sent_bytes = 0
         self._sizes: dict[tuple[Any, ...], int] = {}
@@ -81,7 +81,7 @@ class Metered:
         """Make the all-reduce."""
         begin = time.perf_counter()
         try:
-            return self._comm.all_reduce(x, op, out=out)
+            return self._comm.all_reduce(x, op, out=out, algorithm=self._algorithm)
         finally:
             self.seconds += time.perf_counter() - begin
             self.sent_bytes += self._sent(x)
@@ -89,7 +89,8 @@ class Metered:
     def _sent(self, x: Any) -> int:
         kind = x.shape, x.dtype
         if kind not in self._sizes:
-            self._sizes[kind] = self._comm.sent_bytes("all_reduce", x)
+            count = self._comm.sent_bytes("all_reduce", x, algorithm=self._algorithm)
+            self._sizes[kind] = count
         return self._sizes[kind]
 
     def begin(self) -> None:
@@ -242,7 +243,7 @@ class Replica(Part):
             slot: mlp.named(mlp.views(xp.zeros_like(self._flat), sizes, norm)) for slot in run.slots
         }
         self.running = run.init_statistics()
-        self._normalising = Metered(run.comm)
+        self._normalising = Metered(run.comm, run.algorithm)
         self._network = mlp.layers(self.parameters, xp, self._normalising)
         self.dp = DataParallel(
             run.comm if reduces is None else reduces,

@@ -30,6 +30,7 @@ from ringreduce.train.stages import (
     MakesLayer,
     StepOfStages,
     cut_of,
+    splits_of_size,
     stages_of,
 )
 from ringreduce.train.together import gather_words
@@ -278,9 +279,7 @@ class PipelineParallel:
         """Return the number of microbatches of a batch."""
         if self._split_size is None:
             return self.schedule.splits
-        fewest = max(1, -(-rows // self._split_size))
-        ranks = self._comm.size
-        return -(-fewest // ranks) * ranks if self._name == "interleaved" else fewest
+        return splits_of_size(rows, self._split_size, self._name, self._comm.size)
 
     def _plan(self, splits: int) -> tuple[_Plan, rr.pipeline.PipelineProof]:
         """Return this rank's plan for a number of microbatches, and the proof of its schedule."""

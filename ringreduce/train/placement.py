@@ -10,12 +10,10 @@ from ringreduce.train.parts import Part, Replica, Run
 
 def part_of(strategy: strategies.Strategy, run: Run) -> Part:
     """Return this rank's part of the model.  Collective."""
+    strategy.check_device("cpu" if run.xp.__name__ == "numpy" else "cuda")
     match strategy:
         case strategies.Mirrored(cross_device="nccl"):
-            cuda = getattr(run.xp, "cuda", None)
-            if cuda is None:
-                raise ValueError("cross_device is nccl, which reduces on GPUs; add device cuda")
-            return Replica(run, NcclCommunicator(run.comm, cuda))
+            return Replica(run, NcclCommunicator(run.comm, run.xp.cuda))
         case strategies.Zero():
             return sharded_part.zero(run, strategy.stage)
         case strategies.CentralStorage():
@@ -41,9 +39,7 @@ def part_of(strategy: strategies.Strategy, run: Run) -> Part:
 
 
 def _on_jax(run: Run) -> Part:
-    """Return a replica on JAX's device.  Raises ValueError with CuPy, ImportError without JAX."""
-    if run.xp.__name__ != "numpy":
-        raise ValueError("device cuda cannot be combined with strategy tpu: JAX has its own device")
+    """Return a replica on JAX's device.  Raises ImportError without JAX."""
     strategies.check_jax()
     from ringreduce.train.jax_part import JaxReplica
 

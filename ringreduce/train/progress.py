@@ -89,6 +89,8 @@ def heading(
 
 def described(strategy: Strategy, settings: Settings) -> str:
     """Return the algorithm of replicas, or the strategy with its options."""
+    if strategy == Mirrored("nccl"):
+        return "all-reduce by NCCL"
     if isinstance(strategy, (Mirrored, MultiWorkerMirrored)):
         return f"all-reduce {strategy.algorithm(settings)}"
     name, *chosen = strategies.to_plain(strategy).values()

@@ -85,8 +85,11 @@ class ShardedBucket(Bucket):
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients, as a view."""
-        return [self.gradient[: self.layout.length]]
+        """The parts of this rank's shard of the gradients, as views.
+
+        `global_norm` adds them up in the order of a replica's parts, so the norm has the same bits.
+        """
+        return [self.gradient[place] for place in self.layout.own]
 
     def put(self, name: str, gradient: Any, *, add: bool) -> None:
         """Write, or add, a gradient; it may be one number for all elements."""

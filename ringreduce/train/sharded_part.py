@@ -42,7 +42,7 @@ class Sharded(Part):
             algorithm=run.algorithm,
         )
         self.running = run.init_statistics()
-        self._normalising = Metered(run.comm)
+        self._normalising = Metered(run.comm, run.algorithm)
         self._most_bytes = 0
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
@@ -156,6 +156,14 @@ class Central(Sharded):
 
     def _sent(self, gradient: Any) -> Any:
         return on_host(gradient)  # the shared memory is the host's
+
+    def own(self) -> Iterable[Any]:
+        """Return copies of all parameters on the device; on a processor the parameters."""
+        return map(self.run.xp.asarray, super().own())
+
+    def whole(self) -> dict[str, Any]:
+        """Return the parameters of the whole model on the device.  Collective."""
+        return {name: self.run.xp.asarray(array) for name, array in super().whole().items()}
 
 
 def zero(run: Run, stage: int) -> Sharded:

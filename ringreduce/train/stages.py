@@ -22,6 +22,15 @@ _WHERE = "PipelineParallel"
 # --- the cut --------------------------------------------------------------------------------------
 
 
+def splits_of_size(rows: int, split_size: int, schedule: str, ranks: int) -> int:
+    """Return the number of microbatches of a batch of `rows` samples.
+
+    Each has `split_size` samples at most.  Schedule "interleaved" takes a multiple of the ranks.
+    """
+    fewest = max(1, -(-rows // split_size))
+    return -(-fewest // ranks) * ranks if schedule == "interleaved" else fewest
+
+
 def cut_of(
     layers: Sequence[Layer | MakesLayer],
     stages: int,

@@ -15,9 +15,11 @@ from dataclasses import Field, dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
+import ringreduce as rr
 from ringreduce.errors import did_you_mean
 from ringreduce.train.mesh import Coordinates, check_fits
 from ringreduce.train.settings import Settings, setting
+from ringreduce.train.stages import splits_of_size
 
 __all__ = [
     "TPU",
@@ -33,15 +35,20 @@ __all__ = [
 ]
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sequential")
-_COMMUNICATION = ("auto", "ring", "hierarchical")
-_CROSS_DEVICE = {
+_COMMUNICATION: dict[str, str | None] = {
+    "auto": None,
+    "ring": "ring",
+    "hierarchical": "hierarchical",
+}
+"""Value of `MultiWorkerMirrored.communication` -> algorithm; None: that of the settings."""
+_CROSS_DEVICE: dict[str, str | None] = {
     "auto": None,
     "reduce_to_one": "star",
     "hierarchical": "hierarchical",
     "two_shot": "two_shot",
     "nccl": None,
 }
-"""Value of `Mirrored.cross_device` -> algorithm; None: that of the settings."""
+"""Value of `Mirrored.cross_device` -> algorithm; None: that of the settings, or none of ours."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Options:
         "auto", "mirrored: all-reduce among ranks of one node", tuple(_CROSS_DEVICE)
     )
     communication: str = setting(
-        "auto", "multi_worker_mirrored: all-reduce among ranks of all nodes", _COMMUNICATION
+        "auto", "multi_worker_mirrored: all-reduce among ranks of all nodes", tuple(_COMMUNICATION)
     )
     zero: int = setting(1, "zero: 1 divides the optimizer, 2 gradients too, 3 parameters too")
     stages: int = setting(0, "pipeline, hybrid: runs of layers; pipeline: 0, one for each rank")
@@ -124,7 +131,23 @@ class Strategy:
             Traceback (most recent call last):
               ...
             ValueError: mirrored is for the ranks of one node; there are 2 nodes: choose \
-multi_worker_mirrored
+multi_worker_mirrored (MultiWorkerMirrored)
+        """
+
+    def check_device(self, device: str) -> None:
+        """Check that the strategy can be used on a device.
+
+        Args:
+            device: ``"cpu"`` or ``"cuda"``.
+
+        Raises:
+            ValueError: it cannot.
+
+        Example:
+            >>> rr.train.strategies.Mirrored("nccl").check_device("cpu")
+            Traceback (most recent call last):
+              ...
+            ValueError: cross_device is nccl, which reduces on GPUs; add device cuda
         """
 
     def algorithm(self, settings: Settings) -> str:
@@ -217,9 +240,16 @@ class Mirrored(Strategy):
         if len(nodes) > 1:
             raise ValueError(
                 f"{self.name} is for the ranks of one node; there are {len(nodes)} nodes: choose "
-                "multi_worker_mirrored"
+                "multi_worker_mirrored (MultiWorkerMirrored)"
             )
         self.algorithm(settings)
+        if self.cross_device == "nccl" and settings.wire != "none":
+            raise ValueError(f"wire {settings.wire} cannot be combined with cross_device nccl")
+
+    def check_device(self, device: str) -> None:
+        """Check that NCCL has GPUs."""
+        if self.cross_device == "nccl" and device != "cuda":
+            raise ValueError("cross_device is nccl, which reduces on GPUs; add device cuda")
 
     def algorithm(self, settings: Settings) -> str:
         """Return the algorithm of the all-reduces."""
@@ -249,7 +279,7 @@ class MultiWorkerMirrored(Strategy):
     """``"ring"`` or ``"hierarchical"``; ``"auto"``: the algorithm of the settings."""
 
     def __post_init__(self) -> None:
-        _check_choice(self, "communication", _COMMUNICATION)
+        _check_choice(self, "communication", tuple(_COMMUNICATION))
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check the algorithm."""
@@ -257,8 +287,7 @@ class MultiWorkerMirrored(Strategy):
 
     def algorithm(self, settings: Settings) -> str:
         """Return the algorithm of the all-reduces."""
-        named = {"auto": None, "ring": "ring", "hierarchical": "hierarchical"}
-        return _agreed(settings, "communication", self.communication, named)
+        return _agreed(settings, "communication", self.communication, _COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -374,7 +403,7 @@ class Pipeline(Strategy):
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the layers can be divided among the stages, and their batch as well."""
         ranks = sum(map(len, nodes))
-        stages = ranks * self.virtual
+        stages, layers = ranks * self.virtual, len(settings.hidden) + 1
         if self.stages not in (None, stages):
             raise ValueError(
                 f"stages is {self.stages}; {ranks} ranks with {self.virtual} each (virtual) have "
@@ -382,8 +411,14 @@ class Pipeline(Strategy):
             )
         splits = self.splits or stages
         if self.split_size is not None:
-            splits = -(-settings.batch // self.split_size)
+            splits = splits_of_size(settings.batch, self.split_size, self.schedule, ranks)
+        rr.pipeline.schedule(self.schedule, ranks, splits, self.virtual)
         _check_stages(self, stages, splits, settings, replicas=1)
+        if isinstance(self.cut, tuple) and (len(self.cut), sum(self.cut)) != (stages, layers):
+            raise ValueError(
+                f"cut is {' '.join(map(str, self.cut))}; pass {stages} numbers of at least 1 that "
+                f"add up to the {layers} layers"
+            )
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return the sizes."""
@@ -468,6 +503,7 @@ class Hybrid(Strategy):
         """Check that the ranks are a mesh, and that the layers can be divided."""
         replicas = self.sizes(sum(map(len, nodes))).data
         splits = self.splits or self.pipeline
+        rr.pipeline.schedule(self.schedule, self.pipeline, splits)
         _check_stages(self, self.pipeline, splits, settings, replicas)
 
     def sizes(self, ranks: int) -> Coordinates:
@@ -501,6 +537,13 @@ class TPU(Strategy):
 
     where: ClassVar[str] = "all on every rank, on JAX's device"
     how: ClassVar[str] = "all-reduce"
+
+    def check_device(self, device: str) -> None:
+        """Check that the device is JAX's own."""
+        if device != "cpu":
+            raise ValueError(
+                f"device {device} cannot be combined with strategy tpu: JAX has its own device"
+            )
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the settings ask for float32 and no batch normalisation."""
@@ -566,6 +609,14 @@ def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
             )
     unset = {each.name: each.default for each in fields(Options)}
     return kind(**{takes[option].name: v for option, v in given.items() if v != unset[option]})
+
+
+def check_algorithm(strategy: Strategy, algorithm: str) -> None:
+    """Raise ValueError if the strategy names another algorithm than this one, which was given."""
+    for name, named in (("cross_device", _CROSS_DEVICE), ("communication", _COMMUNICATION)):
+        value = getattr(strategy, name, "auto")
+        if value != "auto" and named[value] != algorithm:
+            raise ValueError(f"{name} is {value}, and algorithm is {algorithm}; name one of them")
 
 
 def to_plain(strategy: Strategy) -> dict[str, Any]:
@@ -642,6 +693,12 @@ def _check_stages(
             f"{strategy.name} has {stages} stages; the network has {layers} "
             f"layer{'s' * (layers > 1)}: add hidden layers, or use fewer ranks"
         )
+    rows = -(-settings.batch // replicas)
+    if splits > max(rows, stages):
+        raise ValueError(
+            f"splits is {splits}; a batch has {rows} samples for each replica (batch is "
+            f"{settings.batch})"
+        )
     if settings.batch_norm and splits > 1:
         raise ValueError(
             f"batch_norm cannot be combined with the microbatches of strategy {strategy.name}: "
@@ -662,11 +719,11 @@ def _check_halves(strategy: Strategy, settings: Settings) -> None:
 
 def _agreed(settings: Settings, name: str, value: str, named: dict[str, str | None]) -> str:
     """Return the algorithm that a field of a strategy and the settings agree on."""
-    algorithm = named[value]
-    if algorithm is None:
+    if value == "auto":
         return settings.algorithm
+    algorithm = named[value]
     if settings.algorithm not in (algorithm, Settings.algorithm):
         raise ValueError(
             f"{name} is {value}, and algorithm is {settings.algorithm}; name one of them"
         )
-    return algorithm
+    return algorithm or settings.algorithm

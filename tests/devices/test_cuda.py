@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import ringreduce as rr
 from ringreduce.devices import cuda_kernels
 from ringreduce.train import Settings, load, train
+from ringreduce.train.strategies import CentralStorage, Mirrored, Pipeline, Tensor, Zero
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG, nodes_of
 from tests.support.on_gpus import PROGRAMS, CudaGpu, ramp, run_case, total
@@ -139,13 +140,16 @@ def test_tensors_of_another_library():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_trainer_learns_on_a_gpu_what_it_learns_beside_it(optimizer):
+@pytest.mark.parametrize(
+    "strategy", [Mirrored(), Zero(1), Zero(3), CentralStorage(), Pipeline(), Tensor()], ids=str
+)
+def test_the_trainer_learns_on_a_gpu_what_it_learns_beside_it(strategy, optimizer):
     import cupy
 
     settings = Settings(epochs=2, dtype="float64", optimizer=optimizer, lr=0.01)
 
     def run(comm, xp):
-        result = train(comm, load(settings), settings, xp=xp)
+        result = train(comm, load(settings), settings, xp=xp, strategy=strategy)
         return np.asarray(result.parameters.get() if xp is cupy else result.parameters)
 
     on_gpu, beside = (rr.spawn(run, 2, xp, timeout_s=60)[0] for xp in (cupy, np))

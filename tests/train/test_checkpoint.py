@@ -290,9 +290,9 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(
 
 
 def without_settings(path: Path, *names: str) -> None:
-    """Take settings out of a manifest, as versions before these settings wrote it."""
+    """Take settings and the strategy out of a manifest, as versions before these wrote it."""
     manifest = json.loads(path.read_bytes())
-    del manifest["manifest_sha256"]
+    del manifest["manifest_sha256"], manifest["strategy"]
     for name in names:
         del manifest["settings"][name]
     path.write_text(json.dumps(manifest | {"manifest_sha256": _own_hash(manifest)}))
@@ -309,6 +309,28 @@ def test_a_checkpoint_from_before_a_setting_goes_on_with_the_default(tmp_path, m
     words = "batch_norm is True, but the checkpoint was made with False"
     assert words in capsys.readouterr().err
     assert command(monkeypatch, 1, *how, "--resume", "--no-batch-norm") == [0]
+    assert parameters(tmp_path / "c") == wanted
+
+
+def test_a_run_goes_on_with_its_strategy_or_a_named_one(tmp_path, monkeypatch, capsys):
+    how = (*RUN[: RUN.index("--epochs")], "--checkpoint-dir", str(tmp_path / "c"), "--keep", "9")
+    command(monkeypatch, 1, *how, "--epochs", "1")  # names none: any number of nodes can go on
+    command(monkeypatch, 2, *how, "--epochs", "2", "--resume", "--strategy", "zero", "--zero", "2")
+    capsys.readouterr()
+    command(monkeypatch, 2, *how, "--epochs", "3", "--resume")
+    assert "strategy zero, zero 2" in capsys.readouterr().out
+
+
+def test_an_option_of_another_strategy_is_refused_and_no_older_checkpoint_taken(
+    tmp_path, monkeypatch, capsys
+):
+    how = (*RUN[: RUN.index("--epochs")], "--checkpoint-dir", str(tmp_path / "c"), "--keep", "9")
+    command(monkeypatch, 1, *how, "--epochs", "1", "--strategy", "pipeline")
+    command(monkeypatch, 1, *how, "--epochs", "2", "--resume", "--strategy", "mirrored")
+    wanted = parameters(tmp_path / "c")
+    assert command(monkeypatch, 1, *how, "--epochs", "3", "--resume", "--splits", "2") == [2]
+    words = "splits is an option of strategy pipeline and hybrid; strategy is mirrored"
+    assert words in capsys.readouterr().err
     assert parameters(tmp_path / "c") == wanted
 
 

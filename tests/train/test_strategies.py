@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -153,9 +154,11 @@ def problems(draw, layers: int) -> Problem:
 def meshes(draw) -> tuple[Hybrid, Problem]:
     ranks = draw(st.integers(1, 8))
     data, pipeline, tensor = draw(st.sampled_from(fits(ranks)))
-    schedule = draw(st.sampled_from([name for name in PIPELINES if name != "interleaved"]))
-    splits = draw(st.sampled_from([None, 1, 2, 3, 5]))
+    schedule = draw(st.sampled_from(PIPELINES))
+    numbers = [pipeline, 2 * pipeline] if schedule == "interleaved" else [1, 2, 3, 5]
     problem = draw(problems(pipeline))
+    rows = -(-problem.batch // data)
+    splits = draw(st.sampled_from([None, *(each for each in numbers if each <= rows)]))
     return Hybrid(data, pipeline, tensor, splits=splits, schedule=schedule), problem
 
 
@@ -237,12 +240,18 @@ def test_ranks_that_normalise_have_the_loss_of_one(strategy, ranks):
 @pytest.mark.parametrize("algorithm", ["ring", "two_shot"])
 @pytest.mark.parametrize("strategy", [Zero(1), Zero(2), CentralStorage()], ids=str)
 def test_halves_of_an_all_reduce_have_its_bits(strategy, algorithm):
-    chosen, split = replace(SMALL, algorithm=algorithm, optimizer="adam"), load_split(np.float64)
+    chosen = replace(SMALL, algorithm=algorithm, optimizer="adam", clip=0.05)
+    split, config = load_split(np.float64), rr.Config(slice_bytes=4096)  # several slices a bucket
 
     def program(comm, strategy):
         return rr.train.train(comm, split, chosen, strategy=strategy).digest
 
-    assert len({*rr.spawn(program, 3, strategy), *rr.spawn(program, 3, Mirrored())}) == 1
+    digests = {
+        digest
+        for each in (strategy, Mirrored())
+        for digest in rr.spawn(program, 3, each, config=config)
+    }
+    assert len(digests) == 1
 
 
 @pytest.mark.slow
@@ -381,7 +390,15 @@ REFUSED = [
     (Tensor(), {"wire": "bfloat16"}, "wire is for gradients that replicas send; strategy tensor"),
     (Hybrid(None, 3, 1), {}, "stages is 3 and tensor is 1; 4 ranks cannot be divided into groups"),
     (Pipeline(stages=2), {}, "stages is 2; 4 ranks with 1 each (virtual) have 4"),
-    (Pipeline(cut=(2, 2)), {}, "cut is [2, 2]; pass 4 numbers of at least 1 that add up to"),
+    (Pipeline(cut=(2, 2)), {}, "cut is 2 2; pass 4 numbers of at least 1 that add up to the 4"),
+    (Pipeline(splits=2000), {}, "splits is 2000; a batch has "),
+    (
+        Pipeline(split_size=20, schedule="interleaved"),
+        {"batch_norm": True},
+        "batch_norm cannot be combined with the microbatches",
+    ),
+    (Tensor(), {"algorithm": "thing"}, "unknown algorithm 'thing'"),
+    (Mirrored("nccl"), {"algorithm": "tree"}, "there are 2 nodes"),
     (Hybrid(2, 1, 1), {}, "data=2, pipeline=1, tensor=1 have the product 2"),
     (Hybrid(2, 2, 1), {"batch_norm": True}, "batch_norm cannot be combined with the microbatches"),
 ]
@@ -415,6 +432,30 @@ def test_a_strategy_and_the_settings_agree_on_the_algorithm():
     assert Mirrored().algorithm(replace(SMALL, algorithm="tree")) == "tree"
     with pytest.raises(ValueError, match="cross_device is two_shot, and algorithm is tree"):
         Mirrored("two_shot").algorithm(replace(SMALL, algorithm="tree"))
+    with pytest.raises(ValueError, match="cross_device is nccl, and algorithm is tree"):
+        Mirrored("nccl").algorithm(replace(SMALL, algorithm="tree"))
+
+
+@pytest.mark.parametrize("strategy", ["zero", Zero])
+def test_a_strategy_is_a_value(strategy):
+    def program(comm):
+        with pytest.raises(TypeError, match=r"pass a value such as rr.train.strategies.Zero"):
+            rr.train.train(comm, load_split(np.float64), SMALL, strategy=strategy)
+
+    rr.spawn(program, 1)
+
+
+def test_a_run_leaves_no_thread():
+    def program(comm):
+        rr.train.train(comm, load_split(np.float64), SMALL, strategy=Hybrid(1, 1, 2))
+        comm.barrier()
+        before = threading.active_count()
+        comm.barrier()
+        rr.train.train(comm, load_split(np.float64), SMALL, strategy=Hybrid(1, 1, 2))
+        comm.barrier()
+        return threading.active_count() - before
+
+    assert max(rr.spawn(program, 2)) <= 0
 
 
 # --- by name --------------------------------------------------------------------------------------
@@ -446,6 +487,10 @@ def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
         ("--strategy hybrid --virtual 2", "virtual is an option of strategy pipeline"),
         ("--strategy pipeline --schedule 1f1", "did you mean '1f1b'?"),
         ("--cross-device two_shot", "cross_device is an option of strategy mirrored; strategy is "),
+        (
+            "--strategy mirrored --cross-device two_shot --algorithm ring",
+            "cross_device is two_shot, and algorithm is ring; name one of them",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_rank_starts(words, text, capsys):
@@ -463,6 +508,14 @@ def test_options_that_do_not_fit_are_refused_before_a_rank_starts(words, text, c
         ("-n 3 --strategy pipeline", "pipeline has 3 stages; the network has 2 layers"),
         ("-n 3 --strategy hybrid --stages 2", "3 ranks cannot be divided into groups of 2"),
         ("-n 2 --strategy zero --algorithm tree", "strategy zero takes ring, two_shot or auto"),
+        ("-n 2 --strategy mirrored --cross-device nccl", "reduces on GPUs; add device cuda"),
+        ("-n 2 --strategy pipeline --cut 1 2", "cut is 1 2; pass 2 numbers of at least 1 that"),
+        ("-n 1 --strategy pipeline --virtual 2", "virtual is 2, but each rank has one stage"),
+        (
+            "-n 2 --strategy pipeline --schedule interleaved --splits 3",
+            "splits is 3, no multiple of the 2 ranks; choose 2 or 4",
+        ),
+        ("-n 2 --strategy pipeline --splits 40", "splits is 40; a batch has 32 samples"),
     ],
 )
 def test_ranks_that_do_not_fit_are_refused_before_one_starts(words, text, capsys):
