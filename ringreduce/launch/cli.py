@@ -171,14 +171,12 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     if module is not None:
         # Here a wrong option is reported once, and not by every rank.
         given = module.read(rest, f"ringreduce {options.command}")
-        if options.command == "train":
-            module.check_ranks(given, _ranks_of_nodes(options))
         program = ("-m", PROGRAMS[options.command], *rest)
         if options.command == "search":
             program += ("--job", shlex.join(_job_words(options)))
     else:
         program = _program(options)
-    return Job(
+    job = Job(
         ranks=options.ranks,
         program=program,
         hosts=options.hosts,
@@ -186,17 +184,19 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         timeout_s=options.timeout_s,
         tag_output=options.tag_output,
     )
+    if module is not None and options.command in ("train", "search"):
+        module.check_ranks(given, _ranks_of_nodes(job))
+    return job
 
 
-def _ranks_of_nodes(options: argparse.Namespace) -> list[range]:
+def _ranks_of_nodes(job: Job) -> list[range]:
     """Return the ranks of each node, as far as the command line tells."""
-    sizes = [options.ranks]
-    if options.hosts:
-        sizes = [ranks for _, ranks in options.hosts]
-    if options.nodes:
-        sizes = list(options.nodes)
-    ends = [*accumulate(sizes)]
-    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    # Hosts are filled in their order.
+    ends = [min(end, job.ranks) for end in accumulate(ranks for _, ranks in job.hosts)]
+    if job.nodes:
+        ends = [*accumulate(job.nodes)]
+    starts_and_ends = pairwise([0, *(ends or [job.ranks])])
+    return [range(start, end) for start, end in starts_and_ends if start < end]
 
 
 def _job_words(options: argparse.Namespace) -> list[str]:

@@ -42,7 +42,7 @@ def found(kind: str, ranks: int, *, sizes: tuple[int, ...] = DEEP, **values):
     strategy = KINDS[kind].strategy
     named = {"strategy": strategy} if strategy else {}
     given = Given({**named, "hidden": sizes[1:-1], **values})
-    return fitting(kind, given, place_of(ranks, sizes))
+    return [*fitting(kind, given, place_of(ranks, sizes))]
 
 
 # --- candidates -----------------------------------------------------------------------------------
@@ -140,11 +140,13 @@ def test_the_learning_rate_is_in_proportion_to_the_batch(values):
     ("kind", "ranks", "values", "reason"),
     [
         ("split_size", 5, {}, "no split size fits 5 ranks.*4 layers"),
-        ("split_size", 2, {"cut": (1, 2, 1)}, "no split size fits 2 ranks.*4 layers"),
-        ("split_size", 2, {"cut": (1, 2)}, "no split size fits 2 ranks.*4 layers"),
-        ("split_size", 2, {"batch_norm": True}, "batch_norm"),
+        ("split_size", 5, {}, "add hidden layers, or use fewer ranks"),
+        ("split_size", 3, {"schedule": "interleaved"}, "6 stages need as many layers"),
+        ("split_size", 2, {"cut": (1, 2, 1)}, "cut is 1 2 1; wanted 2 stages of 4 layers"),
+        ("split_size", 2, {"cut": (1, 2)}, "cut is 1 2; wanted 2 stages of 4 layers"),
+        ("split_size", 2, {"wire": "bfloat16"}, "wire is for gradients that replicas send"),
         ("split_size", 2, {"stages": 3}, "stages is 3"),
-        ("mesh", 4, {"tensor": 3}, "no mesh fits 4 ranks"),
+        ("mesh", 4, {"tensor": 3}, "no mesh fits 4 ranks.*tensor is 3; wanted sizes with the"),
         ("batch", 2, {"warm_up": 10**9}, "warm_up"),
     ],
 )
@@ -155,6 +157,11 @@ def test_a_search_without_candidates_is_refused(kind, ranks, values, reason):
 
 def test_neighbours_of_a_cut_move_one_layer():
     assert cuts([1] * 6, 3) == [(2, 2, 2), (1, 3, 2), (3, 1, 2), (2, 1, 3), (2, 3, 1)]
+
+def test_batch_normalisation_has_whole_batches():
+    candidates = found("split_size", 2, batch_norm=True, batch=32)
+    assert {each.strategy.split_size for each in candidates} == {32}
+
 
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -384,7 +391,15 @@ def test_a_table_has_every_candidate_and_what_is_not_known_of_it():
         ("", "required: --for"),
         ("--for splits", "did you mean 'split_size'"),
         ("--for mesh --buget-s 3", "did you mean '--budget-s'"),
-        ("--for mesh --budget-s 0", "--budget-s is 0; wanted seconds above 0"),
+        ("--for mesh --budget-s 0", "--budget-s is 0; wanted a finite number of seconds above 0"),
+        ("--for mesh --budget-s inf", "--budget-s is inf; wanted a finite number of seconds"),
+        ("--for mesh --budget-s nan", "--budget-s is nan; wanted a finite number of seconds"),
+        ("-n 4 --for split_size", "no split size fits 4 ranks"),
+        ("-n 4 --for split_size", "the network has 2 layers: add hidden layers, or use fewer"),
+        ("-n 0 --for split_size", "-n is 0; wanted at least 1 rank"),
+        ("-n 4 --nodes 2,3 --for split_size", "--nodes has 5 ranks, -n asks for 4"),
+        ("-n 4 --nodes 2,2 --for batch --strategy mirrored", "mirrored is for the ranks of one"),
+        ("-n 4 --for mesh --stages 3", "no mesh fits 4 ranks"),
         ("--for mesh --plot a.pdf", "--plot is a.pdf; wanted a name that ends in .svg or .png"),
         ("--for mesh --strategy zero", "strategy is zero; --for mesh is for strategy hybrid"),
         ("--for split_size --strategy mirrored", "--for split_size is for strategy pipeline"),
@@ -524,3 +539,19 @@ def test_examples_print_what_they_say(module):
     tested = doctest.testmod(importlib.import_module(f"ringreduce.train.search.{module}"))
     assert tested.attempted > 0
     assert tested.failed == 0
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-n 2 --for split_size",
+        "-n 3 --hosts a:2,b:2 --for split_size --hidden 8 8",
+        "-n 3 --hosts a:4 --for batch --strategy mirrored",
+        "-n 64 --for mesh",
+    ],
+)
+def test_a_search_that_may_fit_starts(line, monkeypatch):
+    started = []
+    monkeypatch.setattr(cli, "run", lambda job: started.append(job.ranks) or 0)
+    assert cli.main(["search", *line.split()]) == 0
+    assert len(started) == 1
+
+

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ringreduce as rr
+from ringreduce.picture.words import counted
 from ringreduce.train import mlp, optimizers, strategies
 from ringreduce.train.configuration import Given
 from ringreduce.train.mesh import Coordinates, fits
@@ -15,7 +16,7 @@ from ringreduce.train.strategies import Strategy
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 """The schedules of a search, in the order in which one of several equal ones is chosen."""
-_VIRTUAL = 2
+VIRTUAL = 2
 """Stages of each rank in the interleaved schedule."""
 _MOST_SPLITS = 64
 """The most microbatches of a candidate."""
@@ -23,6 +24,10 @@ _SMALLER, _LARGER = 2, 6
 """How often a batch is halved and doubled."""
 _SPLITS_A_STAGE = (1, 2, 4)
 """Microbatches of a candidate mesh for each stage of its pipelines."""
+_SIZES = ("data_parallel", "stages", "tensor")
+"""The options with the sizes of a mesh, in the order of `Coordinates`."""
+_MANY = 1 << 40
+"""Stands for a number of samples or classes that no option exceeds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +93,7 @@ def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
     for size in _halvings(settings.batch):
         splits = -(-settings.batch // size)
         for name in schedules:
-            virtual = fixed.get("virtual", _VIRTUAL if name == "interleaved" else 1)
+            virtual = _virtual(name, fixed)
             stages = place.ranks * virtual
             if splits > _MOST_SPLITS or stages > len(place.sizes) - 1:
                 continue
@@ -106,6 +111,12 @@ def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
                     "cut": " ".join(map(str, cut)),
                 }
                 yield _candidate(given, place, chosen, columns, name, size)
+
+
+def _virtual(schedule: str, fixed: Mapping[str, Any]) -> int:
+    """Return the stages of each rank."""
+    virtual: int = fixed.get("virtual", VIRTUAL if schedule == "interleaved" else 1)
+    return virtual
 
 
 def _actions(name: str, ranks: int, splits: int, virtual: int) -> Sequence[Any] | None:
@@ -130,14 +141,12 @@ def meshes(given: Given, place: Place) -> Iterator[Candidate]:
     settings, fixed = given.settings(), given.values
     narrowest = min(place.sizes[1:])
     for sizes in fits(place.ranks):
-        wanted = [fixed.get(name) for name in ("data_parallel", "stages", "tensor")]
+        wanted = [fixed.get(name) for name in _SIZES]
         is_other = any(want not in (None, size) for want, size in zip(wanted, sizes, strict=True))
         if is_other or sizes.tensor > narrowest or sizes.data > settings.batch:
             continue
         for splits in _splits(sizes, settings, fixed):
-            chosen = dict(
-                zip(("data_parallel", "stages", "tensor"), sizes, strict=True), splits=splits
-            )
+            chosen = dict(zip(_SIZES, sizes, strict=True), splits=splits)
             columns = {
                 "data": str(sizes.data),
                 "stages": str(sizes.pipeline),
@@ -190,25 +199,53 @@ KINDS: Mapping[str, Kind] = {
 """Name, as on the command line -> kind."""
 
 
-def fitting(kind: str, given: Given, place: Place) -> list[Candidate]:
-    """Return the candidates that can run.  Raises ValueError, with a reason, if there are none."""
-    found: list[Candidate] = []
-    reasons: list[str] = []
+def fitting(kind: str, given: Given, place: Place) -> Iterator[Candidate]:
+    """Yield the candidates that can run.  Raises ValueError, with a reason, if there are none."""
+    fits, reason = False, ""
     for candidate in KINDS[kind].candidates(given, place):
         try:
             _check(candidate, place)
         except ValueError as error:
-            reasons.append(str(error))
+            reason = reason or str(error)
         else:
-            found.append(candidate)
-    if not found:
-        layers = len(place.sizes) - 1
-        reason = reasons[0] if reasons else f"a stage needs a layer, and all stages {layers} layers"
+            fits = True
+            yield candidate
+    if not fits:
         raise ValueError(
-            f"no {kind.replace('_', ' ')} fits {place.ranks} ranks, these settings and the options "
-            f"that are given: {reason}"
+            f"no {kind.replace('_', ' ')} fits {counted(place.ranks, 'rank')} and these options: "
+            f"{reason or _why_none(kind, given, place)}"
         )
-    return found
+
+
+def _why_none(kind: str, given: Given, place: Place) -> str:
+    """Return why not even an invalid candidate was listed."""
+    layers, fixed = len(place.sizes) - 1, given.values
+    stages = place.ranks * _virtual(fixed.get("schedule", ""), fixed)
+    if kind == "split_size" and stages > layers:
+        return (
+            f"{counted(stages, 'stage')} need as many layers; the network has "
+            f"{counted(layers, 'layer')}: add hidden layers, or use fewer ranks"
+        )
+    if kind == "mesh":
+        sizes = ", ".join(f"{name} is {fixed[name]}" for name in _SIZES if name in fixed)
+        return (
+            f"{sizes}; wanted sizes with the product {place.ranks}, data_parallel at "
+            "most the batch, and tensor at most the columns of the narrowest layer"
+        )
+    if "cut" in fixed:
+        cut = " ".join(map(str, fixed["cut"]))
+        return f"cut is {cut}; wanted {counted(stages, 'stage')} of {counted(layers, 'layer')}"
+    return "choose other values for these options, or leave them out"
+
+
+def check_fits(kind: str, given: Given, nodes: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError, with a reason, if no candidate fits the ranks of these nodes.
+
+    The data are not read.  A candidate that does not fit the data is refused when a search starts.
+    """
+    # One input, and more samples and classes than any options ask for.
+    sizes = (1, *given.settings().hidden, _MANY)
+    next(fitting(kind, given, Place(nodes, sizes, _MANY)))
 
 
 def _candidate(

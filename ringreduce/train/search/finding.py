@@ -39,7 +39,7 @@ def find(
     inputs.check_same(comm, split)
     xp = together(comm, lambda: inputs.module(request.given.outputs().device, comm))
     place = Place(comm.nodes, split.widths(settings.hidden), len(split.train_labels))
-    candidates = fitting(request.kind, request.given, place)
+    candidates = [*fitting(request.kind, request.given, place)]
     with closing(Bench(comm, split, xp, watch)) as bench:
         predicted = _predict(comm, request, place, candidates, bench, xp)
         promising = sorted(candidates, key=lambda each: predicted[each] / each.settings.batch)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ringreduce.picture.output import SUFFIXES
 from ringreduce.train.configuration import Given, Words, add_options, new_parser
-from ringreduce.train.search.candidates import KINDS
+from ringreduce.train.search.candidates import KINDS, check_fits
 
 BUDGET_S = 30.0
 """The seconds of measuring, unless others are named."""
@@ -30,8 +31,10 @@ class Request:
     """Options of ``ringreduce train`` that start the job, for the command that is printed."""
 
     def __post_init__(self) -> None:
-        if not self.budget_s > 0:
-            raise ValueError(f"--budget-s is {self.budget_s:g}; wanted seconds above 0")
+        if not (self.budget_s > 0 and math.isfinite(self.budget_s)):
+            raise ValueError(
+                f"--budget-s is {self.budget_s:g}; wanted a finite number of seconds above 0"
+            )
         if self.picture is not None and self.picture.suffix not in SUFFIXES:
             raise ValueError(f"--plot is {self.picture}; wanted a name that ends in .svg or .png")
         kind = KINDS[self.kind]
@@ -64,6 +67,11 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.search") -
         return Request(kind, Given(values), budget_s, picture, job)
     except ValueError as error:
         words.refuse(error)
+
+
+def check_ranks(request: Request, nodes: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if no candidate fits the ranks of these nodes."""
+    check_fits(request.kind, request.given, nodes)
 
 
 def explained() -> str:
