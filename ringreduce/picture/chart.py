@@ -58,6 +58,8 @@ class Line:
     """`style.DASHED`, `style.DOTTED`, or "" for a solid line."""
     width: float = 2.0
     has_dots: bool = False
+    is_hollow: bool = False
+    """Whether the dots are rings."""
 
 
 @dataclass(frozen=True)
@@ -270,10 +272,10 @@ def _line(line: Line, points: Sequence[Point]) -> str:
         "path", d=f"M{path}", fill="none", stroke_linejoin="round", class_="line", **style
     )
     if line.has_dots:
-        radius = line.width + 0.6
-        drawn += "".join(
-            element("circle", cx=x, cy=y, r=radius, fill=line.colour) for x, y in points
-        )
+        dot: dict[str, float | str] = {"r": line.width + 0.6, "fill": line.colour}
+        if line.is_hollow:
+            dot = {"r": line.width + 1.6, "fill": PAPER, "stroke": line.colour}
+        drawn += "".join(element("circle", cx=x, cy=y, **dot) for x, y in points)
     return drawn
 
 

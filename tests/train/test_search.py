@@ -17,6 +17,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.launch import cli
 from ringreduce.train import configuration
+from ringreduce.picture.style import PAPER
 from ringreduce.train.configuration import Given
 from ringreduce.train.search import options, prices, report
 from ringreduce.train.search.__main__ import main
@@ -29,6 +30,7 @@ from ringreduce.train.settings import Settings
 from ringreduce.train.strategies import Hybrid, Pipeline
 from tests.support.mpi import ROOT, environment
 
+from tests.support.pictures import parse
 DEEP = (64, 32, 32, 32, 10)
 """The widths of a network of four layers."""
 
@@ -508,6 +510,23 @@ def test_measured_steps_change_no_parameter(strategy):
     assert len(times) >= 3
     assert times == times_of_other
     assert same
+    texts, lines, circles = drawn(rows, "mesh", tmp_path)
+    assert [texts.count(name) for name in by_name] == [2, 2, 2]
+    assert "Facts. A line is a mesh of data·stages·tensor ranks." in texts
+    # Each line is predicted, measured, and of memory; the tensor ranks are not measured.
+    assert len([each for each in lines if each.get("stroke-dasharray")]) == 3
+    hollow = [each for each in circles if each.get("fill") == PAPER]
+    assert len(hollow) == len(rows)
+    assert len(circles) - len(hollow) == 3 + len(rows)
+
+
+def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
+    first, second = (each for each in found("split_size", 2, batch=32, schedule="1f1b")[:2])
+    assert (first.series, first.x) == (second.series, second.x)
+    rows = [Row(first, 0.004, 10, 0.002, 1 << 20), Row(second, 0.005, 0, held_bytes=1 << 20)]
+    texts, _, circles = drawn(rows, "split_size", tmp_path)
+    assert texts.count("1f1b") == 2
+    assert len(circles) == 3
     assert held
 
 

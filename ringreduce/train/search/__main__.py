@@ -64,8 +64,7 @@ def _search(comm: rr.Communicator, request: Request) -> int:
         print(facts, *report.table(rows), title, sep="\n", flush=True)
     try:
         if picture is not None:
-            x_name = KINDS[request.kind].x_name
-            draw = partial(report.draw, picture, title, facts, rows, x_name)
+            draw = partial(report.draw, picture, title, facts, rows, KINDS[request.kind])
             together(comm, draw if speaks else nothing)
     finally:
         if speaks:

@@ -189,12 +189,26 @@ class Kind:
     options: tuple[str, ...]
     """The options that must not be given."""
     x_name: str
+    lines: str
+    """What the lines of the picture are, as a sentence; "" if there is one."""
 
 
 KINDS: Mapping[str, Kind] = {
-    "split_size": Kind(split_sizes, "pipeline", ("split_size", "splits"), "split size"),
-    "batch": Kind(batches, None, (), "global batch"),
-    "mesh": Kind(meshes, "hybrid", (), "microbatches"),
+    "split_size": Kind(
+        split_sizes,
+        "pipeline",
+        ("split_size", "splits"),
+        "split size",
+        "A line is a schedule with the best cut for each split size.",
+    ),
+    "batch": Kind(batches, None, (), "global batch", ""),
+    "mesh": Kind(
+        meshes,
+        "hybrid",
+        (),
+        "microbatches",
+        "A line is a mesh of data·stages·tensor ranks.",
+    ),
 }
 """Name, as on the command line -> kind."""
 

@@ -107,7 +107,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         dest="picture",
         type=Path,
         metavar="FILE",
-        help="draw predicted and measured times: .svg, or .png with 'ringreduce[plot]'",
+        help="draw samples/s and memory of the candidates: .svg, or .png with 'ringreduce[plot]'",
     )
     add("--job", metavar="OPTIONS", help=argparse.SUPPRESS)
     add_options(command_line, without=_LEFT_OUT)

@@ -13,7 +13,7 @@ from ringreduce.picture.output import write
 from ringreduce.picture.scales import Scale, linear, powers_of_two
 from ringreduce.picture.style import DASHED, PALETTE
 from ringreduce.train.configuration import to_flags
-from ringreduce.train.search.candidates import Candidate
+from ringreduce.train.search.candidates import Candidate, Kind
 
 _HEIGHT = 300.0
 """The height of a panel."""
@@ -67,7 +67,7 @@ def command(candidate: Candidate, ranks: int, job: str | None) -> str:
     return shlex.join([*words, *to_flags(candidate.values)])
 
 
-def draw(path: Path, title: str, facts: str, rows: Sequence[Row], x_name: str) -> None:
+def draw(path: Path, title: str, facts: str, rows: Sequence[Row], kind: Kind) -> None:
     """Write a picture of samples a second and of memory to `path`, .svg or .png.
 
     Of the candidates at one place of a line, the best is drawn.
@@ -84,16 +84,21 @@ def draw(path: Path, title: str, facts: str, rows: Sequence[Row], x_name: str) -
         colour = PALETTE[number % len(PALETTE)]
         expected = [(r.candidate.x, r.candidate.settings.batch / r.predicted_s) for r in of_line]
         measured = [(r.candidate.x, r.samples_per_s) for r in of_line if r.steps]
-        held = [(r.candidate.x, r.held_bytes / 2**20) for r in of_line if r.steps]
-        rates.append(Line(expected, colour, dashes=DASHED, width=1.5))
-        rates.append(Line(measured, colour, name=series, has_dots=True))
-        memory.append(Line(held, colour, name=series, has_dots=True))
+        held = [(r.candidate.x, r.held_bytes / 2**20) for r in of_line if r.held_bytes]
+        # A line without points has no name.
+        name_of_expected = "" if measured else series
+        rates += [
+            Line(expected, colour, name_of_expected, DASHED, 1.5, has_dots=True, is_hollow=True),
+            Line(measured, colour, series, has_dots=True),
+        ]
+        memory.append(Line(held, colour, series, has_dots=True))
     x = powers_of_two([row.candidate.x for row in rows], str)
     panels = [
-        _panel("samples/s; dashed: predicted", x_name, x, rates),
-        _panel("MiB that a rank holds at most", x_name, x, memory),
+        _panel("samples/s; dashed, hollow: predicted", kind.x_name, x, rates),
+        _panel("MiB that a rank holds at most", kind.x_name, x, memory),
     ]
-    write(path, chart(title, facts, panels, panel_height=_HEIGHT))
+    words = f"{facts} {kind.lines}".strip()
+    write(path, chart(title, words, panels, panel_height=_HEIGHT))
 
 
 def _panel(title: str, x_name: str, x: Scale, lines: Sequence[Line]) -> Panel:
