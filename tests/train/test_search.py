@@ -333,6 +333,31 @@ def test_prices_of_batches_are_a_time_of_their_own_and_a_time_for_each_sample():
     )
 
 
+class Timer:
+    """Stands for what times a layer."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    def time(self, kind, samples, longest_s):
+        self.longest_s += longest_s
+        return [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("layers_s", "longest_s"), [(0.03, 0.03), (100.0, 6 * 0.1)])
+def test_the_times_of_layers_have_a_share_of_the_budget(layers_s, longest_s):
+    def program(comm):
+        timer, cores = Timer(), {0: 1}
+        # 64 x 32, 32 x 32 and 32 x 10, for 8 and for 16 samples.
+        layers = prices.time_layers(comm, DEEP, [8, 16], timer, cores, layers_s)
+        return timer.longest_s, [len(of_rows) for of_rows in layers.values()]
+
+    (first, lengths), (second, _) = rr.spawn(program, 2)
+    assert first == pytest.approx(longest_s)
+    assert second == 0  # One core is for one rank.
+    assert lengths == [4, 4]
+
+
 # --- the result -----------------------------------------------------------------------------------
 
 

@@ -23,8 +23,10 @@ _MOST_MEASURED = 32
 _NEAR = 0.05
 """Candidates whose time for a sample is at most this share above the best are measured on, and of
 batches the smallest of them is chosen."""
-_SHARE_OF_PRICES = 0.1
-"""Share of the budget for the steps to which prices are fitted."""
+_SHARE_OF_LAYERS, _SHARE_OF_FITS = 0.1, 0.1
+"""Shares of the budget: for the times of layers, and for the steps to which prices are fitted."""
+_LEAST_SHARE = 0.5
+"""The least share of the budget for the rounds, however long pricing took."""
 
 
 def find(
@@ -34,7 +36,7 @@ def find(
 
     `watch` is that of `Bench`.  Raises ValueError, on all ranks, if no candidate fits.
     """
-    settings = request.given.settings()
+    settings, budget_s = request.given.settings(), request.budget_s
     split = together(comm, lambda: inputs.load(settings))
     inputs.check_same(comm, split)
     xp = together(comm, lambda: inputs.module(request.given.outputs().device, comm))
@@ -50,7 +52,7 @@ def find(
             promising[:most],
             partial(_seconds_a_sample, bench),
             bench.clock,
-            max(request.budget_s / 2, request.budget_s - bench.clock()),
+            max(_LEAST_SHARE * budget_s, budget_s - bench.clock()),
             near=_NEAR,
             drop=bench.drop,
         )
@@ -76,12 +78,13 @@ def _predict(
     """Return the predicted seconds of a step of each candidate, alike on all ranks.  Collective."""
 
     def measure(some: Sequence[Candidate]) -> list[float]:
-        return [*map(median, bench.in_turns(some, _SHARE_OF_PRICES * request.budget_s))]
+        return [*map(median, bench.in_turns(some, _SHARE_OF_FITS * request.budget_s))]
 
     if request.kind == "batch":
         found = prices.of_batches(candidates, measure)
     else:
-        priced = prices.Prices(comm, place, candidates, measure, xp)
+        layers_s = _SHARE_OF_LAYERS * request.budget_s
+        priced = prices.Prices(comm, place, candidates, measure, xp, layers_s)
         found = {each: priced.predict(each) for each in candidates}
     # The ranks of different nodes may predict different times.
     return dict(zip(candidates, from_rank_0(comm, [*found.values()]), strict=True))

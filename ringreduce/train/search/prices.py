@@ -10,6 +10,7 @@ takes besides, and the time of the rest of a step, with the optimizer.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from ringreduce.train.strategies import Hybrid, Pipeline
 from ringreduce.train.together import gather_words
 
 _LEAST, _MOST, _LONGEST_S = 2, 9, 0.1
-"""Repetitions of a layer's passes, and the seconds after which there are no more."""
+"""The fewest and the most repetitions of a layer's passes, and about their most seconds."""
 _BISECTIONS = 40
 
 
@@ -99,6 +100,8 @@ class Prices:
     def __init__(
         self,
         comm: rr.Communicator,
+        layers_s: about how many seconds the times of layers take at most.  Each layer is timed
+            twice for each number of samples, even if that takes longer.
         place: Place,
         candidates: Sequence[Candidate],
         measure: Measure,
@@ -108,9 +111,11 @@ class Prices:
         self._cores = cores_of_nodes(comm)
         self._shapes = {each: Shape.of(each, place) for each in candidates}
         settings = candidates[0].settings
+        layers_s: float = math.inf,
         self._itemsize = np.dtype(settings.dtype).itemsize
         rows = sorted({shape.rows for shape in self._shapes.values()})
-        self._layers = time_layers(comm, place.sizes, settings.dtype, rows, xp, self._cores)
+        timer = _LayerTimer(settings.dtype, xp)
+        self._layers = time_layers(comm, place.sizes, rows, timer, self._cores, layers_s)
         self._groups = {
             sizes: self._groups_of(sizes)
             for sizes in {shape.sizes: None for shape in self._shapes.values()}
@@ -228,25 +233,26 @@ def cores_of_nodes(comm: rr.Communicator) -> dict[int, int]:
 def time_layers(
     comm: rr.Communicator,
     sizes: Sequence[int],
-    dtype: str,
     rows: Sequence[int],
-    xp: ModuleType,
+    timer: _LayerTimer,
     cores: Mapping[int, int],
 ) -> Layers:
-    """Return the times of the layers for these numbers of samples.  Collective.
+    """Return the times of the layers for these numbers of samples, in `layers_s`.  Collective.
 
-    They are the least of several repetitions, as the median over the ranks.  XX
+    They are the least of several repetitions, as the median over the ranks.  As many ranks of a
+    node as it has cores compute at once.  The other ranks of the node wait, and time nothing.
     """
+    layers_s: float,
     kinds = list(dict.fromkeys(_kinds(sizes)))
     node = next(number for number, ranks in enumerate(comm.nodes) if comm.rank in ranks)
     computes = comm.local_rank < cores[node]
-    timer = _LayerTimer(dtype, xp)
     found = np.full((len(rows), len(kinds), 3), np.nan)
     for row, samples in enumerate(rows):
+    longest_s = min(_LONGEST_S, layers_s / (len(rows) * len(kinds)))
         for column, kind in enumerate(kinds):
             comm.barrier()
             if computes:
-                found[row, column] = timer.time(kind, samples)
+                found[row, column] = timer.time(kind, samples, longest_s)
     every = comm.all_gather(found[np.newaxis], counts=[1] * comm.size)
     medians = np.nanmedian(every, axis=0).tolist()
     return {
@@ -271,7 +277,7 @@ class _LayerTimer:
     def __init__(self, dtype: str, xp: ModuleType) -> None:
         self._dtype, self._xp = dtype, xp
 
-    def time(self, kind: _Shape, samples: int) -> list[float]:
+    def time(self, kind: _Shape, samples: int, longest_s: float) -> list[float]:
         """Return the seconds of forward, gradient of the input and gradient of the weights."""
         inputs, outputs, is_first, is_last = kind
         flat = mlp.init_params((inputs, outputs), 0, self._dtype, self._xp)
@@ -282,7 +288,7 @@ class _LayerTimer:
         slope = self._xp.ones((samples, outputs), self._dtype)
         labels = self._xp.zeros(samples, int)
         times: list[list[float]] = []
-        end = self._now() + _LONGEST_S
+        end = self._now() + longest_s
         while len(times) < _LEAST or (len(times) < _MOST and self._now() < end):
             marks = [self._now()]
             y, kept = layer.forward(x)
