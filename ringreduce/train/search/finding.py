@@ -48,7 +48,7 @@ def find(
         most = min(_MOST_MEASURED, most_at_once(comm, place.sizes, settings))
         for candidate in promising[most:]:
             bench.drop(candidate)
-        last, times = halve(
+        times = halve(
             promising[:most],
             partial(_seconds_a_sample, bench),
             bench.clock,
@@ -58,7 +58,7 @@ def find(
         )
     never = [each for each in promising if each not in times]
     return [
-        *(_measured(each, predicted[each], times[each], bench, each in last) for each in times),
+        *(_measured(each, predicted[each], times[each], bench) for each in times),
         *(Row(each, predicted[each]) for each in never),
     ]
 
@@ -91,12 +91,11 @@ def _predict(
 
 
 def _measured(
-    candidate: Candidate, predicted_s: float, times: Sequence[float], bench: Bench, is_last: bool
+    candidate: Candidate, predicted_s: float, times: Sequence[float], bench: Bench
 ) -> Row:
     """Return a row; `times` are seconds a sample."""
     step_s = median(times) * candidate.settings.batch
-    held_bytes = bench.held_bytes[candidate]
-    return Row(candidate, predicted_s, len(times), step_s, held_bytes, is_last)
+    return Row(candidate, predicted_s, len(times), step_s, bench.held_bytes[candidate])
 
 
 def choose(rows: Sequence[Row], kind: str) -> Row:
@@ -107,5 +106,5 @@ def choose(rows: Sequence[Row], kind: str) -> Row:
     if kind != "batch":
         return rows[0]
     least = rows[0].samples_per_s / (1 + _NEAR)
-    enough = [row for row in rows if row.is_last and row.samples_per_s >= least]
+    enough = [row for row in rows if row.steps and row.samples_per_s >= least]
     return min(enough, key=lambda row: row.candidate.settings.batch)

@@ -32,8 +32,6 @@ class Row:
     """Median of the measured seconds of a step."""
     held_bytes: int = 0
     """The most bytes that a rank has held."""
-    is_last: bool = False
-    """Whether it was measured to the end."""
 
     @property
     def samples_per_s(self) -> float:
