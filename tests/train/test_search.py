@@ -20,7 +20,7 @@ from ringreduce.launch import cli
 from ringreduce.picture.style import PAPER
 from ringreduce.train import configuration
 from ringreduce.train.configuration import Given
-from ringreduce.train.search import options, prices, report
+from ringreduce.train.search import memory, options, prices, report
 from ringreduce.train.search.__main__ import main
 from ringreduce.train.search.candidates import KINDS, Candidate, Place, cuts, fitting
 from ringreduce.train.search.finding import choose
@@ -406,6 +406,35 @@ def test_the_times_of_layers_have_a_share_of_the_budget(layers_s, longest_s):
     assert lengths == [4, 4]
 
 
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "ranks", "values"),
+    [
+        ("split_size", 2, {"batch": 22, "optimizer": "adam"}),
+        ("split_size", 3, {"batch": 7, "dtype": "float64"}),
+        ("mesh", 4, {"batch": 21, "sizes": (64, 33, 17, 10), "momentum": 0.0}),
+        ("mesh", 6, {"batch": 45, "schedule": "zero_bubble", "sizes": (64, 33, 17, 9, 10)}),
+    ],
+)
+def test_computed_bytes_are_those_that_a_trainer_counts(kind, ranks, values):
+    """Every candidate is compared, of widths and batches that the ranks do not divide."""
+    candidates, sizes = found(kind, ranks, **values), values.get("sizes", DEEP)
+    split = rr.train.load(candidates[0].settings)
+
+    def program(comm):
+        with contextlib.closing(Bench(comm, split, np)) as bench:
+            for each in candidates:
+                bench.count_bytes(each)
+        return bench.held_bytes
+
+    counted = rr.spawn(program, ranks, timeout_s=60)[0]
+    place = place_of(ranks, sizes)
+    assert {each: memory.held_bytes(each, place) for each in candidates} == counted
+
+
 # --- the result -----------------------------------------------------------------------------------
 
 
@@ -418,6 +447,7 @@ def test_of_batches_the_smallest_that_is_nearly_as_fast_is_chosen():
         if each.settings.batch in rates
     ]
     rows.sort(key=lambda row: -row.samples_per_s)
+    rows += [Row(each, 0.0) for each in candidates if each.settings.batch not in rates]
     assert choose(rows, "batch").candidate.settings.batch == 64
     assert choose(rows, "mesh") is rows[0]
 
@@ -447,15 +477,56 @@ def test_the_command_starts_the_same_job():
     text = report.command(each, 2, "-n 2 --hosts 'a:1,b:1' --timeout-s 3")
     assert text.startswith("ringreduce train -n 2 --hosts a:1,b:1 --timeout-s 3 --")
 
-    rows += [Row(each, 0.0) for each in candidates if each.settings.batch not in rates]
 
 def test_a_table_has_every_candidate_and_what_is_not_known_of_it():
-    first, second, *_ = found("mesh", 2, batch=30)
-    lines = report.table([Row(first, 0.004, 10, 0.002, 3 << 20, True), Row(second, 0.005)])
+    first, second, third, *_ = found("mesh", 4, batch=30)
+    rows = [Row(first, 0.004, 10, 0.002, 3 << 20), Row(second, 0.005, 0, held_bytes=1 << 19)]
+    lines = report.table([*rows, Row(third, 0.006)])
     assert [line.split() for line in lines[1:]] == [
         [*first.columns.values(), "4.000", "2.000", "10", "15,000", "3.00"],
-        [*second.columns.values(), "5.000", "-", "0", "-", "-"],
+        [*second.columns.values(), "5.000", "-", "0", "-", "0.50"],
+        [*third.columns.values(), "6.000", "-", "0", "-", "-"],
     ]
+
+
+def drawn(rows, kind, tmp_path):
+    """The texts, the lines and the circles of the picture of these rows."""
+    report.draw(tmp_path / "search.svg", "a title", "Facts.", rows, KINDS[kind])
+    picture = parse((tmp_path / "search.svg").read_text())
+    lines = [each for each in picture.iter("path") if each.get("class") == "line"]
+    return [each.text for each in picture.iter("text")], lines, [*picture.iter("circle")]
+
+
+def test_a_picture_has_every_candidate_and_the_name_of_every_line(tmp_path):
+    """Two meshes are measured, one of them for two numbers of microbatches; one is predicted."""
+    by_name = {}
+    for each in found("mesh", 2, batch=30):
+        by_name.setdefault(each.series, []).append(each)
+    assert [*by_name] == ["2·1·1", "1·2·1", "1·1·2"]
+    (data,), (two, four, eight), (tensor,) = by_name.values()
+    rows = [
+        Row(data, 0.004, 10, 0.002, 3 << 20),
+        Row(two, 0.004, 10, 0.003, 2 << 20),
+        Row(four, 0.004, 10, 0.003, 2 << 20),
+        *(Row(each, 0.006, held_bytes=1 << 20) for each in (eight, tensor)),
+    ]
+    texts, lines, circles = drawn(rows, "mesh", tmp_path)
+    assert [texts.count(name) for name in by_name] == [2, 2, 2]
+    assert "Facts. A line is a mesh of data·stages·tensor ranks." in texts
+    # Each line is predicted, measured, and of memory; the tensor ranks are not measured.
+    assert len([each for each in lines if each.get("stroke-dasharray")]) == 3
+    hollow = [each for each in circles if each.get("fill") == PAPER]
+    assert len(hollow) == len(rows)
+    assert len(circles) - len(hollow) == 3 + len(rows)
+
+
+def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
+    first, second = (each for each in found("split_size", 2, batch=32, schedule="1f1b")[:2])
+    assert (first.series, first.x) == (second.series, second.x)
+    rows = [Row(first, 0.004, 10, 0.002, 1 << 20), Row(second, 0.005, 0, held_bytes=1 << 20)]
+    texts, _, circles = drawn(rows, "split_size", tmp_path)
+    assert texts.count("1f1b") == 2
+    assert len(circles) == 3
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -495,6 +566,22 @@ def test_a_wrong_option_is_refused_before_a_rank_starts(line, complaint, capsys,
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-n 2 --for split_size",
+        "-n 3 --hosts a:2,b:2 --for split_size --hidden 8 8",
+        "-n 3 --hosts a:4 --for batch --strategy mirrored",
+        "-n 64 --for mesh",
+    ],
+)
+def test_a_search_that_may_fit_starts(line, monkeypatch):
+    started = []
+    monkeypatch.setattr(cli, "run", lambda job: started.append(job.ranks) or 0)
+    assert cli.main(["search", *line.split()]) == 0
+    assert len(started) == 1
+
+
 def test_a_file_of_a_run_may_be_searched_with(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('hidden = [32, 32]\nplot = "run.svg"\nresume = false\nepochs = 2\n')
@@ -510,23 +597,6 @@ def test_a_file_of_a_run_may_be_searched_with(tmp_path):
         ("-n 4", "-n 4"),
         ("-n 4 --hosts a:2,b:2 --tag-output", "-n 4 --hosts a:2,b:2 --tag-output"),
         ("-n 4 --nodes 3,1 --timeout-s 2.5", "-n 4 --nodes 3,1 --timeout-s 2.5"),
-    texts, lines, circles = drawn(rows, "mesh", tmp_path)
-    assert [texts.count(name) for name in by_name] == [2, 2, 2]
-    assert "Facts. A line is a mesh of data·stages·tensor ranks." in texts
-    # Each line is predicted, measured, and of memory; the tensor ranks are not measured.
-    assert len([each for each in lines if each.get("stroke-dasharray")]) == 3
-    hollow = [each for each in circles if each.get("fill") == PAPER]
-    assert len(hollow) == len(rows)
-    assert len(circles) - len(hollow) == 3 + len(rows)
-
-
-def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
-    first, second = (each for each in found("split_size", 2, batch=32, schedule="1f1b")[:2])
-    assert (first.series, first.x) == (second.series, second.x)
-    rows = [Row(first, 0.004, 10, 0.002, 1 << 20), Row(second, 0.005, 0, held_bytes=1 << 20)]
-    texts, _, circles = drawn(rows, "split_size", tmp_path)
-    assert texts.count("1f1b") == 2
-    assert len(circles) == 3
     ],
 )
 def test_the_ranks_know_how_they_were_started(line, job, monkeypatch):
@@ -566,22 +636,6 @@ def test_a_search_ends_with_a_command_that_trains(kind, ranks, more, monkeypatch
     line = ["--for", kind, "--budget-s", "0.5", *more, "--epochs", "1", "--plot", str(picture)]
     assert on_threads(monkeypatch, ranks, *line) == [0] * ranks
     lines = capsys.readouterr().out.splitlines()
-@pytest.mark.parametrize(
-    "line",
-    [
-        "-n 2 --for split_size",
-        "-n 3 --hosts a:2,b:2 --for split_size --hidden 8 8",
-        "-n 3 --hosts a:4 --for batch --strategy mirrored",
-        "-n 64 --for mesh",
-    ],
-)
-def test_a_search_that_may_fit_starts(line, monkeypatch):
-    started = []
-    monkeypatch.setattr(cli, "run", lambda job: started.append(job.ranks) or 0)
-    assert cli.main(["search", *line.split()]) == 0
-    assert len(started) == 1
-
-
     given = configuration.read(shlex.split(lines[-1])[4:])
     strategy, settings = given.strategy(), given.settings()
     trained = rr.spawn(

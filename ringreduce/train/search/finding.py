@@ -10,7 +10,7 @@ from types import ModuleType
 
 import ringreduce as rr
 from ringreduce.train import inputs
-from ringreduce.train.search import prices
+from ringreduce.train.search import memory, prices
 from ringreduce.train.search.candidates import Candidate, Place, fitting
 from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench, Watch, most_at_once
@@ -27,6 +27,8 @@ _SHARE_OF_LAYERS, _SHARE_OF_FITS = 0.1, 0.1
 """Shares of the budget: for the times of layers, and for the steps to which prices are fitted."""
 _LEAST_SHARE = 0.5
 """The least share of the budget for the rounds, however long pricing took."""
+_SHARE_OF_BYTES = 0.1
+"""Share of the budget in which bytes are counted even if the rest of it is over."""
 
 
 def find(
@@ -56,11 +58,26 @@ def find(
             near=_NEAR,
             drop=bench.drop,
         )
-    never = [each for each in promising if each not in times]
+        never = [each for each in promising if each not in times]
+        held = _bytes_of(never, request, place, bench)
+    held = {**bench.held_bytes, **held}
     return [
-        *(_measured(each, predicted[each], times[each], bench) for each in times),
-        *(Row(each, predicted[each]) for each in never),
+        *(_measured(each, predicted[each], times[each], held[each]) for each in times),
+        *(Row(each, predicted[each], held_bytes=held.get(each, 0)) for each in never),
     ]
+
+
+def _bytes_of(
+    candidates: Sequence[Candidate], request: Request, place: Place, bench: Bench
+) -> dict[Candidate, int]:
+    """Return the bytes that candidates hold, as far as there is time to find out.  Collective."""
+    if request.kind != "batch" and not request.given.settings().batch_norm:
+        return {each: memory.held_bytes(each, place) for each in candidates}
+    end = max(request.budget_s, bench.clock() + _SHARE_OF_BYTES * request.budget_s)
+    for candidate in candidates:
+        if bench.clock() < end:
+            bench.count_bytes(candidate)
+    return {each: bench.held_bytes[each] for each in candidates if each in bench.held_bytes}
 
 
 def _seconds_a_sample(bench: Bench, candidate: Candidate, seconds: float) -> list[float]:
@@ -91,11 +108,11 @@ def _predict(
 
 
 def _measured(
-    candidate: Candidate, predicted_s: float, times: Sequence[float], bench: Bench
+    candidate: Candidate, predicted_s: float, times: Sequence[float], held_bytes: int
 ) -> Row:
     """Return a row; `times` are seconds a sample."""
     step_s = median(times) * candidate.settings.batch
-    return Row(candidate, predicted_s, len(times), step_s, bench.held_bytes[candidate])
+    return Row(candidate, predicted_s, len(times), step_s, held_bytes)
 
 
 def choose(rows: Sequence[Row], kind: str) -> Row:

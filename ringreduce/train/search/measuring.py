@@ -95,6 +95,16 @@ class Bench:
                 of_candidate += self.measure(candidate, slot_s)
         return times
 
+    def count_bytes(self, candidate: Candidate) -> None:
+        """Make one step of a candidate that was never measured, for `held_bytes`.  Collective.
+
+        The first step holds as much as any: it has a whole batch.
+        """
+        if candidate not in self._open and candidate not in self.held_bytes:
+            self._watch(candidate, time.perf_counter() - self._begin)
+            self._open[candidate] = self._new(candidate, steps=1)
+            self.drop(candidate)
+
     def drop(self, candidate: Candidate) -> None:
         """Close a candidate's trainer, if it has one.  Collective."""
         if candidate in self._open:
@@ -108,13 +118,14 @@ class Bench:
         for candidate in list(self._open):
             self.drop(candidate)
 
-    def _new(self, candidate: Candidate) -> _Open:
+    def _new(self, candidate: Candidate, steps: int = _WARM_UP) -> _Open:
+        """Make a trainer, and `steps` steps."""
         steady = replace(candidate.settings, lr=_LR, lr_batch=0, lr_schedule="constant", warm_up=0)
         trainer = together(
             self._comm,
             lambda: Trainer(self._comm, self._split, steady, self._xp, candidate.strategy),
         )
-        return _Open(trainer, self._time(trainer, _WARM_UP)[-1])
+        return _Open(trainer, self._time(trainer, steps)[-1])
 
     def _time(self, trainer: Trainer, count: int) -> list[float]:
         """Make steps; return the seconds of each, as the mean over all ranks.

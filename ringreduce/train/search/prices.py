@@ -80,6 +80,11 @@ class Shape:
         rows = -(-settings.batch // (sizes.data * splits))
         return cls(sizes, schedule, rows, cut)
 
+    def layers(self, stage: int) -> range:
+        """Return the numbers of the layers of a stage."""
+        first = sum(self.cut[:stage])
+        return range(first, first + self.cut[stage])
+
     @property
     def actions(self) -> int:
         """The actions of the rank with the most of them."""
@@ -95,23 +100,23 @@ class Prices:
         candidates: all candidates that will be priced.
         measure: measures the steps of some candidates.
         xp: the array module.
+        layers_s: about how many seconds the times of layers take at most.  Each layer is timed
+            twice for each number of samples, even if that takes longer.
     """
 
     def __init__(
         self,
         comm: rr.Communicator,
-        layers_s: about how many seconds the times of layers take at most.  Each layer is timed
-            twice for each number of samples, even if that takes longer.
         place: Place,
         candidates: Sequence[Candidate],
         measure: Measure,
         xp: ModuleType,
+        layers_s: float = math.inf,
     ) -> None:
         self._comm, self._place = comm, place
         self._cores = cores_of_nodes(comm)
         self._shapes = {each: Shape.of(each, place) for each in candidates}
         settings = candidates[0].settings
-        layers_s: float = math.inf,
         self._itemsize = np.dtype(settings.dtype).itemsize
         rows = sorted({shape.rows for shape in self._shapes.values()})
         timer = _LayerTimer(settings.dtype, xp)
@@ -236,19 +241,19 @@ def time_layers(
     rows: Sequence[int],
     timer: _LayerTimer,
     cores: Mapping[int, int],
+    layers_s: float,
 ) -> Layers:
     """Return the times of the layers for these numbers of samples, in `layers_s`.  Collective.
 
     They are the least of several repetitions, as the median over the ranks.  As many ranks of a
     node as it has cores compute at once.  The other ranks of the node wait, and time nothing.
     """
-    layers_s: float,
     kinds = list(dict.fromkeys(_kinds(sizes)))
+    longest_s = min(_LONGEST_S, layers_s / (len(rows) * len(kinds)))
     node = next(number for number, ranks in enumerate(comm.nodes) if comm.rank in ranks)
     computes = comm.local_rank < cores[node]
     found = np.full((len(rows), len(kinds), 3), np.nan)
     for row, samples in enumerate(rows):
-    longest_s = min(_LONGEST_S, layers_s / (len(rows) * len(kinds)))
         for column, kind in enumerate(kinds):
             comm.barrier()
             if computes:

@@ -27,11 +27,11 @@ class Row:
     predicted_s: float
     """Predicted seconds of a step."""
     steps: int = 0
-    """Measured steps; with 0, nothing below is known."""
+    """Measured steps."""
     step_s: float = math.nan
-    """Median of the measured seconds of a step."""
+    """Median of the measured seconds of a step; NaN without measured steps."""
     held_bytes: int = 0
-    """The most bytes that a rank has held."""
+    """The most bytes that a rank has held; 0: not counted."""
 
     @property
     def samples_per_s(self) -> float:
@@ -53,9 +53,10 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def _numbers(row: Row) -> list[str]:
     predicted = f"{1e3 * row.predicted_s:.3f}"
+    held = f"{row.held_bytes / 2**20:.2f}" if row.held_bytes else "-"
     if not row.steps:
-        return [predicted, "-", "0", "-", "-"]
-    measured, held = f"{1e3 * row.step_s:.3f}", f"{row.held_bytes / 2**20:.2f}"
+        return [predicted, "-", "0", "-", held]
+    measured = f"{1e3 * row.step_s:.3f}"
     return [predicted, measured, str(row.steps), f"{row.samples_per_s:,.0f}", held]
 
 

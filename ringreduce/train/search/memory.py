@@ -1,0 +1,75 @@
+"""Compute the bytes that a rank of a pipeline or a hybrid holds, as the trainer counts them.
+
+A trainer takes long to make, for its communicators.  So it is not made to count the bytes of a
+candidate whose steps are not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ringreduce.train import optimizers
+from ringreduce.train.search.candidates import Candidate, Place
+from ringreduce.train.search.prices import Shape
+
+
+def held_bytes(candidate: Candidate, place: Place) -> int:
+    """Return the most bytes of a rank: parameters, gradients, optimizer's arrays, activations.
+
+    The settings must have no `batch_norm`, whose layers hold other arrays too.
+    """
+    shape, settings = Shape.of(candidate, place), candidate.settings
+    assert not settings.batch_norm
+    schedule = shape.schedule
+    # Where ranks divide something, the first of them has the longest part.  So this counts for the
+    # first replica, and for the first rank of each tensor group.
+    samples = _parts(_parts(settings.batch, shape.sizes.data)[0], schedule.splits)
+    # Layers 0, 2, 4 and so on are divided by columns, the others by rows.
+    widths = [
+        _parts(width, shape.sizes.tensor)[0] if number % 2 else width
+        for number, width in enumerate(place.sizes)
+    ]
+    # Parameters, the sums of gradients, and the gradients of a microbatch after the first.
+    arrays = 2 + (schedule.splits > 1) + len(optimizers.SLOTS[settings.optimizer])
+    most = max(
+        arrays * _parameters(shape, widths, rank) + _activations(shape, widths, samples, rank)
+        for rank in range(schedule.ranks)
+    )
+    return most * np.dtype(settings.dtype).itemsize
+
+
+def _parts(count: int, ranks: int) -> list[int]:
+    """Return the lengths of the parts into which `ranks` ranks divide `count`."""
+    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+
+
+def _parameters(shape: Shape, widths: Sequence[int], rank: int) -> int:
+    """Return the number of parameters on a rank of the pipeline."""
+    return sum(
+        (widths[layer] + 1) * widths[layer + 1]
+        for stage in range(rank, shape.schedule.stages, shape.schedule.ranks)
+        for layer in shape.layers(stage)
+    )
+
+
+def _activations(shape: Shape, widths: Sequence[int], samples: Sequence[int], rank: int) -> int:
+    """Return the most elements of activations that a rank of the pipeline keeps at once.
+
+    Of a stage and a microbatch it keeps the input and the output of each layer, from forward until
+    the gradients of the weights are computed.
+    """
+    kept = {
+        stage: sum(widths[layers.start : layers.stop + 1])
+        for stage in range(rank, shape.schedule.stages, shape.schedule.ranks)
+        for layers in [shape.layers(stage)]
+    }
+    now = most = 0
+    for action in shape.schedule.acts(rank):
+        if action.kind == "F":
+            now += samples[action.microbatch] * kept[action.stage]
+            most = max(most, now)
+        elif action.kind in ("B", "W"):
+            now -= samples[action.microbatch] * kept[action.stage]
+    return most
