@@ -15,7 +15,7 @@ prints the most bytes that a rank sends in a step, and the most bytes that a ran
     zero, stage 3             < 1e-12    87.2 %      236,376         272,224
     pipeline, gpipe           < 1e-12    87.2 %       65,536         231,936
     pipeline, 1f1b            < 1e-12    87.2 %       65,536         199,168
-    tensor                    < 1e-12    87.2 %      211,968         193,856
+    tensor                    < 1e-12    87.2 %      105,984         193,856
     hybrid, 2 replicas        < 1e-12    87.2 %       82,944         381,952
     hybrid, 1 replica         < 1e-12    87.2 %       70,656         249,600
 """
