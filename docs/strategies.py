@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import statistics
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import ringreduce as rr
@@ -25,6 +26,7 @@ from ringreduce.picture.style import (
     FACTS_SIZE,
     FAINT,
     FRAME,
+    GRID,
     MARGIN,
     NAME_SIZE,
     NUMBER_SIZE,
@@ -36,6 +38,7 @@ from ringreduce.picture.style import (
 from ringreduce.picture.svg import element, text
 from ringreduce.train import strategies
 from ringreduce.train.mesh import Coordinates, coordinates
+from ringreduce.train.search.halving import halve
 from ringreduce.train.tensor_parallel import slices
 
 PAGE = Path(__file__).with_name("strategies.md")
@@ -465,6 +468,79 @@ def _line(path: str, colour: str) -> str:
     return element("path", d=path, fill="none", stroke=colour, stroke_width=2)
 
 
+# --- a search -------------------------------------------------------------------------------------
+
+_CANDIDATES, _BUDGET_S = 8, 30.0
+_SECOND, _ROW_HIGH, _ROW_GAP = 20.0, 20.0, 4.0
+"""The width of a second; the height of a candidate, and the space between two."""
+_SEARCH_LEFT, _SEARCH_TOP = MARGIN + 84, 106.0
+_SEARCH_BOTTOM = _SEARCH_TOP + _CANDIDATES * (_ROW_HIGH + _ROW_GAP)
+
+
+def search() -> str:
+    """Return for how long successive halving measures each candidate."""
+    rounds = _rounds()
+    ends_s = [*accumulate((sum(spent.values()) for spent in rounds), initial=0.0)]
+    words = f"Successive halving: {_CANDIDATES} candidates, a budget of {_BUDGET_S:g} s"
+    note = "After each round the faster half stays. A number is how long a candidate is measured."
+    elements = [
+        text(MARGIN, 34, words, TITLE_SIZE, font_weight="bold"),
+        text(MARGIN, 56, note, FACTS_SIZE, fill=FAINT),
+    ]
+    for row in range(_CANDIDATES):
+        name, y = f"candidate {row}", _row(row) + _ROW_HIGH / 2 + 4
+        elements.append(text(_SEARCH_LEFT - 12, y, name, NAME_SIZE, text_anchor="end"))
+    for number, (spent, span) in enumerate(zip(rounds, pairwise(ends_s), strict=True)):
+        elements += _measured(number, spent, *span)
+    for end_s in ends_s:
+        x = _SEARCH_LEFT + end_s * _SECOND
+        line = f"M{x:g},{_SEARCH_TOP:g}V{_SEARCH_BOTTOM:g}"
+        elements.append(element("path", d=line, stroke=GRID))
+        middle = {"fill": FAINT, "text_anchor": "middle"}
+        elements.append(text(x, _SEARCH_BOTTOM + 16, f"{end_s:.3g} s", NUMBER_SIZE, **middle))
+    right = _SEARCH_LEFT + ends_s[-1] * _SECOND + 12
+    return document(right + MARGIN, _SEARCH_BOTTOM + 24 + MARGIN, words, elements)
+
+
+def _row(candidate: int) -> float:
+    """Return the top of a candidate's row."""
+    return _SEARCH_TOP + candidate * (_ROW_HIGH + _ROW_GAP)
+
+
+def _measured(
+    number: int, spent: Mapping[int, float], begin_s: float, end_s: float
+) -> Iterator[str]:
+    """Yield a box, with its seconds, for each candidate that is measured from begin to end."""
+    x, wide = _SEARCH_LEFT + begin_s * _SECOND, (end_s - begin_s) * _SECOND
+    middle = {"fill": FAINT, "text_anchor": "middle"}
+    yield text(x + wide / 2, _SEARCH_TOP - 14, f"{len(spent)} candidates", NAME_SIZE, **middle)
+    for candidate, seconds in spent.items():
+        yield _box(x + 1, _row(candidate), wide - 2, _ROW_HIGH, number)
+        yield _centred(x + wide / 2, _row(candidate) + _ROW_HIGH / 2, f"{seconds:.3g} s")
+
+
+def _rounds() -> list[dict[int, float]]:
+    """Return, for the candidates that are left after each drop, the seconds of each.
+
+    The search's own function decides.  A smaller candidate is faster here, and each measurement
+    takes the time that it is given.
+    """
+    now, rounds = 0.0, [dict[int, float]()]
+
+    def measure(candidate: int, seconds: float) -> list[float]:
+        nonlocal now
+        now += seconds
+        rounds[-1][candidate] = rounds[-1].get(candidate, 0.0) + seconds
+        return [1.0 + candidate]
+
+    def drop(candidate: int) -> None:
+        if rounds[-1]:
+            rounds.append({})
+
+    halve([*range(_CANDIDATES)], measure, lambda: now, _BUDGET_S, drop=drop)
+    return rounds
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "strategy-one-device": one_device,
     "strategy-mirrored": mirrored,
@@ -475,6 +551,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "strategy-tensor": tensor,
     "strategy-hybrid": mesh,
     "strategy-memory": memory,
+    "strategy-search": search,
 }
 
 
