@@ -60,7 +60,8 @@ class SharedArray(Generic[S]):
 
         The array is cut into blocks of 8 KiB, each with a lock.  If this rank is killed in an add,
         or an exception such as KeyboardInterrupt ends the add, each block has all of `x` or nothing
-        of it, and `version` does not count the add.  16-bit floats are added in float32 and rounded
+        of it, and `version` does not count the add.  An exception that comes after the last block
+        ends a complete add, which `version` counts.  16-bit floats are added in float32 and rounded
         once in each add.
 
         Args:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -355,7 +356,7 @@ def test_whichever_instruction_a_rank_is_killed_at_its_add_is_whole():
         one, two = with_second_add.get(step, 0), 2 - with_second_add.get(step, 0)
         assert sorted(each["blocks"]) == [[101.0]] * two + [[201.0]] * one, step
         assert each["version"] == 2, step
-    assert min(each["took_s"] for each in found[1:-1]) < TAKEN_OVER_S
+    assert median(each["took_s"] for each in found[1:-1]) < TAKEN_OVER_S
 
 
 @pytest.mark.slow
