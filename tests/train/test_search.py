@@ -18,7 +18,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.launch import cli
 from ringreduce.picture.style import PAPER
-from ringreduce.train import configuration
+from ringreduce.train import configuration, strategies
 from ringreduce.train.configuration import Given
 from ringreduce.train.search import memory, options, prices, report
 from ringreduce.train.search.__main__ import main
@@ -547,6 +547,8 @@ def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
         ("-n 4 --nodes 2,3 --for split_size", "--nodes has 5 ranks, -n asks for 4"),
         ("-n 4 --nodes 2,2 --for batch --strategy mirrored", "mirrored is for the ranks of one"),
         ("-n 4 --for mesh --stages 3", "no mesh fits 4 ranks"),
+        ("--for batch --strategy mirrored --cross-device nccl", "nccl, which reduces on GPUs"),
+        ("--for batch --strategy tpu --device cuda", "cannot be combined with strategy tpu"),
         ("--for mesh --plot a.pdf", "--plot is a.pdf; wanted a name that ends in .svg or .png"),
         ("--for mesh --strategy zero", "strategy is zero; --for mesh is for strategy hybrid"),
         ("--for split_size --strategy mirrored", "--for split_size is for strategy pipeline"),
@@ -560,10 +562,19 @@ def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
 )
 def test_a_wrong_option_is_refused_before_a_rank_starts(line, complaint, capsys, monkeypatch):
     monkeypatch.setattr(cli, "run", lambda job: pytest.fail("a job was started"))
+    monkeypatch.setattr(options, "check_jax", lambda: None)
     with pytest.raises(SystemExit) as stop:
         cli.main(["search", "-n", "2", *line.split()])
     assert stop.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_search_for_tpu_without_jax_is_refused_before_a_rank_starts(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "run", lambda job: pytest.fail("a job was started"))
+    monkeypatch.setattr(strategies, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        cli.main(["search", "-n", "2", "--for", "batch", "--strategy", "tpu"])
+    assert "strategy tpu needs JAX: pip install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,7 @@ def _candidate(
 def _check(candidate: Candidate, place: Place) -> None:
     """Raise ValueError if a candidate cannot run."""
     settings = candidate.settings
+    candidate.strategy.check_device(Given(candidate.values).outputs().device)
     candidate.strategy.check(place.nodes, settings)
     steps = settings.epochs * -(-place.samples // settings.batch)
     if settings.warm_up > steps:

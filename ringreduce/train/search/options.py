@@ -11,6 +11,7 @@ from pathlib import Path
 from ringreduce.picture.output import SUFFIXES
 from ringreduce.train.configuration import Given, Words, add_options, new_parser
 from ringreduce.train.search.candidates import KINDS, check_fits
+from ringreduce.train.strategies import TPU, check_jax
 
 BUDGET_S = 30.0
 """The seconds of measuring, unless others are named."""
@@ -64,9 +65,12 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.search") -
     if KINDS[kind].strategy is not None:
         values = {"strategy": KINDS[kind].strategy, **values}
     try:
-        return Request(kind, Given(values), budget_s, picture, job)
-    except ValueError as error:
+        request = Request(kind, Given(values), budget_s, picture, job)
+        if isinstance(request.given.strategy(), TPU):
+            check_jax()
+    except (ImportError, ValueError) as error:
         words.refuse(error)
+    return request
 
 
 def check_ranks(request: Request, nodes: Sequence[Sequence[int]]) -> None:
