@@ -379,7 +379,8 @@ class Trainer:
         part.update(lr, number)
         part.average_statistics(number)
         step_s = time.perf_counter() - begin
-        communication_s, exposed_s = part.times
+        # One rank makes the same calls, and communicates with nobody.
+        communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
         self._times += step_s, communication_s, exposed_s
         self._steps_made += 1

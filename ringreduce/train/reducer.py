@@ -29,7 +29,7 @@ _NO_BATCH: Any = object()
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step on this rank, in seconds.  One rank alone communicates for 0 s.
+    """Times of one step on this rank, in seconds.
 
     Example:
         >>> def program(comm):
@@ -272,8 +272,7 @@ class Reducer(Generic[B]):
             if mine.missing or seen is not None:
                 raise self._explained(mine, seen)
             self._exposed_s += time.perf_counter() - begin
-            if self._comm.size > 1:
-                self.times = StepTimes(self._communication_s(), self._exposed_s)
+            self.times = StepTimes(self._communication_s(), self._exposed_s)
         finally:
             self._begin_again()
 
