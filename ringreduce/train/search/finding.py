@@ -50,7 +50,7 @@ def find(
         most = min(_MOST_MEASURED, most_at_once(comm, place.sizes, settings))
         for candidate in promising[most:]:
             bench.drop(candidate)
-        times = halve(
+        last, times = halve(
             promising[:most],
             partial(_seconds_a_sample, bench),
             bench.clock,
@@ -62,7 +62,10 @@ def find(
         held = _bytes_of(never, request, place, bench)
     held = {**bench.held_bytes, **held}
     return [
-        *(_measured(each, predicted[each], times[each], held[each]) for each in times),
+        *(
+            _measured(each, predicted[each], times[each], held[each], each in last)
+            for each in times
+        ),
         *(Row(each, predicted[each], held_bytes=held.get(each, 0)) for each in never),
     ]
 
@@ -108,11 +111,15 @@ def _predict(
 
 
 def _measured(
-    candidate: Candidate, predicted_s: float, times: Sequence[float], held_bytes: int
+    candidate: Candidate,
+    predicted_s: float,
+    times: Sequence[float],
+    held_bytes: int,
+    is_last: bool,
 ) -> Row:
     """Return a row; `times` are seconds a sample."""
     step_s = median(times) * candidate.settings.batch
-    return Row(candidate, predicted_s, len(times), step_s, held_bytes)
+    return Row(candidate, predicted_s, len(times), step_s, held_bytes, is_last)
 
 
 def choose(rows: Sequence[Row], kind: str) -> Row:
@@ -123,5 +130,5 @@ def choose(rows: Sequence[Row], kind: str) -> Row:
     if kind != "batch":
         return rows[0]
     least = rows[0].samples_per_s / (1 + _NEAR)
-    enough = [row for row in rows if row.steps and row.samples_per_s >= least]
+    enough = [row for row in rows if row.is_last and row.samples_per_s >= least]
     return min(enough, key=lambda row: row.candidate.settings.batch)

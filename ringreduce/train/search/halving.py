@@ -14,9 +14,7 @@ _TURNS, _SLOT_S = 3, 0.25
 """The fewest turns of a round, and the most seconds of a candidate in a turn: a disturbance that
 lasts for one turn does not decide."""
 _FIRST_SHARE = 0.4
-"""Share of the time of all rounds for the first round."""
-_CHECKS, _CHECK_SHARE = 2, 0.1
-"""The most checks after the rounds, and the share of the budget for all of them."""
+"""Share of the budget for the first round."""
 
 
 def halve(
@@ -27,85 +25,60 @@ def halve(
     *,
     near: float = 0.0,
     drop: Callable[[T], None] = lambda candidate: None,
-) -> dict[T, list[float]]:
-    """Measure candidates for about `budget_s` seconds of `clock`, the better ones for longer.
+) -> tuple[list[T], dict[T, list[float]]]:
+    """Measure candidates for `budget_s` seconds of `clock`, the better ones for longer.
 
-    The rounds have 9/10 of the time.  The first round, in which all candidates are measured, has
-    2/5 of that, and each round after it an equal share of the rest.  In a round the candidates are
-    measured in turns, so that a drift of the machine meets all alike.  After the round the better
-    half stays, by the median of all values, and also every candidate whose median is at most
-    ``1 + near`` times the best.  When the time of a round is over, nothing more is measured in it:
-    candidates at the end of a long list may never be.
-
-    After the rounds, a candidate that was dropped may have a lower median than the best of the last
-    round: the machine may have been faster before.  Such candidates and those of the last round are
-    then measured again in turns, each at least once, and these values replace their old ones.  If
-    this does not settle it, all candidates are measured so.
+    The first round, in which all candidates are measured, has 2/5 of the time, and each round after
+    it an equal share of the rest.  In a round the candidates are measured in turns, so that a drift
+    of the machine meets all alike.  After the round the better half stays, by the median of all
+    values, and also every candidate whose median is at most ``1 + near`` times the best.  When the
+    time of a round is over, nothing more is measured in it: candidates at the end of a long list
+    may never be.
 
     Args:
         candidates: the most promising first; hashable.
         measure: measures a candidate; a smaller value is better.
         clock: returns seconds.
-        budget_s: the seconds of all measurements.
+        budget_s: the seconds of all rounds.
         near: the share by which a candidate may be worse than the best and yet stay.
-        drop: called with each candidate that a round is the last for.
+        drop: called with each candidate that is not measured any more, except the last ones.
 
     Returns:
-        Candidate -> its values.  The candidate with the lowest median is the first, and so on.
+        The candidates of the last round, the best first; and candidate -> all its values, those of
+        the last round first, then those of the round before, and so on.  Compare candidates of one
+        round alone: between rounds the machine may drift.
 
     Source: Jamieson & Talwalkar, "Non-stochastic best arm identification and hyperparameter
-    optimization", AISTATS 2016.  The check is not in it.
+    optimization", AISTATS 2016.
 
     >>> now = 0.0
     >>> def measure(candidate, seconds):
     ...     global now
     ...     now += candidate
     ...     return [candidate]
-    >>> found = halve([0.1, 0.3, 0.2, 0.4], measure, lambda: now, budget_s=10)
-    >>> {candidate: len(values) for candidate, values in found.items()}
-    {0.1: 18, 0.2: 18, 0.3: 4, 0.4: 3}
+    >>> last, found = halve([0.1, 0.3, 0.2, 0.4], measure, lambda: now, budget_s=10)
+    >>> last, {candidate: len(values) for candidate, values in found.items()}
+    ([0.1, 0.2], {0.1: 19, 0.2: 19, 0.3: 4, 0.4: 4})
     """
     begin, alive = clock(), list(candidates)
-    rounds_s = (1 - _CHECK_SHARE) * budget_s
+    gone: list[T]
     values: dict[T, list[float]] = {}
-    _round(alive, measure, clock, begin + _FIRST_SHARE * rounds_s, values)
+    _round(alive, measure, clock, begin + _FIRST_SHARE * budget_s, values)
     rounds = math.ceil(math.log2(len(values)))
     for each in alive:
         if each not in values:
             drop(each)
-    alive = _in_order([*values], values)
+    alive, gone = _in_order([*values], values), []
     for number in range(rounds):
         better = _better(alive, values, near)
-        for each in alive:
-            if each not in better:
-                drop(each)
-        alive, now = better, clock()
-        end = now + (begin + rounds_s - now) / (rounds - number)
+        worse = [each for each in alive if each not in better]
+        for each in worse:
+            drop(each)
+        alive, gone, now = better, worse + gone, clock()
+        end = now + (begin + budget_s - now) / (rounds - number)
         _round(alive, measure, clock, end, values)
         alive = _in_order(alive, values)
-    _check(alive, measure, clock, begin + budget_s, values)
-    return {each: values[each] for each in _in_order([*values], values)}
-
-
-def _check(
-    alive: Sequence[T],
-    measure: Measure[T],
-    clock: Callable[[], float],
-    end: float,
-    values: dict[T, list[float]],
-) -> None:
-    """Measure the candidates `alive` again beside dropped ones that look better, if any do."""
-    for number in range(_CHECKS):
-        best = min(median(values[each]) for each in alive)
-        rivals = [each for each in values if each not in alive and median(values[each]) < best]
-        if not rivals:
-            return
-        # After the last check all values are of one time, so nothing is left to settle.
-        alive = [*values] if number == _CHECKS - 1 else [*alive, *rivals]
-        again: dict[T, list[float]] = {}
-        now = clock()
-        _round(alive, measure, clock, now + (end - now) / (_CHECKS - number), again, len(alive))
-        values |= again
+    return alive, {each: values[each] for each in (*alive, *gone)}
 
 
 def _in_order(candidates: Sequence[T], values: Mapping[T, list[float]]) -> list[T]:
@@ -125,14 +98,13 @@ def _round(
     clock: Callable[[], float],
     end: float,
     values: dict[T, list[float]],
-    least: int = 1,
 ) -> None:
-    """Measure the candidates in turns until `end`, and at least until `least` have values."""
+    """Measure the candidates in turns until `end`; the first of all is measured in any case."""
     turns = max(_TURNS, math.ceil((end - clock()) / (_SLOT_S * len(alive))))
     for turn in range(turns):
         first = turn * len(alive) // _TURNS % len(alive)
         for place, candidate in enumerate([*alive[first:], *alive[:first]]):
             seconds = (end - clock()) / ((turns - turn) * len(alive) - place)
-            if seconds <= 0 and len(values) >= least:
+            if seconds <= 0 and values:
                 return
             values.setdefault(candidate, []).extend(measure(candidate, max(0.0, seconds)))

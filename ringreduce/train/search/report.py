@@ -32,6 +32,8 @@ class Row:
     """Median of the measured seconds of a step; NaN without measured steps."""
     held_bytes: int = 0
     """The most bytes that a rank has held; 0: not counted."""
+    is_last: bool = False
+    """Whether it was measured to the end."""
 
     @property
     def samples_per_s(self) -> float:
