@@ -184,10 +184,12 @@ class _Drawn:
         return self._first + lane * (_LANE + _GAP)
 
     def _numbers(self) -> Iterator[str]:
-        """Yield a number, and a line through all lanes, for some times."""
+        """Yield a number, and a line through all lanes, for some times of this chart."""
         y = self._first - _STUB - 5
         yield text(self._left - 10, y, "time", NUMBER_SIZE, fill=FAINT, text_anchor="end")
         for value, words in linear([0.0, self._time], most=12).ticks:
+            if value > self._chart.time:  # the idle shares are there
+                break
             x = self._x(value)
             yield text(x, y, words, NUMBER_SIZE, fill=FAINT, text_anchor="middle")
             line = f"M{x:.6g},{y + 4:.6g}V{self.bottom - _FOOT:.6g}"
