@@ -4,6 +4,8 @@
     python -m tests.planted_bugs --smoke [--out bench_results/planted_bugs_smoke.json]
     python -m tests.planted_bugs --markdown > docs/planted-bugs.md
 
+With ``--only`` the record keeps the rows of all other bugs, and each row has its date.
+
 Under the MPI of the interpreter.  Exits with 1 when a bug survives, when the suite fails without
 one, or when a bug cannot be planted because its old text is gone.  With ``--smoke`` only the smoke
 tests of these files run, and half of the bugs may survive.
@@ -168,6 +170,13 @@ def try_all(mutations: Sequence[Mutation], sound: Path, tests: str) -> list[dict
     return rows
 
 
+def with_earlier(rows: Sequence[dict[str, Any]], record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows, and those of a record for all other bugs that there still are."""
+    earlier = {row["name"]: {"date": record["date"], **row} for row in record["bugs"]}
+    known = {**earlier, **{row["name"]: row for row in rows}}
+    return [known[each.name] for each in MUTATIONS if each.name in known]
+
+
 def environment_of(command: str) -> dict[str, Any]:
     """Where the record comes from, as a rank of a job sees it."""
     with tempfile.TemporaryDirectory() as name:
@@ -207,7 +216,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.markdown:
         print(markdown(), end="")
         return 0
-    start = time.monotonic()
     tests = "smoke" if options.smoke else "full"
     chosen = [m for m in MUTATIONS if not options.only or m.name in options.only]
     with tempfile.TemporaryDirectory() as name:
@@ -223,13 +231,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     missed = [row["name"] for row in rows if not row["found_by"]]
     print(f"{len(rows) - len(missed)} of {len(rows)} bugs found", *missed, sep="\n  missed: ")
     if options.out:
+        where = environment_of(f"python -m tests.planted_bugs{' --smoke' * options.smoke}")
+        if options.only:
+            rows = with_earlier(rows, json.loads(options.out.read_text()))
         record = {
-            **environment_of(f"python -m tests.planted_bugs{' --smoke' * options.smoke}"),
+            **where,
             "tests": tests,
-            "seconds": round(time.monotonic() - start, 1),
+            "seconds": round(sum(row["seconds"] for row in rows), 1),
             "planted": len(rows),
-            "missed": missed,
-            "bugs": rows,
+            "missed": [row["name"] for row in rows if not row["found_by"]],
+            "bugs": [{"date": where["date"], **row} for row in rows],
         }
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     return int(len(missed) > _ALLOWED[tests] * len(rows))
