@@ -139,6 +139,7 @@ def receives_may_be_posted_before_their_messages(comm: rr.Communicator) -> None:
 def a_send_is_over_when_it_is_received(comm: rr.Communicator) -> None:
     for count in (1, 100_000):
         array, begin = np.zeros(count), time.monotonic()
+        comm.barrier()  # the receiver's pause begins after `begin`
         if comm.rank == 0:
             comm.send(array, 1)
             assert time.monotonic() - begin > 0.1
