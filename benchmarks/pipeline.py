@@ -6,9 +6,11 @@
 ``waits``: every action waits in place of computing, 20 ms forward and 40 ms backward, so that ranks
 may share cores.  The prediction is the time of `rr.pipeline.prove`.  ``mlp``: eight layers of 1024,
 a batch of 512, float32.  In every turn each rank first executes its own actions while the other
-waits, and `rr.pipeline.price` takes the times of these.  The gradients of every step are compared
-with those of one process, bit by bit.  Writes rows to ``bench_results/pipeline.jsonl``.  ``--draw``
-draws the predicted times beside those of the step of median time.
+waits, and `rr.pipeline.price` takes the times of these.  Then both ranks execute their own actions
+at once, without messages; a row has the time of this over that of the ranks in turns
+(``at_once_of_alone``).  The gradients of every step are compared with those of one process, bit by
+bit.  Writes rows to ``bench_results/pipeline.jsonl``.  ``--draw`` draws the predicted times beside
+those of the step of median time.
 """
 
 from __future__ import annotations
@@ -103,22 +105,32 @@ def main() -> None:
         where = environment(command_line(NAME))
         for name in options.schedules:
             for splits in options.splits:
-                measured, predicted, times = _measure(comm, options.model, name, splits)
-                row = _row(options.model, predicted, times) | where
+                found = _measure(comm, options.model, name, splits)
+                row = _row(options.model, found) | where
                 rows.append(row)
                 if comm.rank == 0:
                     print(*(row[key] for key in ("schedule", "splits", "predicted_ms")), end=" ")
                     print(row["median_ms"], f"{row['of_predicted']}x", flush=True)
                     if options.draw:
-                        _draw(options.draw, options.model, predicted, measured)
+                        _draw(options.draw, options.model, found.predicted, found.measured)
         if comm.rank == 0:
             replace(NAME, rows, same=("mpi", "ranks", "model", "schedule", "splits"))
 
 
-def _measure(
-    comm: rr.Communicator, kind: str, name: str, splits: int
-) -> tuple[rr.pipeline.Timeline, rr.pipeline.Timeline, list[float]]:
-    """Return the step of median time, the predicted step, and the milliseconds of all steps."""
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The measurements of a schedule."""
+
+    predicted: rr.pipeline.Timeline
+    measured: rr.pipeline.Timeline
+    """The step of median time."""
+    milliseconds: Sequence[float]
+    """Of all steps."""
+    at_once_of_alone: float | None
+    """Time of the actions that all ranks execute at once, over that while the others wait."""
+
+
+def _measure(comm: rr.Communicator, kind: str, name: str, splits: int) -> Found:
     virtual = SCHEDULES[name]
     model = _waiting(comm.size * virtual) if kind == "waits" else _network()
     wanted = model.gradients(splits)
@@ -127,9 +139,13 @@ def _measure(
     alone = make(comm.split(comm.rank), pipe.layers, loss=_loss_of(comm, model))
     steps: list[tuple[float, list[Times]]] = []
     own: list[Times] = []
+    at_once: list[Times] = []
     for turn in range(-1, _COUNT[kind]):  # the first is not counted
         if kind == "mlp":
             own.append(_in_turns(comm, alone, model))
+            MPI.COMM_WORLD.Barrier()
+            alone.step(model.x, model.labels, len(model.x))
+            at_once.append(alone.times)
         MPI.COMM_WORLD.Barrier()
         begin = time.perf_counter()
         pipe.step(model.x, model.labels, len(model.x))
@@ -143,7 +159,8 @@ def _measure(
     predicted = rr.pipeline.timeline(pipe.schedule, costs)
     steps.sort(key=lambda step: step[0])
     measured = _timeline(pipe.schedule, steps[len(steps) // 2][1])
-    return measured, predicted, [1e3 * took for took, _ in steps]
+    longer = _slowest(_busy_s(at_once[1:]) / _busy_s(own[1:])) if kind == "mlp" else None
+    return Found(predicted, measured, [1e3 * took for took, _ in steps], longer)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -219,6 +236,11 @@ def _slowest(seconds: float) -> float:
     return found
 
 
+def _busy_s(turns: Sequence[Times]) -> float:
+    """Return the seconds of this rank's actions, as the median over the turns."""
+    return statistics.median(sum(end - begin for begin, end in times) for times in turns)
+
+
 def _timeline(schedule: rr.pipeline.PipelineSchedule, times: list[Times]) -> rr.pipeline.Timeline:
     """Return the measured times in milliseconds; ranks of one host have one clock."""
     start = min(begin for each in times for begin, _ in each)
@@ -229,9 +251,10 @@ def _timeline(schedule: rr.pipeline.PipelineSchedule, times: list[Times]) -> rr.
     )
 
 
-def _row(model: str, predicted: rr.pipeline.Timeline, milliseconds: list[float]) -> dict[str, Any]:
-    median, schedule = statistics.median(milliseconds), predicted.schedule
-    return {
+def _row(model: str, found: Found) -> dict[str, Any]:
+    predicted = found.predicted
+    median, schedule = statistics.median(found.milliseconds), predicted.schedule
+    row = {
         "benchmark": NAME,
         "model": model,
         "schedule": schedule.name,
@@ -240,8 +263,11 @@ def _row(model: str, predicted: rr.pipeline.Timeline, milliseconds: list[float])
         "predicted_ms": round(predicted.time, 2),
         "median_ms": round(median, 2),
         "of_predicted": round(median / predicted.time, 4),
-        "steps": len(milliseconds),
+        "steps": len(found.milliseconds),
     }
+    if found.at_once_of_alone is not None:
+        row["at_once_of_alone"] = round(found.at_once_of_alone, 4)
+    return row
 
 
 def _draw(

@@ -25,14 +25,19 @@ def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | No
 
 
 def unknown(
-    what: str, word: object, known: Iterable[str], others: Mapping[str, str] | None = None
+    what: str,
+    word: object,
+    known: Iterable[str],
+    others: Mapping[str, str] | None = None,
+    unlisted: Iterable[str] = (),
 ) -> str:
     """Return "unknown op 'su'; choose one of 'sum', 'mean'; did you mean 'sum'?".
 
-    `what` is the kind of thing that `known` lists; `others` are those of `did_you_mean`.
+    `what` is the kind of thing that `known` lists; `others` are those of `did_you_mean`.  The text
+    does not list the words `unlisted`, but may suggest one of them.
     """
     names = list(known)
-    meant = did_you_mean(str(word), names, others)
+    meant = did_you_mean(str(word), [*names, *unlisted], others)
     return f"unknown {what} {word!r}; choose one of {', '.join(map(repr, names))}{meant}"
 
 

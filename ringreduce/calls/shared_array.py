@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringreduce.calls.arguments import array_text, as_array, as_out, check_out
-from ringreduce.shm.blocks import Blocks
+from ringreduce.shm.blocks import Blocks, overlap_error
 
 S = TypeVar("S", bound=np.generic)
 
@@ -88,7 +88,10 @@ class SharedArray(Generic[S]):
             raise TypeError(f"add: x has dtype {array.dtype}, the shared array has {self._dtype}")
         if array.shape != self._shape:
             raise ValueError(f"add: x has shape {array.shape}, the shared array has {self._shape}")
-        self._blocks.add(array if array.flags.c_contiguous else self._copied("add: x", array))
+        if not array.flags.c_contiguous:
+            self._check_apart("add: x", array)
+            array = array.copy()
+        self._blocks.add(array)
 
     def read(self, out: Any = None) -> NDArray[S]:
         """Copy the array block by block, each as it is between two adds.  Not collective.
@@ -120,15 +123,17 @@ class SharedArray(Generic[S]):
             out = np.empty(self._shape, self._dtype)
         view = as_out("read", out)
         check_out("read", view, self._shape, self._dtype)
-        target = view if view.flags.c_contiguous else self._copied("read: out", view)
+        target = view
+        if not view.flags.c_contiguous:
+            self._check_apart("read: out", view)
+            target = np.empty(self._shape, self._dtype)
         self._blocks.read(target)
         if target is not view:
             view[...] = target
         result: NDArray[S] = out
         return result
 
-    def _copied(self, what: str, array: NDArray[Any]) -> NDArray[Any]:
-        """Return a contiguous copy of an array.  Raises ValueError if it is the shared array's."""
+    def _check_apart(self, what: str, array: NDArray[Any]) -> None:
+        """Raise ValueError if a strided array overlaps the shared array; `Blocks` sees a copy."""
         if np.may_share_memory(array, self.array):
-            raise ValueError(f"{what} overlaps the shared array; pass an array of its own")
-        return array.copy()
+            raise overlap_error(what)

@@ -46,9 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     If the command line is wrong, prints the reason and raises SystemExit with code 2.
     """
     parser, commands = parsers()
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["train"] and _asks_for_table(words):
-        words[1:1] = ["-n", "1"]  # The command prints a table and starts no rank.
+        from ringreduce.train.strategies import table
+
+        print(table())  # No rank is started, so -n may be missing.
+        raise SystemExit(0)
     options, rest = parser.parse_known_args(words)
     command = commands[options.command]
     if rest and options_module(options.command) is None:

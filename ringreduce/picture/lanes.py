@@ -264,18 +264,16 @@ class _Drawn:
         x1, x2 = (self._x(time) - down * _SHIFT for time in (sent, received))
         y1 = self._y(source) + (_LANE if down > 0 else 0)
         y2 = self._y(target) + (0 if down > 0 else _LANE)
-        middle, end = (y1 + y2) / 2, y2 - down * _TIP
-        curve = f"M{x1:.6g},{y1:.6g}C{x1:.6g},{middle:.6g} {x2:.6g},{middle:.6g} {x2:.6g},{end:.6g}"
         if leaves:
             drawn = _upright(x1, y1, down, arrow.colour)
             drawn += _upright(x2, y2 - down * _STUB, down, arrow.colour)
         else:
-            style: dict[str, float | str] = {
-                "fill": "none",
-                "stroke": arrow.colour,
-                "stroke_width": _STROKE,
-            }
-            drawn = element("path", d=curve, **style) + _head(x2, y2, down, arrow.colour)
+            middle, end = (y1 + y2) / 2, y2 - down * _TIP
+            curve = (
+                f"M{x1:.6g},{y1:.6g}C{x1:.6g},{middle:.6g} {x2:.6g},{middle:.6g} {x2:.6g},{end:.6g}"
+            )
+            drawn = element("path", d=curve, fill="none", stroke=arrow.colour, stroke_width=_STROKE)
+            drawn += _head(x2, y2, down, arrow.colour)
         return element("g", tooltip(arrow.words) + drawn, class_="message")
 
 

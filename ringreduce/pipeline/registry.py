@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import unknown
 from ringreduce.pipeline import claims, generators
 from ringreduce.pipeline.claims import PipelineClaim
 from ringreduce.pipeline.definition import Acts, PipelineSchedule
@@ -57,10 +57,7 @@ def schedule(name: str, ranks: int, splits: int, virtual: int = 1) -> PipelineSc
         '1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1'
     """
     if name not in SCHEDULES and name not in _registered:
-        raise ValueError(
-            f"unknown pipeline schedule {name!r}; choose one of {', '.join(map(repr, SCHEDULES))}"
-            f"{did_you_mean(str(name), [*SCHEDULES, *_registered])}"
-        )
+        raise ValueError(unknown("pipeline schedule", name, SCHEDULES, unlisted=_registered))
     for what, number in (("ranks", ranks), ("splits", splits), ("virtual", virtual)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"pipeline {name}: {what} is {number!r}; pass an int of at least 1")

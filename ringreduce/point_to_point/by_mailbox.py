@@ -52,7 +52,7 @@ class MailboxRoad:
         self._known: dict[str, np.ndarray] = {}
         """The known kinds of `send` and `recv`, by peer."""
         self._entries: list[MailEntry] = []
-        """Those of `send` and `recv`."""
+        """The entries of `send` and `recv`."""
         self._unsent: list[deque[tuple[int, int, Kind | None]]] = [deque() for _ in range(size)]
         """By peer: message, status and kind of the answers that found no place."""
         self._started = [start_of(process) if process else None for process in segments.processes]

@@ -25,7 +25,7 @@ _EAGER_BYTES = 4 << 10
 _FLOWS = 1 << 13
 """Flows of long data: message number n has flow n modulo this."""
 _LAST_S = 1.0
-"""Seconds that a rank which gives a message up waits until its data are sent."""
+"""The most seconds for which a rank that gives a message up waits for MPI to send the data."""
 _READY = 0
 """An answer: the receiver has posted the receive for long data.  Others are those of `road`."""
 _OFFER, _ANSWER, _STATE, _BROKEN = b"oasb"
@@ -121,7 +121,8 @@ class TransportRoad:
         elif self._is_over(known, long):
             del known.receiving[arrival.number]
             self._poll(peer, known)
-            return not known.state.broken  # then the sender may have changed the data meanwhile
+            # A sender that has given the message up may have changed the data meanwhile.
+            return not known.state.broken
         return False if known.lost else None
 
     def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None = None) -> None:
@@ -168,7 +169,7 @@ class TransportRoad:
 
     def give_up(self, peer: int) -> None:
         self._post(peer, bytes((_BROKEN,)))
-        # The caller may change data that MPI still reads, and MPI cannot take them back.
+        # MPI cannot cancel a send, and the caller may change the data as soon as this returns.
         known, end = self._peers[peer], time.monotonic() + _LAST_S
         while known.sending and not known.lost and time.monotonic() < end:
             known.sending = [long for long in known.sending if not self._is_over(known, long)]
@@ -208,7 +209,7 @@ class TransportRoad:
 
     @contextmanager
     def _losing(self, known: _Peer) -> Iterator[None]:
-        """Note that a peer is lost if the transport raises its error for that."""
+        """Note that a peer is lost if the transport raises PeerLostError, or an error of MPI."""
         try:
             yield
         except Exception as raised:

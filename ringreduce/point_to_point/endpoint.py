@@ -7,12 +7,12 @@ gone.  A send is over when its receiver has copied the data.
 While asynchronous messages are under way, a thread makes progress, if the transport allows that.
 Every wait makes progress, too: for all messages of the rank.
 
-The thread also writes answers for which the road had no place, because the peer had not taken
-earlier ones: the peer waits for them, and this rank may make no other messages.
+The thread also writes answers for which the road had no place.  The peer waits for these answers,
+and this rank may never make another message.
 
-A signal handler may raise in the main thread at any instruction.  An operation that is not over
-then is given up.  If the handler raises while messages are being matched, a message may be lost, so
-all messages under way end, on both sides.
+A signal handler may raise in the main thread at any instruction.  This rank then gives up the
+operations of the interrupted call that are not over.  If the handler raises while messages are
+matched, a message may be lost.  So all messages with busy peers end, on both ranks.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class Endpoint:
     def _finish(self, operations: Sequence[Operation]) -> None:
         """Wait until the operations are over; raise the first error among them."""
         self.wait_until(lambda: all(operation.over for operation in operations))
-        if self._must_advance():
+        if self._has_unsent():
             self._wake_thread()
         for operation in operations:
             if operation.error is not None:
@@ -333,8 +333,12 @@ class Endpoint:
 
     def _must_advance(self) -> bool:
         """Return whether asynchronous operations are under way, or answers are not written."""
+        return bool(self._asynchronous) or self._has_unsent()
+
+    def _has_unsent(self) -> bool:
+        """Return whether answers to some peer wait until the peer takes earlier ones."""
         busy = list(self._busy.items())  # another thread may change `_busy`
-        return bool(self._asynchronous) or any(self._owes(*each) for each in busy)
+        return any(self._owes(*each) for each in busy)
 
     # --- for `Work`: the queue of asynchronous messages ---
 
@@ -357,7 +361,7 @@ class Endpoint:
         return moved
 
     def _break_off(self, error: BaseException) -> None:
-        """End the messages with all busy peers: a signal handler has raised between two records."""
+        """End the messages with all busy peers after `error`: one of them may be half recorded."""
         for peer, pair in self._busy.items():
             if pair.error is None:
                 self.road.give_up(peer)

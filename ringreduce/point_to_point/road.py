@@ -127,7 +127,7 @@ class Road(Protocol):
     ) -> Callable[..., Any]:
         """Return the function behind ``"send"`` or ``"recv"``: a compiled one, or `general`.
 
-        The compiled one makes messages that nothing stands before.  It calls `general` for all
+        The compiled one makes a message while no other is under way.  It calls `general` for all
         others, and ``adopt(x, peer[, tag])`` after a message that is not answered at once.
         """
 

@@ -194,6 +194,11 @@ def _new_file(nbytes: int, token: bytes) -> tuple[int, int]:
 # --- using them -----------------------------------------------------------------------------------
 
 
+def overlap_error(what: str) -> ValueError:
+    """Return the error for an array, named `what`, that overlaps the shared array."""
+    return ValueError(f"{what} overlaps the shared array; pass an array of its own")
+
+
 class Blocks:
     """One rank's end of an array in blocks.  Calls of several threads run one after another."""
 
@@ -269,8 +274,7 @@ class Blocks:
     def _check(self, request: int, address: int) -> None:
         """Raise ValueError if an array at `address` overlaps this one, and in a forked process."""
         if abs(address - self._begin) < self._nbytes:
-            what = "add: x" if request == ADD else "read: out"
-            raise ValueError(f"{what} overlaps the shared array; pass an array of its own")
+            raise overlap_error("add: x" if request == ADD else "read: out")
         if os.getpid() != self._process:
             # Both processes would write to the result buffer of the rank.
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The compiled function behind `send` and `recv`: a message that nothing stands before.
+"""The compiled function behind `send` and `recv`, for a message while no other is under way.
 
 CPython passes arguments to `message` by its vectorcall convention.  It makes the call if
 
@@ -68,7 +68,7 @@ class MailEntry(Record):
     rank: Word
     # Ranks of the communicator.
     ranks: Word
-    # 1: no operation is under way in Python, whose memory a message might share.
+    # 1: no operation is under way in Python.  Only Python compares the memory of operations.
     idle: Word
     # The channels with all ranks, by rank.
     channels: Address

@@ -51,8 +51,8 @@ TEXT_BYTES = 128
 EAGER_BYTES = 4 << 10
 """The longest data that are copied into an offer.
 
-Of longer data, two copies take as long as one read through the kernel, or longer: 8 KiB took 1.6 us
-where cores are near each other, but 5.5 us where they are far (`point_to_point.jsonl`).
+One read through the kernel copies longer data sooner, where cores are far from each other, than two
+copies through the offer.
 """
 REASON_BYTES = 1024
 """The longest reason for which a rank accepts no more messages."""
@@ -343,7 +343,7 @@ def answer(channel: Channel, message: int, status: int, kind: Address) -> bool:
     return True
 
 
-# --- a message that nothing stands before ---------------------------------------------------------
+# --- a message while no other is under way --------------------------------------------------------
 
 
 @compilable

@@ -103,9 +103,11 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
 
 
 def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
-    """Check the strategy on the ranks of these nodes.  A run that goes on is checked by its ranks.
+    """Check that the strategy can be used on the ranks of these nodes.
 
-    Raises ValueError if the strategy cannot be used on them.
+    The ranks check a run that continues from a checkpoint: its settings are in the checkpoint.
+
+    Raises ValueError if the strategy cannot be used.
     """
     if given.outputs().resume:
         return

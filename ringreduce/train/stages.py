@@ -294,8 +294,8 @@ class StepOfStages:
 def _each_once(parameters: Mapping[str, Array], gradients: Gradients) -> Gradients:
     """Yield the gradients of a layer.
 
-    Raises ValueError unless there is one for each parameter: the sums would have those of an
-    earlier step, or lack one of two.
+    Raises ValueError unless each parameter has one gradient.  Without one, the sum would keep its
+    value of the last step.  Of two, the second would overwrite the first.
     """
     left = set(parameters)
     for name, gradient in gradients:

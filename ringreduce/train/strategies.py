@@ -48,7 +48,7 @@ _CROSS_DEVICE: dict[str, str | None] = {
     "two_shot": "two_shot",
     "nccl": None,
 }
-"""Value of `Mirrored.cross_device` -> algorithm; None: that of the settings, or none of ours."""
+"""Value of `Mirrored.cross_device` -> algorithm; None: the settings', or NCCL's."""
 
 
 @dataclass(frozen=True)
@@ -616,7 +616,7 @@ def check_algorithm(strategy: Strategy, algorithm: str) -> None:
     for name, named in (("cross_device", _CROSS_DEVICE), ("communication", _COMMUNICATION)):
         value = getattr(strategy, name, "auto")
         if value != "auto" and named[value] != algorithm:
-            raise ValueError(f"{name} is {value}, and algorithm is {algorithm}; name one of them")
+            raise _disagreement(name, value, algorithm)
 
 
 def to_plain(strategy: Strategy) -> dict[str, Any]:
@@ -694,7 +694,7 @@ def _check_stages(
             f"layer{'s' * (layers > 1)}: add hidden layers, or use fewer ranks"
         )
     rows = -(-settings.batch // replicas)
-    if splits > max(rows, stages):
+    if splits > max(rows, stages):  # by default there are as many as stages, some without samples
         raise ValueError(
             f"splits is {splits}; a batch has {rows} samples for each replica (batch is "
             f"{settings.batch})"
@@ -723,7 +723,9 @@ def _agreed(settings: Settings, name: str, value: str, named: dict[str, str | No
         return settings.algorithm
     algorithm = named[value]
     if settings.algorithm not in (algorithm, Settings.algorithm):
-        raise ValueError(
-            f"{name} is {value}, and algorithm is {settings.algorithm}; name one of them"
-        )
+        raise _disagreement(name, value, settings.algorithm)
     return algorithm or settings.algorithm
+
+
+def _disagreement(name: str, value: str, algorithm: str) -> ValueError:
+    return ValueError(f"{name} is {value}, and algorithm is {algorithm}; name one of them")

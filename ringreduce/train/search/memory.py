@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringreduce.train import optimizers
+from ringreduce.train.data import part
 from ringreduce.train.search.candidates import Candidate, Place
 from ringreduce.train.search.prices import Shape
 
@@ -25,10 +26,11 @@ def held_bytes(candidate: Candidate, place: Place) -> int:
     schedule = shape.schedule
     # Where ranks divide something, the first of them has the longest part.  So this counts for the
     # first replica, and for the first rank of each tensor group.
-    samples = _parts(_parts(settings.batch, shape.sizes.data)[0], schedule.splits)
+    rows = _length(settings.batch, 0, shape.sizes.data)
+    samples = [_length(rows, number, schedule.splits) for number in range(schedule.splits)]
     # Layers 0, 2, 4 and so on are divided by columns, the others by rows.
     widths = [
-        _parts(width, shape.sizes.tensor)[0] if number % 2 else width
+        _length(width, 0, shape.sizes.tensor) if number % 2 else width
         for number, width in enumerate(place.sizes)
     ]
     # Parameters, the sums of gradients, and the gradients of a microbatch after the first.
@@ -40,9 +42,11 @@ def held_bytes(candidate: Candidate, place: Place) -> int:
     return most * np.dtype(settings.dtype).itemsize
 
 
-def _parts(count: int, ranks: int) -> list[int]:
-    """Return the lengths of the parts into which `ranks` ranks divide `count`."""
-    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+def _length(count: int, number: int, parts: int) -> int:
+    """Return the length of a part of `count`."""
+    of_part = part(count, number, parts)
+    length: int = of_part.stop - of_part.start
+    return length
 
 
 def _parameters(shape: Shape, widths: Sequence[int], rank: int) -> int:

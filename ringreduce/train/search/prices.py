@@ -26,6 +26,7 @@ import ringreduce as rr
 from ringreduce.train import mlp
 from ringreduce.train.mesh import Coordinates, Mesh
 from ringreduce.train.search.candidates import Candidate, Place
+from ringreduce.train.stages import splits_of_size
 from ringreduce.train.strategies import Hybrid, Pipeline
 from ringreduce.train.together import gather_words
 
@@ -73,7 +74,9 @@ class Shape:
         if isinstance(strategy, Pipeline):
             virtual, cut = strategy.virtual, strategy.cut
             if strategy.split_size is not None:
-                splits = -(-settings.batch // strategy.split_size)
+                splits = splits_of_size(
+                    settings.batch, strategy.split_size, strategy.schedule, place.ranks
+                )
         schedule = rr.pipeline.schedule(strategy.schedule, sizes.pipeline, splits, virtual)
         if not isinstance(cut, tuple):
             cut = rr.pipeline.balance(place.costs(settings.batch_norm), schedule.stages)
@@ -153,7 +156,7 @@ class Prices:
         """Return the seconds of forward, backward and all-reduces; `action_s` is fitted."""
         forward, backward = self._of_stages(shape, action_s)
         widths = self._place.sizes
-        ends = [sum(shape.cut[: stage + 1]) for stage in range(len(shape.cut))]
+        ends = [shape.layers(stage).stop for stage in range(len(shape.cut))]
         costs = rr.pipeline.Costs(
             forward=forward,
             backward=backward,
@@ -172,20 +175,19 @@ class Prices:
         layers, tensor = self._layers[shape.rows], shape.sizes.tensor
         reduce_s = self._groups[shape.sizes].tensor_s
         is_split = any(act.kind == "W" for act in shape.schedule.acts(0))
-        forward, backward, first = [], [], 0
-        for count in shape.cut:
-            of_stage = layers[first : first + count]
+        forward, backward = [], []
+        for numbers in map(shape.layers, range(len(shape.cut))):
+            of_stage = layers[numbers.start : numbers.stop]
             # A pair of layers has an all-reduce in forward, and one in backward.
             reduces = sum(
                 reduce_s[self._place.sizes[layer] * shape.rows * self._itemsize] + action_s
-                for layer in range(first, first + count, 2)
+                for layer in numbers[::2]
                 if tensor > 1
             )
             computed = sum(each.forward_s for each in of_stage) / tensor
             forward.append(computed + reduces + action_s)
             computed = sum(each.input_s + each.weights_s for each in of_stage) / tensor
             backward.append(computed + reduces + action_s * (1 + is_split))
-            first += count
         return forward, backward
 
     def _groups_of(self, sizes: Coordinates) -> _Groups:
