@@ -11,6 +11,8 @@ from typing import Any
 RESULTS = Path(__file__).parent.parent / "bench_results"
 HOSTS = "BENCHMARK_HOSTS"
 """The variable with the options of `benchmarks.hosts`, set where it has made the hosts."""
+LAUNCHED = "RINGREDUCE_EXPECTED_SIZE"
+"""A variable that `ringreduce run` sets."""
 
 
 def environment(command: str) -> dict[str, Any]:
@@ -28,7 +30,10 @@ def command_line(module: str) -> str:
     program = f"python -m benchmarks.{module} {' '.join(sys.argv[1:])}".strip()
     if HOSTS in os.environ:
         return f"python -m benchmarks.hosts {os.environ[HOSTS]} -- {program}"
-    return f"mpirun -n {MPI.COMM_WORLD.Get_size()} {program}"
+    ranks = MPI.COMM_WORLD.Get_size()
+    if LAUNCHED in os.environ:
+        return f"ringreduce run -n {ranks} {program.removeprefix('python ')}"
+    return f"mpirun -n {ranks} {program}"
 
 
 def replace(name: str, rows: list[dict[str, Any]], same: tuple[str, ...]) -> None:

@@ -1,7 +1,7 @@
 """The choice of `ringreduce search --for split_size` beside the best of all candidates.
 
-    OPENBLAS_NUM_THREADS=1 mpirun -n 2 python -m benchmarks.search
-    OPENBLAS_NUM_THREADS=1 mpirun -n 4 python -m benchmarks.search
+    ringreduce run -n 2 -m benchmarks.search
+    ringreduce run -n 4 -m benchmarks.search
 
 First a search runs, with its usual budget.  Then the exhaustive run measures every split size and
 schedule with every cut of the layers into stages.  On 2 ranks these are 350 candidates, and the

@@ -47,7 +47,7 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {"errors", "elsewhere", "topology", "config", "colours", "terminal"}
+GROUND = {"errors", "elsewhere", "cores", "topology", "config", "colours", "terminal"}
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {
@@ -321,8 +321,8 @@ def test_nothing_is_pickled_over_mpi():
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch")}
-    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR.
-    assert readers <= {"config", "compiler.jit", "colours", "terminal", *launch}
+    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR, cores its own variable.
+    assert readers <= {"config", "cores", "compiler.jit", "colours", "terminal", *launch}
 
 
 # --- and would be found ---------------------------------------------------------------------------

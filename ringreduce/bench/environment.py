@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import mpi4py
 import numpy as np
 from mpi4py import MPI
+
+from ringreduce.cores import cores
 
 _LEVELS = ("single", "funneled", "serialized", "multiple")
 
@@ -22,7 +23,7 @@ def environment(command: str) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "command": command,
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "mpi": library.strip("\0 ").replace("\t", ""),
         "thread_level": _LEVELS[MPI.Query_thread()],
         "ranks": MPI.COMM_WORLD.Get_size(),

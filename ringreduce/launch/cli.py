@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
+from ringreduce.cores import shared_cores
 from ringreduce.errors import did_you_mean
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError
@@ -57,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and options_module(options.command) is None:
         meant = did_you_mean(rest[0], command._option_string_actions)
         command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+    try:
+        shared_cores(os.environ)
+    except ValueError as error:
+        command.error(str(error))
     if options.command == "doctor":
         from ringreduce.launch import doctor
 

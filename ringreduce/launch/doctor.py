@@ -19,8 +19,9 @@ from importlib import metadata
 from pathlib import Path
 
 from ringreduce.colours import Colours
+from ringreduce.cores import cores
 from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
-from ringreduce.launch.launcher import Job, command_line, cores, job_environment, rank_environment
+from ringreduce.launch.launcher import Job, command_line, job_environment, rank_environment
 from ringreduce.launch.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
 from ringreduce.launch.probe import Answer, answer_of, ask, command
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringreduce.config import Environment, Memory
-from ringreduce.launch.launcher import cores
+from ringreduce.cores import cores
 from ringreduce.launch.probe import ask
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ringreduce.cores import SHARED_CORES, cores
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
 from ringreduce.launch.ends import ADDRESS, Watch
 from ringreduce.launch.job import die_with_parent
@@ -93,21 +94,19 @@ def job_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def cores() -> int:
-    """Return the number of cores of this process; other hosts are assumed to have as many."""
-    return len(os.sched_getaffinity(0))
-
-
 def rank_environment(
     job: Job, mpiexec: Mpiexec, given: Mapping[str, str], cores: int, *, root: bool
 ) -> dict[str, str]:
     """Return the variables to add to `given` for mpiexec and the ranks.
 
-    A variable that the user has given keeps its value, unless an option of the command line says
+    `cores` is the number of cores of this host; other hosts are assumed to have as many.  A
+    variable that the user has given keeps its value, unless an option of the command line says
     otherwise.
     """
     wanted = _thread_counts(given, max(1, cores // job.ranks_per_host))
     crowded = job.ranks_per_host > cores
+    if crowded:
+        wanted[SHARED_CORES] = str(cores)
     if mpiexec.flavour is Flavour.OPEN_MPI:
         wanted |= _open_mpi_settings(mpiexec.version, crowded=crowded, root=root)
         if not job.hosts:

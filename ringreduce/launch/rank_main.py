@@ -3,9 +3,11 @@
     python -m ringreduce.launch.rank_main script.py args...
     python -m ringreduce.launch.rank_main -m module args...
 
-The script or module runs as under `python`.  It gains two things that plain mpiexec lacks: the rank
-ends when its launcher is killed, and a rank that fails ends the job with its traceback and its exit
-code.
+The script or module runs as under `python`.  It gains three things that plain mpiexec lacks:
+
+- The rank ends when its launcher is killed.
+- A rank that fails ends the job with its traceback and its exit code.
+- Each rank keeps one core where ranks outnumber the cores.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from ringreduce import cores
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
@@ -31,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the program in `argv` as this rank of the job.  Returns its exit code."""
     die_with_parent()
     install()
+    cores.keep_one(os.environ)
     complaint = size_complaint(os.environ)
     if complaint:
         print(complaint, file=sys.stderr)

@@ -182,6 +182,27 @@ def test_ranks_yield_only_where_they_outnumber_the_cores(flavour, name, value, c
     assert added_for(flavour, ranks=2, cores=cores).get(name) == (value if yields else None)
 
 
+@EVERY_MPI
+@pytest.mark.parametrize(("cores", "shared"), [(4, None), (3, "3")])
+def test_ranks_are_told_the_cores_only_where_they_outnumber_them(flavour, cores, shared):
+    assert added_for(flavour, ranks=4, cores=cores).get("RINGREDUCE_SHARED_CORES") == shared
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "1.5"])
+def test_a_wrong_number_of_shared_cores_is_refused_before_a_rank_starts(monkeypatch, capsys, text):
+    monkeypatch.setenv("RINGREDUCE_SHARED_CORES", text)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "-n", "2", "script.py"])
+    assert stop.value.code == 2
+    answer = f"environment variable RINGREDUCE_SHARED_CORES is {text!r}; wanted a whole number"
+    assert answer in capsys.readouterr().err
+
+
+def test_a_users_choice_of_shared_cores_is_kept():
+    given = {"RINGREDUCE_SHARED_CORES": "0"}
+    assert "RINGREDUCE_SHARED_CORES" not in added_for(Flavour.MPICH, ranks=4, cores=2, given=given)
+
+
 @pytest.mark.parametrize("root", [False, True])
 def test_open_mpi_is_allowed_to_run_as_root_only_if_we_are(root):
     added = added_for(Flavour.OPEN_MPI, root=root)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.launch.launcher import cores
+from ringreduce.cores import cores
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 
 pytestmark = pytest.mark.mpi
@@ -116,6 +116,24 @@ def test_ranks_are_told_the_job(script, run):
     ended = run("-n", "3", "--nodes", "2,1", "--timeout-s", "7", "script.py")
     mine = ["3", "2,1", "7", str(max(1, cores() // 3))]
     assert ended.stdout == f"{mine} {mine} {mine}\n"
+
+
+def test_ranks_that_outnumber_the_cores_keep_one_each(script, run):
+    script("""
+        import os
+        from mpi4py import MPI
+        from ringreduce.cores import cores
+        told = MPI.COMM_WORLD.gather((sorted(os.sched_getaffinity(0)), cores()))
+        if told:
+            print(*told, sep="\\n")
+    """)
+    mine, count = sorted(os.sched_getaffinity(0)), cores()
+    there_and_back = [*mine, *reversed(mine)]
+    unbound = os.environ | {"I_MPI_PIN": "0"}
+    ended = run("-n", str(2 * count), "script.py", env=unbound)
+    assert ended.stdout == "".join(f"([{core}], {count})\n" for core in there_and_back)
+    ended = run("-n", str(count + 1), "script.py", env=unbound | {"RINGREDUCE_SHARED_CORES": "0"})
+    assert ended.stdout == f"({mine}, {count})\n" * (count + 1)
 
 
 # --- a good end -----------------------------------------------------------------------------------
