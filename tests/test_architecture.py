@@ -321,7 +321,8 @@ def test_nothing_is_pickled_over_mpi():
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch")}
-    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR, cores its own variable.
+    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR,
+    # cores a variable of its own.
     assert readers <= {"config", "cores", "compiler.jit", "colours", "terminal", *launch}
 
 

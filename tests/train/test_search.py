@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -23,9 +24,10 @@ from ringreduce.train.configuration import Given
 from ringreduce.train.search import memory, options, prices, report
 from ringreduce.train.search.__main__ import main
 from ringreduce.train.search.candidates import KINDS, Candidate, Place, cuts, fitting
-from ringreduce.train.search.finding import choose
+from ringreduce.train.search.finding import choose, find
 from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench
+from ringreduce.train.search.options import read
 from ringreduce.train.search.report import Row
 from ringreduce.train.settings import Settings
 from ringreduce.train.strategies import Hybrid, Pipeline
@@ -165,6 +167,42 @@ def test_batch_normalisation_has_whole_batches():
 
 def test_neighbours_of_a_cut_move_one_layer():
     assert cuts([1] * 6, 3) == [(2, 2, 2), (1, 3, 2), (3, 1, 2), (2, 1, 3), (2, 3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "cuts_around"), [({}, {(1, 3), (3, 1)}), ({"cut": (2, 2)}, set())]
+)
+def test_the_neighbours_of_a_pipeline_have_its_split_size_and_schedule(values, cuts_around):
+    given = Given({"strategy": "pipeline", "hidden": DEEP[1:-1], "batch": 32, **values})
+    place = place_of(2, DEEP)
+    pipelines = fitting("split_size", given, place)
+    (each,) = (p for p in pipelines if p.name == "split size 4, schedule gpipe, cut 2 2")
+    around = KINDS["split_size"].neighbours(each, given, place)
+    assert {near.strategy.cut for near in around} == cuts_around
+    assert all(near.strategy == replace(each.strategy, cut=near.strategy.cut) for near in around)
+
+
+def test_a_search_moves_to_a_faster_cut_that_is_not_next_to_the_balanced_one(monkeypatch):
+    measure_truly = Bench.measure
+
+    def measure(bench, candidate, seconds):
+        measure_truly(bench, candidate, 0.0)
+        first = candidate.strategy.cut[0]
+        return [1e-3 * (1 + abs(first - 2))]
+
+    monkeypatch.setattr(Bench, "measure", measure)
+    hidden = ["8"] * 7
+    words = ["--for", "split_size", "--schedule", "gpipe", "--budget-s", "0.2"]
+    request = read([*words, "--hidden", *hidden])
+
+    def search(comm):
+        rows = find(comm, request)
+        names = [row.candidate.name for row in rows]
+        assert len(set(names)) == len(names)
+        return [(row.candidate.strategy.schedule, row.candidate.strategy.cut) for row in rows]
+
+    for found in rr.spawn(search, 2):
+        assert found[0] == ("gpipe", (2, 6))
 
 
 # --- rounds ---------------------------------------------------------------------------------------

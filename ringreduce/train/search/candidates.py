@@ -12,7 +12,7 @@ from ringreduce.train import mlp, optimizers, strategies
 from ringreduce.train.configuration import Given
 from ringreduce.train.mesh import Coordinates, fits
 from ringreduce.train.settings import Settings
-from ringreduce.train.strategies import Strategy
+from ringreduce.train.strategies import Pipeline, Strategy
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 """The schedules of a search, in the order in which one of several equal ones is chosen."""
@@ -102,15 +102,30 @@ def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
                 continue
             seen.add(actions)
             for cut in _cuts_of(place.costs(settings.batch_norm), stages, fixed):
-                chosen = {"split_size": size, "schedule": name, "cut": cut}
-                if virtual > 1:
-                    chosen["virtual"] = virtual
-                columns = {
-                    "split size": str(size),
-                    "schedule": name,
-                    "cut": " ".join(map(str, cut)),
-                }
-                yield _candidate(given, place, chosen, columns, name, size)
+                yield _pipeline(given, place, size, name, virtual, cut)
+
+
+def _pipeline(
+    given: Given, place: Place, size: int, schedule: str, virtual: int, cut: tuple[int, ...]
+) -> Candidate:
+    chosen = {"split_size": size, "schedule": schedule, "cut": cut}
+    if virtual > 1:
+        chosen["virtual"] = virtual
+    columns = {"split size": str(size), "schedule": schedule, "cut": " ".join(map(str, cut))}
+    return _candidate(given, place, chosen, columns, schedule, size)
+
+
+def _with_moved_borders(candidate: Candidate, given: Given, place: Place) -> list[Candidate]:
+    """Return the pipelines whose cut differs by one layer at one border; none if it is given."""
+    strategy = candidate.strategy
+    assert isinstance(strategy, Pipeline)
+    assert isinstance(strategy.cut, tuple)
+    if "cut" in given.values:
+        return []
+    return [
+        _pipeline(given, place, candidate.x, strategy.schedule, strategy.virtual, cut)
+        for cut in moved_cuts(strategy.cut)
+    ]
 
 
 def _virtual(schedule: str, fixed: Mapping[str, Any]) -> int:
@@ -191,6 +206,8 @@ class Kind:
     x_name: str
     lines: str
     """What the lines of the picture are, as a sentence; "" if there is one."""
+    neighbours: Callable[[Candidate, Given, Place], list[Candidate]] = lambda *_: []
+    """Returns the candidates next to one: they need not be among `candidates`."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -200,6 +217,7 @@ KINDS: Mapping[str, Kind] = {
         ("split_size", "splits"),
         "split size",
         "A line is a schedule with the best cut for each split size.",
+        _with_moved_borders,
     ),
     "batch": Kind(batches, None, (), "global batch", ""),
     "mesh": Kind(
@@ -296,15 +314,22 @@ def cuts(costs: Sequence[int], stages: int) -> list[tuple[int, ...]]:
     [(2, 2), (1, 3), (3, 1)]
     """
     balanced = rr.pipeline.balance(costs, stages)
-    found = [balanced]
-    for border in range(stages - 1):
+    return [balanced, *moved_cuts(balanced)]
+
+
+def moved_cuts(cut: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the cuts that differ by one layer at one border.
+
+    >>> [*moved_cuts((2, 1, 2))]
+    [(1, 2, 2), (2, 2, 1)]
+    """
+    for border in range(len(cut) - 1):
         for less, more in ((border, border + 1), (border + 1, border)):
-            cut = list(balanced)
-            cut[less] -= 1
-            cut[more] += 1
-            if cut[less]:
-                found.append(tuple(cut))
-    return found
+            moved = list(cut)
+            moved[less] -= 1
+            moved[more] += 1
+            if moved[less]:
+                yield tuple(moved)
 
 
 def _halvings(batch: int) -> list[int]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from statistics import median
 from types import ModuleType
 
 import ringreduce as rr
 from ringreduce.train import inputs
 from ringreduce.train.search import memory, prices
-from ringreduce.train.search.candidates import Candidate, Place, fitting
+from ringreduce.train.search.candidates import KINDS, Candidate, Place, fitting
 from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench, Watch, most_at_once
 from ringreduce.train.search.options import Request
@@ -27,6 +26,8 @@ _SHARE_OF_LAYERS, _SHARE_OF_FITS = 0.1, 0.1
 """Shares of the budget: for the times of layers, and for the steps to which prices are fitted."""
 _LEAST_SHARE = 0.5
 """The least share of the budget for the rounds, however long pricing took."""
+_MOVES, _SHARE_OF_A_MOVE = 2, 0.15
+"""How often the neighbours of the best are measured, and the share of the rounds' time for it."""
 _SHARE_OF_BYTES = 0.1
 """Share of the budget in which bytes are counted even if the rest of it is over."""
 
@@ -45,20 +46,26 @@ def find(
     place = Place(comm.nodes, split.widths(settings.hidden), len(split.train_labels))
     candidates = [*fitting(request.kind, request.given, place)]
     with closing(Bench(comm, split, xp, watch)) as bench:
-        predicted = _predict(comm, request, place, candidates, bench, xp)
-        promising = sorted(candidates, key=lambda each: predicted[each] / each.settings.batch)
+        predict = _predictions(comm, request, place, candidates, bench, xp)
+        predicted = predict(candidates)
         most = min(_MOST_MEASURED, most_at_once(comm, place.sizes, settings))
+        promising = _promising(predicted)
         for candidate in promising[most:]:
             bench.drop(candidate)
-        last, times = halve(
-            promising[:most],
-            partial(_seconds_a_sample, bench),
-            bench.clock,
-            max(_LEAST_SHARE * budget_s, budget_s - bench.clock()),
-            near=_NEAR,
-            drop=bench.drop,
-        )
-        never = [each for each in promising if each not in times]
+        rounds = _Rounds(bench, max(_LEAST_SHARE * budget_s, budget_s - bench.clock()))
+        neighbours = _neighbours(request, place, candidates)
+        moves = _MOVES if neighbours(promising[0]) else 0
+        rounds.measure(promising[:most], 1 - moves * _SHARE_OF_A_MOVE)
+        for _ in range(moves):
+            best = rounds.last[0]
+            around = neighbours(best)
+            predicted |= predict([each for each in around if each not in predicted])
+            nearest = _promising({each: predicted[each] for each in around})[: most - 1]
+            rounds.measure([best, *nearest], _SHARE_OF_A_MOVE)
+            if rounds.last[0] is best:
+                break
+        last, times = rounds.last, rounds.times
+        never = [each for each in _promising(predicted) if each not in times]
         held = _bytes_of(never, request, place, bench)
     held = {**bench.held_bytes, **held}
     return [
@@ -83,31 +90,84 @@ def _bytes_of(
     return {each: bench.held_bytes[each] for each in candidates if each in bench.held_bytes}
 
 
-def _seconds_a_sample(bench: Bench, candidate: Candidate, seconds: float) -> list[float]:
-    return [step_s / candidate.settings.batch for step_s in bench.measure(candidate, seconds)]
+def _promising(predicted: Mapping[Candidate, float]) -> list[Candidate]:
+    """Return the candidates in the order of their predicted time for a sample."""
+    return sorted(predicted, key=lambda each: predicted[each] / each.settings.batch)
 
 
-def _predict(
+def _neighbours(
+    request: Request, place: Place, candidates: Sequence[Candidate]
+) -> Callable[[Candidate], list[Candidate]]:
+    """Return a function that lists the candidates next to one, each always as the same object."""
+    known = {each.name: each for each in candidates}
+
+    def neighbours(candidate: Candidate) -> list[Candidate]:
+        found = KINDS[request.kind].neighbours(candidate, request.given, place)
+        return [known.setdefault(each.name, each) for each in found]
+
+    return neighbours
+
+
+class _Rounds:
+    """Halves candidates, and keeps what was measured.  Collective.
+
+    Attributes:
+        last: the candidates of the last round, the best first.
+        times: candidate -> seconds a sample of its steps.  The order is that of `halve`, and the
+            candidates of a later call come first.
+    """
+
+    def __init__(self, bench: Bench, seconds: float) -> None:
+        self._bench, self._seconds = bench, seconds
+        self.last: list[Candidate] = []
+        self.times: dict[Candidate, list[float]] = {}
+
+    def measure(self, candidates: Sequence[Candidate], share: float) -> None:
+        """Halve the candidates in this share of the seconds."""
+        bench = self._bench
+        self.last, found = halve(
+            candidates,
+            self._seconds_a_sample,
+            bench.clock,
+            share * self._seconds,
+            near=_NEAR,
+            drop=bench.drop,
+        )
+        before = {each: times for each, times in self.times.items() if each not in found}
+        self.times = {**found, **before}
+
+    def _seconds_a_sample(self, candidate: Candidate, seconds: float) -> list[float]:
+        batch = candidate.settings.batch
+        return [step_s / batch for step_s in self._bench.measure(candidate, seconds)]
+
+
+def _predictions(
     comm: rr.Communicator,
     request: Request,
     place: Place,
     candidates: Sequence[Candidate],
     bench: Bench,
     xp: ModuleType,
-) -> dict[Candidate, float]:
-    """Return the predicted seconds of a step of each candidate, alike on all ranks.  Collective."""
+) -> Callable[[Sequence[Candidate]], dict[Candidate, float]]:
+    """Return a function that predicts the seconds of a step.  It and the function are collective.
+
+    The function predicts alike on all ranks, also for neighbours of the candidates.
+    """
 
     def measure(some: Sequence[Candidate]) -> list[float]:
         return [*map(median, bench.in_turns(some, _SHARE_OF_FITS * request.budget_s))]
 
     if request.kind == "batch":
-        found = prices.of_batches(candidates, measure)
+        price = prices.of_batches(candidates, measure).__getitem__
     else:
         layers_s = _SHARE_OF_LAYERS * request.budget_s
-        priced = prices.Prices(comm, place, candidates, measure, xp, layers_s)
-        found = {each: priced.predict(each) for each in candidates}
-    # The ranks of different nodes may predict different times.
-    return dict(zip(candidates, from_rank_0(comm, [*found.values()]), strict=True))
+        price = prices.Prices(comm, place, candidates, measure, xp, layers_s).predict
+
+    def predict(some: Sequence[Candidate]) -> dict[Candidate, float]:
+        # The ranks of different nodes may predict different times.
+        return dict(zip(some, from_rank_0(comm, [*map(price, some)]), strict=True))
+
+    return predict
 
 
 def _measured(

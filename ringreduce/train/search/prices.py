@@ -100,7 +100,7 @@ class Prices:
     Args:
         comm: the communicator of the ranks.
         place: where the candidates are to run.
-        candidates: all candidates that will be priced.
+        candidates: the candidates to price.
         measure: measures the steps of some candidates.
         xp: the array module.
         layers_s: about how many seconds the times of layers take at most.  Each layer is timed
@@ -132,8 +132,12 @@ class Prices:
         self._fit(measure)
 
     def predict(self, candidate: Candidate) -> float:
-        """Return the predicted seconds of a candidate's step."""
-        return self._base_s(self._shapes[candidate], self._action_s) + self._step_s
+        """Return the predicted seconds of a candidate's step.
+
+        Its microbatches are as long, and its mesh is as large, as those of some given candidate.
+        """
+        shape = self._shapes.get(candidate) or Shape.of(candidate, self._place)
+        return self._base_s(shape, self._action_s) + self._step_s
 
     def _fit(self, measure: Measure) -> None:
         """Find the two times that make the prediction of two candidates right."""
