@@ -6,11 +6,14 @@
 ``waits``: every action waits in place of computing, 20 ms forward and 40 ms backward, so that ranks
 may share cores.  The prediction is the time of `rr.pipeline.prove`.  ``mlp``: eight layers of 1024,
 a batch of 512, float32.  In every turn each rank first executes its own actions while the other
-waits, and `rr.pipeline.price` takes the times of these.  Then both ranks execute their own actions
-at once, without messages; a row has the time of this over that of the ranks in turns
-(``at_once_of_alone``).  The gradients of every step are compared with those of one process, bit by
-bit.  Writes rows to ``bench_results/pipeline.jsonl``.  ``--draw`` draws the predicted times beside
-those of the step of median time.
+waits.  The prediction of the turn takes the mean times of these: a mean, since the actions of the
+step are disturbed as often.  Then both ranks execute their own actions at once, without messages; a
+row has the time of this over that of the ranks in turns (``at_once_of_alone``).  The gradients of
+every step are compared with those of one process, bit by bit.
+
+Writes rows to ``bench_results/pipeline.jsonl``.  ``of_predicted`` is the median, over the turns, of
+the time of a step over the prediction of the same turn: the machine may become slower between
+turns.  ``--draw`` draws the predicted times beside those of the step, of the turn with this median.
 """
 
 from __future__ import annotations
@@ -112,22 +115,39 @@ def main() -> None:
                     print(*(row[key] for key in ("schedule", "splits", "predicted_ms")), end=" ")
                     print(row["median_ms"], f"{row['of_predicted']}x", flush=True)
                     if options.draw:
-                        _draw(options.draw, options.model, found.predicted, found.measured)
+                        _draw(options.draw, options.model, found.median)
         if comm.rank == 0:
             replace(NAME, rows, same=("mpi", "ranks", "model", "schedule", "splits"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """A step, and what was predicted for it."""
+
+    predicted: rr.pipeline.Timeline
+    measured: rr.pipeline.Timeline
+    milliseconds: float
+    """From the begin of the step to its end on the last rank."""
+
+    @property
+    def of_predicted(self) -> float:
+        """The time of the step over the predicted time."""
+        return self.milliseconds / self.predicted.time
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
     """The measurements of a schedule."""
 
-    predicted: rr.pipeline.Timeline
-    measured: rr.pipeline.Timeline
-    """The step of median time."""
-    milliseconds: Sequence[float]
-    """Of all steps."""
+    turns: Sequence[Turn]
+    """In the order of `of_predicted`."""
     at_once_of_alone: float | None
     """Time of the actions that all ranks execute at once, over that while the others wait."""
+
+    @property
+    def median(self) -> Turn:
+        """The turn in the middle."""
+        return self.turns[len(self.turns) // 2]
 
 
 def _measure(comm: rr.Communicator, kind: str, name: str, splits: int) -> Found:
@@ -137,12 +157,14 @@ def _measure(comm: rr.Communicator, kind: str, name: str, splits: int) -> Found:
     make = partial(PipelineParallel, schedule=name, virtual=virtual, splits=splits)
     pipe = make(comm, model.layers, loss=model.loss)
     alone = make(comm.split(comm.rank), pipe.layers, loss=_loss_of(comm, model))
-    steps: list[tuple[float, list[Times]]] = []
+    turns: list[Turn] = []
     own: list[Times] = []
     at_once: list[Times] = []
-    for turn in range(-1, _COUNT[kind]):  # the first is not counted
+    costs = _costs_of_waits(virtual)
+    for _ in range(1 + _COUNT[kind]):
         if kind == "mlp":
             own.append(_in_turns(comm, alone, model))
+            costs = _costs(pipe, alone, own[-1])
             MPI.COMM_WORLD.Barrier()
             alone.step(model.x, model.labels, len(model.x))
             at_once.append(alone.times)
@@ -153,14 +175,12 @@ def _measure(comm: rr.Communicator, kind: str, name: str, splits: int) -> Found:
         for parameter, gradient in pipe.gradients.items():
             if gradient.tobytes() != wanted[parameter]:
                 raise SystemExit(f"{name}: a wrong gradient of {parameter}")
-        if turn >= 0:
-            steps.append((took, MPI.COMM_WORLD.allgather(pipe.times)))
-    costs = _costs_of_waits(virtual) if kind == "waits" else _costs(pipe, alone, own[1:])
-    predicted = rr.pipeline.timeline(pipe.schedule, costs)
-    steps.sort(key=lambda step: step[0])
-    measured = _timeline(pipe.schedule, steps[len(steps) // 2][1])
+        predicted = rr.pipeline.timeline(pipe.schedule, costs)
+        measured = _timeline(pipe.schedule, MPI.COMM_WORLD.allgather(pipe.times))
+        turns.append(Turn(predicted, measured, 1e3 * took))
     longer = _slowest(_busy_s(at_once[1:]) / _busy_s(own[1:])) if kind == "mlp" else None
-    return Found(predicted, measured, [1e3 * took for took, _ in steps], longer)
+    counted = turns[1:]  # the first step allocates memory
+    return Found(sorted(counted, key=lambda turn: turn.of_predicted), longer)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -209,17 +229,16 @@ def _in_turns(comm: rr.Communicator, alone: PipelineParallel, model: Model) -> T
     return alone.times
 
 
-def _costs(pipe: PipelineParallel, alone: PipelineParallel, own: list[Times]) -> rr.pipeline.Costs:
-    """Return the median milliseconds of each stage's forward and backward.
+def _costs(pipe: PipelineParallel, alone: PipelineParallel, own: Times) -> rr.pipeline.Costs:
+    """Return the mean milliseconds of each stage's forward and backward, given this rank's times.
 
     The gradients of the input and of the weights count as halves of the backward.
     """
     took: dict[tuple[int, str], list[float]] = {}
-    for times in own:
-        for action, (begin, end) in zip(alone.schedule.acts(0), times, strict=True):
-            stage = pipe.stages[action.stage]
-            took.setdefault((stage, action.kind), []).append(1e3 * (end - begin))
-    mine = {key: statistics.median(each) for key, each in took.items()}
+    for action, (begin, end) in zip(alone.schedule.acts(0), own, strict=True):
+        stage = pipe.stages[action.stage]
+        took.setdefault((stage, action.kind), []).append(1e3 * (end - begin))
+    mine = {key: statistics.mean(each) for key, each in took.items()}
     every = {key: each for of in MPI.COMM_WORLD.allgather(mine) for key, each in of.items()}
     stages = range(pipe.schedule.stages)
     return rr.pipeline.Costs(
@@ -252,30 +271,30 @@ def _timeline(schedule: rr.pipeline.PipelineSchedule, times: list[Times]) -> rr.
 
 
 def _row(model: str, found: Found) -> dict[str, Any]:
-    predicted = found.predicted
-    median, schedule = statistics.median(found.milliseconds), predicted.schedule
+    schedule = found.median.predicted.schedule
     row = {
         "benchmark": NAME,
         "model": model,
         "schedule": schedule.name,
         "virtual": schedule.virtual,
         "splits": schedule.splits,
-        "predicted_ms": round(predicted.time, 2),
-        "median_ms": round(median, 2),
-        "of_predicted": round(median / predicted.time, 4),
-        "steps": len(found.milliseconds),
+        "predicted_ms": round(statistics.median(t.predicted.time for t in found.turns), 2),
+        "median_ms": round(statistics.median(t.milliseconds for t in found.turns), 2),
+        "of_predicted": round(found.median.of_predicted, 4),
+        "least_of_predicted": round(found.turns[0].of_predicted, 4),
+        "most_of_predicted": round(found.turns[-1].of_predicted, 4),
+        "steps": len(found.turns),
     }
     if found.at_once_of_alone is not None:
         row["at_once_of_alone"] = round(found.at_once_of_alone, 4)
     return row
 
 
-def _draw(
-    folder: Path, model: str, predicted: rr.pipeline.Timeline, measured: rr.pipeline.Timeline
-) -> None:
+def _draw(folder: Path, model: str, turn: Turn) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{model}-{predicted.schedule.name}-{predicted.schedule.splits}.svg"
-    pictures = [_titled(predicted, "predicted"), _titled(measured, "measured")]
+    schedule = turn.predicted.schedule
+    path = folder / f"{model}-{schedule.name}-{schedule.splits}.svg"
+    pictures = [_titled(turn.predicted, "predicted"), _titled(turn.measured, "measured")]
     path.write_text(rr.pipeline.to_svg(*pictures))
     print(f"wrote {path}")
 
