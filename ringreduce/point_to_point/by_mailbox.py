@@ -51,6 +51,8 @@ class MailboxRoad:
         """Arrays of kinds that compiled code knows, without memory of their own."""
         self._known: dict[str, np.ndarray] = {}
         """The known kinds of `send` and `recv`, by peer."""
+        self._latest: dict[tuple[str, int], Kind] = {}
+        """The kind that was made known or used last, of `send` or `recv` and a peer."""
         self._entries: list[MailEntry] = []
         """The entries of `send` and `recv`."""
         self._unsent: list[deque[tuple[int, int, Kind | None]]] = [deque() for _ in range(size)]
@@ -171,6 +173,8 @@ class MailboxRoad:
 
     def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
         """Let compiled code send or receive arrays of this kind from now on."""
+        if self._latest.get((name, peer)) is kind:
+            return
         known, record = self._known.get(name), self.record_of(kind)
         if known is None or type(array) is not np.ndarray or kind.digest not in self._kinds:
             return
@@ -179,9 +183,11 @@ class MailboxRoad:
             like = np.broadcast_to(np.empty((), array.dtype), array.shape)
             self._likes[kind.digest] = like
         wanted = id(like), _address(record)
-        if like.dtype is array.dtype and wanted not in map(tuple, known[peer]):
-            known[peer] = np.roll(known[peer], 1, axis=0)
-            known[peer, 0] = wanted
+        if like.dtype is array.dtype:
+            if wanted not in map(tuple, known[peer]):
+                known[peer] = np.roll(known[peer], 1, axis=0)
+                known[peer, 0] = wanted
+            self._latest[name, peer] = kind
 
     def set_quiet(self, peer: int, quiet: bool) -> None:
         """Let compiled code make messages with a peer, or not; then wait until it makes none."""

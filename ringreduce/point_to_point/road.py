@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
@@ -43,8 +44,9 @@ class Kind:
     """A hash of the whole text, of 16 bytes."""
     nbytes: int
 
-    @classmethod
-    def of(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
+    @staticmethod
+    @lru_cache
+    def of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
         """Return the kind of arrays of this dtype and shape."""
         text = f"{dtype}[{', '.join(map(str, shape))}]"
         nbytes = dtype.itemsize
@@ -53,7 +55,7 @@ class Kind:
         digest = blake2b(text.encode(), digest_size=16).digest()
         if len(text) > _TEXT_LENGTH:
             text = f"{text[: _TEXT_LENGTH - 3]}..."
-        return cls(text, digest, nbytes)
+        return Kind(text, digest, nbytes)
 
 
 class Arrival(NamedTuple):
