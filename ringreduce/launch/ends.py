@@ -9,6 +9,7 @@ ends in their order, even if the launcher is late.  Ranks on other hosts cannot 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import select
@@ -29,6 +30,11 @@ _MOST_BYTES = 1024
 """Bytes of the longest report."""
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: process id, user id and group id of the peer of a socket."""
+_PROCESS_INFO = struct.Struct("Q52xi")
+"""``struct pidfd_info`` of Linux: the mask of what is wanted and told, and the exit status."""
+_WITH_STATUS = 1 << 3
+_GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
+"""The ioctl ``PIDFD_GET_INFO``."""
 _DEADLY = (
     *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL),
     *(signal.SIGSEGV, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU),
@@ -100,14 +106,14 @@ class End:
     def signal(self, returncode: int, flavour: Flavour) -> int:
         """Return the number of the signal that killed the rank; 0 if none did.
 
-        Open MPI's mpiexec returns 128 + n after signal n, as shells do, and hydra's returns n.
-        Without a signal hydra's may return that of the signal with which it ended other ranks.
+        Without the status of its process, the exit code of mpiexec tells.  After signal n Open
+        MPI's returns 128 + n, as shells do, MPICH's returns n, and Intel MPI's may return 255.
         """
-        number = returncode - 128 if flavour is Flavour.OPEN_MPI else returncode
-        if self.how or number not in _DEADLY:
-            return 0
-        known = self.status is None or os.WIFSIGNALED(self.status)
-        return number if known else 0
+        if self.status is not None:
+            number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+        else:
+            number = returncode - 128 if flavour is Flavour.OPEN_MPI else returncode
+        return number if number in _DEADLY and not self.how else 0
 
 
 class Watch:
@@ -174,7 +180,7 @@ class Watch:
         """Handle an event of `descriptor`.  Returns False if no further event can follow."""
         if descriptor != rank.connection.fileno():  # the process is gone
             if not rank.reported:
-                self._record(End(rank.number, "", _status(rank.pid)))
+                self._record(End(rank.number, "", status_of(rank.pid, descriptor)))
             return False
         message = b""
         with contextlib.suppress(OSError):
@@ -192,8 +198,18 @@ class Watch:
         self.first = self.first or end
 
 
-def _status(pid: int) -> int | None:
-    """Return the status of a process that has ended; None if its parent has taken note of it."""
+def status_of(pid: int, descriptor: int) -> int | None:
+    """Return the status of a process that has ended; None if the kernel does not tell.
+
+    `descriptor` is that of the process.  Once the parent has taken note of the end, the process is
+    no longer in /proc, and Linux 6.15 or later tells the status by the descriptor.
+    """
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+    info = bytearray(_PROCESS_INFO.size)
+    _PROCESS_INFO.pack_into(info, 0, _WITH_STATUS, 0)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(descriptor, _GET_PROCESS_INFO, info)
+        mask, status = _PROCESS_INFO.unpack(info)
+        return int(status) if mask & _WITH_STATUS else None
     return None

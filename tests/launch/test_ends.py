@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import time
 
 import pytest
 
-from ringreduce.launch.ends import ADDRESS, End, Report, Watch
+from ringreduce.launch.ends import ADDRESS, End, Report, Watch, status_of
 from ringreduce.launch.mpiexec import Flavour
 
 
@@ -89,6 +90,20 @@ def test_the_status_of_a_process_is_read_while_its_parent_takes_no_note_of_it(wa
     assert watch.first == End("0", "", int(signal.SIGKILL))
 
 
+@pytest.mark.skipif(
+    tuple(map(int, platform.release().split("-")[0].split(".")[:2])) < (6, 15),
+    reason="older kernels forget the status of a process that its parent has taken note of",
+)
+def test_the_status_of_a_process_is_known_after_its_parent_has_taken_note_of_it():
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    descriptor = os.pidfd_open(child)
+    os.waitpid(child, 0)
+    assert status_of(child, descriptor) == KILLED
+    os.close(descriptor)
+
+
 def test_the_order_of_ends_is_kept_where_the_launcher_is_late():
     watch = Watch()
     for number in (3, 1, 2):
@@ -136,6 +151,8 @@ SAID = "rank 1 on HOST was killed by signal 9 (SIGKILL); this ended the job"
         (Flavour.OPEN_MPI, 137, None, SAID, 9),
         (Flavour.MPICH, 9, None, SAID, 9),
         (Flavour.INTEL, 9, KILLED, SAID, 9),
+        (Flavour.INTEL, 255, KILLED, SAID, 9),
+        (Flavour.INTEL, 255, None, "", 0),
         (Flavour.MPICH, 9, EXITED, "", 0),  # 9 is that of the others, which mpiexec killed
         (Flavour.MPICH, 5, None, "", 0),
         (Flavour.OPEN_MPI, 9, None, "", 0),
