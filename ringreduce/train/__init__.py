@@ -22,6 +22,7 @@ from ringreduce.train.mesh import Mesh
 from ringreduce.train.pipeline_parallel import PipelineParallel
 from ringreduce.train.reducer import StepTimes
 from ringreduce.train.results import Epoch, Result, Step, Watcher
+from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
 from ringreduce.train.sharded_parallel import ShardedParallel
 
@@ -34,6 +35,7 @@ __all__ = [
     "Normalised",
     "PipelineParallel",
     "Result",
+    "Sampler",
     "Settings",
     "ShardedParallel",
     "Split",

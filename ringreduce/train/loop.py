@@ -26,6 +26,7 @@ from ringreduce.train.equality import check_equal
 from ringreduce.train.parts import Run
 from ringreduce.train.placement import part_of
 from ringreduce.train.results import Epoch, Result, Step, Watcher
+from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
 
 
@@ -93,6 +94,8 @@ class Trainer:
                 f"strategy is {self.strategy!r}; pass a value such as "
                 "rr.train.strategies.Zero(stage=1)"
             )
+        samples = len(split.train_labels)
+        self._sampler = Sampler(samples, min(settings.batch, samples), settings.seed)
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
         if settings.warm_up > self.steps:
@@ -106,7 +109,6 @@ class Trainer:
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
         self.state = State(0, 0.0, math.nan)
-        self._order: tuple[int, Any] = (-1, None)
         self._unreported: list[Step] = []
         self._steps_of_epoch: list[Step] = []
         self._times = np.zeros(3)
@@ -124,12 +126,12 @@ class Trainer:
     @property
     def epoch_steps(self) -> int:
         """Number of steps in an epoch."""
-        return -(-len(self._labels) // self.settings.batch)
+        return self._sampler.epoch_steps
 
     @property
     def steps(self) -> int:
         """Number of steps in the whole run."""
-        return self.settings.epochs * self.epoch_steps
+        return self._sampler.steps(self.settings.epochs)
 
     # --- the contents of a checkpoint ---
 
@@ -364,13 +366,12 @@ class Trainer:
     def _make_step(self) -> None:
         begin = time.perf_counter()
         settings, part, number = self.settings, self._part, self.state.step
-        epoch, within = number // self.epoch_steps + 1, number % self.epoch_steps
-        batch = self._epoch_order(epoch)[within * settings.batch : (within + 1) * settings.batch]
+        epoch, batch = self._sampler.epoch_of(number), self._sampler.batch_of(number)
         rows = data.part(len(batch), part.replica, part.replicas)
         mine = self._xp.asarray(batch[rows])
         x = self._x[mine]
         if settings.noise:
-            key = settings.seed, epoch, within
+            key = settings.seed, epoch, number % self.epoch_steps
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
         loss = part.gradients(x, self._labels[mine], len(batch))
         if settings.clip:
@@ -398,11 +399,6 @@ class Trainer:
                 exposed_s=exposed_s,
             )
         )
-
-    def _epoch_order(self, epoch: int) -> Any:
-        if self._order[0] != epoch:
-            self._order = epoch, data.order(len(self._labels), self.settings.seed, epoch)
-        return self._order[1]
 
     def _report_steps(self, watchers: Sequence[Watcher]) -> None:
         """Add up the ranks' shares of the losses since the last call, and report the steps."""

@@ -1,0 +1,151 @@
+"""Which samples each rank has in each step: a pure function, for any number of ranks."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ringreduce as rr
+from ringreduce.train import data
+
+
+class Sampler:
+    """The samples of each global batch, and the part of it that a rank has.
+
+    An epoch has each sample once, in an order that depends on the seed and the epoch alone.
+    Batches do not depend on the number of ranks, so ranks may join and leave between two steps.
+    The last batch of an epoch is shorter if the samples do not divide evenly.
+
+    Args:
+        samples: number of samples, at least 1.
+        batch: samples of a global batch, at least 1 and at most `samples`.
+        seed: seed of the orders, at least 0.
+
+    Attributes:
+        epoch_steps: number of steps in an epoch.
+
+    Raises:
+        TypeError: a number is not whole.
+        ValueError: a number is out of its range.
+
+    Example:
+        >>> sampler = rr.train.Sampler(samples=10, batch=4, seed=1)
+        >>> def program(comm):
+        ...     return [sampler.indices(step, comm) for step in range(sampler.steps(epochs=1))]
+        >>> parts = rr.spawn(program, 3)
+        >>> sorted(int(index) for of_rank in parts for indices in of_rank for index in indices)
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    __module__ = "ringreduce.train"
+
+    def __init__(self, samples: int, batch: int, seed: int = 0) -> None:
+        self.samples = _whole("samples", samples, least=1)
+        self.batch = _whole("batch", batch, least=1)
+        self.seed = _whole("seed", seed, least=0)
+        if self.batch > self.samples:
+            raise ValueError(f"batch is {batch}; there are {samples} samples")
+        self.epoch_steps = -(-self.samples // self.batch)
+        self._order: tuple[int, NDArray[np.intp]] = (0, np.empty(0, np.intp))
+        """The epoch that was asked for last, and its order."""
+
+    def steps(self, epochs: int) -> int:
+        """Return the number of steps in some epochs.
+
+        Args:
+            epochs: number of epochs, at least 0.
+
+        Returns:
+            The number of steps.
+
+        Raises:
+            TypeError: `epochs` is not a whole number.
+            ValueError: `epochs` is negative.
+
+        Example:
+            >>> rr.train.Sampler(samples=10, batch=4).steps(epochs=2)
+            6
+        """
+        return _whole("epochs", epochs, least=0) * self.epoch_steps
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch of a step.
+
+        Args:
+            step: number of the step; the first is 0.
+
+        Returns:
+            The number of the epoch; the first is 1.
+
+        Raises:
+            TypeError: `step` is not a whole number.
+            ValueError: `step` is negative.
+
+        Example:
+            >>> sampler = rr.train.Sampler(samples=10, batch=4)
+            >>> [sampler.epoch_of(step) for step in range(5)]
+            [1, 1, 1, 2, 2]
+        """
+        return _whole("step", step, least=0) // self.epoch_steps + 1
+
+    def batch_of(self, step: int) -> NDArray[np.intp]:
+        """Return the indices of the samples in the global batch of a step.
+
+        Args:
+            step: number of the step; the first is 0.
+
+        Returns:
+            A one-dimensional array of indices, from 0 to `samples` - 1.
+
+        Raises:
+            TypeError: `step` is not a whole number.
+            ValueError: `step` is negative.
+
+        Example:
+            >>> sampler = rr.train.Sampler(samples=10, batch=4)
+            >>> [len(sampler.batch_of(step)) for step in range(3)]
+            [4, 4, 2]
+        """
+        epoch = self.epoch_of(step)
+        if self._order[0] != epoch:
+            self._order = epoch, data.order(self.samples, self.seed, epoch)
+        first = step % self.epoch_steps * self.batch
+        return self._order[1][first : first + self.batch]
+
+    def indices(self, step: int, comm: rr.Communicator) -> NDArray[np.intp]:
+        """Return the indices of this rank's samples in a step.
+
+        Each index of the global batch is in the part of exactly one rank.  The lengths of parts
+        differ by at most one.  With more ranks than samples, some ranks have none.
+
+        Args:
+            step: number of the step; the first is 0.
+            comm: the communicator of the ranks.  Nothing is sent.
+
+        Returns:
+            A one-dimensional array of indices, from 0 to `samples` - 1.
+
+        Raises:
+            TypeError: `step` is not a whole number.
+            ValueError: `step` is negative.
+
+        Example:
+            >>> sampler = rr.train.Sampler(samples=10, batch=4)
+            >>> rr.spawn(lambda comm: len(sampler.indices(0, comm)), 3)
+            [2, 1, 1]
+        """
+        batch = self.batch_of(step)
+        return batch[data.part(len(batch), comm.rank, comm.size)]
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; wanted a whole number") from None
+    if number < least:
+        raise ValueError(f"{name} is {value}; wanted at least {least}")
+    return number

@@ -1,0 +1,91 @@
+"""The sampler: every sample of an epoch is in one batch, and in the part of one rank."""
+
+from __future__ import annotations
+
+from itertools import chain
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ringreduce as rr
+from ringreduce.train import Sampler, data
+
+
+def ranks(size):
+    return [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
+
+
+def parts(sampler, step, size):
+    return [sampler.indices(step, comm) for comm in ranks(size)]
+
+
+@given(
+    samples=st.integers(1, 60),
+    share=st.integers(1, 60),
+    seed=st.integers(0, 5),
+    epochs=st.integers(1, 3),
+    sizes=st.data(),
+)
+def test_each_sample_of_an_epoch_counts_once_for_ranks_that_come_and_go(
+    samples, share, seed, epochs, sizes
+):
+    sampler = Sampler(samples, min(share, samples), seed)
+    counts = np.zeros((epochs, samples), int)
+    for step in range(sampler.steps(epochs)):
+        size = sizes.draw(st.integers(1, 9))
+        found = parts(sampler, step, size)
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+        batch = sampler.batch_of(step)
+        assert np.array_equal(np.concatenate(found), batch)
+        assert len(batch) == sampler.batch or (step + 1) % sampler.epoch_steps == 0
+        counts[sampler.epoch_of(step) - 1, batch] += 1
+    assert (counts == 1).all()
+
+
+def test_the_batches_are_those_of_any_other_sampler_and_any_order_of_calls():
+    first, second = Sampler(20, 6, seed=3), Sampler(20, 6, seed=3)
+    forwards = [first.batch_of(step).tolist() for step in range(12)]
+    backwards = [second.batch_of(step).tolist() for step in reversed(range(12))]
+    assert forwards == backwards[::-1]
+    assert [*chain(*forwards[:4])] == data.order(20, seed=3, epoch=1).tolist()
+    assert forwards[:4] != forwards[4:8]
+    assert forwards != [Sampler(20, 6, seed=4).batch_of(step).tolist() for step in range(12)]
+
+
+def test_more_ranks_than_samples_in_a_batch():
+    assert [len(part) for part in parts(Sampler(5, 2), 0, 4)] == [1, 1, 0, 0]
+
+
+def test_a_communicator_gives_its_rank_and_size():
+    sampler = Sampler(10, 4)
+    found = rr.spawn(lambda comm: sampler.indices(2, comm).tolist(), 3)
+    assert found == [part.tolist() for part in parts(sampler, 2, 3)]
+    assert sum(map(len, found)) == 2  # the last batch of the epoch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ((0, 1), "samples is 0; wanted at least 1"),
+        ((5, 0), "batch is 0; wanted at least 1"),
+        ((5, 6), "batch is 6; there are 5 samples"),
+        ((5, 2, -1), "seed is -1; wanted at least 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(arguments, answer):
+    with pytest.raises(ValueError, match=answer):
+        Sampler(*arguments)
+
+
+def test_a_number_that_is_not_whole_is_refused():
+    with pytest.raises(TypeError, match=r"batch is 2\.5; wanted a whole number"):
+        Sampler(5, 2.5)
+
+
+@pytest.mark.parametrize("call", ["epoch_of", "batch_of", "steps"])
+def test_a_negative_step_is_refused(call):
+    with pytest.raises(ValueError, match="is -1; wanted at least 0"):
+        getattr(Sampler(5, 2), call)(-1)
