@@ -177,7 +177,7 @@ class Endpoint:
         """Makes progress with asynchronous collectives, if no thread does."""
         self.lock = threading.RLock()
         """Guards everything here, and the road."""
-        self._pairs: dict[int, _Pair] = {}
+        self._pairs: defaultdict[int, _Pair] = defaultdict(_Pair)
         self._busy: dict[int, _Pair] = {}
         """The pairs with operations that are not over, and those that answer later."""
         self._state = OPEN
@@ -259,7 +259,7 @@ class Endpoint:
 
     def _pair(self, peer: int) -> _Pair:
         """Return the pair of this rank and a peer, which is busy from now on."""
-        pair = self._pairs.setdefault(peer, _Pair())
+        pair = self._pairs[peer]
         if peer not in self._busy:
             self.road.set_idle(False)
             self.road.set_quiet(peer, False)
@@ -270,7 +270,7 @@ class Endpoint:
         if self._ended is not None:
             raise self._ended.with_traceback(None)
         for operation in operations:
-            pair = self._pairs.setdefault(operation.peer, _Pair())
+            pair = self._pairs[operation.peer]
             if pair.error is None and self.road.has_given_up(operation.peer):
                 # A signal handler has raised before Python knew a message of compiled code.
                 self._fail(pair, self._lost_error(operation.peer, "a message was interrupted"))
@@ -529,7 +529,7 @@ class Endpoint:
         with self.lock:
             if operation.over:
                 return
-            pair = self._pairs.setdefault(operation.peer, _Pair())
+            pair = self._pairs[operation.peer]
             pair.discard(operation)
             ended: Exception = self._lost_error(operation.peer, _text_of(error))
             if isinstance(error, RingReduceError):
@@ -636,4 +636,4 @@ class Endpoint:
         self.lock, self._begun = threading.RLock(), threading.Condition()
         self._ended, self._thread = error, None
         self.road.forked()
-        self._pairs, self._busy = {}, {}
+        self._pairs, self._busy = defaultdict(_Pair), {}
