@@ -1,0 +1,230 @@
+"""Arrays in a memory file, each with two slots, so that a kill never tears them.
+
+A process writes the slots that are not committed, and commits them all by one store of eight bytes.
+If it is killed before that store, the file has the arrays of the commit before, whole.  Another
+process that has the descriptor of the file reads them.
+
+The file begins with `_MAGIC` and a head of whole numbers, in the order of `_Head`.  Two tables of
+one number for each array follow: which slot is committed.  The table of an even step is the first.
+A description in JSON follows, and then the slots, each at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum, auto
+from typing import Any
+
+import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from then on
+import numpy as np
+
+from ringreduce.shm.memory_files import map_file, new_file
+
+_MAGIC = b"ringreduce slots"
+_FORMAT = 1
+_WORD = 8
+_ALIGNMENT = 64
+
+
+class _Head(IntEnum):
+    """Places of the numbers in the head."""
+
+    MAGIC_LOW = 0
+    MAGIC_HIGH = auto()
+    FORMAT = auto()
+    NBYTES = auto()
+    """Bytes of the file."""
+    GENERATION = auto()
+    """The generation whose ranks write the file."""
+    STEP = auto()
+    """Number of commits since the first step of the run.  Its store is the commit."""
+    ARRAYS = auto()
+    """Number of arrays."""
+    TEXT_BYTES = auto()
+    """Bytes of the description."""
+
+
+_WORDS = len(_Head)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The description of an array."""
+
+    name: str
+    dtype: str
+    """Its name, in this machine's byte order."""
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    """The place of its first element in the whole array."""
+    whole: tuple[int, ...]
+    """The shape of the whole array, of which this is a shard; `shape` if it is no shard."""
+    at: tuple[int, int]
+    """The places of its slots in the file."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot."""
+        return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
+
+
+class Slots:
+    """The arrays of a memory file.
+
+    Attributes:
+        file: the descriptor of the file.
+        entries: name -> description of the array.
+    """
+
+    def __init__(self, file: int, memory: np.ndarray) -> None:
+        """Use a file that is checked; for `new` and `from_file`."""
+        self.file, self._memory = file, memory
+        self._head = memory[: _WORDS * _WORD].view(np.int64)
+        count, text_bytes = self._head[[_Head.ARRAYS, _Head.TEXT_BYTES]].tolist()
+        begin = _WORDS * _WORD
+        self._tables = memory[begin : begin + 2 * count * _WORD].view(np.int64).reshape(2, count)
+        begin += 2 * count * _WORD
+        text = memory[begin : begin + text_bytes].tobytes()
+        found = [Entry(**_tuples(fields)) for fields in json.loads(text)]
+        self.entries: dict[str, Entry] = {entry.name: entry for entry in found}
+        self._numbers = {entry.name: number for number, entry in enumerate(found)}
+
+    @classmethod
+    def new(cls, arrays: Mapping[str, np.ndarray], step: int = 0, generation: int = 1) -> Slots:
+        """Make a file with these arrays committed.  Raises OSError if there is no memory."""
+        entries = _entries(arrays)
+        text = _text(entries)
+        nbytes = entries[-1].at[1] + entries[-1].nbytes
+        file = new_file()
+        try:
+            os.ftruncate(file, nbytes)
+            memory = map_file(file, nbytes)
+        except BaseException:
+            os.close(file)
+            raise
+        head = memory[: _WORDS * _WORD].view(np.int64)
+        head[_Head.FORMAT :] = _FORMAT, nbytes, generation, step, len(entries), len(text)
+        begin = (_WORDS + 2 * len(entries)) * _WORD
+        memory[begin : begin + len(text)] = np.frombuffer(text, np.uint8)
+        slots = cls(file, memory)
+        for entry in entries:
+            slots._slot(entry, 0)[...] = arrays[entry.name]
+        memory[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)  # the file is whole from here on
+        return slots
+
+    @classmethod
+    def from_file(cls, file: int) -> Slots:
+        """Open the file with this descriptor, which the object owns from then on.
+
+        Raises ValueError if it is no such file, or was not finished.
+        """
+        nbytes = os.fstat(file).st_size
+        if nbytes < _WORDS * _WORD:
+            raise ValueError(f"a file of {nbytes} bytes has no arrays of a training step")
+        memory = map_file(file, nbytes)
+        if memory[: len(_MAGIC)].tobytes() != _MAGIC:
+            raise ValueError("a file that does not begin as one with arrays of a training step")
+        head = memory[: _WORDS * _WORD].view(np.int64)
+        if head[_Head.FORMAT] != _FORMAT or head[_Head.NBYTES] != nbytes:
+            raise ValueError(
+                f"a file of format {head[_Head.FORMAT]} and {nbytes} bytes; wanted format "
+                f"{_FORMAT} and {head[_Head.NBYTES]} bytes"
+            )
+        return cls(file, memory)
+
+    @property
+    def step(self) -> int:
+        """Number of commits since the first step of the run."""
+        return int(self._head[_Head.STEP])
+
+    @property
+    def generation(self) -> int:
+        """The generation whose ranks write the file."""
+        return int(self._head[_Head.GENERATION])
+
+    @generation.setter
+    def generation(self, number: int) -> None:
+        self._head[_Head.GENERATION] = number
+
+    def committed(self, name: str) -> np.ndarray:
+        """Return the committed array, which cannot be written.
+
+        The commit after the next may overwrite it.
+        """
+        entry = self.entries[name]
+        array = self._slot(entry, int(self._tables[self.step % 2, self._numbers[name]]))
+        array.flags.writeable = False
+        return array
+
+    def writable(self, name: str) -> np.ndarray:
+        """Return the slot of an array that is not committed."""
+        entry = self.entries[name]
+        return self._slot(entry, 1 - int(self._tables[self.step % 2, self._numbers[name]]))
+
+    def commit(self, names: Iterable[str]) -> None:
+        """Commit what was written to the slots of these arrays; the others keep their values."""
+        step = self.step
+        table = self._tables[(step + 1) % 2]
+        table[:] = self._tables[step % 2]
+        for name in names:
+            table[self._numbers[name]] ^= 1
+        self._head[_Head.STEP] = step + 1  # one store: a kill comes before it or after it
+
+    def close(self) -> None:
+        """Close the descriptor.  Arrays that were handed out stay valid."""
+        os.close(self.file)
+
+    def _slot(self, entry: Entry, slot: int) -> np.ndarray:
+        at = entry.at[slot]
+        array = self._memory[at : at + entry.nbytes].view(entry.dtype)
+        return array.reshape(entry.shape)
+
+
+def is_storable(dtype: np.dtype[Any]) -> bool:
+    """Return whether arrays of this dtype can be in a file: numbers in this machine's byte order.
+
+    >>> is_storable(np.dtype("bfloat16")), is_storable(np.dtype("O")), is_storable(np.dtype(">f8"))
+    (True, False, False)
+    """
+    try:
+        known = np.dtype(dtype.name) == dtype
+    except TypeError:
+        return False
+    return known and not dtype.hasobject and dtype.kind not in "SUMm"
+
+
+def _entries(arrays: Mapping[str, np.ndarray]) -> list[Entry]:
+    """Describe the arrays, and place their slots after the description."""
+    at = [(0, 0)] * len(arrays)
+    while True:
+        entries = [
+            Entry(name, array.dtype.name, array.shape, (0,) * array.ndim, array.shape, places)
+            for (name, array), places in zip(arrays.items(), at, strict=True)
+        ]
+        end, found = (_WORDS + 2 * len(entries)) * _WORD + len(_text(entries)), []
+        for entry in entries:
+            first = _aligned(end)
+            second = _aligned(first + entry.nbytes)
+            end = second + entry.nbytes
+            found.append((first, second))
+        if found == at:
+            return entries
+        at = found  # their text may be longer now, and move them once more
+
+
+def _text(entries: Iterable[Entry]) -> bytes:
+    """Return the description, of a length that is a multiple of 1 KiB."""
+    text = json.dumps([asdict(entry) for entry in entries]).encode()
+    return text.ljust(-(-len(text) // 1024) * 1024)
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGNMENT) * _ALIGNMENT

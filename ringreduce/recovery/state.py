@@ -1,0 +1,154 @@
+"""What a training loop must not lose: arrays, changed by updates that a kill leaves whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringreduce.recovery.slots import Slots, is_storable
+
+
+class State:
+    """Arrays that outlive the process that writes them, and the number of updates made.
+
+    The arrays are in a memory file.  Each has two slots, so that a process that is killed leaves
+    the arrays of its last whole update.  Of one rank: `update` sends nothing.
+
+    Args:
+        arrays: name -> array of numbers, of any shape.  They are copied.
+        sampler: the samples of each step, kept for the training loop.
+
+    Attributes:
+        sampler: as passed.
+
+    Raises:
+        TypeError: `arrays` is no mapping of names to arrays of numbers.
+        ValueError: `arrays` is empty.
+
+    Example:
+        >>> state = State({"weight": np.zeros(3), "bias": np.zeros(1)})
+        >>> with state.update():
+        ...     state["weight"] += 1
+        >>> state.step, state["weight"].tolist()
+        (1, [1.0, 1.0, 1.0])
+    """
+
+    __module__ = "ringreduce"
+
+    def __init__(self, arrays: Mapping[str, ArrayLike], sampler: Any = None) -> None:
+        self.sampler = sampler
+        self._slots = Slots.new(_checked(arrays))
+        self._written: dict[str, np.ndarray] | None = None
+        """Name -> slot of the arrays that the update has read or replaced; None outside one."""
+
+    @property
+    def step(self) -> int:
+        """Number of updates made."""
+        return self._slots.step
+
+    @property
+    def generation(self) -> int:
+        """Number of the membership of ranks; the first is 1."""
+        return self._slots.generation
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots.entries)
+
+    def __len__(self) -> int:
+        return len(self._slots.entries)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array.
+
+        Outside an update it cannot be written, and the update after the next may overwrite it.
+        Inside an update it is the new array, which begins with the committed values.
+
+        Raises:
+            KeyError: there is no array of this name.
+        """
+        self._check_name(name)
+        if self._written is None:
+            return self._slots.committed(name)
+        if name not in self._written:
+            self._written[name] = self._slots.writable(name)
+            self._written[name][...] = self._slots.committed(name)
+        return self._written[name]
+
+    def __setitem__(self, name: str, value: ArrayLike) -> None:
+        """Replace an array, inside an update.  The committed values are not copied before.
+
+        Raises:
+            KeyError: there is no array of this name.
+            TypeError: the values have another dtype, which cannot be cast safely.
+            ValueError: the values have another shape, or there is no update.
+        """
+        self._check_name(name)
+        if self._written is None:
+            raise ValueError(
+                f"state[{name!r}] is replaced outside an update; use `with state.update():`"
+            )
+        new = np.asarray(value)
+        array = self._written.get(name)
+        if array is None:
+            array = self._slots.writable(name)
+        if new.shape != array.shape:
+            raise ValueError(
+                f"state[{name!r}] has shape {array.shape}; the new values have {new.shape}"
+            )
+        if not np.can_cast(new.dtype, array.dtype, "same_kind"):
+            raise TypeError(f"state[{name!r}] is {array.dtype}; the new values are {new.dtype}")
+        if new is not array:
+            np.copyto(array, new, casting="same_kind")
+        self._written[name] = array
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Change arrays, all at once.
+
+        All changes count when the block ends, and `step` grows by 1.  If the block raises, or the
+        process is killed inside it, none counts.  Arrays that the block does not touch keep their
+        values.
+
+        Raises:
+            ValueError: inside another update.
+
+        Example:
+            >>> state = State({"x": np.zeros(2)})
+            >>> with state.update():
+            ...     state["x"] = [1, 2]
+            >>> state.step, state["x"].tolist()
+            (1, [1.0, 2.0])
+        """
+        if self._written is not None:
+            raise ValueError("update: inside another update of this State")
+        self._written = {}
+        try:
+            yield
+            self._slots.commit(self._written)
+        finally:
+            self._written = None
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._slots.entries:
+            raise KeyError(f"there is no {name!r}; the arrays are {', '.join(self)}")
+
+
+def _checked(arrays: Any) -> dict[str, np.ndarray]:
+    """Return the arrays as NumPy arrays.  Raises TypeError or ValueError if they are none."""
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"State: arrays is {arrays!r}; pass a dict, name -> array")
+    if not arrays:
+        raise TypeError("State: arrays is empty; pass what the training loop changes")
+    found = {}
+    for name, value in arrays.items():
+        if not isinstance(name, str):
+            raise TypeError(f"State: the name {name!r} is no text")
+        array = np.asarray(value)
+        if not is_storable(array.dtype):
+            raise TypeError(f"State: {name!r} is an array of {array.dtype}; pass numbers")
+        found[name] = array
+    return found

@@ -1,0 +1,243 @@
+"""State and its slots: updates that count whole or not at all."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringreduce.recovery import slots, state
+from ringreduce.recovery.slots import Slots
+from ringreduce.recovery.state import State
+
+
+def three() -> State:
+    return State(
+        {"w": np.arange(6.0).reshape(2, 3), "b": np.zeros(3, np.float32), "n": np.int64(7)}
+    )
+
+
+def values(of: State | Slots) -> dict[str, list]:
+    if isinstance(of, Slots):
+        return {name: of.committed(name).tolist() for name in of.entries}
+    return {name: of[name].tolist() for name in of}
+
+
+# --- updates --------------------------------------------------------------------------------------
+
+
+def test_an_update_counts_when_its_block_ends():
+    kept = three()
+    before = values(kept)
+    with kept.update():
+        kept["w"] += 1
+        kept["n"] = 9
+        assert kept.step == 0
+    assert kept.step == 1
+    assert values(kept) == {**before, "w": [[1, 2, 3], [4, 5, 6]], "n": 9}
+
+
+def test_an_exception_discards_the_update():
+    kept = three()
+    before = values(kept)
+
+    def fails() -> None:
+        with kept.update():
+            kept["w"] += 1
+            kept["b"] = np.ones(3)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert (kept.step, values(kept)) == (0, before)
+    with kept.update():
+        kept["b"] += 2  # begins with the committed values, not with those of the discarded update
+    assert (kept.step, kept["b"].tolist()) == (1, [2, 2, 2])
+
+
+def test_what_was_read_before_an_update_stays_until_the_update_after_it():
+    kept = three()
+    before = kept["b"]
+    with kept.update():
+        kept["b"] = np.ones(3)
+        assert before.tolist() == [0, 0, 0]
+    assert (before.tolist(), kept["b"].tolist()) == ([0, 0, 0], [1, 1, 1])
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("wbn"), st.booleans(), st.integers(-9, 9)), max_size=4),
+        max_size=6,
+    ),
+    st.data(),
+)
+def test_any_updates_do_what_plain_arrays_would(updates, draws):
+    kept = three()
+    plain = {name: np.array(kept[name]) for name in kept}
+    for changes in updates:
+        fails = draws.draw(st.booleans())
+        new = {name: array.copy() for name, array in plain.items()}
+        try:
+            with kept.update():
+                for name, replaces, number in changes:
+                    if replaces:
+                        kept[name] = np.full(plain[name].shape, number, plain[name].dtype)
+                        new[name][...] = number
+                    else:
+                        kept[name] += number
+                        new[name] += number
+                if fails:
+                    raise RuntimeError
+            plain = new
+        except RuntimeError:
+            pass
+        assert values(kept) == {name: array.tolist() for name, array in plain.items()}
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+def test_a_kill_at_every_line_of_an_update_leaves_a_whole_step():
+    """The child is killed after 0, 1, 2 and so on lines, until it survives the update."""
+    ends = []
+    while not ends or ends[-1] != "survived":
+        kept = three()
+        with kept.update():
+            kept["n"] = 1  # so that the arrays have different slots
+        before = values(kept)
+        after = {**before, "w": [[1, 2, 3], [4, 5, 6]], "n": 2}
+        child = os.fork()
+        if child == 0:
+            _update_and_die(kept, lines=len(ends))
+        _, status = os.waitpid(child, 0)
+        found = Slots.from_file(os.dup(kept._slots.file))
+        ends.append("survived" if status == 0 else "killed")
+        assert os.WIFSIGNALED(status) or status == 0
+        assert (found.step, values(found)) in [(1, before), (2, after)], len(ends)
+        assert status or found.step == 2
+        found.close()
+    assert len(ends) > 30
+
+
+def _update_and_die(kept: State, lines: int) -> None:
+    left = lines
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(os.path.dirname(state.__file__)):
+            return None
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return trace
+
+    try:
+        sys.settrace(trace)
+        with kept.update():
+            kept["w"] += 1
+            kept["n"] = 2
+    finally:
+        sys.settrace(None)
+        os._exit(0)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_another_process_reads_and_continues_by_the_descriptor():
+    kept = three()
+    child = os.fork()
+    if child == 0:
+        found = Slots.from_file(kept._slots.file)
+        found.writable("b")[...] = 5
+        found.commit(["b"])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (kept.step, kept["b"].tolist()) == (1, [5, 5, 5])
+
+
+def test_a_file_keeps_steps_generations_and_every_dtype():
+    arrays = {
+        name: np.ones(3, np.dtype(name))
+        for name in ("bool", "int8", "uint64", "float16", "bfloat16", "float64", "complex128")
+    }
+    made = Slots.new({**arrays, "empty": np.zeros((0, 4))}, step=41, generation=3)
+    found = Slots.from_file(os.dup(made.file))
+    assert (found.step, found.generation) == (41, 3)
+    for name, array in arrays.items():
+        read = found.committed(name)
+        assert (read.dtype, read.tolist()) == (array.dtype, array.tolist())
+        entry = found.entries[name]
+        assert (entry.offset, entry.whole) == ((0,), (3,))
+    assert found.committed("empty").shape == (0, 4)
+    made.close()
+    found.close()
+
+
+@pytest.mark.parametrize("torn", ["short", "magic", "format", "length"])
+def test_a_torn_or_foreign_file_is_refused(torn):
+    made = Slots.new({"x": np.ones(100)})
+    if torn == "short":
+        os.ftruncate(made.file, 10)
+    elif torn == "magic":
+        os.pwrite(made.file, b"something else..", 0)
+    elif torn == "format":
+        os.pwrite(made.file, b"\x09", 16)
+    else:
+        os.ftruncate(made.file, os.fstat(made.file).st_size + 4096)
+    with pytest.raises(ValueError, match="a file "):
+        Slots.from_file(made.file)
+    made.close()
+
+
+# --- wrong calls ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [None, {}, [np.ones(3)], {1: np.ones(3)}, {"x": None}, {"x": "text"}, {"x": np.ones(1, ">f8")}],
+)
+def test_a_state_of_nothing_or_of_objects_is_refused(arrays):
+    with pytest.raises(TypeError, match="State: "):
+        State(arrays)
+
+
+def test_arrays_change_in_updates_alone():
+    kept = three()
+    with pytest.raises(ValueError, match="read-only"):
+        kept["w"] += 1
+    with pytest.raises(ValueError, match="outside an update"):
+        kept["w"] = np.zeros((2, 3))
+    assert values(kept) == values(three())
+
+
+def test_an_update_inside_an_update_is_refused():
+    kept = three()
+    with pytest.raises(ValueError, match="inside another update"), kept.update(), kept.update():
+        pass
+    assert kept.step == 0
+
+
+def test_other_shapes_dtypes_and_names_are_refused():
+    kept = three()
+    with kept.update():
+        with pytest.raises(ValueError, match=r"has shape \(3,\); the new values have \(2,\)"):
+            kept["b"] = np.zeros(2)
+        with pytest.raises(TypeError, match="is int64; the new values are float64"):
+            kept["n"] = 2.5
+        with pytest.raises(KeyError, match="there is no 'v'; the arrays are w, b, n"):
+            kept["v"]
+    assert values(kept) == values(three())
+
+
+def test_examples_print_what_they_say():
+    assert doctest.testmod(slots) == (0, 1)
+    names = {"State": State, "np": np}
+    for example in doctest.DocTestFinder().find(State, "State", module=False, globs=names):
+        assert doctest.DocTestRunner().run(example).failed == 0
