@@ -14,7 +14,7 @@ from typing import Any
 import ringreduce as rr
 from ringreduce.picture import output
 from ringreduce.terminal import print_error
-from ringreduce.train import inputs, plot, strategies
+from ringreduce.train import inputs, plot, strategy_options
 from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
@@ -198,7 +198,7 @@ class _Run:
             "epoch_loss": state.epoch_loss,
             "last_loss": state.last_loss if math.isfinite(state.last_loss) else None,
             "settings": to_plain(self.settings),
-            "strategy": {} if self._named is None else strategies.to_plain(self._named),
+            "strategy": {} if self._named is None else strategy_options.to_plain(self._named),
             "data_sha256": self._split.digest,
             "ranks": self._comm.size,
             "ringreduce": rr.__version__,

@@ -16,16 +16,8 @@ from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings
-from ringreduce.train.strategies import (
-    TPU,
-    Options,
-    Strategy,
-    by_name,
-    check_algorithm,
-    check_jax,
-    default,
-    table,
-)
+from ringreduce.train.strategies import TPU, Strategy, check_algorithm, check_jax, default
+from ringreduce.train.strategy_options import Options, by_name, table
 
 KINDS = (Settings, Options, Outputs)
 FIELDS = {field.name: field for kind in KINDS for field in dataclasses.fields(kind)}

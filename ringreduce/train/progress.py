@@ -10,7 +10,7 @@ from typing import TextIO
 import ringreduce as rr
 from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine
-from ringreduce.train import data, mlp, strategies
+from ringreduce.train import data, mlp, strategy_options
 from ringreduce.train.configuration import to_plain, to_toml
 from ringreduce.train.results import Epoch, Result, Step
 from ringreduce.train.settings import Settings
@@ -93,8 +93,8 @@ def described(strategy: Strategy, settings: Settings) -> str:
         return "all-reduce by NCCL"
     if isinstance(strategy, (Mirrored, MultiWorkerMirrored)):
         return f"all-reduce {strategy.algorithm(settings)}"
-    name, *chosen = strategies.to_plain(strategy).values()
-    options = list(strategies.to_plain(strategy))[1:]
+    name, *chosen = strategy_options.to_plain(strategy).values()
+    options = list(strategy_options.to_plain(strategy))[1:]
     words = (f"{option} {value}" for option, value in zip(options, chosen, strict=True))
     return ", ".join((f"strategy {name}", *words))
 

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.launch import cli
-from ringreduce.train import DriftError, Settings, Split, Trainer, load_split, mlp, strategies
+from ringreduce.train import DriftError, Settings, Split, Trainer, load_split, mlp
 from ringreduce.train.configuration import read
 from ringreduce.train.mesh import fits
 from ringreduce.train.strategies import (
-    PIPELINES,
-    STRATEGIES,
     CentralStorage,
     Hybrid,
     Mirrored,
@@ -28,9 +26,8 @@ from ringreduce.train.strategies import (
     Pipeline,
     Tensor,
     Zero,
-    by_name,
-    table,
 )
+from ringreduce.train.strategy_options import PIPELINES, STRATEGIES, by_name, table, to_plain
 from tests.support.rounding import rounding_bounds
 
 STEPS = 20
@@ -470,7 +467,7 @@ def test_names_are_the_classes_in_snake_case():
 
 @pytest.mark.parametrize("strategy", [*(each for each, _ in OTHERS), Hybrid(2, 2, 1)], ids=str)
 def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
-    plain = strategies.to_plain(strategy)
+    plain = to_plain(strategy)
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
     assert by_name(values.pop("strategy"), values) == strategy
 
