@@ -6,10 +6,10 @@
 ``waits``: every action waits in place of computing, 20 ms forward and 40 ms backward, so that ranks
 may share cores.  The prediction is the time of `rr.pipeline.prove`.  ``mlp``: eight layers of 1024,
 a batch of 512, float32.  In every turn each rank first executes its own actions while the other
-waits.  The prediction of the turn takes the mean times of these: a mean, since the actions of the
-step are disturbed as often.  Then both ranks execute their own actions at once, without messages; a
-row has the time of this over that of the ranks in turns (``at_once_of_alone``).  The gradients of
-every step are compared with those of one process, bit by bit.
+waits.  The prediction of the turn takes the mean times of these.  It is a mean because a step is a
+sum of actions, slow ones included.  Then both ranks execute their own actions at once, without
+messages; a row has the time of this over that of the ranks in turns (``at_once_of_alone``).  The
+gradients of every step are compared with those of one process, bit by bit.
 
 Writes rows to ``bench_results/pipeline.jsonl``.  ``of_predicted`` is the median, over the turns, of
 the time of a step over the prediction of the same turn: the machine may become slower between

@@ -11,8 +11,6 @@ from typing import Any
 RESULTS = Path(__file__).parent.parent / "bench_results"
 HOSTS = "BENCHMARK_HOSTS"
 """The variable with the options of `benchmarks.hosts`, set where it has made the hosts."""
-LAUNCHED = "RINGREDUCE_EXPECTED_SIZE"
-"""A variable that `ringreduce run` sets."""
 
 
 def environment(command: str) -> dict[str, Any]:
@@ -27,11 +25,13 @@ def command_line(module: str) -> str:
     """How this benchmark was started, as one would type it."""
     from mpi4py import MPI
 
+    from ringreduce.launch.rank_main import EXPECTED_SIZE
+
     program = f"python -m benchmarks.{module} {' '.join(sys.argv[1:])}".strip()
     if HOSTS in os.environ:
         return f"python -m benchmarks.hosts {os.environ[HOSTS]} -- {program}"
     ranks = MPI.COMM_WORLD.Get_size()
-    if LAUNCHED in os.environ:
+    if EXPECTED_SIZE in os.environ:
         return f"ringreduce run -n {ranks} {program.removeprefix('python ')}"
     return f"mpirun -n {ranks} {program}"
 

@@ -5,10 +5,10 @@
 
 First a search runs, with its usual budget.  Then the exhaustive run measures every split size and
 schedule with every cut of the layers into stages.  On 2 ranks these are 350 candidates, and the
-search has 102 of them; on 4 ranks they are 705, and the search has 145.  The exhaustive run has new
-trainers in each turn: one turn of all candidates, then turns of the 64 fastest.  The 8 fastest and
-the choice of the search are then measured in turns for longer, since the least of many disturbed
-medians is too small.
+search begins with 102 of them; on 4 ranks they are 705, and the search begins with 145.  The
+exhaustive run has new trainers in each turn: one turn of all candidates, then turns of the 64
+fastest.  The 8 fastest and the choice of the search are then measured in turns for longer, since
+the least of many disturbed medians is too small.
 
 Writes a row for each candidate of the search, and one for the choice, to
 ``bench_results/search.jsonl``.  Exits with 1 if the choice takes more than 1.05 times the best.

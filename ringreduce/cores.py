@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 SHARED_CORES = "RINGREDUCE_SHARED_CORES"
 """The environment variable with the number of cores that the ranks of a host share.
 
-The launcher sets it where there are more ranks than cores, and each rank then keeps one core.  With
-0, ranks may run on every core.
+The launcher sets it where each core gets the same number of ranks, of at least 2.  Each rank then
+keeps one core.  With 0, ranks may run on every core.
 """
 _LOCAL_RANK_AND_SIZE = (
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -20,9 +20,9 @@ the number of ranks there."""
 
 
 def cores() -> int:
-    """Return the number of cores that this process and the ranks beside it may use.
+    """Return the number of cores that this process may use.
 
-    A rank that keeps one core counts all those that it shares with others.
+    For a rank that keeps one core: the number of cores that the ranks share.
     """
     return max(len(os.sched_getaffinity(0)), shared_cores(os.environ))
 
@@ -40,26 +40,26 @@ def shared_cores(variables: Mapping[str, str]) -> int:
     return int(text)
 
 
-def keep_one(variables: Mapping[str, str]) -> None:
-    """Keep this rank on one core, if ranks share cores.
+def keep_one(variables: MutableMapping[str, str]) -> None:
+    """Keep this rank on one core, if ranks share cores; otherwise forget the variable.
 
-    Does nothing if the rank may not run on just as many cores as the variable says: then its MPI or
-    the user has bound it.
+    Does nothing else if the number of cores of this rank differs from the variable: its MPI or the
+    user has bound the rank, or its host is another one.
     """
     own = sorted(os.sched_getaffinity(0))
-    if len(own) != shared_cores(variables):
-        return
-    for rank, size in _LOCAL_RANK_AND_SIZE:
-        if rank in variables and int(variables.get(size, 0)) > len(own):
-            os.sched_setaffinity(0, {own[core_of(int(variables[rank]), len(own))]})
-            return
+    if len(own) == shared_cores(variables):
+        for rank, size in _LOCAL_RANK_AND_SIZE:
+            if rank in variables and int(variables.get(size, 0)) > len(own):
+                os.sched_setaffinity(0, {own[core_of(int(variables[rank]), len(own))]})
+                return
+    variables.pop(SHARED_CORES, None)
 
 
 def core_of(local_rank: int, count: int) -> int:
-    """Return which of `count` cores a rank keeps: forth over the cores, then back, then forth.
+    """Return the index of the core that a rank keeps, of `count` cores.
 
-    The first and the last rank of two rounds share a core.  In a pipeline these two wait at
-    different times.
+    Ranks are placed from the first core to the last, then back, then forth again.  The first and
+    the last rank of two rounds share a core.  In a pipeline these two wait at different times.
 
     >>> [core_of(rank, 3) for rank in range(8)]
     [0, 1, 2, 2, 1, 0, 0, 1]

@@ -31,10 +31,13 @@ _MOST_BYTES = 1024
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: process id, user id and group id of the peer of a socket."""
 _PROCESS_INFO = struct.Struct("Q52xi")
-"""``struct pidfd_info`` of Linux: the mask of what is wanted and told, and the exit status."""
+"""``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
 _WITH_STATUS = 1 << 3
+"""``PIDFD_INFO_EXIT`` in the mask."""
 _GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
 """The ioctl ``PIDFD_GET_INFO``."""
+_INTELS_CODE = 255
+"""What Intel MPI's mpiexec may return after a killed rank."""
 _DEADLY = (
     *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL),
     *(signal.SIGSEGV, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU),
@@ -106,14 +109,15 @@ class End:
     def signal(self, returncode: int, flavour: Flavour) -> int:
         """Return the number of the signal that killed the rank; 0 if none did.
 
-        Without the status of its process, the exit code of mpiexec tells.  After signal n Open
-        MPI's returns 128 + n, as shells do, MPICH's returns n, and Intel MPI's may return 255.
+        After signal n Open MPI's mpiexec returns 128 + n, as shells do, and hydra's returns n.
+        That of Intel MPI may return 255, and the status of the process has the signal.  Without a
+        signal hydra's may return that of the signal with which it ended other ranks.
         """
-        if self.status is not None:
-            number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
-        else:
-            number = returncode - 128 if flavour is Flavour.OPEN_MPI else returncode
-        return number if number in _DEADLY and not self.how else 0
+        number = returncode - 128 if flavour is Flavour.OPEN_MPI else returncode
+        is_killed = self.status is None or os.WIFSIGNALED(self.status)
+        if flavour is Flavour.INTEL and returncode == _INTELS_CODE and self.status is not None:
+            number = os.WTERMSIG(self.status)
+        return number if is_killed and number in _DEADLY and not self.how else 0
 
 
 class Watch:
@@ -199,10 +203,10 @@ class Watch:
 
 
 def status_of(pid: int, descriptor: int) -> int | None:
-    """Return the status of a process that has ended; None if the kernel does not tell.
+    """Return the status of a process that has ended; None if it is not known.
 
-    `descriptor` is that of the process.  Once the parent has taken note of the end, the process is
-    no longer in /proc, and Linux 6.15 or later tells the status by the descriptor.
+    `descriptor` is the pidfd of the process.  A process that its parent has reaped is not in /proc.
+    Linux 6.15 and later return its status by the pidfd.
     """
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().split()[-1])

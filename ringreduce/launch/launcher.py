@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ringreduce.cores import SHARED_CORES, cores
+from ringreduce.cores import SHARED_CORES
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
 from ringreduce.launch.ends import ADDRESS, Watch
 from ringreduce.launch.job import die_with_parent
@@ -94,6 +94,11 @@ def job_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; its ranks may use the same."""
+    return len(os.sched_getaffinity(0))
+
+
 def rank_environment(
     job: Job, mpiexec: Mpiexec, given: Mapping[str, str], cores: int, *, root: bool
 ) -> dict[str, str]:
@@ -105,8 +110,6 @@ def rank_environment(
     """
     wanted = _thread_counts(given, max(1, cores // job.ranks_per_host))
     crowded = job.ranks_per_host > cores
-    if crowded:
-        wanted[SHARED_CORES] = str(cores)
     if mpiexec.flavour is Flavour.OPEN_MPI:
         wanted |= _open_mpi_settings(mpiexec.version, crowded=crowded, root=root)
         if not job.hosts:
@@ -114,6 +117,8 @@ def rank_environment(
     elif mpiexec.flavour is Flavour.MPICH and crowded:
         wanted["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
     added = {name: value for name, value in wanted.items() if name not in given}
+    if given.get(SHARED_CORES) != "0":  # another value is that of an outer job
+        added[SHARED_CORES] = str(cores) if crowded and job.ranks_per_host % cores == 0 else ""
     return added | _ringreduce_settings(job)
 
 
@@ -164,7 +169,8 @@ def command_line(
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
-    # A binding to one core would make all threads of a rank share it, the progress thread too.
+    # Ranks are not bound where each has a core: all threads of a rank would share one, the progress
+    # thread too.  Ranks that share cores bind themselves, see `ringreduce.cores`.
     options = ["--bind-to", "none"]
     if job.hosts:
         options += ["--host", _host_list(job.hosts)]
@@ -200,7 +206,7 @@ def run(job: Job) -> int:
     """
     given = job_environment()
     mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
-    added = rank_environment(job, mpiexec, given, cores(), root=os.geteuid() == 0)
+    added = rank_environment(job, mpiexec, given, usable_cores(), root=os.geteuid() == 0)
     watch, started = Watch(), time.time()
     environment = {**given, **added, ADDRESS: "" if job.hosts else watch.address}
     process, ended_by = _run_relaying(command_line(job, mpiexec, given, added), environment, watch)

@@ -1,8 +1,8 @@
 """Arrays in a memory file, each with two slots, so that a kill never tears them.
 
 A process writes the slots that are not committed, and commits them all by one store of eight bytes.
-If it is killed before that store, the file has the arrays of the commit before, whole.  Another
-process that has the descriptor of the file reads them.
+If it is killed before that store, the file has the arrays of the last commit.  Another process that
+has the descriptor of the file reads them.
 
 The file begins with `_MAGIC` and a head of whole numbers, in the order of `_Head`.  Two tables of
 one number for each array follow: which slot is committed.  The table of an even step is the first.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum, auto
@@ -83,6 +84,7 @@ class Slots:
     def __init__(self, file: int, memory: np.ndarray) -> None:
         """Use a file that is checked; for `new` and `from_file`."""
         self.file, self._memory = file, memory
+        self._closing = weakref.finalize(self, os.close, file)
         self._head = memory[: _WORDS * _WORD].view(np.int64)
         count, text_bytes = self._head[[_Head.ARRAYS, _Head.TEXT_BYTES]].tolist()
         begin = _WORDS * _WORD
@@ -101,7 +103,7 @@ class Slots:
         nbytes = entries[-1].at[1] + entries[-1].nbytes
         file = new_file()
         try:
-            os.ftruncate(file, nbytes)
+            os.posix_fallocate(file, 0, nbytes)  # without memory this raises; a write would kill
             memory = map_file(file, nbytes)
         except BaseException:
             os.close(file)
@@ -118,7 +120,7 @@ class Slots:
 
     @classmethod
     def from_file(cls, file: int) -> Slots:
-        """Open the file with this descriptor, which the object owns from then on.
+        """Open the file with this descriptor.  The object owns it, unless this raises.
 
         Raises ValueError if it is no such file, or was not finished.
         """
@@ -153,7 +155,7 @@ class Slots:
     def committed(self, name: str) -> np.ndarray:
         """Return the committed array, which cannot be written.
 
-        The commit after the next may overwrite it.
+        After the next commit `writable` returns this memory.
         """
         entry = self.entries[name]
         array = self._slot(entry, int(self._tables[self.step % 2, self._numbers[name]]))
@@ -171,12 +173,13 @@ class Slots:
         table = self._tables[(step + 1) % 2]
         table[:] = self._tables[step % 2]
         for name in names:
-            table[self._numbers[name]] ^= 1
+            number = self._numbers[name]
+            table[number] = 1 - self._tables[step % 2, number]
         self._head[_Head.STEP] = step + 1  # one store: a kill comes before it or after it
 
     def close(self) -> None:
         """Close the descriptor.  Arrays that were handed out stay valid."""
-        os.close(self.file)
+        self._closing()
 
     def _slot(self, entry: Entry, slot: int) -> np.ndarray:
         at = entry.at[slot]

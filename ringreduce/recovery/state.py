@@ -16,7 +16,7 @@ class State:
     """Arrays that outlive the process that writes them, and the number of updates made.
 
     The arrays are in a memory file.  Each has two slots, so that a process that is killed leaves
-    the arrays of its last whole update.  Of one rank: `update` sends nothing.
+    the arrays of its last whole update.  A State belongs to one rank.  `update` sends nothing.
 
     Args:
         arrays: name -> array of numbers, of any shape.  They are copied.
@@ -26,8 +26,8 @@ class State:
         sampler: as passed.
 
     Raises:
-        TypeError: `arrays` is no mapping of names to arrays of numbers.
-        ValueError: `arrays` is empty.
+        TypeError: `arrays` is empty, or no mapping of names to arrays of numbers.
+        OSError: there is too little memory.
 
     Example:
         >>> state = State({"weight": np.zeros(3), "bias": np.zeros(1)})
@@ -36,8 +36,6 @@ class State:
         >>> state.step, state["weight"].tolist()
         (1, [1.0, 1.0, 1.0])
     """
-
-    __module__ = "ringreduce"
 
     def __init__(self, arrays: Mapping[str, ArrayLike], sampler: Any = None) -> None:
         self.sampler = sampler
@@ -65,7 +63,8 @@ class State:
         """Return an array.
 
         Outside an update it cannot be written, and the update after the next may overwrite it.
-        Inside an update it is the new array, which begins with the committed values.
+        Inside an update it is the new array, which begins with the committed values.  It becomes
+        read-only when the update ends.  Views of it stay writable: do not keep them.
 
         Raises:
             KeyError: there is no array of this name.
@@ -74,8 +73,9 @@ class State:
         if self._written is None:
             return self._slots.committed(name)
         if name not in self._written:
-            self._written[name] = self._slots.writable(name)
-            self._written[name][...] = self._slots.committed(name)
+            array = self._slots.writable(name)
+            array[...] = self._slots.committed(name)
+            self._written[name] = array
         return self._written[name]
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
@@ -83,7 +83,8 @@ class State:
 
         Raises:
             KeyError: there is no array of this name.
-            TypeError: the values have another dtype, which cannot be cast safely.
+            OverflowError: a whole number does not fit the dtype.
+            TypeError: the values are of another kind, such as floats for an array of whole numbers.
             ValueError: the values have another shape, or there is no update.
         """
         self._check_name(name)
@@ -91,7 +92,9 @@ class State:
             raise ValueError(
                 f"state[{name!r}] is replaced outside an update; use `with state.update():`"
             )
-        new = np.asarray(value)
+        new, dtype = np.asarray(value), np.dtype(self._slots.entries[name].dtype)
+        if not hasattr(value, "dtype") and new.dtype.kind in "iu" and dtype.kind in "iu":
+            new = np.asarray(value, dtype)  # Python's whole numbers have no dtype
         array = self._written.get(name)
         if array is None:
             array = self._slots.writable(name)
@@ -110,8 +113,8 @@ class State:
         """Change arrays, all at once.
 
         All changes count when the block ends, and `step` grows by 1.  If the block raises, or the
-        process is killed inside it, none counts.  Arrays that the block does not touch keep their
-        values.
+        process is killed inside it, none counts.  A signal handler that raises at the very end may
+        raise after the changes count.  Arrays that the block does not touch keep their values.
 
         Raises:
             ValueError: inside another update.
@@ -130,7 +133,16 @@ class State:
             yield
             self._slots.commit(self._written)
         finally:
+            for array in self._written.values():
+                array.flags.writeable = False
             self._written = None
+
+    def close(self) -> None:
+        """Close the memory file.  Otherwise it is closed when the State is garbage.
+
+        Arrays that were handed out stay valid.
+        """
+        self._slots.close()
 
     def _check_name(self, name: str) -> None:
         if name not in self._slots.entries:

@@ -98,7 +98,7 @@ class Sampler:
             step: number of the step; the first is 0.
 
         Returns:
-            A one-dimensional array of indices, from 0 to `samples` - 1.
+            A one-dimensional, read-only array of indices, from 0 to `samples` - 1.
 
         Raises:
             TypeError: `step` is not a whole number.
@@ -109,11 +109,13 @@ class Sampler:
             >>> [len(sampler.batch_of(step)) for step in range(3)]
             [4, 4, 2]
         """
-        epoch = self.epoch_of(step)
-        if self._order[0] != epoch:
-            self._order = epoch, data.order(self.samples, self.seed, epoch)
+        epoch, known = self.epoch_of(step), self._order
+        if known[0] != epoch:
+            order = data.order(self.samples, self.seed, epoch)
+            order.flags.writeable = False
+            self._order = known = epoch, order
         first = step % self.epoch_steps * self.batch
-        return self._order[1][first : first + self.batch]
+        return known[1][first : first + self.batch]
 
     def indices(self, step: int, comm: rr.Communicator) -> NDArray[np.intp]:
         """Return the indices of this rank's samples in a step.
@@ -126,7 +128,7 @@ class Sampler:
             comm: the communicator of the ranks.  Nothing is sent.
 
         Returns:
-            A one-dimensional array of indices, from 0 to `samples` - 1.
+            A one-dimensional, read-only array of indices, from 0 to `samples` - 1.
 
         Raises:
             TypeError: `step` is not a whole number.

@@ -183,9 +183,11 @@ def test_ranks_yield_only_where_they_outnumber_the_cores(flavour, name, value, c
 
 
 @EVERY_MPI
-@pytest.mark.parametrize(("cores", "shared"), [(4, None), (3, "3")])
-def test_ranks_are_told_the_cores_only_where_they_outnumber_them(flavour, cores, shared):
-    assert added_for(flavour, ranks=4, cores=cores).get("RINGREDUCE_SHARED_CORES") == shared
+@pytest.mark.parametrize(("cores", "shared"), [(4, ""), (3, ""), (2, "2"), (1, "1")])
+@pytest.mark.parametrize("given", [{}, {"RINGREDUCE_SHARED_CORES": "7"}])  # of an outer job
+def test_ranks_are_told_the_cores_only_where_some_ranks_share_each(flavour, cores, shared, given):
+    added = added_for(flavour, ranks=4, cores=cores, given=given)
+    assert added["RINGREDUCE_SHARED_CORES"] == shared
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5"])

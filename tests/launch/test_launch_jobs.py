@@ -132,8 +132,8 @@ def test_ranks_that_outnumber_the_cores_keep_one_each(script, run):
     unbound = os.environ | {"I_MPI_PIN": "0"}
     ended = run("-n", str(2 * count), "script.py", env=unbound)
     assert ended.stdout == "".join(f"([{core}], {count})\n" for core in there_and_back)
-    ended = run("-n", str(count + 1), "script.py", env=unbound | {"RINGREDUCE_SHARED_CORES": "0"})
-    assert ended.stdout == f"({mine}, {count})\n" * (count + 1)
+    ended = run("-n", str(2 * count), "script.py", env=unbound | {"RINGREDUCE_SHARED_CORES": "0"})
+    assert ended.stdout == f"({mine}, {count})\n" * 2 * count
 
 
 # --- a good end -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import os
 import signal
 import sys
@@ -215,6 +216,36 @@ def test_arrays_change_in_updates_alone():
     with pytest.raises(ValueError, match="outside an update"):
         kept["w"] = np.zeros((2, 3))
     assert values(kept) == values(three())
+
+
+def test_an_array_of_an_update_cannot_be_written_after_it():
+    kept = three()
+    with kept.update():
+        kept["w"] += 1
+        new = kept["w"]
+    with pytest.raises(ValueError, match="read-only"):
+        new += 1
+    assert kept["w"][0, 0] == 1
+
+
+def test_whole_numbers_of_python_fit_any_array_of_whole_numbers():
+    kept = State({"u": np.zeros(2, np.uint8)})
+    with kept.update():
+        kept["u"] = [1, 255]
+        with pytest.raises(OverflowError):
+            kept["u"] = [1, 256]
+    assert kept["u"].tolist() == [1, 255]
+
+
+def test_states_that_are_garbage_leave_no_file_open():
+    gc.collect()  # what other tests have left
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        three()
+    closed = three()
+    closed.close()
+    del closed  # Python's map of a file has a descriptor of its own
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_an_update_inside_an_update_is_refused():

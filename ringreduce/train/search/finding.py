@@ -28,6 +28,8 @@ _LEAST_SHARE = 0.5
 """The least share of the budget for the rounds, however long pricing took."""
 _MOVES, _SHARE_OF_A_MOVE = 2, 0.15
 """How often the neighbours of the best are measured, and the share of the rounds' time for it."""
+_FINALISTS = 3
+"""The most candidates of the last round that are measured again beside the neighbours."""
 _SHARE_OF_BYTES = 0.1
 """Share of the budget in which bytes are counted even if the rest of it is over."""
 
@@ -54,14 +56,16 @@ def find(
             bench.drop(candidate)
         rounds = _Rounds(bench, max(_LEAST_SHARE * budget_s, budget_s - bench.clock()))
         neighbours = _neighbours(request, place, candidates)
-        moves = _MOVES if neighbours(promising[0]) else 0
+        moves = _MOVES if any(map(neighbours, promising[:most])) else 0
         rounds.measure(promising[:most], 1 - moves * _SHARE_OF_A_MOVE)
         for _ in range(moves):
-            best = rounds.last[0]
-            around = neighbours(best)
+            best, *others = rounds.last[:_FINALISTS]
+            around = [each for each in neighbours(best) if each not in others]
+            if not around:
+                break
             predicted |= predict([each for each in around if each not in predicted])
-            nearest = _promising({each: predicted[each] for each in around})[: most - 1]
-            rounds.measure([best, *nearest], _SHARE_OF_A_MOVE)
+            nearest = _promising({each: predicted[each] for each in around})
+            rounds.measure([best, *others, *nearest][:most], _SHARE_OF_A_MOVE)
             if rounds.last[0] is best:
                 break
         last, times = rounds.last, rounds.times
@@ -113,8 +117,8 @@ class _Rounds:
 
     Attributes:
         last: the candidates of the last round, the best first.
-        times: candidate -> seconds a sample of its steps.  The order is that of `halve`, and the
-            candidates of a later call come first.
+        times: candidate -> seconds a sample of its steps.  The last ones of the last call come
+            first, then the candidates of earlier calls, and then the others of the last call.
     """
 
     def __init__(self, bench: Bench, seconds: float) -> None:
@@ -125,6 +129,9 @@ class _Rounds:
     def measure(self, candidates: Sequence[Candidate], share: float) -> None:
         """Halve the candidates in this share of the seconds."""
         bench = self._bench
+        for each in self.last:
+            if each not in candidates:
+                bench.drop(each)
         self.last, found = halve(
             candidates,
             self._seconds_a_sample,
@@ -134,7 +141,7 @@ class _Rounds:
             drop=bench.drop,
         )
         before = {each: times for each, times in self.times.items() if each not in found}
-        self.times = {**found, **before}
+        self.times = {**{each: found[each] for each in self.last}, **before, **found}
 
     def _seconds_a_sample(self, candidate: Candidate, seconds: float) -> list[float]:
         batch = candidate.settings.batch
