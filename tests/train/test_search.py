@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -169,17 +168,42 @@ def test_neighbours_of_a_cut_move_one_layer():
     assert cuts([1] * 6, 3) == [(2, 2, 2), (1, 3, 2), (3, 1, 2), (2, 1, 3), (2, 3, 1)]
 
 
+AROUND = {
+    *((4, "gpipe", cut) for cut in [(1, 3), (3, 1)]),
+    *((4, schedule, (2, 2)) for schedule in ["1f1b", "zero_bubble"]),
+    *((size, "gpipe", (2, 2)) for size in [2, 8]),
+}
+
+
 @pytest.mark.parametrize(
-    ("values", "cuts_around"), [({}, {(1, 3), (3, 1)}), ({"cut": (2, 2)}, set())]
+    ("values", "around"),
+    [
+        ({}, AROUND),
+        ({"cut": (2, 2)}, {each for each in AROUND if each[2] == (2, 2)}),
+        ({"schedule": "gpipe"}, {each for each in AROUND if each[1] == "gpipe"}),
+    ],
 )
-def test_the_neighbours_of_a_pipeline_have_its_split_size_and_schedule(values, cuts_around):
+def test_the_neighbours_of_a_pipeline_differ_in_one_choice(values, around):
     given = Given({"strategy": "pipeline", "hidden": DEEP[1:-1], "batch": 32, **values})
     place = place_of(2, DEEP)
     pipelines = fitting("split_size", given, place)
     (each,) = (p for p in pipelines if p.name == "split size 4, schedule gpipe, cut 2 2")
-    around = KINDS["split_size"].neighbours(each, given, place)
-    assert {near.strategy.cut for near in around} == cuts_around
-    assert all(near.strategy == replace(each.strategy, cut=near.strategy.cut) for near in around)
+    found = [*KINDS["split_size"].neighbours(each, given, place)]
+    assert {(near.x, near.strategy.schedule, near.strategy.cut) for near in found} == around
+    assert len(found) == len(around)
+
+
+def test_no_two_neighbours_have_the_same_actions():
+    given = Given({"strategy": "pipeline", "hidden": DEEP[1:-1], "batch": 32})
+    place = place_of(2, DEEP)
+    (whole,) = (
+        p
+        for p in fitting("split_size", given, place)
+        if p.name == "split size 32, schedule zero_bubble, cut 2 2"
+    )
+    found = [*KINDS["split_size"].neighbours(whole, given, place)]
+    choices = [(near.x, near.strategy.schedule) for near in found if near.strategy.cut == (2, 2)]
+    assert choices == [(32, "1f1b"), (16, "zero_bubble")]
 
 
 def test_a_search_moves_to_a_faster_cut_that_is_not_next_to_the_balanced_one(monkeypatch):

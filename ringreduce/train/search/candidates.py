@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,17 +115,34 @@ def _pipeline(
     return _candidate(given, place, chosen, columns, schedule, size)
 
 
-def _with_moved_borders(candidate: Candidate, given: Given, place: Place) -> list[Candidate]:
-    """Return the pipelines whose cut differs by one layer at one border; none if it is given."""
-    strategy = candidate.strategy
+def _with_another_choice(candidate: Candidate, given: Given, place: Place) -> Iterator[Candidate]:
+    """Yield the pipelines that differ in one choice: schedule, split size, or a border of the cut.
+
+    The split size is the next smaller or larger one, and the border has moved by one layer.  What
+    is given stays as it is.
+    """
+    strategy, size, fixed = candidate.strategy, candidate.x, given.values
     assert isinstance(strategy, Pipeline)
     assert isinstance(strategy.cut, tuple)
-    if "cut" in given.values:
-        return []
-    return [
-        _pipeline(given, place, candidate.x, strategy.schedule, strategy.virtual, cut)
-        for cut in moved_cuts(strategy.cut)
+    schedule, cut, batch = strategy.schedule, strategy.cut, candidate.settings.batch
+    sizes = _halvings(batch)
+    at = sizes.index(size)
+    schedules = [schedule] if "schedule" in fixed else SCHEDULES
+    choices = [
+        (size, schedule, cut),
+        *((size, other, cut) for other in schedules if _virtual(other, fixed) == strategy.virtual),
+        *((other, schedule, cut) for other in sizes[max(0, at - 1) : at + 2]),
+        *((size, schedule, other) for other in ([] if "cut" in fixed else moved_cuts(cut))),
     ]
+    seen = set()
+    for choice in choices:
+        splits = -(-batch // choice[0])
+        actions = _actions(choice[1], place.ranks, splits, strategy.virtual)
+        if splits > _MOST_SPLITS or actions is None or (actions, choice[2]) in seen:
+            continue
+        seen.add((actions, choice[2]))
+        if choice != (size, schedule, cut):
+            yield _pipeline(given, place, *choice[:2], strategy.virtual, choice[2])
 
 
 def _virtual(schedule: str, fixed: Mapping[str, Any]) -> int:
@@ -206,8 +223,8 @@ class Kind:
     x_name: str
     lines: str
     """What the lines of the picture are, as a sentence; "" if there is one."""
-    neighbours: Callable[[Candidate, Given, Place], list[Candidate]] = lambda *_: []
-    """Returns the candidates next to one: they need not be among `candidates`."""
+    neighbours: Callable[[Candidate, Given, Place], Iterable[Candidate]] = lambda *_: []
+    """Lists the candidates next to one: they need not be among `candidates`."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -217,7 +234,7 @@ KINDS: Mapping[str, Kind] = {
         ("split_size", "splits"),
         "split size",
         "A line is a schedule with the best cut for each split size.",
-        _with_moved_borders,
+        _with_another_choice,
     ),
     "batch": Kind(batches, None, (), "global batch", ""),
     "mesh": Kind(
@@ -236,7 +253,7 @@ def fitting(kind: str, given: Given, place: Place) -> Iterator[Candidate]:
     fits, reason = False, ""
     for candidate in KINDS[kind].candidates(given, place):
         try:
-            _check(candidate, place)
+            check(candidate, place)
         except ValueError as error:
             reason = reason or str(error)
         else:
@@ -294,7 +311,7 @@ def _candidate(
     return Candidate(values, complete.settings(), strategy, columns, series, x)
 
 
-def _check(candidate: Candidate, place: Place) -> None:
+def check(candidate: Candidate, place: Place) -> None:
     """Raise ValueError if a candidate cannot run."""
     settings = candidate.settings
     candidate.strategy.check_device(Given(candidate.values).outputs().device)

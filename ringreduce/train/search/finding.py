@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from statistics import median
 from types import ModuleType
 
 import ringreduce as rr
 from ringreduce.train import inputs
 from ringreduce.train.search import memory, prices
-from ringreduce.train.search.candidates import KINDS, Candidate, Place, fitting
+from ringreduce.train.search.candidates import KINDS, Candidate, Place, check, fitting
 from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench, Watch, most_at_once
 from ringreduce.train.search.options import Request
@@ -106,8 +106,12 @@ def _neighbours(
     known = {each.name: each for each in candidates}
 
     def neighbours(candidate: Candidate) -> list[Candidate]:
-        found = KINDS[request.kind].neighbours(candidate, request.given, place)
-        return [known.setdefault(each.name, each) for each in found]
+        found = []
+        for each in KINDS[request.kind].neighbours(candidate, request.given, place):
+            with suppress(ValueError):  # it cannot run
+                check(each, place)
+                found.append(known.setdefault(each.name, each))
+        return found
 
     return neighbours
 
