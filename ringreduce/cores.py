@@ -1,4 +1,4 @@
-"""The cores of this process, and the one that a rank keeps where ranks outnumber them."""
+"""The cores of this process, and the one that a rank keeps where ranks share cores."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ _LOCAL_RANK_AND_SIZE = (
 the number of ranks there."""
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use.
+def usable() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
-    For a rank that keeps one core: the number of cores that the ranks share.
+
+def cores() -> int:
+    """Return the number of cores that this rank and those beside it may use.
+
+    For a rank that keeps one core, that is the number of cores that the ranks share.
     """
-    return max(len(os.sched_getaffinity(0)), shared_cores(os.environ))
+    return max(usable(), shared_cores(os.environ))
 
 
 def shared_cores(variables: Mapping[str, str]) -> int:

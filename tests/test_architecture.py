@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "process_exit": {"calls", "launch"},
     "launch": {*SYMBOLIC, "picture", "pipeline", "planning", "the public names"},
     "__main__": {"launch"},
-    "recovery": {"shm", "launch", "the public names"},
+    "recovery": {"shm"},
     "train": {"the public names", "picture"},
     "bench": {"the public names", "algorithms", "devices", "picture", "planning", "schedules"},
     # Packages to come.

@@ -19,14 +19,9 @@ from importlib import metadata
 from pathlib import Path
 
 from ringreduce.colours import Colours
+from ringreduce.cores import usable
 from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
-from ringreduce.launch.launcher import (
-    Job,
-    command_line,
-    job_environment,
-    rank_environment,
-    usable_cores,
-)
+from ringreduce.launch.launcher import Job, command_line, job_environment, rank_environment
 from ringreduce.launch.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
 from ringreduce.launch.probe import Answer, answer_of, ask, command
 
@@ -113,9 +108,9 @@ def machine() -> Iterable[Finding]:
     quota = _cpu_quota()
     limit = f", limited to the time of {quota:g}" if quota else ""
     advice = ""
-    if quota and quota < usable_cores():
+    if quota and quota < usable():
         advice = f"ranks that spin lose their time slices; start at most {max(1, int(quota))}"
-    yield Finding("cores", f"{usable_cores()} of {os.cpu_count()}{limit}", advice)
+    yield Finding("cores", f"{usable()} of {os.cpu_count()}{limit}", advice)
     memory = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(memory[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
     yield Finding("memory", f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB")
@@ -144,7 +139,7 @@ def mpi() -> Iterable[Finding]:
         return
     yield Finding("mpiexec", str(mpiexec))
     job = Job(ranks=2, program=("-m", "ringreduce.launch.probe", "mpi"))
-    added = rank_environment(job, mpiexec, given, usable_cores(), root=os.geteuid() == 0)
+    added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     answer = answer_of(command_line(job, mpiexec, given, added), {**given, **added})
     yield from job_findings(answer)
 

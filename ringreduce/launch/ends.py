@@ -37,7 +37,7 @@ _WITH_STATUS = 1 << 3
 _GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
 """The ioctl ``PIDFD_GET_INFO``."""
 _INTELS_CODE = 255
-"""What Intel MPI's mpiexec may return after a killed rank."""
+"""The exit code that Intel MPI's mpiexec may return after a killed rank."""
 _DEADLY = (
     *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL),
     *(signal.SIGSEGV, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringreduce.config import Environment, Memory
-from ringreduce.launch.launcher import usable_cores
+from ringreduce.cores import usable
 from ringreduce.launch.probe import ask
 
 
@@ -25,7 +25,7 @@ def memory_of_job(ranks: int, transport: str | None = None) -> Memory | None:
     found = answer.lines[0] if answer.lines else {"shared": False, "single_copy": False}
     if not found["shared"] and transport != "shm":
         return None
-    return Memory(found["single_copy"], crowded=ranks > usable_cores())
+    return Memory(found["single_copy"], crowded=ranks > usable())
 
 
 def _transport_of_environment() -> str:

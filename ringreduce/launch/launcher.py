@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ringreduce.cores import SHARED_CORES
+from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
 from ringreduce.launch.ends import ADDRESS, Watch
 from ringreduce.launch.job import die_with_parent
@@ -92,11 +92,6 @@ class Job:
 def job_environment() -> dict[str, str]:
     """Return the launcher's own environment: the user's variables, with which mpiexec starts."""
     return dict(os.environ)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use; its ranks may use the same."""
-    return len(os.sched_getaffinity(0))
 
 
 def rank_environment(
@@ -206,7 +201,7 @@ def run(job: Job) -> int:
     """
     given = job_environment()
     mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
-    added = rank_environment(job, mpiexec, given, usable_cores(), root=os.geteuid() == 0)
+    added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     watch, started = Watch(), time.time()
     environment = {**given, **added, ADDRESS: "" if job.hosts else watch.address}
     process, ended_by = _run_relaying(command_line(job, mpiexec, given, added), environment, watch)

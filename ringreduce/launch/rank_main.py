@@ -7,7 +7,7 @@ The script or module runs as under `python`.  It gains three things that plain m
 
 - The rank ends when its launcher is killed.
 - A rank that fails ends the job with its traceback and its exit code.
-- Each rank keeps one core where ranks outnumber the cores.
+- Each rank keeps one core where every core gets the same number of ranks, of at least 2.
 """
 
 from __future__ import annotations

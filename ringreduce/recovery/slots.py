@@ -126,10 +126,12 @@ class Slots:
         """
         nbytes = os.fstat(file).st_size
         if nbytes < _WORDS * _WORD:
-            raise ValueError(f"a file of {nbytes} bytes has no arrays of a training step")
+            raise ValueError(f"a file of {nbytes} bytes is too short for arrays of a training step")
         memory = map_file(file, nbytes)
         if memory[: len(_MAGIC)].tobytes() != _MAGIC:
-            raise ValueError("a file that does not begin as one with arrays of a training step")
+            raise ValueError(
+                f"a file of something else: it does not begin with {_MAGIC.decode()!r}"
+            )
         head = memory[: _WORDS * _WORD].view(np.int64)
         if head[_Head.FORMAT] != _FORMAT or head[_Head.NBYTES] != nbytes:
             raise ValueError(
@@ -147,10 +149,6 @@ class Slots:
     def generation(self) -> int:
         """The generation whose ranks write the file."""
         return int(self._head[_Head.GENERATION])
-
-    @generation.setter
-    def generation(self, number: int) -> None:
-        self._head[_Head.GENERATION] = number
 
     def committed(self, name: str) -> np.ndarray:
         """Return the committed array, which cannot be written.

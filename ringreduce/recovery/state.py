@@ -1,4 +1,4 @@
-"""What a training loop must not lose: arrays, changed by updates that a kill leaves whole."""
+"""The arrays of a training loop: a kill leaves those of a whole update."""
 
 from __future__ import annotations
 

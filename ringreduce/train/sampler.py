@@ -1,4 +1,4 @@
-"""Which samples each rank has in each step: a pure function, for any number of ranks."""
+"""The samples of each rank in each step: a pure function, for any number of ranks."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ FOUND = {"shared": True, "single_copy": True}
 def test_a_job_here_shares_memory_if_it_can(monkeypatch, found, transport, variable, memory):
     answer = Answer([] if found is None else [found])
     monkeypatch.setattr(host, "ask", lambda probe: answer)
-    monkeypatch.setattr(host, "usable_cores", lambda: 4)
+    monkeypatch.setattr(host, "usable", lambda: 4)
     monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
     if variable:
         monkeypatch.setenv("RINGREDUCE_TRANSPORT", variable)
@@ -292,7 +292,7 @@ def test_a_job_here_shares_memory_if_it_can(monkeypatch, found, transport, varia
 @pytest.mark.parametrize(("ranks", "crowded"), [(4, False), (5, True)])
 def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, crowded):
     monkeypatch.setattr(host, "ask", lambda probe: Answer([FOUND]))
-    monkeypatch.setattr(host, "usable_cores", lambda: 4)
+    monkeypatch.setattr(host, "usable", lambda: 4)
     monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
     assert host.memory_of_job(ranks) == Memory(single_copy=True, crowded=crowded)
 

@@ -91,13 +91,12 @@ def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
     fixed, seen = given.values, set()
     schedules = [fixed["schedule"]] if "schedule" in fixed else SCHEDULES
     for size in _halvings(settings.batch):
-        splits = -(-settings.batch // size)
         for name in schedules:
             virtual = _virtual(name, fixed)
             stages = place.ranks * virtual
-            if splits > _MOST_SPLITS or stages > len(place.sizes) - 1:
+            if stages > len(place.sizes) - 1:
                 continue
-            actions = _actions(name, place.ranks, splits, virtual)
+            actions = _actions(name, place.ranks, settings.batch, size, virtual)
             if actions is None or actions in seen:
                 continue
             seen.add(actions)
@@ -118,31 +117,28 @@ def _pipeline(
 def _with_another_choice(candidate: Candidate, given: Given, place: Place) -> Iterator[Candidate]:
     """Yield the pipelines that differ in one choice: schedule, split size, or a border of the cut.
 
-    The split size is the next smaller or larger one, and the border has moved by one layer.  What
-    is given stays as it is.
+    The split size is the next smaller or larger one, and the border has moved by one layer.  The
+    options that are given stay as they are.
     """
     strategy, size, fixed = candidate.strategy, candidate.x, given.values
     assert isinstance(strategy, Pipeline)
     assert isinstance(strategy.cut, tuple)
-    schedule, cut, batch = strategy.schedule, strategy.cut, candidate.settings.batch
+    schedule, virtual, cut = strategy.schedule, strategy.virtual, strategy.cut
+    batch = candidate.settings.batch
     sizes = _halvings(batch)
     at = sizes.index(size)
     schedules = [schedule] if "schedule" in fixed else SCHEDULES
-    choices = [
-        (size, schedule, cut),
-        *((size, other, cut) for other in schedules if _virtual(other, fixed) == strategy.virtual),
-        *((other, schedule, cut) for other in sizes[max(0, at - 1) : at + 2]),
-        *((size, schedule, other) for other in ([] if "cut" in fixed else moved_cuts(cut))),
-    ]
-    seen = set()
-    for choice in choices:
-        splits = -(-batch // choice[0])
-        actions = _actions(choice[1], place.ranks, splits, strategy.virtual)
-        if splits > _MOST_SPLITS or actions is None or (actions, choice[2]) in seen:
-            continue
-        seen.add((actions, choice[2]))
-        if choice != (size, schedule, cut):
-            yield _pipeline(given, place, *choice[:2], strategy.virtual, choice[2])
+    seen = {_actions(schedule, place.ranks, batch, size, virtual)}
+    for other_size, other in (
+        *((size, name) for name in schedules if _virtual(name, fixed) == virtual),
+        *((near, schedule) for near in sizes[max(0, at - 1) : at + 2]),
+    ):
+        actions = _actions(other, place.ranks, batch, other_size, virtual)
+        if actions is not None and actions not in seen:
+            seen.add(actions)
+            yield _pipeline(given, place, other_size, other, virtual, cut)
+    for moved in () if "cut" in fixed else moved_cuts(cut):
+        yield _pipeline(given, place, size, schedule, virtual, moved)
 
 
 def _virtual(schedule: str, fixed: Mapping[str, Any]) -> int:
@@ -151,8 +147,12 @@ def _virtual(schedule: str, fixed: Mapping[str, Any]) -> int:
     return virtual
 
 
-def _actions(name: str, ranks: int, splits: int, virtual: int) -> Sequence[Any] | None:
-    """Return the actions of all ranks; None if the schedule does not take these numbers."""
+def _actions(name: str, ranks: int, batch: int, size: int, virtual: int) -> Sequence[Any] | None:
+    """Return the actions of all ranks; None if there are too many microbatches of `size`, or if the
+    schedule does not take these numbers."""
+    splits = -(-batch // size)
+    if splits > _MOST_SPLITS:
+        return None
     try:
         schedule = rr.pipeline.schedule(name, ranks, splits, virtual)
     except ValueError:
