@@ -11,6 +11,7 @@ Every rank of an MPI job runs the same program::
 - `Communicator` has the collectives, and messages between two ranks.
 - `Work` is an asynchronous call; `wait_any` waits for one of several.
 - `SharedArray` is an array that all ranks of a node add to.
+- `State` keeps arrays that outlive a rank; `elastic` goes on with them after ranks are lost.
 - `Config` has the settings; `register_algorithm` adds an algorithm.
 - `MismatchError`, `PeerTimeoutError` and `PeerLostError` are raised on all ranks alike.
 - `pipeline` has the schedules of pipelines, `train` has data-parallel training.
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
+    from ringreduce.recovery.elastic import elastic
+    from ringreduce.recovery.state import Change, State
 
 __all__ = [
+    "Change",
     "Communicator",
     "Config",
     "MismatchError",
@@ -46,7 +50,9 @@ __all__ = [
     "RingReduceError",
     "ScheduleError",
     "SharedArray",
+    "State",
     "Work",
+    "elastic",
     "init",
     "pipeline",
     "register_algorithm",
@@ -57,10 +63,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
+    "Change": "recovery.state",
     "Communicator": "calls.communicator",
     "Config": "config",
     "SharedArray": "calls.shared_array",
+    "State": "recovery.state",
     "Work": "calls.queue",
+    "elastic": "recovery.elastic",
     "init": "bootstrap",
     "register_algorithm": "algorithms.register",
     "spawn": "bootstrap",

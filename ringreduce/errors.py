@@ -107,19 +107,26 @@ class PeerTimeoutError(RingReduceError, TimeoutError):
 class PeerLostError(RingReduceError, ConnectionError):
     """A rank died, raised an exception, or left.  The communicator is broken.
 
+    Attributes:
+        ranks: the ranks that are known to be lost; empty if MPI does not tell.
+
     Example:
         >>> def program(comm):
         ...     if comm.rank == 1:
         ...         return comm.leave("the disk is full")
         ...     try:
         ...         comm.barrier()
-        ...     except rr.PeerLostError:
-        ...         return comm.broken
+        ...     except rr.PeerLostError as error:
+        ...         return comm.broken, error.ranks
         >>> rr.spawn(program, 2)
-        [True, None]
+        [(True, (1,)), None]
     """
 
     __module__ = "ringreduce"
+
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = ranks
 
 
 class ScheduleError(RingReduceError):

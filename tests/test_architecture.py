@@ -69,9 +69,9 @@ MAY_IMPORT = {
     "calls": {*BELOW_CALLS, *SYMBOLIC},
     "bootstrap": {"calls", "devices", "launch", "process_exit", "shm", "transports"},
     "process_exit": {"calls", "launch"},
-    "launch": {*SYMBOLIC, "picture", "pipeline", "planning", "the public names"},
+    "launch": {*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "the public names"},
     "__main__": {"launch"},
-    "recovery": {"shm"},
+    "recovery": {"bootstrap", "calls", "shm"},
     "train": {"the public names", "picture"},
     "bench": {"the public names", "algorithms", "devices", "picture", "planning", "schedules"},
     # Packages to come.
@@ -322,8 +322,9 @@ def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch")}
     # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR,
-    # cores a variable of its own.
-    assert readers <= {"config", "cores", "compiler.jit", "colours", "terminal", *launch}
+    # cores a variable of its own, recovery.wire the launcher's address.
+    others = {"config", "cores", "compiler.jit", "colours", "terminal", "recovery.wire"}
+    assert readers <= {*others, *launch}
 
 
 # --- and would be found ---------------------------------------------------------------------------

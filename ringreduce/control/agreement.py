@@ -388,7 +388,8 @@ class Agreement:
         rank, message = min(self._left.items())
         return PeerLostError(
             f"rank {rank} has left the communicator: {message['reason']}; "
-            "the communicator is broken, calls on it can no longer complete"
+            "the communicator is broken, calls on it can no longer complete",
+            tuple(sorted(self._left)),
         )
 
     def _settle_timeout(self, recovery: Recovery, schedule: Schedule) -> RingReduceError:

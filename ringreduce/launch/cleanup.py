@@ -35,7 +35,7 @@ _SHARED_MEMORY_NAME = re.compile(
 _HYDRA_NAME = re.compile(r"hydra_hwloc_xmlfile_\w{6}")
 _HYDRA_PROCESSES = ("hydra_", "mpiexec")
 """The names of hydra's processes begin with these words."""
-_DYING_S = 1.0
+DYING_S = 1.0
 """Seconds to wait for ranks that end a moment after their mpiexec."""
 
 
@@ -79,13 +79,16 @@ def clean_up_job(
     since: float,
     directory: Path = SHARED_MEMORY,
     hydra_files: Path = HYDRA_FILES,
+    dying_s: float = DYING_S,
 ) -> None:
     """Remove the files of the job whose mpiexec had the process id `pid`, once its ranks are gone.
+
+    Wait for ranks that are about to end, at most `dying_s` seconds.
 
     The mpiexec has ended.  `since` is the Unix time at which the job started.  A file that another
     process has open stays.
     """
-    deadline = time.monotonic() + _DYING_S
+    deadline = time.monotonic() + dying_s
     while True:
         remove_abandoned_files(since=since, directory=directory, hydra_files=hydra_files)
         # Ranks whose mpiexec was killed end a moment after it.  Until then their files are open.

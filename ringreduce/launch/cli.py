@@ -20,6 +20,9 @@ from ringreduce.cores import shared_cores
 from ringreduce.errors import did_you_mean
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError
+from ringreduce.launch.supervisor import Supervisor
+from ringreduce.recovery.events import Events
+from ringreduce.recovery.membership import Rules
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
@@ -75,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(script(options.shell, commands, options_module), end="")
         return 0
     try:
-        job = _job(options, rest)
+        job, rules = _job(options, rest), _rules(options)
     except ValueError as error:
         command.error(str(error))
     try:
-        return run(job)
+        return run(job) if rules is None else _supervise(command, options, job, rules)
     except LaunchError as error:
         print(f"ringreduce {options.command}: {error}", file=sys.stderr)
         return 1
@@ -198,6 +201,41 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     return job
 
 
+def _rules(options: argparse.Namespace) -> Rules | None:
+    """Return the rules of a job that goes on after losses; None for another job.
+
+    Raises ValueError for options that contradict each other.
+    """
+    if getattr(options, "elastic", None) is None:
+        for flag in ("max_failures", "wait_s", "replace", "events"):
+            if getattr(options, flag, None) not in (None, False):
+                raise ValueError(f"--{flag.replace('_', '-')} is for --elastic MIN:MAX; add it")
+        return None
+    for flag in ("hosts", "nodes"):
+        if getattr(options, flag):
+            raise ValueError(f"--elastic is for the ranks of one host, without --{flag}")
+    least, most = options.elastic
+    wait_s = {} if options.wait_s is None else {"wait_s": options.wait_s}
+    return Rules(
+        ranks=options.ranks,
+        least=least,
+        most=options.ranks if most is None else most,
+        max_failures=options.max_failures,
+        replace=options.replace,
+        **wait_s,
+    )
+
+
+def _supervise(
+    command: argparse.ArgumentParser, options: argparse.Namespace, job: Job, rules: Rules
+) -> int:
+    try:
+        events = Events(options.events)
+    except OSError as error:
+        command.error(f"--events: {error}")
+    return Supervisor(job, rules, events).run()
+
+
 def _ranks_of_nodes(job: Job) -> list[range]:
     """Return the ranks of each node, as far as the command line tells."""
     # Hosts are filled in their order.
@@ -280,6 +318,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         allow_abbrev=False,
     )
     _add_job_options(start)
+    _add_elastic_options(start)
     start.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     start.add_argument("program", help="script or module")
     arguments = start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -351,6 +390,25 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         help="seconds without progress after which a collective fails",
     )
     add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
+
+
+def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--elastic",
+        type=_least_and_most,
+        metavar="MIN[:MAX]",
+        help="go on after ranks are lost, with at least MIN ranks; the program calls rr.elastic",
+    )
+    add(
+        "--max-failures",
+        type=int,
+        metavar="K",
+        help="the most ranks lost within an hour; default: 3 for each of MAX",
+    )
+    add("--wait-s", type=float, metavar="S", help="seconds to wait where fewer than MIN are left")
+    add("--replace", action="store_true", help="start a new rank for each that is lost")
+    add("--events", type=Path, metavar="FILE", help="add a line of JSON for each event")
 
 
 def _add_explain(commands: _Commands) -> None:
@@ -439,6 +497,14 @@ def _host(text: str) -> tuple[str, int]:
     if not name or (colon and not (count.isdecimal() and int(count) > 0)):
         raise argparse.ArgumentTypeError(f"{text!r} is no host; wanted name or name:ranks")
     return name, int(count) if colon else 1
+
+
+def _least_and_most(text: str) -> tuple[int, int | None]:
+    least, colon, most = text.partition(":")
+    try:
+        return int(least), int(most) if colon else None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; wanted MIN or MIN:MAX, such as 2:6") from None
 
 
 def _nodes(text: str) -> tuple[int, ...]:

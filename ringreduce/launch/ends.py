@@ -1,43 +1,29 @@
 """Find out which rank ended a job, and how.
 
-A rank that `ringreduce run` has started connects to a socket of the launcher, and reports how it
-ends.  A killed rank cannot report: the kernel tells the launcher that its process is gone.  MPI's
-process manager ends the other ranks a moment later, so the first end counts.  The kernel lists the
-ends in their order, even if the launcher is late.  Ranks on other hosts cannot connect.
+A rank that `ringreduce run` has started reports how it ends.  A killed rank cannot report: the
+kernel tells the launcher that its process is gone.  MPI's process manager ends the other ranks a
+moment later, so the first end counts.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import platform
 import select
 import signal
-import socket
-import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ringreduce.launch.mpiexec import Flavour
+from ringreduce.launch.ranks import Gone, Ranks, Said
+from ringreduce.recovery.wire import Connection, bound
 from ringreduce.topology import RANK_VARIABLES
 
-ADDRESS = "RINGREDUCE_LAUNCHER"
-"""The environment variable with the name of the launcher's socket."""
-_MOST_BYTES = 1024
-"""Bytes of the longest report."""
-_CREDENTIALS = struct.Struct("3i")
-"""``struct ucred``: process id, user id and group id of the peer of a socket."""
-_PROCESS_INFO = struct.Struct("Q52xi")
-"""``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
-_WITH_STATUS = 1 << 3
-"""``PIDFD_INFO_EXIT`` in the mask."""
-_GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
-"""The ioctl ``PIDFD_GET_INFO``."""
 _INTELS_CODE = 255
 """The exit code that Intel MPI's mpiexec may return after a killed rank."""
+_LONGEST = 512
+"""Characters of the longest report."""
 _DEADLY = (
     *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL),
     *(signal.SIGSEGV, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU),
@@ -47,45 +33,23 @@ _DEADLY = (
 
 
 class Report:
-    """A rank's connection to the launcher.  It reports nothing if there is no launcher here."""
+    """Tells the launcher how a rank ends; nothing if the launcher is None."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._pid = os.getpid()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, launcher: Connection | None, environment: Mapping[str, str]) -> None:
+        """Say which rank of MPI's job this is."""
+        self._launcher = launcher
         rank = next((environment[name] for name in RANK_VARIABLES if name in environment), "")
-        with contextlib.suppress(OSError):
-            self._socket.connect(_abstract(environment.get(ADDRESS, "")))
-        self._send(rank)
+        if launcher is not None:
+            launcher.send("hello", rank=rank)
 
-    def end(self, how: str = "") -> None:
-        """Report that this rank ends the job, and how.
+    def end(self, how: str = "", code: int = 0) -> None:
+        """Report that this rank ends the job, and how; its exit code is `code`.
 
-        With "" report that the rank ends but the job goes on.  A child that the rank has forked
-        reports nothing.
+        With "" report that the rank ends but does not end the job.  A child that the rank has
+        forked reports nothing.
         """
-        if os.getpid() == self._pid:
-            self._send(how)
-
-    def _send(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.send(text.encode(errors="replace")[:_MOST_BYTES] or b" ")
-
-
-def _abstract(name: str) -> bytes:
-    """Return the address of a socket that has a name but no file."""
-    return b"\0" + name.encode()
-
-
-@dataclass
-class _Rank:
-    """A rank, as the launcher sees it."""
-
-    connection: socket.socket
-    pid: int
-    number: str = ""
-    """Its number; "" before its first report."""
-    reported: bool = False
-    """Whether it has reported how it ends."""
+        if self._launcher is not None:
+            self._launcher.send("end", how=how[:_LONGEST], code=code)
 
 
 @dataclass(frozen=True)
@@ -126,14 +90,12 @@ class Watch:
     def __init__(self) -> None:
         self.address = f"ringreduce {os.getpid()} {os.urandom(8).hex()}"
         """The name of the socket that ranks connect to."""
+        self.token = os.urandom(16).hex()
+        """The token of their messages."""
         self.first: End | None = None
         """The first end that ended the job."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind(_abstract(self.address))
-        self._socket.listen(socket.SOMAXCONN)
+        self._ranks = Ranks(bound(self.address), self.token)
         self._stopping = os.eventfd(0)
-        self._ranks: dict[int, _Rank] = {}
-        """By the descriptor of its connection, and by that of its process."""
         self._thread = threading.Thread(target=self._run, name="ringreduce watch", daemon=True)
 
     def start(self) -> None:
@@ -145,75 +107,28 @@ class Watch:
         os.eventfd_write(self._stopping, 1)
         self._thread.join()
         os.close(self._stopping)
-        self._socket.close()
-        for descriptor, rank in self._ranks.items():
-            if descriptor == rank.connection.fileno():
-                rank.connection.close()
-            else:
-                os.close(descriptor)
+        self._ranks.close()
 
     def _run(self) -> None:
-        with select.epoll() as events:
-            for descriptor in (self._socket.fileno(), self._stopping):
-                events.register(descriptor, select.EPOLLIN)
-            stopping = False
-            while happened := events.poll(0 if stopping else None):
-                for descriptor, _ in happened:
-                    if descriptor == self._stopping:
-                        stopping = True  # and look at what is left
-                        events.unregister(descriptor)
-                    elif descriptor == self._socket.fileno():
-                        self._accept(events)
-                    elif not self._handle(descriptor, self._ranks[descriptor]):
-                        events.unregister(descriptor)
+        waited, stopping = [self._ranks.fileno(), self._stopping], False
+        while not stopping:
+            ready, _, _ = select.select(waited, [], [])
+            stopping = self._stopping in ready
+            for event in self._ranks.happened():
+                self._heed(event)
 
-    def _accept(self, events: select.epoll) -> None:
-        connection, _ = self._socket.accept()
-        credentials = connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-        )
-        rank = _Rank(connection, _CREDENTIALS.unpack(credentials)[0])
-        descriptors = [connection.fileno()]
-        with contextlib.suppress(OSError):  # the process may be gone already
-            descriptors.append(os.pidfd_open(rank.pid))
-        for descriptor in descriptors:
-            self._ranks[descriptor] = rank
-            events.register(descriptor, select.EPOLLIN)
-
-    def _handle(self, descriptor: int, rank: _Rank) -> bool:
-        """Handle an event of `descriptor`.  Returns False if no further event can follow."""
-        if descriptor != rank.connection.fileno():  # the process is gone
-            if not rank.reported:
-                self._record(End(rank.number, "", status_of(rank.pid, descriptor)))
-            return False
-        message = b""
-        with contextlib.suppress(OSError):
-            message = rank.connection.recv(_MOST_BYTES)
-        text = message.decode(errors="replace").strip()
-        if not rank.number:
-            rank.number = text
-        elif message:
-            rank.reported = True
-            if text:
-                self._record(End(rank.number, text))
-        return bool(message)
-
-    def _record(self, end: End) -> None:
-        self.first = self.first or end
+    def _heed(self, event: Said | Gone) -> None:
+        self.first = self.first or end_of(event)
+        if isinstance(event, Said):
+            event.message.close()
+            if event.message.say == "join":  # from `ringreduce.elastic`
+                event.rank.connection.send("alone")
 
 
-def status_of(pid: int, descriptor: int) -> int | None:
-    """Return the status of a process that has ended; None if it is not known.
-
-    `descriptor` is the pidfd of the process.  A process that its parent has reaped is not in /proc.
-    Linux 6.15 and later return its status by the pidfd.
-    """
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
-    info = bytearray(_PROCESS_INFO.size)
-    _PROCESS_INFO.pack_into(info, 0, _WITH_STATUS, 0)
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(descriptor, _GET_PROCESS_INFO, info)
-        mask, status = _PROCESS_INFO.unpack(info)
-        return int(status) if mask & _WITH_STATUS else None
-    return None
+def end_of(event: Said | Gone) -> End | None:
+    """Return the end of the job that an event is; None if the job goes on."""
+    rank = event.rank
+    if isinstance(event, Gone):
+        return None if rank.reported else End(rank.number, "", event.status)
+    how = event.message.fields.get("how", "") if event.message.say == "end" else ""
+    return End(rank.number, str(how)) if how else None

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
-from ringreduce.launch.ends import ADDRESS, Watch
+from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 from ringreduce.launch.rank_main import EXPECTED_SIZE
+from ringreduce.recovery.wire import ADDRESS, TOKEN
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -203,7 +204,8 @@ def run(job: Job) -> int:
     mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     watch, started = Watch(), time.time()
-    environment = {**given, **added, ADDRESS: "" if job.hosts else watch.address}
+    address = "" if job.hosts else watch.address
+    environment = {**given, **added, ADDRESS: address, TOKEN: watch.token}
     process, ended_by = _run_relaying(command_line(job, mpiexec, given, added), environment, watch)
     code = process.returncode
     if code != 0 and not job.hosts:
@@ -212,7 +214,7 @@ def run(job: Job) -> int:
         if text := watch.first.text(code, mpiexec.flavour):
             print(f"ringreduce: {text}", file=sys.stderr)
         ended_by = watch.first.signal(code, mpiexec.flavour)
-    return _exit_code(code, ended_by)
+    return exit_code(code, ended_by)
 
 
 def _run_relaying(
@@ -231,7 +233,7 @@ def _run_relaying(
     ended_by, patience_s = 0, _FOR_EVER_S
     try:
         # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
-        tie = partial(_tie_to_launcher, os.getpid(), mask)
+        tie = partial(tie_to_launcher, os.getpid(), mask)
         # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
         # mpiexec when two ranks abort at the same time, and the exit code would be lost.
         process = subprocess.Popen(argv, env=environment, preexec_fn=tie, restore_signals=False)
@@ -256,7 +258,7 @@ def _run_relaying(
     return process, ended_by
 
 
-def _tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
+def tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
     """Make mpiexec end, with its ranks, when the launcher is killed.
 
     Runs in the child before it becomes mpiexec.  The signal is SIGTERM: after SIGKILL mpiexec could
@@ -267,7 +269,7 @@ def _tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
     remove_stale_session_directory()
 
 
-def _exit_code(returncode: int, ended_by: int) -> int:
+def exit_code(returncode: int, ended_by: int) -> int:
     """Return 128 + n after signal n, as shells do, else mpiexec's code.
 
     After a signal each MPI's mpiexec returns another code.

@@ -23,6 +23,7 @@ from ringreduce import cores
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
+from ringreduce.recovery.wire import to_launcher
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable with the number of ranks that the launcher asked for."""
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
-    return run(argv, Report(os.environ))
+    return run(argv, Report(to_launcher(), os.environ))
 
 
 def size_complaint(environment: Mapping[str, str]) -> str:
@@ -74,9 +75,9 @@ def run(argv: Sequence[str], report: Report) -> int:
         if stop.code is not None and not isinstance(stop.code, int):
             print(stop.code, file=sys.stderr)
         code = exit_code_of(stop)
-        report.end(f"called sys.exit({stop.code!r})" if code else "")
+        report.end(f"called sys.exit({stop.code!r})" if code else "", code)
     except BaseException as error:
-        report.end(_how(error))
+        report.end(_how(error), exit_code_of(error))
         error = error.with_traceback(_users_part(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         code = exit_code_of(error)

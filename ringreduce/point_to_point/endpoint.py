@@ -398,7 +398,8 @@ class Endpoint:
         elif answered.status == REFUSED:
             error = PeerLostError(
                 f"{operation.where}: rank {operation.peer} has closed the communicator without a "
-                f"receive for {operation}"
+                f"receive for {operation}",
+                (operation.peer,),
             )
         self._end(operation, error)
         pair.offered.pop(answered.number, None)
@@ -506,7 +507,8 @@ class Endpoint:
                 self._end(operation, self._lost_error(peer, reason))
 
     def _lost_error(self, peer: int, reason: str) -> PeerLostError:
-        return PeerLostError(f"rank {peer} takes part in no more messages with this rank: {reason}")
+        text = f"rank {peer} takes part in no more messages with this rank: {reason}"
+        return PeerLostError(text, (peer,))
 
     def _time_out(self, peer: int, pair: _Pair, operation: Operation) -> None:
         did = f"has not received {operation}" if operation.sends else f"has not sent {operation}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -40,9 +41,11 @@ class _Head(IntEnum):
     NBYTES = auto()
     """Bytes of the file."""
     GENERATION = auto()
-    """The generation whose ranks write the file."""
+    """The generation whose ranks write the file; 0: none may write it."""
     STEP = auto()
     """Number of commits since the first step of the run.  Its store is the commit."""
+    COMMITTED_AT = auto()
+    """When the last commit was made: nanoseconds of the monotonic clock; 0: never."""
     ARRAYS = auto()
     """Number of arrays."""
     TEXT_BYTES = auto()
@@ -109,7 +112,7 @@ class Slots:
             os.close(file)
             raise
         head = memory[: _WORDS * _WORD].view(np.int64)
-        head[_Head.FORMAT :] = _FORMAT, nbytes, generation, step, len(entries), len(text)
+        head[_Head.FORMAT :] = _FORMAT, nbytes, generation, step, 0, len(entries), len(text)
         begin = (_WORDS + 2 * len(entries)) * _WORD
         memory[begin : begin + len(text)] = np.frombuffer(text, np.uint8)
         slots = cls(file, memory)
@@ -147,8 +150,32 @@ class Slots:
 
     @property
     def generation(self) -> int:
-        """The generation whose ranks write the file."""
+        """The generation whose ranks write the file; 0: none may write it."""
         return int(self._head[_Head.GENERATION])
+
+    @property
+    def committed_at(self) -> float:
+        """When the last commit was made, in seconds of the monotonic clock; 0: never."""
+        return int(self._head[_Head.COMMITTED_AT]) / 1e9
+
+    def revoke(self) -> None:
+        """Let no rank write the file any more: each looks at the generation before it commits."""
+        self._head[_Head.GENERATION] = 0
+
+    def begin_generation(self, generation: int) -> None:
+        """Let the ranks of a generation write the file."""
+        self._head[_Head.GENERATION] = generation
+
+    def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        """Overwrite the committed arrays, before anybody else uses the file.
+
+        A kill in between leaves a mixture.
+        """
+        for name, array in arrays.items():
+            committed = self._slot(self.entries[name], self._slot_of(name, self.step))
+            committed[...] = array
+        self._tables[step % 2] = self._tables[self.step % 2]
+        self._head[_Head.STEP] = step
 
     def committed(self, name: str) -> np.ndarray:
         """Return the committed array, which cannot be written.
@@ -156,14 +183,14 @@ class Slots:
         After the next commit `writable` returns this memory.
         """
         entry = self.entries[name]
-        array = self._slot(entry, int(self._tables[self.step % 2, self._numbers[name]]))
+        array = self._slot(entry, self._slot_of(name, self.step))
         array.flags.writeable = False
         return array
 
     def writable(self, name: str) -> np.ndarray:
         """Return the slot of an array that is not committed."""
         entry = self.entries[name]
-        return self._slot(entry, 1 - int(self._tables[self.step % 2, self._numbers[name]]))
+        return self._slot(entry, 1 - self._slot_of(name, self.step))
 
     def commit(self, names: Iterable[str]) -> None:
         """Commit what was written to the slots of these arrays; the others keep their values."""
@@ -173,11 +200,16 @@ class Slots:
         for name in names:
             number = self._numbers[name]
             table[number] = 1 - self._tables[step % 2, number]
+        self._head[_Head.COMMITTED_AT] = time.monotonic_ns()
         self._head[_Head.STEP] = step + 1  # one store: a kill comes before it or after it
 
     def close(self) -> None:
         """Close the descriptor.  Arrays that were handed out stay valid."""
         self._closing()
+
+    def _slot_of(self, name: str, step: int) -> int:
+        """Return which slot of an array is committed, by the table of a step."""
+        return int(self._tables[step % 2, self._numbers[name]])
 
     def _slot(self, entry: Entry, slot: int) -> np.ndarray:
         at = entry.at[slot]

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ringreduce.recovery.slots import Slots, is_storable
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the ranks of a job have changed: what the hooks of `State.on_resize` get.
+
+    Example:
+        >>> change = rr.Change(4, 3, (1,), 0, "killed", 2, generation=2)
+        >>> f"{change.before} -> {change.after} ranks, lost {change.lost}"
+        '4 -> 3 ranks, lost (1,)'
+    """
+
+    __module__ = "ringreduce"
+
+    before: int
+    """Ranks before."""
+    after: int
+    """Ranks now."""
+    lost: tuple[int, ...]
+    """The ranks that were lost, numbered as before."""
+    joined: int
+    """How many ranks are new."""
+    cause: str
+    """``"killed"``, or ``"stopped"`` for a rank that did not answer."""
+    level: int
+    """How training goes on: 2 in a new MPI job."""
+    generation: int
+    """Number of the membership that begins; the first is 1."""
 
 
 class State:
@@ -30,18 +60,24 @@ class State:
         OSError: there is too little memory.
 
     Example:
-        >>> state = State({"weight": np.zeros(3), "bias": np.zeros(1)})
+        >>> state = rr.State({"weight": np.zeros(3), "bias": np.zeros(1)})
         >>> with state.update():
         ...     state["weight"] += 1
         >>> state.step, state["weight"].tolist()
         (1, [1.0, 1.0, 1.0])
     """
 
+    __module__ = "ringreduce"
+
     def __init__(self, arrays: Mapping[str, ArrayLike], sampler: Any = None) -> None:
         self.sampler = sampler
         self._slots = Slots.new(_checked(arrays))
+        self._generation = self._slots.generation
         self._written: dict[str, np.ndarray] | None = None
         """Name -> slot of the arrays that the update has read or replaced; None outside one."""
+        self._hooks: list[Callable[[Change], None]] = []
+        self._on_first: Callable[[int], None] | None = None
+        """Called with the step after the first update of a generation."""
 
     @property
     def step(self) -> int:
@@ -116,11 +152,14 @@ class State:
         process is killed inside it, none counts.  A signal handler that raises at the very end may
         raise after the changes count.  Arrays that the block does not touch keep their values.
 
+        Returns:
+            A context manager.
+
         Raises:
             ValueError: inside another update.
 
         Example:
-            >>> state = State({"x": np.zeros(2)})
+            >>> state = rr.State({"x": np.zeros(2)})
             >>> with state.update():
             ...     state["x"] = [1, 2]
             >>> state.step, state["x"].tolist()
@@ -131,18 +170,94 @@ class State:
         self._written = {}
         try:
             yield
+            if self._slots.generation != self._generation:
+                os._exit(1)  # another generation has taken over: this rank may not write
             self._slots.commit(self._written)
         finally:
             for array in self._written.values():
                 array.flags.writeable = False
             self._written = None
+        on_first, self._on_first = self._on_first, None
+        if on_first is not None:
+            on_first(self.step)
+
+    def on_resize(self, hook: Callable[[Change], None]) -> None:
+        """Call ``hook(change)`` when a generation begins that follows another.
+
+        It is called on every rank, in `elastic` before the training function, with a `Change`.
+
+        Args:
+            hook: a function of a `Change`.
+
+        Raises:
+            TypeError: `hook` cannot be called.
+
+        Example:
+            >>> state = rr.State({"x": np.zeros(2)})
+            >>> state.on_resize(lambda change: print(change.before, "->", change.after))
+        """
+        if not callable(hook):
+            raise TypeError(f"on_resize: {hook!r} cannot be called; pass a function of a change")
+        self._hooks.append(hook)
 
     def close(self) -> None:
         """Close the memory file.  Otherwise it is closed when the State is garbage.
 
         Arrays that were handed out stay valid.
+
+        Raises:
+            OSError: somebody else has closed the descriptor.
+
+        Example:
+            >>> state = rr.State({"x": np.zeros(2)})
+            >>> x = state["x"]
+            >>> state.close()
+            >>> x.tolist()
+            [0.0, 0.0]
         """
         self._slots.close()
+
+    # --- for `elastic` ---
+
+    @property
+    def file(self) -> int:
+        """The descriptor of the memory file.
+
+        :meta private:
+        """
+        return self._slots.file
+
+    def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        """Begin after `step` updates with these arrays, before another process uses the file.
+
+        Raises ValueError if they are others than those of this State.
+
+        :meta private:
+        """
+        there = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
+        here = {name: (self[name].shape, self[name].dtype.name) for name in self}
+        if there != here:
+            names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
+            raise ValueError(
+                f"elastic: the arrays of the State are others than before: {', '.join(names)}"
+            )
+        self._slots.restore(arrays, step)
+
+    def join(self, generation: int, on_first: Callable[[int], None]) -> None:
+        """Belong to a generation; call `on_first` with the step after its first update.
+
+        :meta private:
+        """
+        self._generation, self._on_first = generation, on_first
+        self._slots.begin_generation(generation)
+
+    def resized(self, change: Change) -> None:
+        """Call the hooks.
+
+        :meta private:
+        """
+        for hook in self._hooks:
+            hook(change)
 
     def _check_name(self, name: str) -> None:
         if name not in self._slots.entries:

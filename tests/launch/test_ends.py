@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from ringreduce.launch.ends import ADDRESS, End, Report, Watch, status_of
+from ringreduce.launch.ends import End, Report, Watch
 from ringreduce.launch.mpiexec import Flavour
+from ringreduce.launch.ranks import status_of
+from ringreduce.recovery.wire import ADDRESS, TOKEN, connect
 
 
 @pytest.fixture
@@ -28,7 +30,8 @@ def rank(watch: Watch, number: int, does) -> int:
     child = os.fork()
     if child == 0:
         try:
-            report = Report({ADDRESS: watch.address, "PMI_RANK": str(number)})
+            launcher = {ADDRESS: watch.address, TOKEN: watch.token}
+            report = Report(connect(launcher), {"PMI_RANK": str(number)})
             os.read(waiting, 1)
             does(report)
         finally:
@@ -46,7 +49,7 @@ def await_rank(watch: Watch, number: str) -> None:
     """Wait until the launcher knows a rank.  A watch that is not started will know it later."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        known = [each.number for each in list(watch._ranks.values())]
+        known = [each.number for each in watch._ranks.known()]
         if number in known or not watch._thread.is_alive():
             break
         time.sleep(0.001)
@@ -138,7 +141,7 @@ def test_watching_leaves_no_file_open():
 
 def test_without_a_launcher_nothing_is_reported():
     for environment in ({}, {ADDRESS: ""}, {ADDRESS: "nobody listens here"}):
-        Report(environment).end("raised ValueError")
+        Report(connect(environment), environment).end("raised ValueError")
 
 
 KILLED, EXITED = int(signal.SIGKILL), 5 << 8

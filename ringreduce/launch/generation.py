@@ -1,0 +1,98 @@
+"""One generation of a job, as processes: an mpiexec and its ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from ringreduce.cores import usable
+from ringreduce.launch.cleanup import clean_up_job
+from ringreduce.launch.ends import End
+from ringreduce.launch.launcher import Job, command_line, rank_environment, tie_to_launcher
+from ringreduce.launch.mpiexec import Mpiexec
+from ringreduce.launch.ranks import Rank
+from ringreduce.recovery.wire import ADDRESS, TOKEN
+
+_DRAIN_S = 0.1
+"""Seconds that mpiexec has to pass on the last output of killed ranks."""
+_GRACE_S = 5.0
+"""Seconds that mpiexec has to end after a rank has ended the job, or all ranks have ended."""
+
+
+class Generation:
+    """A started generation.  Raises OSError if mpiexec cannot be started."""
+
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        mpiexec: Mpiexec,
+        given: Mapping[str, str],
+        address: str,
+        token: str,
+    ) -> None:
+        self.number, self.size, self._job = number, job.ranks, job
+        self.ranks: list[Rank] = []
+        """Those that have connected."""
+        self.done: set[str] = set()
+        """Numbers of the ranks whose program has ended without an error."""
+        self.bug: End | None = None
+        """The first end of a rank by an exception or an exit code."""
+        self._since = time.time()
+        self._kill_at: float | None = None
+        """When mpiexec is killed unless it has ended; None: it may run."""
+        self.is_killed = False
+        """Whether `tick` has killed mpiexec."""
+        added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
+        environment = {**given, **added, ADDRESS: address, TOKEN: token}
+        # The terminal must not signal mpiexec: the supervisor decides what follows.
+        self.process = subprocess.Popen(
+            command_line(job, mpiexec, given, added),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=partial(tie_to_launcher, os.getpid(), set()),
+            restore_signals=False,
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether all ranks that have connected are gone."""
+        return all(rank.gone for rank in self.ranks)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the ranks, from rank 0 on."""
+        return [rank.pid for rank in sorted(self.ranks, key=lambda rank: int(rank.number))]
+
+    def kill(self) -> None:
+        """Kill all ranks; mpiexec may pass on their last output."""
+        for rank in self.ranks:
+            rank.kill()
+        self.expect_end(_DRAIN_S)
+
+    def expect_end(self, within_s: float = _GRACE_S) -> None:
+        """Kill mpiexec after so many seconds unless it has ended before."""
+        at = time.monotonic() + within_s
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `tick` has something to do; None: never."""
+        return None if self.is_killed else self._kill_at
+
+    def tick(self, now: float) -> None:
+        """Kill mpiexec if its time is over; its ranks go with it."""
+        if self._kill_at is not None and now >= self._kill_at and not self.is_killed:
+            self.is_killed = True
+            self.process.kill()
+
+    def clean_up(self, dying_s: float) -> None:
+        """Remove the files that the ended generation has left behind.
+
+        Its last ranks may take so many seconds to end.
+        """
+        clean_up_job(self.process.pid, since=self._since, dying_s=dying_s)

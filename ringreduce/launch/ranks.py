@@ -1,0 +1,192 @@
+"""The ranks of a job, as their launcher sees them: what they say, and when their processes end.
+
+A rank connects to a socket of the launcher.  A killed rank can say nothing: the kernel tells the
+launcher that its process is gone.  The kernel lists the ends in their order, even if the launcher
+is late.  Ranks on other hosts cannot connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringreduce.recovery.wire import Connection, Message, WireError
+
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: process id, user id and group id of the peer of a socket."""
+_PROCESS_INFO = struct.Struct("Q52xi")
+"""``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
+_WITH_STATUS = 1 << 3
+"""``PIDFD_INFO_EXIT`` in the mask."""
+_GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
+"""The ioctl ``PIDFD_GET_INFO``."""
+
+
+@dataclass(eq=False)
+class Rank:
+    """A rank, as the launcher sees it."""
+
+    connection: Connection
+    pid: int
+    number: str = ""
+    """Its number; "" before its first message."""
+    reported: bool = False
+    """Whether it has reported how it ends."""
+    process: int | None = field(default=None, repr=False)
+    """The descriptor of its process; None if the process was gone before."""
+    gone: bool = False
+    """Whether its process is gone."""
+
+    def send(self, number: int) -> None:
+        """Send its process a signal.  A process that gets the same number later is safe."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.process, number)
+
+    def kill(self) -> None:
+        """Kill its process."""
+        self.send(signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A rank sent a message."""
+
+    rank: Rank
+    message: Message
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The process of a rank has ended."""
+
+    rank: Rank
+    status: int | None
+    """Its status, as for ``os.waitstatus_to_exitcode``; None if not known."""
+
+
+class Ranks:
+    """Listens to the ranks that connect, and watches their processes.
+
+    It is ready to be read (`fileno`) when `happened` has something to return.
+    """
+
+    def __init__(self, listening: socket.socket, token: str) -> None:
+        self.token = token
+        """The token of the messages of ranks that connect from now on."""
+        self._socket = listening
+        self._socket.listen(socket.SOMAXCONN)
+        self._events = select.epoll()
+        self._events.register(self._socket.fileno(), select.EPOLLIN)
+        self._ranks: dict[int, Rank] = {}
+        """By the descriptor of its connection, and by that of its process."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._events.fileno()
+
+    def known(self) -> list[Rank]:
+        """Return the ranks that have connected and were not forgotten."""
+        return list(dict.fromkeys(self._ranks.values()))
+
+    def happened(self) -> Iterator[Said | Gone]:
+        """Yield all that has happened, in its order."""
+        while ready := self._events.poll(0):
+            for descriptor, _ in ready:
+                if descriptor == self._socket.fileno():
+                    self._accept()
+                elif (rank := self._ranks.get(descriptor)) is not None:
+                    yield from self._handle(descriptor, rank)
+
+    def forget(self, rank: Rank) -> None:
+        """Close the connection of a rank, and watch its process no longer."""
+        for descriptor in (rank.connection.socket.fileno(), rank.process):
+            if descriptor is not None and self._ranks.pop(descriptor, None) is not None:
+                with contextlib.suppress(OSError):  # a connection that has ended is not registered
+                    self._events.unregister(descriptor)
+        rank.connection.close()
+        if rank.process is not None:
+            os.close(rank.process)
+            rank.process = None
+
+    def close(self) -> None:
+        """Forget all ranks, and listen no longer."""
+        for rank in self.known():
+            self.forget(rank)
+        self._events.close()
+        self._socket.close()
+
+    def _accept(self) -> None:
+        connection, _ = self._socket.accept()
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        pid, user, _ = _CREDENTIALS.unpack(credentials)
+        if user != os.geteuid():
+            connection.close()
+            return
+        rank = Rank(Connection(connection, self.token), pid)
+        with contextlib.suppress(OSError):  # the process may be gone already
+            rank.process = os.pidfd_open(rank.pid)
+        for descriptor in (connection.fileno(), rank.process):
+            if descriptor is not None:
+                self._ranks[descriptor] = rank
+                self._events.register(descriptor, select.EPOLLIN)
+
+    def _handle(self, descriptor: int, rank: Rank) -> Iterator[Said | Gone]:
+        if descriptor == rank.process:
+            while (said := self._receive(rank)) is not None:  # what it said comes before its end
+                yield said
+            if descriptor in self._ranks:
+                self._events.unregister(descriptor)
+                rank.gone = True
+                yield Gone(rank, status_of(rank.pid, descriptor))
+        elif (said := self._receive(rank)) is not None:
+            yield said
+        elif rank.process is None and not rank.gone:
+            rank.gone = True
+            yield Gone(rank, None)
+
+    def _receive(self, rank: Rank) -> Said | None:
+        """Return the next message; None if there is none, or no other can follow."""
+        try:
+            message = rank.connection.receive(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except WireError:  # a process of another job, or of an earlier generation: no answer
+            self.forget(rank)
+            return None
+        if message is None:
+            with contextlib.suppress(OSError):
+                self._events.unregister(rank.connection.socket.fileno())
+            return None
+        if message.say == "hello":
+            rank.number = str(message.fields.get("rank", ""))
+        elif message.say == "end":
+            rank.reported = True
+        return Said(rank, message)
+
+
+def status_of(pid: int, descriptor: int) -> int | None:
+    """Return the status of a process that has ended; None if it is not known.
+
+    `descriptor` is the pidfd of the process.  A process that its parent has reaped is not in /proc.
+    Linux 6.15 and later return its status by the pidfd.
+    """
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+    info = bytearray(_PROCESS_INFO.size)
+    _PROCESS_INFO.pack_into(info, 0, _WITH_STATUS, 0)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(descriptor, _GET_PROCESS_INFO, info)
+        mask, status = _PROCESS_INFO.unpack(info)
+        return int(status) if mask & _WITH_STATUS else None
+    return None

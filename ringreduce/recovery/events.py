@@ -1,0 +1,56 @@
+"""The events of a job with a supervisor: one JSON line each, in a file that grows."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from ringreduce.recovery.membership import Change
+
+
+class Events:
+    """Writes events.  Without a path it writes nothing.
+
+    Raises OSError if the file cannot be opened.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: TextIO | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a")  # noqa: SIM115  # held until close
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Write a line, with the Unix time."""
+        if self._file is not None:
+            line = {"event": event, **fields, "time": time.time()}
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+    def resized(self, change: Change, recovered_s: float | None, step: int) -> None:
+        """Write that a generation follows another.
+
+        `recovered_s` are the seconds from the detection to the next committed step, number `step`;
+        None: there was none.
+        """
+        self.write(
+            "resized",
+            before=change.before,
+            after=change.after,
+            lost=list(change.lost),
+            joined=change.joined,
+            cause=change.cause,
+            level=change.level,
+            detected_s=round(change.detected_s, 6),
+            recovered_s=None if recovered_s is None else round(recovered_s, 6),
+            redone=change.redone,
+            step=step,
+            generation=change.generation,
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,81 @@
+"""The memory files that the supervisor holds, so that a state outlives the ranks that write it.
+
+A program may call `elastic` several times; each call has a number and files of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ringreduce.recovery.slots import Slots
+
+
+class Held:
+    """The memory files of a job."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, list[Slots]] = defaultdict(list)
+        """Number of the call -> files of the ranks of the present generation."""
+        self._sources: dict[int, Slots] = {}
+        """Number of the call -> file with which the present generation begins."""
+
+    def take(self, call: int, file: int, ranks: int) -> None:
+        """Hold the file of a rank of the present generation, which has so many ranks.
+
+        Raises ValueError if it is no such file.
+        """
+        self._written[call].append(Slots.from_file(file))
+        if len(self._written[call]) == ranks and call in self._sources:
+            self._sources.pop(call).close()  # every rank has its own copy
+
+    def source(self, call: int) -> Slots | None:
+        """Return the file with which the present generation begins a call; None: there is none."""
+        return self._sources.get(call)
+
+    @property
+    def step(self) -> int:
+        """Steps that are committed in the last call."""
+        calls = self._written.keys() | self._sources.keys()
+        return max((slots.step for slots in self._of(max(calls))), default=0) if calls else 0
+
+    @property
+    def committed_at(self) -> float:
+        """When a rank of the present generation has committed last, by the monotonic clock."""
+        every = [slots.committed_at for files in self._written.values() for slots in files]
+        return max(every, default=0.0)
+
+    @property
+    def last(self) -> Slots | None:
+        """The most advanced file of the last call; None: there is none."""
+        calls = self._written.keys() | self._sources.keys()
+        return max(self._of(max(calls)), key=lambda slots: slots.step) if calls else None
+
+    def revoke(self) -> None:
+        """Let no rank of the present generation commit any more."""
+        for files in self._written.values():
+            for slots in files:
+                slots.revoke()
+
+    def next_generation(self) -> None:
+        """Keep the most advanced file of each call, for the next generation to begin with."""
+        for call in list(self._written.keys() | self._sources.keys()):
+            files = self._of(call)
+            best = max(files, key=lambda slots: slots.step)
+            for slots in files:
+                if slots is not best:
+                    slots.close()
+            self._sources[call] = best
+        self._written.clear()
+
+    def close(self) -> None:
+        """Close all files."""
+        for call in self._written.keys() | self._sources.keys():
+            for slots in self._of(call):
+                slots.close()
+        self._written.clear()
+        self._sources.clear()
+
+    def _of(self, call: int) -> list[Slots]:
+        """Return the files of a call, all of them whole."""
+        source = self._sources.get(call)
+        return [*self._written.get(call, ()), *([source] if source is not None else [])]

@@ -1,0 +1,262 @@
+"""Who belongs to a job, and what follows when a rank is lost: decisions alone, without a process.
+
+The supervisor reports what happens to a `Membership`, and carries out the `Action` that it returns.
+A *generation* is one membership.  It starts (its processes begin), runs (it has a communicator),
+and ends.  After a loss all its ranks are killed, and none may write any more, before the next
+generation starts.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+TOO_FEW = 75
+"""Exit code where too few ranks are left (``EX_TEMPFAIL`` of sysexits.h: try again later)."""
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The limits of a job.  Raises ValueError where they contradict each other."""
+
+    ranks: int
+    """Ranks of the first generation."""
+    least: int
+    """The fewest ranks that go on."""
+    most: int
+    """The most ranks."""
+    max_failures: int | None = None
+    """The most ranks that may be lost within an hour; None: 3 for each of the most ranks."""
+    wait_s: float = 60.0
+    """Seconds to wait for more ranks where too few are left."""
+    replace: bool = False
+    """Whether the next generation has as many ranks as the one before, not those that are left."""
+
+    def __post_init__(self) -> None:
+        if self.least < 1:
+            raise ValueError(f"--elastic: MIN is {self.least}; wanted at least 1 rank")
+        if self.least > self.most:
+            raise ValueError(f"--elastic: MIN is {self.least}, more than MAX, {self.most}")
+        if not self.least <= self.ranks <= self.most:
+            raise ValueError(
+                f"-n is {self.ranks}; --elastic allows {self.least} to {self.most} ranks"
+            )
+        if self.max_failures is not None and self.max_failures < 0:
+            raise ValueError(f"--max-failures is {self.max_failures}; wanted at least 0")
+        if not self.wait_s >= 0:
+            raise ValueError(f"--wait-s is {self.wait_s:g}; wanted at least 0 seconds")
+
+    @property
+    def budget(self) -> int:
+        """The most ranks that may be lost within an hour."""
+        return 3 * self.most if self.max_failures is None else self.max_failures
+
+
+class Phase(StrEnum):
+    """What the job does."""
+
+    STARTING = "starting"
+    """The processes of a generation begin; they have no communicator yet."""
+    RUNNING = "running"
+    """A generation trains."""
+    FENCING = "fencing"
+    """Ranks were lost; the others are being killed."""
+    WAITING = "waiting"
+    """Too few ranks are left."""
+    ENDED = "ended"
+    """No generation follows."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A rank that a generation lost."""
+
+    rank: int
+    signal: int
+    """The signal that killed it; 0 if it is not known, or if it did not answer."""
+
+    def __str__(self) -> str:
+        if not self.signal:
+            return f"rank {self.rank} did not answer"
+        name = signal.Signals(self.signal).name
+        return f"rank {self.rank} was killed by signal {self.signal} ({name})"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a generation."""
+
+    generation: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Kill all ranks of the generation, and let none write."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Save what is committed, say why, and end with an exit code."""
+
+    code: int
+    text: str
+
+
+Action = Start | Fence | Stop | None
+
+
+@dataclass
+class Change:
+    """From one generation to the next."""
+
+    before: int
+    after: int
+    lost: tuple[int, ...]
+    """Ranks of the generation before that are not in the next one."""
+    cause: str
+    """Why, as in the events: "killed", "stopped"."""
+    generation: int
+    """The next generation."""
+    joined: int = 0
+    """Ranks that the next generation has more than were left."""
+    level: int = 2
+    redone: int = 0
+    """Steps that the next generation makes once more: the one that was under way."""
+    detected_at: float = 0.0
+    """The supervisor's clock, in seconds, when it knew of the loss."""
+    detected_s: float = 0.0
+    """Seconds since the last sign of the lost rank until then."""
+
+
+@dataclass
+class Membership:
+    """The state of the decisions."""
+
+    rules: Rules
+    phase: Phase = Phase.STARTING
+    generation: int = 0
+    size: int = 0
+    step: int = 0
+    """Committed steps, as far as the supervisor knows."""
+    change: Change | None = None
+    """What led to this generation; None for the first."""
+    _lost: list[Lost] = field(default_factory=list)
+    _cause: str = ""
+    _failures: deque[float] = field(default_factory=deque)
+    """When a rank was lost, in seconds."""
+    _lost_in: int | None = None
+    """The step in which the generation before was lost, while it ran."""
+    _waits_until: float | None = None
+    _under_way: bool = False
+    """Whether a step was under way when the generation was lost."""
+    _detected: tuple[float, float] = (0.0, 0.0)
+
+    def begin(self) -> Action:
+        """Begin the job."""
+        return self._start(self.rules.ranks)
+
+    def started(self) -> None:
+        """The generation has its communicator and the state."""
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.RUNNING
+
+    def stepped(self, step: int) -> None:
+        """The generation has committed so many steps."""
+        self.step = step
+        self._lost_in = None
+
+    def lost(
+        self,
+        lost: Sequence[Lost],
+        now: float,
+        *,
+        cause: str = "killed",
+        step: int = 0,
+        detected_s: float = 0.0,
+    ) -> Action:
+        """Ranks were lost after `step` committed steps.  Without ranks: mpiexec was killed."""
+        if self.phase is Phase.FENCING:
+            known = {each.rank for each in self._lost}
+            more = [each for each in lost if each.rank not in known]
+            self._lost += more
+            self._failures.extend([now] * len(more))
+            return None
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return None
+        self.step = max(self.step, step)
+        self._lost, self._cause = list(lost), cause
+        self._detected = now, detected_s
+        self._under_way = self.phase is Phase.RUNNING
+        self._failures.extend([now] * max(1, len(lost)))
+        self.phase = Phase.FENCING
+        return Fence(self.generation)
+
+    def fenced(self, now: float) -> Action:
+        """All ranks of the generation are gone, and none can write."""
+        if self.phase is not Phase.FENCING:
+            return None
+        again = self._under_way and self._lost_in == self.step
+        if self._under_way:
+            self._lost_in = self.step
+        while self._failures and now - self._failures[0] > _HOUR_S:
+            self._failures.popleft()
+        if again:
+            return self._stop(f"step {self.step + 1} was lost twice running")
+        if len(self._failures) > self.rules.budget:
+            count, most = len(self._failures), self.rules.budget
+            return self._stop(f"{count} losses within an hour; --max-failures is {most}")
+        left = self.size - len(self._lost)
+        if self.rules.replace:
+            return self._start(self.size)
+        if left >= self.rules.least:
+            return self._start(left)
+        self.phase, self._waits_until = Phase.WAITING, now + self.rules.wait_s
+        return self.tick(now)
+
+    def tick(self, now: float) -> Action:
+        """Time has passed."""
+        if self.wakes_at is None or now < self.wakes_at:
+            return None
+        left = self.size - len(self._lost)
+        text = f"{left} rank(s) left, --elastic wants at least {self.rules.least}"
+        return self._stop(text, TOO_FEW)
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `tick` has something to do; None: never."""
+        return self._waits_until if self.phase is Phase.WAITING else None
+
+    def end(self) -> None:
+        """No generation follows."""
+        self.phase = Phase.ENDED
+
+    def _start(self, size: int) -> Start:
+        if self.generation:
+            left = self.size - len(self._lost)
+            self.change = Change(
+                before=self.size,
+                after=size,
+                lost=tuple(sorted(each.rank for each in self._lost)),
+                joined=max(0, size - left),
+                cause=self._cause,
+                generation=self.generation + 1,
+                redone=int(self._under_way),
+                detected_at=self._detected[0],
+                detected_s=self._detected[1],
+            )
+        self.generation, self.size, self.phase = self.generation + 1, size, Phase.STARTING
+        return Start(self.generation, size)
+
+    def _stop(self, why: str, code: int | None = None) -> Stop:
+        self.phase = Phase.ENDED
+        ends = ", ".join(map(str, self._lost)) or "mpiexec was killed"
+        number = next((each.signal for each in self._lost if each.signal), int(signal.SIGKILL))
+        text = f"{why}; in step {self.step + 1} {ends}"
+        return Stop(128 + number if code is None else code, text)

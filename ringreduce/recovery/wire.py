@@ -1,0 +1,144 @@
+"""Messages between a launcher and its ranks on one host.
+
+A message is one packet of a Unix socket: JSON with the token of the job, and open files.  A file
+that was sent stays open in the socket even if its sender is killed.  A message with a wrong token
+is refused: of a process of an earlier generation, or of another job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+ADDRESS = "RINGREDUCE_LAUNCHER"
+"""The environment variable with the launcher's address: a path, or a name without a file."""
+TOKEN = "RINGREDUCE_TOKEN"
+"""The environment variable with the token of the job, or of its generation."""
+_MOST_BYTES = 1 << 16
+"""Bytes of the longest message."""
+_MOST_FILES = 2
+"""Files that a message may have."""
+
+
+class WireError(ValueError):
+    """A message is none of this protocol, or has a wrong token."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A received message.  Its receiver closes the files."""
+
+    say: str
+    """What kind of message it is."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self.files:
+            os.close(file)
+
+
+class Connection:
+    """One end of a connection.  A child that this process forks sends nothing."""
+
+    def __init__(self, to: socket.socket, token: str) -> None:
+        self.socket, self._token = to, token
+        self._pid = os.getpid()
+        self._asking = threading.Lock()
+
+    def send(self, say: str, files: Sequence[int] = (), **fields: Any) -> bool:
+        """Send a message.  Returns False if the other end is gone, or in a forked child.
+
+        Raises ValueError if the message is too long.
+        """
+        if os.getpid() != self._pid:
+            return False
+        packet = json.dumps({"token": self._token, "say": say, **fields}).encode()
+        if len(packet) > _MOST_BYTES:
+            raise ValueError(f"a message {say!r} of {len(packet)} bytes, more than {_MOST_BYTES}")
+        try:
+            socket.send_fds(self.socket, [packet], files)
+        except OSError:
+            return False
+        return True
+
+    def receive(self, flags: int = 0) -> Message | None:
+        """Wait for a message.  None: the other end is gone.  Raises WireError for a wrong one."""
+        files: list[int] = []
+        try:
+            packet, files, _, _ = socket.recv_fds(self.socket, _MOST_BYTES, _MOST_FILES, flags)
+        except BlockingIOError:
+            raise
+        except OSError:  # as if the other end had closed the connection
+            packet = b""
+        if not packet:
+            return None
+        try:
+            return self._message(packet, files)
+        except WireError:
+            for file in files:
+                os.close(file)
+            raise
+
+    def ask(self, say: str, **fields: Any) -> Message | None:
+        """Send a message and wait for the answer.  None: the other end is gone."""
+        with self._asking:
+            return self.receive() if self.send(say, **fields) else None
+
+    def close(self) -> None:
+        """Close this end."""
+        self.socket.close()
+
+    def _message(self, packet: bytes, files: Sequence[int]) -> Message:
+        try:
+            fields = json.loads(packet)
+            token, say = fields.pop("token"), fields.pop("say")
+        except (ValueError, AttributeError, KeyError, TypeError):
+            raise WireError("a message that is no JSON with a token") from None
+        if not isinstance(token, str) or not isinstance(say, str):
+            raise WireError("a message whose token or kind is no text")
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            raise WireError(f"a message {say!r} with a wrong token")
+        return Message(say, fields, tuple(files))
+
+
+def bound(name: str) -> socket.socket:
+    """Return a socket with an address: a path, or else a name that needs no file."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        found.bind(_address(name))
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def connect(environment: Mapping[str, str]) -> Connection | None:
+    """Connect to the launcher that the variables name; None if there is none on this host."""
+    to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    name = environment.get(ADDRESS, "")
+    with contextlib.suppress(OSError):
+        if name:
+            to.connect(_address(name))
+            return Connection(to, environment.get(TOKEN, ""))
+    to.close()
+    return None
+
+
+@cache
+def to_launcher() -> Connection | None:
+    """Return this process's connection to its launcher; None if it has none on this host."""
+    return connect(os.environ)
+
+
+def _address(name: str) -> str | bytes:
+    return name if name.startswith("/") else b"\0" + name.encode()

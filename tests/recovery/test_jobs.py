@@ -1,0 +1,271 @@
+"""Jobs that go on after losses, proven by counting: every sample counts once in every epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.mpi import PROGRAMS, ROOT
+
+pytestmark = pytest.mark.mpi
+_PATIENCE_S = 120
+SAMPLES, BATCH, EPOCHS, STEP_S = 120, 30, 25, 0.02
+STEPS = SAMPLES // BATCH * EPOCHS
+
+
+@dataclass
+class Job:
+    """A running job, and the file of its events."""
+
+    process: subprocess.Popen[str]
+    path: Path
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def await_generation(self, number: int) -> list[int]:
+        """Wait until a generation has begun to train; return the process ids of its ranks."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            for event in self.events("started"):
+                if event["generation"] == number:
+                    return event["pids"]
+            time.sleep(0.01)
+        pytest.fail(f"generation {number} has not begun: {self.end()}")
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; return the exit code and all output."""
+        output, _ = self.process.communicate(timeout=_PATIENCE_S)
+        return self.process.returncode, output
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def started(*words: str, program: tuple[str, ...] = ()) -> Job:
+        counting = str(PROGRAMS / "counts_samples.py")
+        program = program or (counting, *map(str, (SAMPLES, BATCH, EPOCHS, STEP_S)))
+        events = tmp_path / f"events{len(jobs)}.jsonl"
+        command = [sys.executable, "-m", "ringreduce", "run", *words, "--events", str(events)]
+        process = subprocess.Popen(
+            [*command, *program],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        jobs.append(Job(process, events))
+        return jobs[-1]
+
+    yield started
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+        job.process.communicate()
+
+
+def counted_once_an_epoch(ranks: int) -> str:
+    return f"{ranks} ranks, step {STEPS}: counted [{EPOCHS}] times"
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_job_goes_on_after_a_rank_is_killed(start, tmp_path, victim):
+    job = start("-n", "3", "--elastic", "1:3")
+    pids = job.await_generation(1)
+    os.kill(pids[victim], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    assert counted_once_an_epoch(2) in output
+    (resized,) = job.events("resized")
+    facts = {name: resized[name] for name in ("before", "after", "lost", "joined", "cause")}
+    assert facts == {"before": 3, "after": 2, "lost": [victim], "joined": 0, "cause": "killed"}
+    assert (resized["level"], resized["redone"], resized["generation"]) == (2, 1, 2)
+    assert resized["recovered_s"] > 0
+    assert output.count("resized Change(before=3, after=2") == 2, "each rank calls the hook"
+    assert [name for name in os.listdir(tmp_path) if name.startswith("ringreduce-")] == []
+
+
+def test_two_losses_one_after_another_leave_one_rank(start):
+    job = start("-n", "3", "--elastic", "1")
+    os.kill(job.await_generation(1)[2], signal.SIGKILL)
+    pids = job.await_generation(2)
+    while len(job.events("resized")) < 1 and job.process.poll() is None:
+        time.sleep(0.01)
+    os.kill(pids[0], signal.SIGTERM)
+    code, output = job.end()
+    assert code == 0, output
+    assert counted_once_an_epoch(1) in output
+    assert [event["after"] for event in job.events("resized")] == [2, 1]
+
+
+def test_a_lost_rank_is_replaced(start):
+    job = start("-n", "2", "--elastic", "1", "--replace")
+    os.kill(job.await_generation(1)[0], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    assert counted_once_an_epoch(2) in output
+    assert [event["joined"] for event in job.events("resized")] == [1]
+
+
+def test_a_killed_mpiexec_costs_no_rank(start):
+    job = start("-n", "2", "--elastic", "2")
+    job.await_generation(1)
+    tasks = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
+    os.kill(int(tasks.read_text().split()[0]), signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    assert counted_once_an_epoch(2) in output
+    assert [event["lost"] for event in job.events("resized")] == [[]]
+
+
+def test_a_stopped_rank_is_killed_after_the_timeout(start):
+    job = start("-n", "3", "--elastic", "1", "--timeout-s", "1")
+    os.kill(job.await_generation(1)[1], signal.SIGSTOP)
+    code, output = job.end()
+    assert code == 0, output
+    assert counted_once_an_epoch(2) in output
+    (resized,) = job.events("resized")
+    assert (resized["lost"], resized["cause"]) == ([1], "stopped")
+
+
+def test_a_rank_killed_before_there_is_a_communicator_is_survived(start, tmp_path):
+    program = tmp_path / "dies_once.py"
+    text = (PROGRAMS / "counts_samples.py").read_text()
+    once = tmp_path / "once"
+    program.write_text(
+        "import os, signal\n"
+        f"if not os.path.exists({str(once)!r}):\n"
+        f"    try: os.close(os.open({str(once)!r}, os.O_CREAT | os.O_EXCL))\n"
+        "    except FileExistsError: pass\n"
+        "    else: os.kill(os.getpid(), signal.SIGKILL)\n" + text
+    )
+    words = map(str, (SAMPLES, BATCH, 2, 0))
+    job = start("-n", "3", "--elastic", "1", program=(str(program), *words))
+    code, output = job.end()
+    assert code == 0, output
+    assert "2 ranks, step 8: counted [2] times" in output
+
+
+BUG = """
+import ringreduce as rr, numpy as np
+def train(comm, state):
+    comm.barrier()
+    if comm.rank == 1:
+        {bug}
+    comm.barrier()
+rr.elastic(train, rr.State({{"x": np.zeros(1)}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("bug", "code", "text"),
+    [
+        ("raise ValueError('bad data')", 1, "ValueError: bad data"),
+        ("import sys; sys.exit(5)", 5, "called sys.exit(5)"),
+        ("import os; os._exit(3)", 3, ""),
+    ],
+)
+def test_a_bug_is_no_fault(start, tmp_path, bug, code, text):
+    program = tmp_path / "bug.py"
+    program.write_text(BUG.format(bug=bug))
+    job = start("-n", "2", "--elastic", "1", program=(str(program),))
+    found, output = job.end()
+    assert found == code, output
+    assert text in output
+    assert [event["generation"] for event in job.events("started")] == [1]
+
+
+def test_a_step_that_kills_its_rank_ends_the_job(start, tmp_path):
+    program = tmp_path / "kills.py"
+    program.write_text(BUG.format(bug="import os; os.kill(os.getpid(), 9)"))
+    job = start("-n", "3", "--elastic", "1", program=(str(program),))
+    code, output = job.end()
+    assert code == 137, output
+    assert "step 1 was lost twice running; in step 1 rank 1 was killed by signal 9" in output
+
+
+def test_too_few_ranks_end_the_job_with_75(start):
+    job = start("-n", "2", "--elastic", "2", "--wait-s", "0.5")
+    os.kill(job.await_generation(1)[1], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 75, output
+    assert "1 rank(s) left, --elastic wants at least 2" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_all_ranks(start, number):
+    job = start("-n", "2", "--elastic", "1")
+    pids = job.await_generation(1)
+    job.process.send_signal(number)
+    code, output = job.end()
+    assert code == 128 + number, output
+    assert not any(map(_is_alive, pids))
+
+
+def test_a_killed_launcher_leaves_no_rank(start):
+    job = start("-n", "2", "--elastic", "1")
+    pids = job.await_generation(1)
+    job.process.kill()
+    job.process.wait()
+    deadline = time.monotonic() + 10
+    while any(map(_is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(_is_alive, pids))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def refused(*words: str) -> str:
+    command = [sys.executable, "-m", "ringreduce", "run", *words, "-m", "ringreduce"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2, done
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("-n 4 --elastic 5", "MIN is 5, more than MAX, 4"),
+        ("-n 4 --elastic 0:4", "MIN is 0; wanted at least 1 rank"),
+        ("-n 9 --elastic 1:4", "-n is 9; --elastic allows 1 to 4 ranks"),
+        ("-n 4 --elastic some", "'some'; wanted MIN or MIN:MAX, such as 2:6"),
+        ("-n 4 --max-failures 3", "--max-failures is for --elastic MIN:MAX; add it"),
+        ("-n 4 --elastic 2 --wait-s -1", "--wait-s is -1; wanted at least 0 seconds"),
+        ("-n 4 --elastic 2 --nodes 2,2", "for the ranks of one host, without --nodes"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_rank_starts(words, text):
+    assert text in refused(*words.split())
+
+
+def test_events_that_cannot_be_written_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2", "--elastic", "1"]
+    command += ["--events", str(tmp_path / "file" / "events"), "-m", "ringreduce"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2, done
+    assert "--events" in done.stderr
+
+
+def test_without_elastic_the_function_is_called_once():
+    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2"]
+    words = [str(PROGRAMS / "counts_samples.py"), *map(str, (SAMPLES, BATCH, EPOCHS, 0))]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == f"{counted_once_an_epoch(2)}\n", done

@@ -1,0 +1,93 @@
+"""Messages between a launcher and its ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from ringreduce.recovery import home
+from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, WireError, bound, connect
+
+
+def pair(token: str = "secret", theirs: str = "secret") -> tuple[Connection, Connection]:
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Connection(ours, token), Connection(other, theirs)
+
+
+def test_a_message_arrives_with_its_fields_and_files():
+    sender, receiver = pair()
+    file = os.memfd_create("test")
+    os.write(file, b"state")
+    assert sender.send("state", (file,), call=1)
+    os.close(file)
+    sender.close()  # the file outlives its sender
+    message = receiver.receive()
+    assert (message.say, message.fields) == ("state", {"call": 1})
+    assert os.pread(message.files[0], 9, 0) == b"state"
+    message.close()
+    assert receiver.receive() is None
+
+
+@pytest.mark.parametrize("packet", [b"no json", b"[1]", b'{"say": "x"}', b'{"token": 1, "say": 2}'])
+def test_what_is_no_message_is_refused(packet):
+    sender, receiver = pair()
+    sender.socket.send(packet)
+    with pytest.raises(WireError):
+        receiver.receive()
+
+
+def test_a_wrong_token_is_refused_and_its_files_are_closed():
+    sender, receiver = pair("of the generation before")
+    before = set(os.listdir("/proc/self/fd"))
+    sender.send("state", (0,))
+    with pytest.raises(WireError, match="wrong token"):
+        receiver.receive()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_message_that_is_too_long_is_refused():
+    with pytest.raises(ValueError, match="bytes, more than"):
+        pair()[0].send("state", text="x" * 70000)
+
+
+def test_a_forked_child_sends_nothing():
+    sender, receiver = pair()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(sender.send("hello")))
+    assert os.waitpid(child, 0)[1] == 0
+    sender.close()
+    assert receiver.receive() is None
+
+
+def test_without_a_launcher_there_is_no_connection():
+    assert connect({}) is None
+    assert connect({ADDRESS: "nobody listens here", TOKEN: "x"}) is None
+
+
+def test_the_folder_of_sockets_is_private_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (home.folder() / "999999999.socket").touch()  # of a launcher that is gone
+    listening = home.bound(os.getpid())
+    listening.listen()
+    assert [path.name for path in home.folder().iterdir()] == [f"{os.getpid()}.socket"]
+    assert home.folder().stat().st_mode & 0o777 == 0o700
+    assert connect({ADDRESS: str(home.socket_of(os.getpid()))}) is not None
+    listening.close()
+    home.leave(os.getpid())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home.folder().chmod(0o755)
+    with pytest.raises(PermissionError, match="not a folder that you alone can enter"):
+        home.folder()
+
+
+def test_a_name_needs_no_file():
+    listening = bound(f"ringreduce test {os.getpid()}")
+    listening.listen()
+    assert connect({ADDRESS: f"ringreduce test {os.getpid()}"}) is not None
