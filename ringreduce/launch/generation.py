@@ -41,6 +41,8 @@ class Generation:
         """Numbers of the ranks whose program has ended without an error."""
         self.bug: End | None = None
         """The first end of a rank by an exception or an exit code."""
+        self.code = 0
+        """The exit code of that rank; 0 if it is not known."""
         self._since = time.time()
         self._kill_at: float | None = None
         """When mpiexec is killed unless it has ended; None: it may run."""

@@ -133,7 +133,7 @@ class Supervisor:
         if isinstance(event, Gone) and (number := _signal_of(event)):
             self._lose([Lost(int(event.rank.number), number)], "killed")
         else:
-            present.bug = end
+            present.bug, present.code = end, _code_of(event)
             present.expect_end()
 
     def _heed_mpiexecs(self) -> None:
@@ -156,8 +156,7 @@ class Supervisor:
         """Decide what follows the end of the present generation's mpiexec."""
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
-            ended_by = present.bug.signal(code, flavour)
-            self._end(Stop(exit_code(code, ended_by) or 1, present.bug.text(code, flavour)))
+            self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
         elif code == 0 or len(present.done) == present.size:
             self._end(Stop(0, ""))
         elif code < 0 and not present.is_killed:
@@ -339,6 +338,13 @@ class _Signals:
             signal.signal(number, before)
         os.close(self.woken)
         os.close(self._waker)
+
+
+def _code_of(event: Said | Gone) -> int:
+    """Return the exit code of a rank that has ended without a signal; 0 if it is not known."""
+    if isinstance(event, Said):
+        return int(event.message.fields.get("code", 0))
+    return 0 if event.status is None else os.WEXITSTATUS(event.status)
 
 
 def _signal_of(event: Gone) -> int:
