@@ -44,12 +44,6 @@ class Held:
         every = [slots.committed_at for files in self._written.values() for slots in files]
         return max(every, default=0.0)
 
-    @property
-    def last(self) -> Slots | None:
-        """The most advanced file of the last call; None: there is none."""
-        calls = self._written.keys() | self._sources.keys()
-        return max(self._of(max(calls)), key=lambda slots: slots.step) if calls else None
-
     def revoke(self) -> None:
         """Let no rank of the present generation commit any more."""
         for files in self._written.values():

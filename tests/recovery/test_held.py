@@ -1,0 +1,104 @@
+"""The memory files that the supervisor holds: which one the next generation begins with."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from ringreduce.recovery.held import Held
+from ringreduce.recovery.slots import Slots
+
+
+def written(steps: int) -> Slots:
+    """The file of a rank after so many steps, whose array has that value."""
+    slots = Slots.new({"x": np.zeros(2)})
+    for step in range(1, steps + 1):
+        slots.writable("x")[...] = step
+        slots.commit(["x"])
+    return slots
+
+
+def file_after(steps: int) -> int:
+    """A descriptor of the file of a rank after so many steps; its rank is gone."""
+    slots = written(steps)
+    return os.dup(slots.file)
+
+
+def holding(*steps: int, call: int = 1) -> Held:
+    held = Held()
+    for each in steps:
+        held.take(call, file_after(each), len(steps))
+    return held
+
+
+def test_the_most_advanced_file_goes_on_after_its_rank():
+    held = holding(4, 5, 4)
+    assert held.step == 5
+    held.next_generation()
+    assert held.source(1).committed("x").tolist() == [5, 5]
+    held.close()
+
+
+def test_the_source_is_kept_until_every_rank_has_its_own_copy():
+    held = holding(3, 3)
+    held.next_generation()
+    held.take(1, file_after(3), 2)
+    assert held.source(1) is not None
+    held.next_generation()  # a rank was lost before it had a copy
+    assert held.source(1).step == 3
+    for _ in range(2):
+        held.take(1, file_after(3), 2)
+    assert held.source(1) is None
+    assert held.step == 3
+    held.close()
+
+
+def test_each_call_has_its_own_files_and_the_last_one_counts():
+    held = holding(7)
+    held.take(2, file_after(2), 1)
+    assert held.step == 2
+    held.next_generation()
+    assert (held.source(1).step, held.source(2).step, held.source(3)) == (7, 2, None)
+    held.close()
+
+
+def test_ranks_of_a_generation_that_is_over_may_not_write():
+    slots = written(1)
+    held = Held()
+    held.take(1, os.dup(slots.file), 1)
+    assert slots.generation == 1
+    held.revoke()
+    assert slots.generation == 0
+    held.close()
+
+
+def test_nothing_stays_open():
+    before = len(os.listdir("/proc/self/fd"))
+    held = holding(1, 2, 3)
+    held.next_generation()
+    held.take(1, file_after(3), 2)
+    held.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_another_file_is_refused():
+    file = os.memfd_create("test")
+    with pytest.raises(ValueError, match="too short"):
+        Held().take(1, file, 1)
+    os.close(file)
+
+
+def test_a_rank_without_a_lease_ends_before_it_commits():
+    import ringreduce as rr
+
+    state = rr.State({"x": np.zeros(1)})
+    child = os.fork()
+    if child == 0:
+        with state.update():
+            state["x"] = [1.0]
+            Slots.from_file(os.dup(state.file)).revoke()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert (state.step, state["x"].tolist()) == (0, [0.0])
