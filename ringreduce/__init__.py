@@ -37,8 +37,9 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
+    from ringreduce.recovery.change import Change
     from ringreduce.recovery.elastic import elastic
-    from ringreduce.recovery.state import Change, State
+    from ringreduce.recovery.state import State
 
 __all__ = [
     "Change",
@@ -63,7 +64,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Change": "recovery.state",
+    "Change": "recovery.change",
     "Communicator": "calls.communicator",
     "Config": "config",
     "SharedArray": "calls.shared_array",

@@ -28,6 +28,7 @@ import numpy as np
 
 import ringreduce as rr
 from benchmarks.rows import environment, replace
+from tests.support.mpi import events_of
 
 NAME = "recovery"
 _SAMPLES, _BATCH, _STEP_S = 96, 32, 0.005
@@ -130,10 +131,8 @@ def _pids(events: Path, generation: int) -> list[int]:
 def _await(events: Path, kind: str, generation: int) -> dict[str, Any]:
     deadline = time.monotonic() + _SILENCE_S
     while time.monotonic() < deadline:
-        text = events.read_text() if events.exists() else ""
-        for line in text.splitlines():
-            event: dict[str, Any] = json.loads(line)
-            if event["event"] == kind and event["generation"] == generation:
+        for event in events_of(events, kind):
+            if event["generation"] == generation:
                 return event
         time.sleep(0.005)
     sys.exit(f"no {kind} of generation {generation} within {_SILENCE_S:g} s")

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
@@ -36,6 +36,8 @@ _OF_COLLECTIVES = frozenset(
 """Options of `explain` for collectives alone, by the names under which they are stored."""
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
 """Options of `explain` for pipelines alone, alike."""
+_OF_ELASTIC = frozenset(["max_failures", "wait_s", "replace", "events"])
+"""Options of `run` for jobs that go on after losses, alike."""
 PROGRAMS: Mapping[str, str] = {
     "train": "ringreduce.train",
     "search": "ringreduce.train.search",
@@ -78,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(script(options.shell, commands, options_module), end="")
         return 0
     try:
-        job, rules = _job(options, rest), _rules(options)
+        job, rules = _job(options, rest), _rules(command, options)
     except ValueError as error:
         command.error(str(error))
     try:
@@ -110,13 +112,22 @@ def _check_kind(
 ) -> None:
     """End the program if an option of a collective is beside --pipeline, or the other way round."""
     others = _OF_COLLECTIVES if is_pipeline else _OF_PIPELINES
+    if flag := _given(parser, options, others):
+        hint = "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
+        parser.error(f"{flag} is for {hint}")
+
+
+def _given(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, names: Set[str]
+) -> str | None:
+    """Return the first option of these that has another value than its default; None: none has.
+
+    `names` are those under which options are stored.
+    """
     for action in parser._actions:
-        if action.dest in others and getattr(options, action.dest) != action.default:
-            flag = action.option_strings[-1]
-            hint = (
-                "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
-            )
-            parser.error(f"{flag} is for {hint}")
+        if action.dest in names and getattr(options, action.dest) != action.default:
+            return action.option_strings[-1]
+    return None
 
 
 def _request(options: argparse.Namespace) -> Request:
@@ -201,28 +212,27 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     return job
 
 
-def _rules(options: argparse.Namespace) -> Rules | None:
+def _rules(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Rules | None:
     """Return the rules of a job that goes on after losses; None for another job.
 
     Raises ValueError for options that contradict each other.
     """
-    if getattr(options, "elastic", None) is None:
-        for flag in ("max_failures", "wait_s", "replace", "events"):
-            if getattr(options, flag, None) not in (None, False):
-                raise ValueError(f"--{flag.replace('_', '-')} is for --elastic MIN:MAX; add it")
+    if options.command != "run":
         return None
-    for flag in ("hosts", "nodes"):
-        if getattr(options, flag):
-            raise ValueError(f"--elastic is for the ranks of one host, without --{flag}")
+    if options.elastic is None:
+        if flag := _given(parser, options, _OF_ELASTIC):
+            raise ValueError(f"{flag} is for --elastic MIN:MAX; add it")
+        return None
+    if flag := _given(parser, options, {"hosts", "nodes"}):
+        raise ValueError(f"--elastic is for the ranks of one host, without {flag}")
     least, most = options.elastic
-    wait_s = {} if options.wait_s is None else {"wait_s": options.wait_s}
     return Rules(
         ranks=options.ranks,
         least=least,
         most=options.ranks if most is None else most,
         max_failures=options.max_failures,
+        wait_s=options.wait_s,
         replace=options.replace,
-        **wait_s,
     )
 
 
@@ -233,7 +243,11 @@ def _supervise(
         events = Events(options.events)
     except OSError as error:
         command.error(f"--events: {error}")
-    return Supervisor(job, rules, events).run()
+    try:
+        supervisor = Supervisor(job, rules, events)
+    except OSError as error:
+        command.error(f"--elastic: no socket for the ranks: {error}")
+    return supervisor.run()
 
 
 def _ranks_of_nodes(job: Job) -> list[range]:
@@ -406,7 +420,13 @@ def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="the most ranks lost within an hour; default: 3 for each of MAX",
     )
-    add("--wait-s", type=float, metavar="S", help="seconds to wait where fewer than MIN are left")
+    add(
+        "--wait-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait where fewer than MIN are left; default: 60",
+    )
     add("--replace", action="store_true", help="start a new rank for each that is lost")
     add("--events", type=Path, metavar="FILE", help="add a line of JSON for each event")
 

@@ -33,7 +33,7 @@ _DEADLY = (
 
 
 class Report:
-    """Tells the launcher how a rank ends; nothing if the launcher is None."""
+    """Tells the launcher how a rank ends.  Without a launcher it tells nobody."""
 
     def __init__(self, launcher: Connection | None, environment: Mapping[str, str]) -> None:
         """Say which rank of MPI's job this is."""
@@ -115,13 +115,13 @@ class Watch:
             ready, _, _ = select.select(waited, [], [])
             stopping = self._stopping in ready
             for event in self._ranks.happened():
-                self._heed(event)
+                self._handle(event)
 
-    def _heed(self, event: Said | Gone) -> None:
+    def _handle(self, event: Said | Gone) -> None:
         self.first = self.first or end_of(event)
         if isinstance(event, Said):
             event.message.close()
-            if event.message.say == "join":  # from `ringreduce.elastic`
+            if event.message.kind == "join":  # from `ringreduce.elastic`
                 event.rank.connection.send("alone")
 
 
@@ -130,5 +130,5 @@ def end_of(event: Said | Gone) -> End | None:
     rank = event.rank
     if isinstance(event, Gone):
         return None if rank.reported else End(rank.number, "", event.status)
-    how = event.message.fields.get("how", "") if event.message.say == "end" else ""
+    how = event.message.fields.get("how", "") if event.message.kind == "end" else ""
     return End(rank.number, str(how)) if how else None

@@ -8,18 +8,14 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from ringreduce.cores import usable
 from ringreduce.launch.cleanup import clean_up_job
 from ringreduce.launch.ends import End
-from ringreduce.launch.launcher import Job, command_line, rank_environment, tie_to_launcher
+from ringreduce.launch.launcher import GRACE_S, Job, prepared, tie_to_launcher
 from ringreduce.launch.mpiexec import Mpiexec
 from ringreduce.launch.ranks import Rank
-from ringreduce.recovery.wire import ADDRESS, TOKEN
 
 _DRAIN_S = 0.1
 """Seconds that mpiexec has to pass on the last output of killed ranks."""
-_GRACE_S = 5.0
-"""Seconds that mpiexec has to end after a rank has ended the job, or all ranks have ended."""
 
 
 class Generation:
@@ -34,7 +30,7 @@ class Generation:
         address: str,
         token: str,
     ) -> None:
-        self.number, self.size, self._job = number, job.ranks, job
+        self.number, self.size = number, job.ranks
         self.ranks: list[Rank] = []
         """Those that have connected."""
         self.done: set[str] = set()
@@ -48,11 +44,10 @@ class Generation:
         """When mpiexec is killed unless it has ended; None: it may run."""
         self.is_killed = False
         """Whether `tick` has killed mpiexec."""
-        added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
-        environment = {**given, **added, ADDRESS: address, TOKEN: token}
+        argv, environment = prepared(job, mpiexec, given, address, token)
         # The terminal must not signal mpiexec: the supervisor decides what follows.
         self.process = subprocess.Popen(
-            command_line(job, mpiexec, given, added),
+            argv,
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -76,8 +71,8 @@ class Generation:
             rank.kill()
         self.expect_end(_DRAIN_S)
 
-    def expect_end(self, within_s: float = _GRACE_S) -> None:
-        """Kill mpiexec after so many seconds unless it has ended before."""
+    def expect_end(self, within_s: float = GRACE_S) -> None:
+        """Kill mpiexec after so many seconds unless it has ended by then."""
         at = time.monotonic() + within_s
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 

@@ -36,13 +36,13 @@ _NUMBA_THREADS = "NUMBA_NUM_THREADS"  # the one variable that does not follow OM
 # to other hosts.
 _USERS = ("RINGREDUCE_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "NUMBA_")
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # MPICH's mpiexec does not clean up on SIGHUP, nor Open MPI's on SIGQUIT.
 _PASSED_AS = {signal.SIGHUP: signal.SIGTERM, signal.SIGQUIT: signal.SIGTERM}
 _SI_KERNEL = 0x80  # siginfo's code of a signal that the terminal's driver sent
 
-_GRACE_S = 5.0  # for mpiexec to end after a signal that should end it
+GRACE_S = 5.0  # for mpiexec to end after a signal that should end it
 _FOR_EVER_S = 3600.0
 
 Hosts = tuple[tuple[str, int], ...]
@@ -193,6 +193,18 @@ def _host_list(hosts: Hosts) -> str:
     return ",".join(f"{name}:{count}" for name, count in hosts)
 
 
+def prepared(
+    job: Job, mpiexec: Mpiexec, given: Mapping[str, str], address: str, token: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command line of mpiexec, and its environment.
+
+    `given` is the user's environment.  The ranks report to the launcher at `address`.
+    """
+    added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
+    environment = {**given, **added, ADDRESS: address, TOKEN: token}
+    return command_line(job, mpiexec, given, added), environment
+
+
 def run(job: Job) -> int:
     """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it or a rank.
 
@@ -202,11 +214,10 @@ def run(job: Job) -> int:
     """
     given = job_environment()
     mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
-    added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     watch, started = Watch(), time.time()
     address = "" if job.hosts else watch.address
-    environment = {**given, **added, ADDRESS: address, TOKEN: watch.token}
-    process, ended_by = _run_relaying(command_line(job, mpiexec, given, added), environment, watch)
+    argv, environment = prepared(job, mpiexec, given, address, watch.token)
+    process, ended_by = _run_relaying(argv, environment, watch)
     code = process.returncode
     if code != 0 and not job.hosts:
         clean_up_job(process.pid, since=started)
@@ -227,7 +238,7 @@ def _run_relaying(
     # Some parents leave SIGCHLD ignored.  The exit code of mpiexec would then be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # An ignored signal stays ignored, so that `nohup` works.
-    heeded = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    heeded = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     waited = heeded | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     ended_by, patience_s = 0, _FOR_EVER_S
@@ -245,8 +256,8 @@ def _run_relaying(
                     process.kill()  # its ranks go with it
                 continue
             came = signal.Signals(info.si_signo)
-            if came in _ENDING:
-                ended_by, patience_s = came, _GRACE_S
+            if came in ENDING:
+                ended_by, patience_s = came, GRACE_S
             # The terminal sends its signals to mpiexec as well.
             if came in heeded and info.si_code != _SI_KERNEL:
                 process.send_signal(_PASSED_AS.get(came, came))

@@ -41,7 +41,7 @@ class Rank:
     reported: bool = False
     """Whether it has reported how it ends."""
     process: int | None = field(default=None, repr=False)
-    """The descriptor of its process; None if the process was gone before."""
+    """The descriptor of its process; None if the process is gone, or `Ranks` has forgotten it."""
     gone: bool = False
     """Whether its process is gone."""
 
@@ -168,9 +168,9 @@ class Ranks:
             with contextlib.suppress(OSError):
                 self._events.unregister(rank.connection.socket.fileno())
             return None
-        if message.say == "hello":
+        if message.kind == "hello":
             rank.number = str(message.fields.get("rank", ""))
-        elif message.say == "end":
+        elif message.kind == "end":
             rank.reported = True
         return Said(rank, message)
 

@@ -21,31 +21,29 @@ from pathlib import Path
 from ringreduce.launch.cleanup import DYING_S
 from ringreduce.launch.ends import end_of
 from ringreduce.launch.generation import Generation
-from ringreduce.launch.launcher import Job, exit_code, job_environment
+from ringreduce.launch.launcher import ENDING, PASSED_ON, Job, exit_code, job_environment
 from ringreduce.launch.mpiexec import find_mpiexec
 from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
-from ringreduce.recovery import home
+from ringreduce.recovery import socket_folder
 from ringreduce.recovery.events import Events
 from ringreduce.recovery.held import Held
 from ringreduce.recovery.membership import (
     Action,
-    Change,
     Fence,
     Lost,
     Membership,
     Phase,
+    Resize,
     Rules,
     Start,
     Stop,
 )
 from ringreduce.recovery.wire import Message
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _ANSWER_S = 2.0
 """Seconds in which the end of a process must be seen whose loss another rank reports."""
 _BLAME_S = 0.05
-"""Seconds to wait for further reports of ranks that do not answer: who reports does not hang."""
+"""Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
 
 
 class Supervisor:
@@ -61,17 +59,17 @@ class Supervisor:
         self._membership = Membership(rules)
         self._events = events
         self._held = Held()
-        self._ranks = Ranks(home.bound(os.getpid()), "")
+        self._ranks = Ranks(socket_folder.bound(os.getpid()), "")
         self._generations: list[Generation] = []
         """Those whose processes are not all gone."""
         self._ended: list[Generation] = []
         """Those that may have left files behind."""
         self._present: Generation
         """The last one that was started."""
-        self._reports: list[_Report] = []
-        """Ranks of the present generation that miss another rank, and wait for what follows."""
-        self._unwritten: Change | None = None
-        """The change to the present generation, until that has committed a step."""
+        self._suspicions: list[_Suspicion] = []
+        """What ranks of the present generation suspect; they wait for an answer."""
+        self._unwritten: Resize | None = None
+        """The step to the present generation, until that has committed a step of training."""
         self._stop: Stop | None = None
         """How the job ends; None: it goes on."""
 
@@ -92,16 +90,16 @@ class Supervisor:
     # --- what happens ---
 
     def _turn(self, signals: _Signals) -> None:
-        """Wait until something happens, and heed it."""
+        """Wait until something happens, and handle it."""
         wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
-        wakes += [report.until for report in self._reports]
+        wakes += [each.until for each in self._suspicions]
         at = min((each for each in wakes if each is not None), default=None)
         left = None if at is None else max(0.0, at - time.monotonic())
         select.select([self._ranks.fileno(), signals.woken], [], [], left)
         for number in signals.taken():
-            self._heed_signal(number)
-        self._heed_ranks()
-        self._heed_mpiexecs()
+            self._handle_signal(number)
+        self._handle_ranks()
+        self._handle_mpiexecs()
         now = time.monotonic()
         for generation in self._generations:
             generation.tick(now)
@@ -111,21 +109,21 @@ class Supervisor:
             self._do(self._membership.fenced(now))
         self._do(self._membership.tick(now))
 
-    def _heed_signal(self, number: int) -> None:
-        if number in _PASSED_ON:
+    def _handle_signal(self, number: int) -> None:
+        if number in ENDING and self._stop is None:
+            self._end(Stop(128 + number, ""))
+        elif number in PASSED_ON:
             for rank in self._present.ranks:
                 rank.send(number)
-        elif number in _ENDING and self._stop is None:
-            self._end(Stop(128 + number, ""))
 
-    def _heed_ranks(self) -> None:
+    def _handle_ranks(self) -> None:
         for event in self._ranks.happened():
             if isinstance(event, Said):
-                self._heed_message(event.rank, event.message)
+                self._handle_message(event.rank, event.message)
             if event.rank in self._present.ranks and self._stop is None:
-                self._heed_end(event)
+                self._handle_end(event)
 
-    def _heed_end(self, event: Said | Gone) -> None:
+    def _handle_end(self, event: Said | Gone) -> None:
         """Decide what follows if a rank of the present generation has ended."""
         end, present = end_of(event), self._present
         if end is None or present.bug is not None or self._membership.phase is Phase.FENCING:
@@ -136,23 +134,23 @@ class Supervisor:
             present.bug, present.code = end, _code_of(event)
             present.expect_end()
 
-    def _heed_mpiexecs(self) -> None:
+    def _handle_mpiexecs(self) -> None:
         """Look which mpiexecs have ended."""
         for generation in list(self._generations):
             code = generation.process.poll()
             if code is None:
                 continue
             if generation is self._present and self._stop is None:
-                self._heed_ranks()  # the ends of ranks came before, and tell more than the code
+                self._handle_ranks()  # the ends of ranks came before, and tell more than the code
                 if self._membership.phase in (Phase.STARTING, Phase.RUNNING):
-                    self._heed_mpiexec(code)
+                    self._handle_mpiexec(code)
             if generation.is_gone:
                 self._generations.remove(generation)
                 for rank in generation.ranks:
                     self._ranks.forget(rank)
                 self._ended.append(generation)
 
-    def _heed_mpiexec(self, code: int) -> None:
+    def _handle_mpiexec(self, code: int) -> None:
         """Decide what follows the end of the present generation's mpiexec."""
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
@@ -164,49 +162,49 @@ class Supervisor:
         else:
             self._end(Stop(exit_code(code, 0), ""))
 
-    def _heed_message(self, rank: Rank, message: Message) -> None:
-        """Heed what a rank says.  Ranks of earlier generations are heeded no more."""
+    def _handle_message(self, rank: Rank, message: Message) -> None:
+        """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
         fields, present = message.fields, self._present
-        if message.say == "hello" and self._stop is None:
+        if message.kind == "hello" and self._stop is None:
             if self._membership.phase in (Phase.STARTING, Phase.RUNNING):
                 present.ranks.append(rank)
             else:
                 rank.kill()
         elif rank not in present.ranks or self._membership.phase is Phase.FENCING:
             message.close()
-        elif message.say == "end" and not fields.get("code"):
+        elif message.kind == "end" and not fields.get("code"):
             present.done.add(rank.number)
-        elif message.say == "join":
+        elif message.kind == "join":
             self._answer_join(rank, int(fields["call"]))
-        elif message.say == "state":
+        elif message.kind == "state":
             (file,) = message.files
             self._held.take(int(fields["call"]), file, present.size)
-        elif message.say == "started":
+        elif message.kind == "started":
             self._membership.started()
             self._events.write(
                 "started", generation=present.number, size=present.size, pids=present.pids
             )
-        elif message.say == "stepped":
+        elif message.kind == "stepped":
             self._stepped(int(fields["step"]))
-        elif message.say == "miss":
+        elif message.kind == "suspect":
             ranks, stopped = frozenset(fields["ranks"]), bool(fields["stopped"])
             until = time.monotonic() + (_BLAME_S if stopped else _ANSWER_S)
-            self._reports.append(_Report(rank, ranks, stopped, until))
+            self._suspicions.append(_Suspicion(rank, ranks, stopped, until))
 
     def _answer_join(self, rank: Rank, call: int) -> None:
         """Tell a rank its generation, and send it the state to begin with, if there is one."""
-        change = self._membership.change
+        resize = self._membership.resize
         source = self._held.source(call)
         rank.connection.send(
             "member",
             () if source is None else (source.file,),
             generation=self._present.number,
-            change=None if change is None else asdict(change),
+            change=None if resize is None else asdict(resize.change),
         )
 
     def _stepped(self, step: int) -> None:
         self._membership.stepped(step)
-        self._write_change(step)
+        self._write_resize(step)
         self._clean_up(0)  # now, for it takes some ms
 
     def _clean_up(self, dying_s: float) -> None:
@@ -215,30 +213,30 @@ class Supervisor:
             generation.clean_up(dying_s)
         self._ended.clear()
 
-    def _write_change(self, step: int | None) -> None:
-        """Write the event of the change to the present generation, unless it is written.
+    def _write_resize(self, step: int | None) -> None:
+        """Write the event that began the present generation, unless it is written.
 
         `step` was committed just now; None: the generation has committed none, and is over.
         """
-        if (change := self._unwritten) is not None:
+        if (resize := self._unwritten) is not None:
             self._unwritten = None
-            since = None if step is None else time.monotonic() - change.detected_at
-            self._events.resized(change, since, self._held.step if step is None else step)
+            since = None if step is None else time.monotonic() - resize.detected_at
+            self._events.resized(resize, since, self._held.step if step is None else step)
 
     def _judge(self, now: float) -> None:
-        """Decide about ranks that others miss, once all others have had time to report them."""
-        due = [report for report in self._reports if report.until <= now]
+        """Decide about suspected ranks, once all others have had time to report."""
+        due = [each for each in self._suspicions if each.until <= now]
         if not due:
             return
-        reporters = {int(report.rank.number) for report in self._reports}
-        stopped = frozenset().union(*(r.ranks for r in self._reports if r.stopped)) - reporters
+        alive = {int(each.by.number) for each in self._suspicions}
+        stopped = frozenset().union(*(s.ranks for s in self._suspicions if s.stopped)) - alive
         blamed = [rank for rank in self._present.ranks if int(rank.number) in stopped]
-        if blamed and self._membership.phase is not Phase.FENCING:
+        if blamed:
             self._lose([Lost(int(rank.number), 0) for rank in blamed], "stopped")
             return
-        for report in due:
-            self._reports.remove(report)
-            report.rank.connection.send("raise")
+        for each in due:
+            self._suspicions.remove(each)
+            each.by.connection.send("raise")
 
     # --- what follows ---
 
@@ -258,34 +256,34 @@ class Supervisor:
         if isinstance(action, Start):
             self._start(action)
         elif isinstance(action, Fence):
-            self._write_change(None)
+            self._write_resize(None)
             self._fence()
         elif isinstance(action, Stop):
             self._end(action)
 
     def _start(self, start: Start) -> None:
-        self._unwritten = self._membership.change
+        self._unwritten = self._membership.resize
         self._ranks.token = os.urandom(16).hex()
         self._present = Generation(
             start.generation,
             replace(self._job, ranks=start.size),
             self._mpiexec,
             self._given,
-            str(home.socket_of(os.getpid())),
+            str(socket_folder.socket_of(os.getpid())),
             self._ranks.token,
         )
         self._generations.append(self._present)
 
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
-        self._reports.clear()
+        self._suspicions.clear()
         self._held.revoke()
         self._present.kill()
 
     def _end(self, stop: Stop) -> None:
         self._stop = stop
         self._membership.end()
-        self._write_change(None)
+        self._write_resize(None)
         self._fence()
 
     def _close(self) -> None:
@@ -295,19 +293,19 @@ class Supervisor:
         self._ranks.close()
         self._held.close()
         self._events.close()
-        home.leave(os.getpid())
+        socket_folder.remove(os.getpid())
 
 
 @dataclass(frozen=True)
-class _Report:
-    """A rank misses others."""
+class _Suspicion:
+    """A rank suspects that others are lost."""
 
-    rank: Rank
+    by: Rank
     ranks: frozenset[int]
     stopped: bool
     """Whether they do not answer; otherwise they are gone."""
     until: float
-    """When the report is judged, by the monotonic clock."""
+    """When it is judged, by the monotonic clock."""
 
 
 class _Signals:
@@ -317,7 +315,7 @@ class _Signals:
         self.woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._came: list[int] = []
         # An ignored signal stays ignored, so that `nohup` works.
-        heeded = [n for n in (*_ENDING, *_PASSED_ON) if signal.getsignal(n) != signal.SIG_IGN]
+        heeded = [n for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN]
         self._before = {
             number: signal.signal(number, lambda came, _: self._came.append(came))
             for number in (*heeded, signal.SIGCHLD)

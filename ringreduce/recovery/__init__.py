@@ -1,4 +1,4 @@
-"""Training that goes on after ranks are lost, leave or join.
+"""Training that goes on after ranks are lost.
 
 `slots` keeps arrays in memory that outlives the process that writes it, and `state` gives them to a
 training loop.  `elastic` runs the loop in a rank.  `membership` decides who belongs to the job;

@@ -1,25 +1,23 @@
-"""Run a training function with each communicator of a job in turn."""
+"""Call a training function in a job that goes on after ranks are lost."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from itertools import count
 from typing import Any, TypeVar
 
 from ringreduce.bootstrap import init
 from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.recovery.change import Change
 from ringreduce.recovery.slots import Slots
-from ringreduce.recovery.state import Change, State
+from ringreduce.recovery.state import State
 from ringreduce.recovery.wire import Connection, Message, to_launcher
 
 Result = TypeVar("Result")
-_KILLED_S = 60.0
-"""Seconds in which the supervisor kills a rank that it does not answer."""
-
-_calls = [0]
-"""How many calls of `elastic` this process has made."""
+_calls = count(1)
+"""The numbers of the calls of `elastic` in this process."""
 
 
 def elastic(train: Callable[[Communicator, State], Result], state: State) -> Result:
@@ -61,14 +59,14 @@ def elastic(train: Callable[[Communicator, State], Result], state: State) -> Res
         )
     if not callable(train):
         raise TypeError(f"elastic: train is {train!r}; pass a function train(comm, state)")
-    _calls[0] += 1
-    launcher, call = to_launcher(), _calls[0]
-    answer = None if launcher is None else launcher.ask("join", call=call)
-    if launcher is None or answer is None or answer.say == "alone":
-        with init() as comm:
-            _begin_alike(comm, state)
-            return train(comm, state)
-    return _Member(launcher, call, answer).run(train, state)
+    launcher, call = to_launcher(), next(_calls)
+    if launcher is not None:
+        answer = _answer(launcher, "join", call=call)
+        if answer.kind == "member":
+            return _Member(launcher, call, answer).run(train, state)
+    with init() as comm:
+        _begin_alike(comm, state)
+        return train(comm, state)
 
 
 class _Member:
@@ -76,8 +74,11 @@ class _Member:
 
     def __init__(self, launcher: Connection, call: int, answer: Message) -> None:
         self._launcher, self._call, self._answer = launcher, call, answer
-        self.generation: int = answer.fields["generation"]
-        self._change: Mapping[str, Any] | None = answer.fields["change"]
+        self._generation: int = answer.fields["generation"]
+        change: dict[str, Any] | None = answer.fields["change"]
+        self._change: Change | None = None
+        if change is not None:
+            self._change = Change(**{**change, "lost": tuple(change["lost"])})
 
     def run(self, train: Callable[[Communicator, State], Result], state: State) -> Result:
         """Call `train` in this generation."""
@@ -86,18 +87,16 @@ class _Member:
             with init() as comm:
                 if not goes_on:
                     _begin_alike(comm, state)
-                state.join(self.generation, self._stepped)
+                state.join(self._generation, self._stepped)
                 self._launcher.send("state", (state.file,), call=self._call)
                 comm.barrier()  # the launcher has all states before it counts the first step
                 if comm.rank == 0:
                     self._launcher.send("started")
                 if self._change is not None:
-                    fields = {name: self._change[name] for name in Change.__dataclass_fields__}
-                    fields["lost"] = tuple(fields["lost"])
-                    state.resized(Change(**fields))
+                    state.resized(self._change)
                 return train(comm, state)
         except (PeerLostError, PeerTimeoutError) as error:
-            self._wait_for_verdict(error)
+            self._suspect(error)
             raise
 
     def _restore(self, state: State) -> bool:
@@ -114,16 +113,21 @@ class _Member:
     def _stepped(self, step: int) -> None:
         self._launcher.send("stepped", step=step)
 
-    def _wait_for_verdict(self, error: PeerLostError | PeerTimeoutError) -> None:
-        """Report who is missing.  Returns if nothing follows from it but the error.
+    def _suspect(self, error: PeerLostError | PeerTimeoutError) -> None:
+        """Report the ranks that are missing.  Returns if no rank is lost: the error is a bug.
 
-        Otherwise the supervisor kills this process, and the next generation goes on.
+        If a rank is lost, the supervisor kills this process, and the next generation goes on.
         """
         stopped = isinstance(error, PeerTimeoutError)
-        answer = self._launcher.ask("miss", ranks=list(error.ranks), stopped=stopped)
-        if answer is None:  # the launcher is gone, and this rank has no lease any more
-            time.sleep(_KILLED_S)
-            os._exit(1)
+        _answer(self._launcher, "suspect", ranks=list(error.ranks), stopped=stopped)
+
+
+def _answer(launcher: Connection, kind: str, **fields: Any) -> Message:
+    """Ask the launcher; end this process if it is gone, or refuses ranks of this generation."""
+    answer = launcher.ask(kind, **fields)
+    if answer is None:
+        os._exit(1)  # this rank has no lease any more
+    return answer
 
 
 def _begin_alike(comm: Communicator, state: State) -> None:

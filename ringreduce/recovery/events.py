@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from ringreduce.recovery.membership import Change
+from ringreduce.recovery.membership import Resize
 
 
 class Events:
@@ -29,7 +30,7 @@ class Events:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
-    def resized(self, change: Change, recovered_s: float | None, step: int) -> None:
+    def resized(self, resize: Resize, recovered_s: float | None, step: int) -> None:
         """Write that a generation follows another.
 
         `recovered_s` are the seconds from the detection to the next committed step, number `step`;
@@ -37,17 +38,11 @@ class Events:
         """
         self.write(
             "resized",
-            before=change.before,
-            after=change.after,
-            lost=list(change.lost),
-            joined=change.joined,
-            cause=change.cause,
-            level=change.level,
-            detected_s=round(change.detected_s, 6),
+            **asdict(resize.change),
+            detected_s=round(resize.detected_s, 6),
             recovered_s=None if recovered_s is None else round(recovered_s, 6),
-            redone=change.redone,
+            redone=resize.redone,
             step=step,
-            generation=change.generation,
         )
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ringreduce.recovery.change import Change
+
 TOO_FEW = 75
 """Exit code where too few ranks are left (``EX_TEMPFAIL`` of sysexits.h: try again later)."""
 _HOUR_S = 3600.0
@@ -98,12 +100,10 @@ class Start:
 class Fence:
     """Kill all ranks of the generation, and let none write."""
 
-    generation: int
-
 
 @dataclass(frozen=True)
 class Stop:
-    """Save what is committed, say why, and end with an exit code."""
+    """Say why the job ends, and end with an exit code."""
 
     code: int
     text: str
@@ -112,27 +112,17 @@ class Stop:
 Action = Start | Fence | Stop | None
 
 
-@dataclass
-class Change:
-    """From one generation to the next."""
+@dataclass(frozen=True)
+class Resize:
+    """The step from one generation to the next."""
 
-    before: int
-    after: int
-    lost: tuple[int, ...]
-    """Ranks of the generation before that are not in the next one."""
-    cause: str
-    """Why, as in the events: "killed", "stopped"."""
-    generation: int
-    """The next generation."""
-    joined: int = 0
-    """Ranks that the next generation has more than were left."""
-    level: int = 2
-    redone: int = 0
+    change: Change
+    redone: int
     """Steps that the next generation makes once more: the one that was under way."""
-    detected_at: float = 0.0
-    """The supervisor's clock, in seconds, when it knew of the loss."""
-    detected_s: float = 0.0
-    """Seconds since the last sign of the lost rank until then."""
+    detected_at: float
+    """When the supervisor knew of the loss, in seconds of its clock."""
+    detected_s: float
+    """Seconds from the last commit of any rank until then; 0 if there was none."""
 
 
 @dataclass
@@ -145,8 +135,8 @@ class Membership:
     size: int = 0
     step: int = 0
     """Committed steps, as far as the supervisor knows."""
-    change: Change | None = None
-    """What led to this generation; None for the first."""
+    resize: Resize | None = None
+    """The step to this generation; None for the first."""
     _lost: list[Lost] = field(default_factory=list)
     _cause: str = ""
     _failures: deque[float] = field(default_factory=deque)
@@ -157,6 +147,7 @@ class Membership:
     _under_way: bool = False
     """Whether a step was under way when the generation was lost."""
     _detected: tuple[float, float] = (0.0, 0.0)
+    """``(detected_at, detected_s)`` of the next `Resize`."""
 
     def begin(self) -> Action:
         """Begin the job."""
@@ -181,13 +172,10 @@ class Membership:
         step: int = 0,
         detected_s: float = 0.0,
     ) -> Action:
-        """Ranks were lost after `step` committed steps.  Without ranks: mpiexec was killed."""
-        if self.phase is Phase.FENCING:
-            known = {each.rank for each in self._lost}
-            more = [each for each in lost if each.rank not in known]
-            self._lost += more
-            self._failures.extend([now] * len(more))
-            return None
+        """Ranks were lost after `step` committed steps.  Without ranks: mpiexec was killed.
+
+        Further losses of a generation belong to the first one: MPI kills the other ranks, too.
+        """
         if self.phase not in (Phase.STARTING, Phase.RUNNING):
             return None
         self.step = max(self.step, step)
@@ -196,7 +184,7 @@ class Membership:
         self._under_way = self.phase is Phase.RUNNING
         self._failures.extend([now] * max(1, len(lost)))
         self.phase = Phase.FENCING
-        return Fence(self.generation)
+        return Fence()
 
     def fenced(self, now: float) -> Action:
         """All ranks of the generation are gone, and none can write."""
@@ -240,17 +228,16 @@ class Membership:
     def _start(self, size: int) -> Start:
         if self.generation:
             left = self.size - len(self._lost)
-            self.change = Change(
+            change = Change(
                 before=self.size,
                 after=size,
                 lost=tuple(sorted(each.rank for each in self._lost)),
-                joined=max(0, size - left),
+                joined=size - left,
                 cause=self._cause,
+                level=2,
                 generation=self.generation + 1,
-                redone=int(self._under_way),
-                detected_at=self._detected[0],
-                detected_s=self._detected[1],
             )
+            self.resize = Resize(change, int(self._under_way), *self._detected)
         self.generation, self.size, self.phase = self.generation + 1, size, Phase.STARTING
         return Start(self.generation, size)
 

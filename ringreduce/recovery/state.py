@@ -5,41 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ringreduce.recovery.change import Change
 from ringreduce.recovery.slots import Slots, is_storable
-
-
-@dataclass(frozen=True)
-class Change:
-    """How the ranks of a job have changed: what the hooks of `State.on_resize` get.
-
-    Example:
-        >>> change = rr.Change(4, 3, (1,), 0, "killed", 2, generation=2)
-        >>> f"{change.before} -> {change.after} ranks, lost {change.lost}"
-        '4 -> 3 ranks, lost (1,)'
-    """
-
-    __module__ = "ringreduce"
-
-    before: int
-    """Ranks before."""
-    after: int
-    """Ranks now."""
-    lost: tuple[int, ...]
-    """The ranks that were lost, numbered as before."""
-    joined: int
-    """How many ranks are new."""
-    cause: str
-    """``"killed"``, or ``"stopped"`` for a rank that did not answer."""
-    level: int
-    """How training goes on: 2 in a new MPI job."""
-    generation: int
-    """Number of the membership that begins; the first is 1."""
 
 
 class State:
@@ -171,7 +143,7 @@ class State:
         try:
             yield
             if self._slots.generation != self._generation:
-                os._exit(1)  # another generation has taken over: this rank may not write
+                os._exit(1)  # the lease is revoked: another generation takes over
             self._slots.commit(self._written)
         finally:
             for array in self._written.values():

@@ -1,8 +1,8 @@
 """Messages between a launcher and its ranks on one host.
 
 A message is one packet of a Unix socket: JSON with the token of the job, and open files.  A file
-that was sent stays open in the socket even if its sender is killed.  A message with a wrong token
-is refused: of a process of an earlier generation, or of another job.
+that was sent stays open in the socket even if its sender is killed.  The receiver refuses a message
+with a wrong token: its sender belongs to an earlier generation, or to another job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hmac
 import json
 import os
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,8 +35,7 @@ class WireError(ValueError):
 class Message:
     """A received message.  Its receiver closes the files."""
 
-    say: str
-    """What kind of message it is."""
+    kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[int, ...] = ()
 
@@ -53,18 +51,17 @@ class Connection:
     def __init__(self, to: socket.socket, token: str) -> None:
         self.socket, self._token = to, token
         self._pid = os.getpid()
-        self._asking = threading.Lock()
 
-    def send(self, say: str, files: Sequence[int] = (), **fields: Any) -> bool:
+    def send(self, kind: str, files: Sequence[int] = (), **fields: Any) -> bool:
         """Send a message.  Returns False if the other end is gone, or in a forked child.
 
         Raises ValueError if the message is too long.
         """
         if os.getpid() != self._pid:
             return False
-        packet = json.dumps({"token": self._token, "say": say, **fields}).encode()
+        packet = json.dumps({"token": self._token, "kind": kind, **fields}).encode()
         if len(packet) > _MOST_BYTES:
-            raise ValueError(f"a message {say!r} of {len(packet)} bytes, more than {_MOST_BYTES}")
+            raise ValueError(f"a message {kind!r} of {len(packet)} bytes, more than {_MOST_BYTES}")
         try:
             socket.send_fds(self.socket, [packet], files)
         except OSError:
@@ -75,7 +72,9 @@ class Connection:
         """Wait for a message.  None: the other end is gone.  Raises WireError for a wrong one."""
         files: list[int] = []
         try:
-            packet, files, _, _ = socket.recv_fds(self.socket, _MOST_BYTES, _MOST_FILES, flags)
+            packet, files, _, _ = socket.recv_fds(
+                self.socket, _MOST_BYTES, _MOST_FILES, flags | socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             raise
         except OSError:  # as if the other end had closed the connection
@@ -89,10 +88,9 @@ class Connection:
                 os.close(file)
             raise
 
-    def ask(self, say: str, **fields: Any) -> Message | None:
+    def ask(self, kind: str, **fields: Any) -> Message | None:
         """Send a message and wait for the answer.  None: the other end is gone."""
-        with self._asking:
-            return self.receive() if self.send(say, **fields) else None
+        return self.receive() if self.send(kind, **fields) else None
 
     def close(self) -> None:
         """Close this end."""
@@ -101,14 +99,14 @@ class Connection:
     def _message(self, packet: bytes, files: Sequence[int]) -> Message:
         try:
             fields = json.loads(packet)
-            token, say = fields.pop("token"), fields.pop("say")
+            token, kind = fields.pop("token"), fields.pop("kind")
         except (ValueError, AttributeError, KeyError, TypeError):
             raise WireError("a message that is no JSON with a token") from None
-        if not isinstance(token, str) or not isinstance(say, str):
+        if not isinstance(token, str) or not isinstance(kind, str):
             raise WireError("a message whose token or kind is no text")
         if not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise WireError(f"a message {say!r} with a wrong token")
-        return Message(say, fields, tuple(files))
+            raise WireError(f"a message {kind!r} with a wrong token")
+        return Message(kind, fields, tuple(files))
 
 
 def bound(name: str) -> socket.socket:

@@ -23,12 +23,12 @@ import pytest
 
 from ringreduce.cores import cores
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
+from tests.support.mpi import GONE_S, alive_in_the_end, is_alive
 
 pytestmark = pytest.mark.mpi
 
 RUN = [sys.executable, "-m", "ringreduce.launch.cli", "run"]
 LIMIT_S = 60
-GONE_S = 10
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -316,22 +316,6 @@ def read_ids(path: Path) -> list[int]:
         assert time.monotonic() < deadline, "the job does not start"
         time.sleep(0.02)
     return json.loads(path.read_text())
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it is more than an entry that nobody has read."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def alive_in_the_end(pids: list[int]) -> list[int]:
-    """Those of `pids` that are still there when they have had time to go."""
-    deadline = time.monotonic() + GONE_S
-    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
 
 
 @pytest.mark.parametrize("number", ENDING)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+import ringreduce as rr
+from ringreduce.launch.ends import Watch
 from ringreduce.recovery.held import Held
 from ringreduce.recovery.slots import Slots
+from ringreduce.recovery.wire import ADDRESS, TOKEN
 
 
 def written(steps: int) -> Slots:
@@ -91,8 +96,6 @@ def test_another_file_is_refused():
 
 
 def test_a_rank_without_a_lease_ends_before_it_commits():
-    import ringreduce as rr
-
     state = rr.State({"x": np.zeros(1)})
     child = os.fork()
     if child == 0:
@@ -102,3 +105,18 @@ def test_a_rank_without_a_lease_ends_before_it_commits():
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert (state.step, state["x"].tolist()) == (0, [0.0])
+
+
+def test_a_rank_that_the_launcher_refuses_trains_nothing():
+    watch = Watch()
+    watch.start()
+    code = (
+        "import numpy as np, ringreduce as rr\n"
+        "rr.elastic(lambda comm, state: print('trained'), rr.State({'x': np.zeros(1)}))"
+    )
+    launcher = {ADDRESS: watch.address, TOKEN: "of an earlier generation"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **launcher}, capture_output=True, text=True
+    )
+    watch.stop()
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr

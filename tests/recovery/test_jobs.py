@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.mpi import PROGRAMS, ROOT
+from tests.support.mpi import PROGRAMS, ROOT, alive_in_the_end, events_of, is_alive
 
 pytestmark = pytest.mark.mpi
 _PATIENCE_S = 120
@@ -30,8 +29,7 @@ class Job:
     path: Path
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        return [event for event in map(json.loads, lines) if event["event"] == kind]
+        return events_of(self.path, kind)
 
     def await_generation(self, number: int) -> list[int]:
         """Wait until a generation has begun to train; return the process ids of its ranks."""
@@ -211,7 +209,7 @@ def test_a_signal_to_the_launcher_ends_all_ranks(start, number):
     job.process.send_signal(number)
     code, output = job.end()
     assert code == 128 + number, output
-    assert not any(map(_is_alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 def test_a_killed_launcher_leaves_no_rank(start):
@@ -219,17 +217,7 @@ def test_a_killed_launcher_leaves_no_rank(start):
     pids = job.await_generation(1)
     job.process.kill()
     job.process.wait()
-    deadline = time.monotonic() + 10
-    while any(map(_is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(_is_alive, pids))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert alive_in_the_end(pids) == []
 
 
 def refused(*words: str) -> str:
@@ -253,6 +241,22 @@ def refused(*words: str) -> str:
 )
 def test_wrong_options_are_refused_before_a_rank_starts(words, text):
     assert text in refused(*words.split())
+
+
+def test_a_folder_of_sockets_that_others_can_enter_is_refused(tmp_path):
+    folder = tmp_path / f"ringreduce-{os.geteuid()}"
+    folder.mkdir(mode=0o755)
+    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2", "--elastic", "1"]
+    done = subprocess.run(
+        [*command, "-m", "ringreduce"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 2, done
+    assert "--elastic: no socket for the ranks" in done.stderr
+    assert "you alone can enter; remove it" in done.stderr
 
 
 def test_events_that_cannot_be_written_are_refused(tmp_path):

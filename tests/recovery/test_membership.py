@@ -19,30 +19,30 @@ def running(**rules) -> Membership:
 def lose(members: Membership, *ranks: int, at: float = 0.0, step: int = 10):
     """Lose ranks; return what follows once all others are gone."""
     killed = [Lost(rank, 9) for rank in ranks]
-    assert members.lost(killed, at, step=step) == Fence(members.generation)
+    assert members.lost(killed, at, step=step) == Fence()
     return members.fenced(at)
 
 
 def test_the_next_generation_has_the_ranks_that_are_left():
     members = running()
     assert lose(members, 1) == Start(2, 3)
-    change = members.change
+    change = members.resize.change
     assert (change.before, change.after, change.lost, change.joined) == (4, 3, (1,), 0)
-    assert (change.cause, change.generation, change.redone) == ("killed", 2, 1)
+    assert (change.cause, change.generation, members.resize.redone) == ("killed", 2, 1)
 
 
 def test_lost_ranks_are_replaced_if_that_is_asked_for():
     members = running(replace=True)
     assert lose(members, 1, 2) == Start(2, 4)
-    assert members.change.joined == 2
+    assert members.resize.change.joined == 2
 
 
 def test_a_second_loss_before_all_are_gone_belongs_to_the_first():
     members = running()
-    assert members.lost([Lost(1, 9)], 0.0, step=10) == Fence(1)
+    assert members.lost([Lost(1, 9)], 0.0, step=10) == Fence()
     assert members.lost([Lost(1, 9), Lost(3, 9)], 0.0, step=10) is None
-    assert members.fenced(0.0) == Start(2, 2)
-    assert members.change.lost == (1, 3)
+    assert members.fenced(0.0) == Start(2, 3)
+    assert members.resize.change.lost == (1,)
 
 
 def test_too_few_ranks_wait_and_then_end_with_75():
@@ -89,7 +89,7 @@ def test_losses_of_an_hour_are_counted():
 
 def test_a_killed_mpiexec_costs_no_rank():
     members = running()
-    assert members.lost([], 0.0, step=10) == Fence(1)
+    assert members.lost([], 0.0, step=10) == Fence()
     assert members.fenced(0.0) == Start(2, 4)
 
 

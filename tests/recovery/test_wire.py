@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ringreduce.recovery import home
+from ringreduce.recovery import socket_folder
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, WireError, bound, connect
 
 
@@ -24,13 +24,15 @@ def test_a_message_arrives_with_its_fields_and_files():
     os.close(file)
     sender.close()  # the file outlives its sender
     message = receiver.receive()
-    assert (message.say, message.fields) == ("state", {"call": 1})
+    assert (message.kind, message.fields) == ("state", {"call": 1})
     assert os.pread(message.files[0], 9, 0) == b"state"
     message.close()
     assert receiver.receive() is None
 
 
-@pytest.mark.parametrize("packet", [b"no json", b"[1]", b'{"say": "x"}', b'{"token": 1, "say": 2}'])
+@pytest.mark.parametrize(
+    "packet", [b"no json", b"[1]", b'{"kind": "x"}', b'{"token": 1, "kind": 2}']
+)
 def test_what_is_no_message_is_refused(packet):
     sender, receiver = pair()
     sender.socket.send(packet)
@@ -69,22 +71,22 @@ def test_without_a_launcher_there_is_no_connection():
 
 def test_the_folder_of_sockets_is_private_and_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (home.folder() / "999999999.socket").touch()  # of a launcher that is gone
-    listening = home.bound(os.getpid())
+    (socket_folder.folder() / "999999999.socket").touch()  # of a launcher that is gone
+    listening = socket_folder.bound(os.getpid())
     listening.listen()
-    assert [path.name for path in home.folder().iterdir()] == [f"{os.getpid()}.socket"]
-    assert home.folder().stat().st_mode & 0o777 == 0o700
-    assert connect({ADDRESS: str(home.socket_of(os.getpid()))}) is not None
+    assert [path.name for path in socket_folder.folder().iterdir()] == [f"{os.getpid()}.socket"]
+    assert socket_folder.folder().stat().st_mode & 0o777 == 0o700
+    assert connect({ADDRESS: str(socket_folder.socket_of(os.getpid()))}) is not None
     listening.close()
-    home.leave(os.getpid())
+    socket_folder.remove(os.getpid())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_others_can_enter_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    home.folder().chmod(0o755)
+    socket_folder.folder().chmod(0o755)
     with pytest.raises(PermissionError, match="not a folder that you alone can enter"):
-        home.folder()
+        socket_folder.folder()
 
 
 def test_a_name_needs_no_file():

@@ -19,6 +19,8 @@ from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
+GONE_S = 10
+"""Seconds in which processes must end that something has ended."""
 SYNCHRONOUS = {"RINGREDUCE_TEST_SYNCHRONOUS": "1"}
 
 
@@ -195,3 +197,25 @@ def report(rank: int, result: Any) -> None:
     path = Path(os.environ["RESULTS"]) / f"{rank}.json"
     path.with_suffix(".part").write_text(json.dumps(result))
     path.with_suffix(".part").rename(path)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it is more than an entry that nobody has read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def alive_in_the_end(pids: list[int]) -> list[int]:
+    """Those of `pids` that are still there when they have had time to go."""
+    deadline = time.monotonic() + GONE_S
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def events_of(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind that ``ringreduce run --events`` has written so far."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == kind]

@@ -49,7 +49,7 @@ def bound(launcher: int) -> socket.socket:
             return wire.bound(str(socket_of(launcher)))
 
 
-def leave(launcher: int) -> None:
+def remove(launcher: int) -> None:
     """Remove the socket of a launcher, and the folder if it is empty."""
     path = socket_of(launcher)
     path.unlink(missing_ok=True)
