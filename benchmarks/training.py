@@ -57,12 +57,14 @@ class Ours:
                 self._dp.ready(name)
         gradients = self._buffers if self._dp is None else self._dp.finish()
         for name, gradient in gradients.items():
-            own = (self._velocity[name],)
-            optimizers.in_blocks(_update, self._params[name], own, gradient, LR, 0)
+            arrays = self._params[name], self._velocity[name]
+            optimizers.in_blocks(_update, arrays, gradient, LR, 0)
 
 
-def _update(params: Any, own: tuple[Any, ...], gradient: Any, lr: float, _: int) -> None:
-    optimizers.sgd(params, own[0], gradient, lr, MOMENTUM)
+def _update(
+    arrays: tuple[Any, ...], gradient: Any, lr: float, _: int, out: tuple[Any, ...]
+) -> None:
+    optimizers.sgd(arrays, gradient, lr, MOMENTUM, out=out)
 
 
 class Torch:

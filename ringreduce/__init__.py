@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         ScheduleError,
     )
     from ringreduce.recovery.change import Change
-    from ringreduce.recovery.elastic import elastic
+    from ringreduce.recovery.elastic import elastic, is_elastic
     from ringreduce.recovery.state import State
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "Work",
     "elastic",
     "init",
+    "is_elastic",
     "pipeline",
     "register_algorithm",
     "spawn",
@@ -72,6 +73,7 @@ _MODULES = {
     "Work": "calls.queue",
     "elastic": "recovery.elastic",
     "init": "bootstrap",
+    "is_elastic": "recovery.elastic",
     "register_algorithm": "algorithms.register",
     "spawn": "bootstrap",
     "wait_any": "calls.queue",

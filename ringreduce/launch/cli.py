@@ -37,7 +37,7 @@ _OF_COLLECTIVES = frozenset(
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
 """Options of `explain` for pipelines alone, alike."""
 _OF_ELASTIC = frozenset(["max_failures", "wait_s", "replace", "events"])
-"""Options of `run` for jobs that go on after losses, alike."""
+"""Options of `run` and `train` for jobs that go on after losses, alike."""
 PROGRAMS: Mapping[str, str] = {
     "train": "ringreduce.train",
     "search": "ringreduce.train.search",
@@ -208,7 +208,10 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         tag_output=options.tag_output,
     )
     if module is not None and options.command in ("train", "search"):
-        module.check_ranks(given, _ranks_of_nodes(job))
+        nodes = _ranks_of_nodes(job)
+        module.check_ranks(given, nodes)
+        if options.command == "train" and options.elastic is not None:
+            module.check_elastic_run(given, nodes)
     return job
 
 
@@ -217,7 +220,7 @@ def _rules(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Rule
 
     Raises ValueError for options that contradict each other.
     """
-    if options.command != "run":
+    if options.command not in ("run", "train"):
         return None
     if options.elastic is None:
         if flag := _given(parser, options, _OF_ELASTIC):
@@ -347,6 +350,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     train.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
     _add_job_options(train)
+    _add_elastic_options(train)
     search = commands.add_parser(
         "search",
         help="find the fastest split size, batch or mesh to train with",
@@ -412,7 +416,7 @@ def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
         "--elastic",
         type=_least_and_most,
         metavar="MIN[:MAX]",
-        help="go on after ranks are lost, with at least MIN ranks; the program calls rr.elastic",
+        help="go on after ranks are lost, with at least MIN ranks; a program calls rr.elastic",
     )
     add(
         "--max-failures",

@@ -44,7 +44,7 @@ class Generation:
         """When mpiexec is killed unless it has ended; None: it may run."""
         self.is_killed = False
         """Whether `tick` has killed mpiexec."""
-        argv, environment = prepared(job, mpiexec, given, address, token)
+        argv, environment = prepared(job, mpiexec, given, address, token, elastic=True)
         # The terminal must not signal mpiexec: the supervisor decides what follows.
         self.process = subprocess.Popen(
             argv,

@@ -22,7 +22,7 @@ from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 from ringreduce.launch.rank_main import EXPECTED_SIZE
-from ringreduce.recovery.wire import ADDRESS, TOKEN
+from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -194,14 +194,23 @@ def _host_list(hosts: Hosts) -> str:
 
 
 def prepared(
-    job: Job, mpiexec: Mpiexec, given: Mapping[str, str], address: str, token: str
+    job: Job,
+    mpiexec: Mpiexec,
+    given: Mapping[str, str],
+    address: str,
+    token: str,
+    *,
+    elastic: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of mpiexec, and its environment.
 
-    `given` is the user's environment.  The ranks report to the launcher at `address`.
+    `given` is the user's environment.  The ranks report to the launcher at `address`.  `elastic`:
+    the job goes on after losses.
     """
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
-    environment = {**given, **added, ADDRESS: address, TOKEN: token}
+    # An outer job may have set the same variables.
+    ours = {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
+    environment = {**given, **added, **ours}
     return command_line(job, mpiexec, given, added), environment
 
 

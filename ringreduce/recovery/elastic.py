@@ -13,14 +13,30 @@ from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
-from ringreduce.recovery.wire import Connection, Message, to_launcher
+from ringreduce.recovery.wire import ELASTIC, Connection, Message, to_launcher
 
 Result = TypeVar("Result")
 _calls = count(1)
 """The numbers of the calls of `elastic` in this process."""
 
 
-def elastic(train: Callable[[Communicator, State], Result], state: State) -> Result:
+def is_elastic() -> bool:
+    """Return whether this job goes on after ranks are lost.
+
+    Returns:
+        True under ``ringreduce run --elastic`` and ``ringreduce train --elastic``.
+
+    Example:
+        >>> rr.is_elastic()
+        False
+    """
+    return os.environ.get(ELASTIC) == "1"
+
+
+def elastic(
+    train: Callable[[Communicator, State], Result],
+    state: State | Callable[[Communicator], State],
+) -> Result:
     """Call ``train(comm, state)`` so that training goes on after ranks are lost.  Collective.
 
     Under ``ringreduce run --elastic`` a job that loses a rank continues: its ranks begin the
@@ -32,13 +48,14 @@ def elastic(train: Callable[[Communicator, State], Result], state: State) -> Res
     Args:
         train: a function that makes steps: it computes a rank's part, reduces it over `comm`, and
             changes `state` inside ``with state.update():``.
-        state: the arrays that the steps change.
+        state: the arrays that the steps change; or a function that makes them on each rank, from
+            its communicator.
 
     Returns:
         What `train` returns.
 
     Raises:
-        TypeError: `state` is no `State`, or `train` cannot be called.
+        TypeError: `state` is no `State` and makes none, or `train` cannot be called.
         ValueError: the arrays are others than before the loss.
         MismatchError, PeerTimeoutError, PeerLostError: as for `Communicator.all_reduce`, if the
             job cannot go on.
@@ -53,10 +70,8 @@ def elastic(train: Callable[[Communicator, State], Result], state: State) -> Res
         >>> rr.elastic(train, rr.State({"w": np.zeros(1)}))
         0.875
     """
-    if not isinstance(state, State):
-        raise TypeError(
-            f"elastic: state is {state!r}; pass rr.State(...) of the arrays that steps change"
-        )
+    if not callable(state):
+        _check_state(state)
     if not callable(train):
         raise TypeError(f"elastic: train is {train!r}; pass a function train(comm, state)")
     launcher, call = to_launcher(), next(_calls)
@@ -65,8 +80,23 @@ def elastic(train: Callable[[Communicator, State], Result], state: State) -> Res
         if answer.kind == "member":
             return _Member(launcher, call, answer).run(train, state)
     with init() as comm:
-        _begin_alike(comm, state)
-        return train(comm, state)
+        made = _made(state, comm)
+        _begin_alike(comm, made)
+        return train(comm, made)
+
+
+def _made(state: State | Callable[[Communicator], State], comm: Communicator) -> State:
+    """Return the State, or the one that the function makes."""
+    made = state(comm) if callable(state) else state
+    _check_state(made)
+    return made
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, State):
+        raise TypeError(
+            f"elastic: state is {state!r}; pass rr.State(...) of the arrays that steps change"
+        )
 
 
 class _Member:
@@ -80,21 +110,25 @@ class _Member:
         if change is not None:
             self._change = Change(**{**change, "lost": tuple(change["lost"])})
 
-    def run(self, train: Callable[[Communicator, State], Result], state: State) -> Result:
+    def run(
+        self,
+        train: Callable[[Communicator, State], Result],
+        state: State | Callable[[Communicator], State],
+    ) -> Result:
         """Call `train` in this generation."""
         try:
-            goes_on = self._restore(state)
             with init() as comm:
-                if not goes_on:
-                    _begin_alike(comm, state)
-                state.join(self._generation, self._stepped)
-                self._launcher.send("state", (state.file,), call=self._call)
+                made = _made(state, comm)
+                if not self._restore(made):
+                    _begin_alike(comm, made)
+                made.join(self._generation, self._stepped)
+                self._launcher.send("state", (made.file,), call=self._call)
                 comm.barrier()  # the launcher has all states before it counts the first step
                 if comm.rank == 0:
                     self._launcher.send("started")
                 if self._change is not None:
-                    state.resized(self._change)
-                return train(comm, state)
+                    made.resized(self._change)
+                return train(comm, made)
         except (PeerLostError, PeerTimeoutError) as error:
             self._suspect(error)
             raise

@@ -88,15 +88,21 @@ class Slots:
         """Use a file that is checked; for `new` and `from_file`."""
         self.file, self._memory = file, memory
         self._closing = weakref.finalize(self, os.close, file)
-        self._head = memory[: _WORDS * _WORD].view(np.int64)
-        count, text_bytes = self._head[[_Head.ARRAYS, _Head.TEXT_BYTES]].tolist()
-        begin = _WORDS * _WORD
-        self._tables = memory[begin : begin + 2 * count * _WORD].view(np.int64).reshape(2, count)
-        begin += 2 * count * _WORD
-        text = memory[begin : begin + text_bytes].tobytes()
+        self._head = memory[: _WORDS * _WORD].data.cast("q")
+        count, text_bytes = self._head[_Head.ARRAYS], self._head[_Head.TEXT_BYTES]
+        begin, end = _WORDS * _WORD, (_WORDS + 2 * count) * _WORD
+        tables = memory[begin:end].data.cast("q")
+        self._tables = tables[:count], tables[count:]
+        text = memory[end : end + text_bytes].tobytes()
         found = [Entry(**_tuples(fields)) for fields in json.loads(text)]
         self.entries: dict[str, Entry] = {entry.name: entry for entry in found}
         self._numbers = {entry.name: number for number, entry in enumerate(found)}
+        self._written = [self._both(entry) for entry in found]
+        """The slots of each array."""
+        self._read = [self._both(entry) for entry in found]
+        """The same, but they cannot be written."""
+        for first, second in self._read:
+            first.flags.writeable = second.flags.writeable = False
 
     @classmethod
     def new(cls, arrays: Mapping[str, np.ndarray], step: int = 0, generation: int = 1) -> Slots:
@@ -116,8 +122,8 @@ class Slots:
         begin = (_WORDS + 2 * len(entries)) * _WORD
         memory[begin : begin + len(text)] = np.frombuffer(text, np.uint8)
         slots = cls(file, memory)
-        for entry in entries:
-            slots._slot(entry, 0)[...] = arrays[entry.name]
+        for entry, (first, _) in zip(entries, slots._written, strict=True):
+            first[...] = arrays[entry.name]
         memory[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)  # the file is whole from here on
         return slots
 
@@ -146,17 +152,17 @@ class Slots:
     @property
     def step(self) -> int:
         """Number of commits since the first step of the run."""
-        return int(self._head[_Head.STEP])
+        return self._head[_Head.STEP]
 
     @property
     def generation(self) -> int:
         """The generation whose ranks write the file; 0: none may write it."""
-        return int(self._head[_Head.GENERATION])
+        return self._head[_Head.GENERATION]
 
     @property
     def committed_at(self) -> float:
         """When the last commit was made, in seconds of the monotonic clock; 0: never."""
-        return int(self._head[_Head.COMMITTED_AT]) / 1e9
+        return self._head[_Head.COMMITTED_AT] / 1e9
 
     def revoke(self) -> None:
         """Let no rank write the file any more: each looks at the generation before it commits."""
@@ -171,10 +177,11 @@ class Slots:
 
         A kill in between leaves a mixture.
         """
+        table = self._tables[self.step % 2]
         for name, array in arrays.items():
-            committed = self._slot(self.entries[name], self._slot_of(name, self.step))
-            committed[...] = array
-        self._tables[step % 2] = self._tables[self.step % 2]
+            number = self._numbers[name]
+            self._written[number][table[number]][...] = array
+        self._tables[step % 2][:] = table
         self._head[_Head.STEP] = step
 
     def committed(self, name: str) -> np.ndarray:
@@ -182,24 +189,22 @@ class Slots:
 
         After the next commit `writable` returns this memory.
         """
-        entry = self.entries[name]
-        array = self._slot(entry, self._slot_of(name, self.step))
-        array.flags.writeable = False
-        return array
+        number = self._numbers[name]
+        return self._read[number][self._tables[self._head[_Head.STEP] % 2][number]]
 
     def writable(self, name: str) -> np.ndarray:
         """Return the slot of an array that is not committed."""
-        entry = self.entries[name]
-        return self._slot(entry, 1 - self._slot_of(name, self.step))
+        number = self._numbers[name]
+        return self._written[number][1 - self._tables[self._head[_Head.STEP] % 2][number]]
 
     def commit(self, names: Iterable[str]) -> None:
         """Commit what was written to the slots of these arrays; the others keep their values."""
-        step = self.step
-        table = self._tables[(step + 1) % 2]
-        table[:] = self._tables[step % 2]
+        step, numbers = self._head[_Head.STEP], self._numbers
+        before, table = self._tables[step % 2], self._tables[(step + 1) % 2]
+        table[:] = before
         for name in names:
-            number = self._numbers[name]
-            table[number] = 1 - self._tables[step % 2, number]
+            number = numbers[name]
+            table[number] = 1 - before[number]
         self._head[_Head.COMMITTED_AT] = time.monotonic_ns()
         self._head[_Head.STEP] = step + 1  # one store: a kill comes before it or after it
 
@@ -207,14 +212,10 @@ class Slots:
         """Close the descriptor.  Arrays that were handed out stay valid."""
         self._closing()
 
-    def _slot_of(self, name: str, step: int) -> int:
-        """Return which slot of an array is committed, by the table of a step."""
-        return int(self._tables[step % 2, self._numbers[name]])
-
-    def _slot(self, entry: Entry, slot: int) -> np.ndarray:
-        at = entry.at[slot]
-        array = self._memory[at : at + entry.nbytes].view(entry.dtype)
-        return array.reshape(entry.shape)
+    def _both(self, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
+        """Return new views of both slots of an array."""
+        first, second = (self._memory[at : at + entry.nbytes].view(entry.dtype) for at in entry.at)
+        return first.reshape(entry.shape), second.reshape(entry.shape)
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:

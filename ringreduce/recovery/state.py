@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -77,14 +77,16 @@ class State:
         Raises:
             KeyError: there is no array of this name.
         """
+        written = self._written
+        if written is not None and name in written:
+            return written[name]
         self._check_name(name)
-        if self._written is None:
-            return self._slots.committed(name)
-        if name not in self._written:
-            array = self._slots.writable(name)
-            array[...] = self._slots.committed(name)
-            self._written[name] = array
-        return self._written[name]
+        committed = self._slots.committed(name)
+        if written is None:
+            return committed
+        array = self._new(name, written)
+        array[...] = committed
+        return array
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
         """Replace an array, inside an update.  The committed values are not copied before.
@@ -106,6 +108,7 @@ class State:
         array = self._written.get(name)
         if array is None:
             array = self._slots.writable(name)
+            array.flags.writeable = True
         if new.shape != array.shape:
             raise ValueError(
                 f"state[{name!r}] has shape {array.shape}; the new values have {new.shape}"
@@ -116,8 +119,42 @@ class State:
             np.copyto(array, new, casting="same_kind")
         self._written[name] = array
 
-    @contextmanager
-    def update(self) -> Iterator[None]:
+    def empty(self, name: str) -> np.ndarray:
+        """Return the new array of the update, with any values: write all of them.
+
+        It saves the copy that ``state[name]`` makes, for results that are computed in place::
+
+            weight = state["w"]                      # the committed values
+            with state.update():
+                np.subtract(weight, step, out=state.empty("w"))
+
+        Args:
+            name: name of the array.
+
+        Returns:
+            The array, which becomes read-only when the update ends.
+
+        Raises:
+            KeyError: there is no array of this name.
+            ValueError: there is no update.
+
+        Example:
+            >>> state = rr.State({"x": np.zeros(2)})
+            >>> before = state["x"]
+            >>> with state.update():
+            ...     _ = np.add(before, 1, out=state.empty("x"))
+            >>> state["x"].tolist()
+            [1.0, 1.0]
+        """
+        if self._written is None:
+            raise ValueError(f"empty: {name!r} outside an update; use `with state.update():`")
+        array = self._written.get(name)
+        if array is None:
+            self._check_name(name)
+            array = self._new(name, self._written)
+        return array
+
+    def update(self) -> AbstractContextManager[None]:
         """Change arrays, all at once.
 
         All changes count when the block ends, and `step` grows by 1.  If the block raises, or the
@@ -137,21 +174,37 @@ class State:
             >>> state.step, state["x"].tolist()
             (1, [1.0, 2.0])
         """
+        return _Update(self)
+
+    def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        """Begin after `step` updates with these arrays, such as those of a checkpoint.
+
+        A kill in the middle leaves a mixture.  In a job that goes on after losses, call it before
+        `elastic` only.
+
+        Args:
+            arrays: an array for each name, of the same shape and dtype.  They are copied.
+            step: the number of updates that made them.
+
+        Raises:
+            ValueError: the arrays are others than those of the State, or there is an update.
+
+        Example:
+            >>> state = rr.State({"x": np.zeros(2)})
+            >>> state.restore({"x": np.ones(2)}, step=7)
+            >>> state.step, state["x"].tolist()
+            (7, [1.0, 1.0])
+        """
         if self._written is not None:
-            raise ValueError("update: inside another update of this State")
-        self._written = {}
-        try:
-            yield
-            if self._slots.generation != self._generation:
-                os._exit(1)  # the lease is revoked: another generation takes over
-            self._slots.commit(self._written)
-        finally:
-            for array in self._written.values():
-                array.flags.writeable = False
-            self._written = None
-        on_first, self._on_first = self._on_first, None
-        if on_first is not None:
-            on_first(self.step)
+            raise ValueError("restore: inside an update of this State")
+        there = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
+        here = {name: (self[name].shape, self[name].dtype.name) for name in self}
+        if there != here:
+            names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
+            raise ValueError(
+                f"restore: the arrays are others than those of the State: {', '.join(names)}"
+            )
+        self._slots.restore(arrays, step)
 
     def on_resize(self, hook: Callable[[Change], None]) -> None:
         """Call ``hook(change)`` when a generation begins that follows another.
@@ -199,22 +252,6 @@ class State:
         """
         return self._slots.file
 
-    def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        """Begin after `step` updates with these arrays, before another process uses the file.
-
-        Raises ValueError if they are others than those of this State.
-
-        :meta private:
-        """
-        there = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
-        here = {name: (self[name].shape, self[name].dtype.name) for name in self}
-        if there != here:
-            names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
-            raise ValueError(
-                f"elastic: the arrays of the State are others than before: {', '.join(names)}"
-            )
-        self._slots.restore(arrays, step)
-
     def join(self, generation: int, on_first: Callable[[int], None]) -> None:
         """Belong to a generation; call `on_first` with the step after its first update.
 
@@ -231,9 +268,54 @@ class State:
         for hook in self._hooks:
             hook(change)
 
+    # --- for `_Update` ---
+
+    def _begin(self) -> None:
+        if self._written is not None:
+            raise ValueError("update: inside another update of this State")
+        self._written = {}
+
+    def _end(self, commit: bool) -> None:
+        """Commit what was written, or forget it."""
+        written, slots = self._written, self._slots
+        assert written is not None
+        try:
+            if commit:
+                if slots.generation != self._generation:
+                    os._exit(1)  # the lease is revoked: another generation takes over
+                slots.commit(written)
+        finally:
+            for array in written.values():
+                array.flags.writeable = False
+            self._written = None
+        if commit and self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first(self.step)
+
+    def _new(self, name: str, written: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the slot for the new values of an array, as they are."""
+        array = written[name] = self._slots.writable(name)
+        array.flags.writeable = True
+        return array
+
     def _check_name(self, name: str) -> None:
         if name not in self._slots.entries:
             raise KeyError(f"there is no {name!r}; the arrays are {', '.join(self)}")
+
+
+class _Update:
+    """The block of an update: a class, for a generator would take twice as long."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        self._state._begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._state._end(commit=kind is None)
 
 
 def _checked(arrays: Any) -> dict[str, np.ndarray]:

@@ -21,6 +21,8 @@ ADDRESS = "RINGREDUCE_LAUNCHER"
 """The environment variable with the launcher's address: a path, or a name without a file."""
 TOKEN = "RINGREDUCE_TOKEN"
 """The environment variable with the token of the job, or of its generation."""
+ELASTIC = "RINGREDUCE_ELASTIC"
+"""The environment variable that is "1" in a job that goes on after losses."""
 _MOST_BYTES = 1 << 16
 """Bytes of the longest message."""
 _MOST_FILES = 2

@@ -6,8 +6,8 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -45,39 +45,80 @@ def main(argv: Sequence[str] | None = None) -> int:
     except REFUSED as error:
         print(f"{_PROG}: error: {said(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+    if rr.is_elastic():
+        return _train_elastic(given, outputs)
     with rr.init() as comm:
         try:
-            return _train_all(comm, given, outputs)
-        except ValueError as error:
-            if isinstance(error, rr.RingReduceError):
-                raise
-            return _failed(comm, error, 2)
-        except (FloatingPointError, DriftError, _WriteError) as error:
-            return _failed(comm, error, 1)
+            _train_all(comm, given, outputs)
+        except _FailedError as error:
+            return error.code
+    return 0
 
 
 class _WriteError(Exception):
     """A checkpoint or another output could not be written; all ranks raise it."""
 
 
-def _failed(comm: rr.Communicator, error: Exception, code: int) -> int:
-    """Print the error on rank 0, and return `code`; every rank has the same error."""
+class _FailedError(Exception):
+    """The run has failed, and its error is printed; all ranks raise it."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+@contextmanager
+def _reported(comm: rr.Communicator) -> Iterator[None]:
+    """Print the user's errors on rank 0.  Raises _FailedError in place of them."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, rr.RingReduceError):
+            raise
+        text, code = str(error), 2
+    except (FloatingPointError, DriftError, _WriteError) as error:
+        text, code = str(error), 1
+    else:
+        return
     if comm.rank == 0:
-        print_error(f"{_PROG}: error: {error}")
+        print_error(f"{_PROG}: error: {text}")
     comm.barrier()  # the first rank that ends with a code stops the job: wait for the text
-    return code
+    raise _FailedError(code)
 
 
-def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> int:
+def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> None:
     """Train once for each seed; rank 0 prints the progress, and last the mean accuracy."""
     runs, elapsed_s = [], 0.0
     for seed in range(outputs.seeds):
-        with ExitStack() as stack:
+        with _reported(comm), ExitStack() as stack:
             run = _Run(comm, given, outputs, stack, seed)
             runs.append(run.train())
             elapsed_s += run.elapsed_s
     if comm.rank == 0:
         print(last_line(comm, runs, elapsed_s), flush=True)
+
+
+def _train_elastic(given: Given, outputs: Outputs) -> int:
+    """Train once, in a job that goes on after ranks are lost.  Returns the exit code."""
+    runs: list[_Run] = []
+
+    def make(comm: rr.Communicator) -> rr.State:
+        with _reported(comm):
+            run = _Run(comm, given, outputs, stack)
+        runs.append(run)
+        return run.state
+
+    def train(comm: rr.Communicator, state: rr.State) -> None:
+        (run,) = runs
+        with _reported(comm):
+            result = run.train()
+        if comm.rank == 0:
+            print(last_line(comm, [result], run.elapsed_s), flush=True)
+
+    with ExitStack() as stack:
+        try:
+            rr.elastic(train, make)
+        except _FailedError as error:
+            return error.code
     return 0
 
 
@@ -85,8 +126,14 @@ class _Run:
     """One run, with its checkpoint to continue from and its outputs."""
 
     def __init__(
-        self, comm: rr.Communicator, given: Given, outputs: Outputs, stack: ExitStack, seed: int
+        self,
+        comm: rr.Communicator,
+        given: Given,
+        outputs: Outputs,
+        stack: ExitStack,
+        seed: int = 0,
     ) -> None:
+        """Make a run, with the seed of the settings plus `seed`."""
         self._comm, self._given, self._outputs, self._stack = comm, given, outputs, stack
         self._speaks = comm.rank == 0
         self.elapsed_s = 0.0
@@ -94,6 +141,9 @@ class _Run:
         self._folder: Folder | None = None
         self._before: Checkpoint | None = None
         """On rank 0, the checkpoint to continue from, if any."""
+        self._change: rr.Change | None = None
+        """How the ranks have changed before; None in the first generation."""
+        self._is_first = not seed
         together(comm, self._open if self._speaks else nothing)
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
@@ -104,16 +154,42 @@ class _Run:
         self._named = strategy = given.strategy(None if facts is None else _strategy_in(facts))
         """The strategy; None: the default, which depends on the number of nodes."""
         self._trainer = together(
-            comm, lambda: Trainer(comm, self._split, self.settings, xp, strategy)
+            comm,
+            lambda: Trainer(comm, self._split, self.settings, xp, strategy, rr.is_elastic()),
         )
-        if self._speaks and not seed:
-            chosen = self._trainer.strategy
-            print(heading(comm, self._split, self.settings, chosen, outputs.verbose), flush=True)
+        self._facts = facts
         if facts is not None:
             self._restore(facts)
 
+    @property
+    def state(self) -> rr.State:
+        """What another generation of ranks continues from."""
+        state = self._trainer.store
+        assert isinstance(state, rr.State)
+        state.on_resize(self._resized)
+        return state
+
+    def _resized(self, change: rr.Change) -> None:
+        self._change = change
+
+    def _greet(self) -> None:
+        """Print what begins, or where the run goes on."""
+        comm, trainer = self._comm, self._trainer
+        after = f"goes on after step {trainer.store.step} of {trainer.steps}"
+        if self._change is not None:
+            print(f"{after}, on {ranks_text(comm)}", flush=True)
+            return
+        if self._is_first:
+            chosen, verbose = trainer.strategy, self._outputs.verbose
+            print(heading(comm, self._split, self.settings, chosen, verbose), flush=True)
+        if self._facts is not None:
+            print(f"{after}, saved by {self._facts['ranks']} rank(s)", flush=True)
+
     def train(self) -> Result:
         """Train to the end, and print the result."""
+        together(self._comm, self._check_new if self._speaks else nothing)
+        if self._speaks:
+            self._greet()
         history = History()
         watchers = together(self._comm, partial(self._watchers, history))
         save = self._save if self._outputs.checkpoint_dir is not None else None
@@ -159,9 +235,13 @@ class _Run:
             self._before = self._folder.last(
                 self._fits, lambda why: _complain(f"passed over: {why}")
             )
-        elif self._folder.manifests():
+
+    def _check_new(self) -> None:
+        """Raise CheckpointError if a new run would mix its checkpoints with those of another."""
+        is_new = self._change is None and not self._outputs.resume
+        if is_new and self._folder is not None and self._folder.manifests():
             raise CheckpointError(
-                f"{outputs.checkpoint_dir} has checkpoints already; go on from them with "
+                f"{self._outputs.checkpoint_dir} has checkpoints already; go on from them with "
                 "--resume, or name another folder"
             )
 
@@ -185,9 +265,6 @@ class _Run:
         last_loss = math.nan if facts["last_loss"] is None else facts["last_loss"]
         state = State(facts["step"], facts["epoch_loss"], last_loss)
         self._trainer.restore(None if self._before is None else self._before.arrays, state)
-        if self._speaks:
-            of, ranks = self._trainer.steps, facts["ranks"]
-            print(f"goes on after step {state.step} of {of}, saved by {ranks} rank(s)", flush=True)
 
     # --- outputs ---
 
@@ -201,6 +278,7 @@ class _Run:
             "strategy": {} if self._named is None else strategy_options.to_plain(self._named),
             "data_sha256": self._split.digest,
             "ranks": self._comm.size,
+            "generation": trainer.store.generation,
             "ringreduce": rr.__version__,
         }
 
@@ -216,14 +294,14 @@ class _Run:
     def _watchers(self, history: History) -> list[Careful]:
         if not self._speaks:
             return []
-        outputs, made = self._outputs, self._trainer.state.step
+        outputs, reported = self._outputs, self._trainer.reported
         epoch_steps = self._trainer.epoch_steps
         sinks: list[Sink] = [Progress(self.settings.epochs, epoch_steps, sys.stdout)]
         if outputs.plot is not None:
             plot.check_place(outputs.plot)
             sinks.append(history)
         if outputs.metrics is not None:
-            lines = JsonLines(outputs.metrics, made, made // epoch_steps)
+            lines = JsonLines(outputs.metrics, *reported, goes_on=self._change is not None)
             history.again(lines.kept)
             sinks.append(lines)
         if outputs.tensorboard is not None:

@@ -16,7 +16,14 @@ from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings
-from ringreduce.train.strategies import TPU, Strategy, check_algorithm, check_jax, default
+from ringreduce.train.strategies import (
+    TPU,
+    Strategy,
+    check_algorithm,
+    check_elastic,
+    check_jax,
+    default,
+)
 from ringreduce.train.strategy_options import Options, by_name, table
 
 KINDS = (Settings, Options, Outputs)
@@ -106,6 +113,22 @@ def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
     strategy = given.strategy() or default(nodes)
     strategy.check_device(given.outputs().device)
     strategy.check(nodes, given.settings())
+
+
+def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]]) -> None:
+    """Check that the run can go on after a rank is lost.  Raises ValueError if it cannot.
+
+    The ranks check the strategy of a run that continues from a checkpoint.
+    """
+    outputs = given.outputs()
+    if outputs.seeds > 1:
+        raise ValueError(f"seeds is {outputs.seeds}; --elastic is for one run")
+    if outputs.plot is not None and outputs.metrics is None:
+        raise ValueError(
+            "plot needs metrics with --elastic: a new rank 0 reads the earlier steps from there"
+        )
+    if not outputs.resume:
+        check_elastic(given.strategy() or default(nodes), outputs.device)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,9 +129,8 @@ class Divided(Part):
     def update(self, lr: float, step: int) -> None:
         """Make the optimizer's step on this rank's parameters."""
         for name, gradient in self.pipe.gradients.items():
-            slots = tuple(arrays[name] for arrays in self._slots.values())
-            parameters = self.pipe.parameters[name]
-            optimizers.in_blocks(self._update, parameters, slots, gradient, lr, step)
+            arrays = self.pipe.parameters[name], *(each[name] for each in self._slots.values())
+            optimizers.in_blocks(self._update, arrays, gradient, lr, step)
 
     @property
     def times(self) -> tuple[float, float]:
@@ -199,7 +198,7 @@ class Divided(Part):
         found |= {f"running/{name}": array for name, array in whole.items()}
         return {name: on_host(array) for name, array in found.items()}
 
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
         """Set all arrays to those of a checkpoint.  Collective."""
         rank, ranks = self._tensor.rank, self._tensor.size
         like = self.run.init_params()
@@ -211,6 +210,7 @@ class Divided(Part):
                 if name in own:
                     part = tensor_parallel.slices(name, received.shape, rank, ranks)
                     own[name][...] = received[part]
+        return {}
 
     def close(self) -> None:
         """Close the communicators of the mesh.  Collective."""

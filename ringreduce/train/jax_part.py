@@ -128,11 +128,12 @@ class JaxReplica(Part):
         }
         return self.whole() | of_slots
 
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
         """Set all arrays to those of a checkpoint."""
         own = {name: array.copy() for name, array in self.arrays().items()}
         spread(self.run, own, arrays)
         self._place(own)
+        return {}
 
     # --- implementation ---
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import IntEnum, auto
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,28 @@ from ringreduce.train.placement import part_of
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
+from ringreduce.train.stores import InPlace, Store
+
+
+class _At(IntEnum):
+    """Places in the array of the progress, which is in the store."""
+
+    EPOCH_LOSS = 0
+    """Sum of the losses of this epoch's samples so far."""
+    LAST_LOSS = auto()
+    """Mean loss of the last complete epoch; NaN before."""
+    REPORTED_STEPS = auto()
+    """Steps that the watchers have received."""
+    REPORTED_EPOCHS = auto()
+    """Epochs that they have received."""
+
+
+_PROGRESS, _ROWS = "progress", "rows"
+"""Names in the store."""
+_UNREPORTED = 128
+"""The most steps that are made before the watchers receive them."""
+_NUMBERS = 7
+"""Numbers of a step in the store: those of `Step` that cannot be computed, see `_row`."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +78,18 @@ class Trainer:
         xp: the array module, NumPy or CuPy.
         strategy: where parameters are, and how gradients meet.  None: replicas, `Mirrored` on one
             node and `MultiWorkerMirrored` on several.
+        elastic: whether `store` is an `rr.State`, so that training can go on in another process.
 
     Attributes:
         sizes: the widths of the network, from inputs to classes.
         strategy: the strategy of the run.
-        state: the progress of the run: its `step`, and the losses of the epoch.
+        store: the arrays that steps change, an `rr.State` if `elastic`.
 
     Raises:
         TypeError: `strategy` is no `Strategy`.
         ValueError: an unknown algorithm, a wire that does not fit the dtype, a warm-up that is
-            longer than the run, or a strategy that does not fit the ranks or the settings.  All
-            ranks raise it.
+            longer than the run, a strategy that does not fit the ranks or the settings, or
+            `elastic` with arrays that are not on each rank, in NumPy's arrays.  All ranks raise it.
         ImportError: strategy tpu without JAX.
 
     Example:
@@ -86,6 +110,7 @@ class Trainer:
         settings: Settings,
         xp: ModuleType = np,
         strategy: strategies.Strategy | None = None,
+        elastic: bool = False,
     ) -> None:
         self.comm, self.settings, self._xp = comm, settings, xp
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
@@ -102,18 +127,40 @@ class Trainer:
             raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)
+        if elastic:
+            strategies.check_elastic(self.strategy, "cpu" if xp is np else "cuda")
         algorithm = self.strategy.algorithm(settings)
         self._part = part = part_of(self.strategy, Run(comm, sizes, settings, algorithm, xp))
         mine = data.part(len(split.held_out_labels), part.replica, part.replicas)
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
-        self.state = State(0, 0.0, math.nan)
-        self._unreported: list[Step] = []
+        progress = np.array([0.0, math.nan, 0.0, 0.0])
+        arrays = {**part.stored, _PROGRESS: progress, _ROWS: np.zeros((_UNREPORTED, _NUMBERS))}
+        self.store: Store = rr.State(arrays, self._sampler) if elastic else InPlace(arrays)
+        part.use(self.store)
+        self._reported = 0
+        """Steps that this rank's watchers have received; other ranks count alike."""
+        self._reported_epochs = 0
+        self._saved = -1
+        """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
+        self._loss = np.zeros(1)
         self._times = np.zeros(3)
         self._steps_made = 0
         self._sent_bytes = 0
+
+    @property
+    def state(self) -> State:
+        """The progress of the run: its `step`, and the losses of the epoch."""
+        epoch_loss, last_loss = self.store[_PROGRESS][:2].tolist()
+        return State(self.store.step, epoch_loss, last_loss)
+
+    @property
+    def reported(self) -> tuple[int, int]:
+        """The numbers of steps and of epochs that watchers have received, and that are stored."""
+        progress = self.store[_PROGRESS]
+        return int(progress[_At.REPORTED_STEPS]), int(progress[_At.REPORTED_EPOCHS])
 
     @property
     def flat(self) -> Any:
@@ -180,8 +227,12 @@ class Trainer:
                 f"{state.step} steps were made, {state.step / self.epoch_steps:.3g} epochs; with "
                 f"epochs = {self.settings.epochs} there is nothing left to do"
             )
-        self.state = state
-        self._part.load(arrays)
+        loaded = self._part.load(arrays)
+        reported = state.step, state.step // self.epoch_steps
+        loaded[_PROGRESS] = np.array([state.epoch_loss, state.last_loss, *reported])
+        loaded[_ROWS] = np.zeros((_UNREPORTED, _NUMBERS))
+        self.store.restore(loaded, state.step)
+        self._saved = state.step
 
     # --- training ---
 
@@ -217,17 +268,25 @@ class Trainer:
             [5, 10]
         """
         every = self.settings.check_every
-        while self.state.step < self.steps:
+        self._reported, self._reported_epochs = self.reported
+        made = self.store.step
+        known = self._steps(max(0, made - _UNREPORTED), self._reported)
+        epoch = self._sampler.epoch_of(max(0, made - 1))
+        self._steps_of_epoch = [step for step in known if step.epoch == epoch and step.step_s]
+        if self._reported_epochs < made // self.epoch_steps:  # a rank was lost in between
+            self._report_steps(watchers)
+            self._end_epoch(watchers)
+        while made < self.steps:
             # An infinite loss is an error below; NumPy need not warn of it as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._make_step()
-            made = self.state.step
+            made = self.store.step
             ends = made % self.epoch_steps == 0
             saves = save is not None and (
                 made == self.steps or (made % save_every == 0 if save_every else ends)
             )
             checks = every > 0 and made % every == 0
-            if ends or saves or checks:
+            if ends or saves or checks or made - self._reported == _UNREPORTED:
                 self._report_steps(watchers)
             if saves or checks:
                 self._part.check_equal()
@@ -235,10 +294,11 @@ class Trainer:
             if ends:
                 self._end_epoch(watchers)
             if saves:
-                assert save is not None
-                save(self)
+                self._save(save)
         self._part.check_equal()
         self._check_finite()
+        if self._saved != made:
+            self._save(save)
         flat = self.flat
         digest = check_equal(self.comm, flat)
         loss, accuracy = self.state.last_loss, self.accuracy()
@@ -331,11 +391,10 @@ class Trainer:
             >>> rr.spawn(program, 2)
             [(3, 3), (3, 3)]
         """
-        before = len(self._unreported)
+        times = []
         for _ in range(count):
-            self._make_step()
-        made, self._unreported = self._unreported[before:], self._unreported[:before]
-        return [step.step_s for step in made]
+            times.append(self._make_step(counts=False))
+        return times
 
     @property
     def held_bytes(self) -> int:
@@ -363,9 +422,10 @@ class Trainer:
         """
         self._part.close()
 
-    def _make_step(self) -> None:
+    def _make_step(self, counts: bool = True) -> float:
+        """Make a step, and return its seconds; `counts`: it is a step of the run, and reported."""
         begin = time.perf_counter()
-        settings, part, number = self.settings, self._part, self.state.step
+        settings, part, number = self.settings, self._part, self.store.step
         epoch, batch = self._sampler.epoch_of(number), self._sampler.batch_of(number)
         rows = data.part(len(batch), part.replica, part.replicas)
         mine = self._xp.asarray(batch[rows])
@@ -373,41 +433,69 @@ class Trainer:
         if settings.noise:
             key = settings.seed, epoch, number % self.epoch_steps
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
-        loss = part.gradients(x, self._labels[mine], len(batch))
+        share = part.gradients(x, self._labels[mine], len(batch))
         if settings.clip:
             part.clip(settings.clip)
+        self._loss[0] = share if part.counts else 0.0
+        # In every step: after a loss of ranks nobody has their shares of the losses.
+        loss = self.comm.all_reduce(self._loss, out=self._loss).item()
         lr = optimizers.learning_rate(settings, number, self.steps)
-        part.update(lr, number)
-        part.average_statistics(number)
-        step_s = time.perf_counter() - begin
         # One rank makes the same calls, and communicates with nobody.
         communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
-        self._times += step_s, communication_s, exposed_s
+        with self.store.update():
+            part.update(lr, number)
+            part.average_statistics(number)
+            step_s = time.perf_counter() - begin
+            times = step_s, communication_s, exposed_s
+            if counts:
+                row = loss, lr, len(batch), *times, self.store.generation
+                self._record(number, row)
+            else:
+                done = number + 1, (number + 1) // self.epoch_steps
+                self.store[_PROGRESS][_At.REPORTED_STEPS :] = done
+        self._times += times
         self._steps_made += 1
-        self.state = replace(self.state, step=number + 1)
-        self._unreported.append(
-            Step(
-                step=number + 1,
-                epoch=epoch,
-                loss=loss if part.counts else 0.0,
-                lr=lr,
-                samples=len(batch),
-                step_s=step_s,
-                compute_s=step_s - exposed_s,
-                communication_s=communication_s,
-                exposed_s=exposed_s,
+        return step_s
+
+    def _record(self, number: int, row: tuple[float, ...]) -> None:
+        """Put a step into the store, and what the watchers have received."""
+        self.store[_ROWS][number % _UNREPORTED] = row
+        progress = self.store[_PROGRESS]
+        epoch_loss = progress[_At.EPOCH_LOSS] + row[0] * row[2]
+        if (number + 1) % self.epoch_steps == 0:
+            progress[_At.LAST_LOSS] = epoch_loss / len(self._labels)
+            epoch_loss = 0.0
+        progress[_At.EPOCH_LOSS] = epoch_loss
+        progress[_At.REPORTED_STEPS] = self._reported
+        progress[_At.REPORTED_EPOCHS] = self._reported_epochs
+
+    def _steps(self, start: int, end: int) -> list[Step]:
+        """Return the steps from number `start` to before `end`, from 0 on; they are stored."""
+        rows, found = self.store[_ROWS], []
+        for number in range(start, end):
+            row = rows[number % _UNREPORTED].tolist()
+            loss, lr, samples, step_s, communication_s, exposed_s, generation = row
+            found.append(
+                Step(
+                    step=number + 1,
+                    epoch=self._sampler.epoch_of(number),
+                    loss=loss,
+                    lr=lr,
+                    samples=int(samples),
+                    step_s=step_s,
+                    compute_s=step_s - exposed_s,
+                    communication_s=communication_s,
+                    exposed_s=exposed_s,
+                    generation=int(generation),
+                )
             )
-        )
+        return found
 
     def _report_steps(self, watchers: Sequence[Watcher]) -> None:
-        """Add up the ranks' shares of the losses since the last call, and report the steps."""
-        shares = np.array([step.loss for step in self._unreported])
-        losses = self.comm.all_reduce(shares, algorithm=self.settings.algorithm).tolist()
-        reported = [replace(s, loss=loss) for s, loss in zip(self._unreported, losses, strict=True)]
-        total = sum((s.loss * s.samples for s in reported), self.state.epoch_loss)
-        self.state = replace(self.state, epoch_loss=total)
-        self._unreported = []
+        """Report the steps since the last call."""
+        made = self.store.step
+        reported, self._reported = self._steps(self._reported, made), made
         self._steps_of_epoch += reported
         bad = next((i for i, step in enumerate(reported) if not math.isfinite(step.loss)), None)
         for watcher in watchers:
@@ -428,16 +516,28 @@ class Trainer:
             )
 
     def _end_epoch(self, watchers: Sequence[Watcher]) -> None:
-        loss = self.state.epoch_loss / len(self._labels)
+        """Report the epoch whose last step was made just now.  Collective."""
         steps, self._steps_of_epoch = self._steps_of_epoch, []
         step_s, exposed_s = (
             sum(getattr(step, name) for step in steps) for name in ("step_s", "exposed_s")
         )
         samples = sum(step.samples for step in steps)
-        epoch = Epoch(steps[-1].epoch, loss, self.accuracy(), samples / step_s, exposed_s / step_s)
-        self.state = State(self.state.step, 0.0, loss)
+        epoch = Epoch(
+            epoch=self.store.step // self.epoch_steps,
+            loss=self.state.last_loss,
+            accuracy=self.accuracy(),
+            samples_per_s=samples / step_s,
+            exposed=exposed_s / step_s,
+            generation=self.store.generation,
+        )
         for watcher in watchers:
             watcher.epoch(epoch)
+        self._reported_epochs = epoch.epoch
+
+    def _save(self, save: Callable[[Trainer], None] | None) -> None:
+        if save is not None:
+            save(self)
+            self._saved = self.store.step
 
     def _mean_times(self) -> list[float]:
         totals = self.comm.all_reduce(self._times, op="mean", algorithm=self.settings.algorithm)

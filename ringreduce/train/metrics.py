@@ -59,8 +59,10 @@ class JsonLines:
     A line of an epoch has an "accuracy" and no "step".  Raises OSError if it cannot be written.
     """
 
-    def __init__(self, path: Path, steps_made: int, epochs_made: int) -> None:
-        """Begin a new file; if `steps_made` is not 0, continue the file that is there.
+    def __init__(
+        self, path: Path, steps_made: int, epochs_made: int, *, goes_on: bool = False
+    ) -> None:
+        """Begin a new file; if `steps_made` is not 0 or `goes_on`, continue the file that is there.
 
         Lines of later steps and epochs are removed: the run makes these again.  Lines of other
         programs are kept.
@@ -69,7 +71,7 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.kept: list[Step | Epoch] = []
         """Steps and epochs in the lines that are kept."""
-        goes_on = steps_made > 0 and path.is_file()
+        goes_on = (goes_on or steps_made > 0) and path.is_file()
         if goes_on:
             self._keep(path, steps_made, epochs_made)
         self._file = open(path, "a" if goes_on else "w")  # noqa: SIM115  # held until close

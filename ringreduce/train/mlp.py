@@ -187,6 +187,7 @@ class Affine:
     ) -> None:
         """Make layer `number` of the network; the ranks of `samples` share the batch."""
         self.number, self.arrays = number, arrays
+        self._names = [f"{number}.{kind}" for kind in arrays._fields]
         self._last, self._xp = last, xp
         self._samples, self._columns, self._rows = samples, columns, rows
         self.statistics: dict[str, Array] = {}
@@ -195,7 +196,11 @@ class Affine:
     @property
     def parameters(self) -> dict[str, Array]:
         """Return the arrays by name, as `named` does."""
-        return {f"{self.number}.{kind}": array for kind, array in self.arrays._asdict().items()}
+        return dict(zip(self._names, self.arrays, strict=True))
+
+    def take(self, arrays: Mapping[str, Array]) -> None:
+        """Compute with these arrays from now on; `arrays` may have those of other layers too."""
+        self.arrays = type(self.arrays)(*[arrays[name] for name in self._names])
 
     def forward(self, x: Array) -> tuple[Array, Kept]:
         """Return the output, and what `backward` needs."""

@@ -13,8 +13,10 @@ import numpy as np
 
 from ringreduce.train.settings import Settings
 
-Update = Callable[[Any, tuple[Any, ...], Any, float, int], None]
-"""(parameters, the optimizer's own arrays, gradient, learning rate, step) -> None"""
+Arrays = tuple[Any, ...]
+"""The parameters, and after them the optimizer's own arrays, in the order of `SLOTS`."""
+Update = Callable[[Arrays, Any, float, int, Arrays], None]
+"""(arrays, gradient, learning rate, step, new arrays) -> None"""
 
 SLOTS = {"sgd": ("velocity",), "adam": ("mean", "square")}
 """Optimizer -> names of its own arrays, each in the parameters' shape and initially zero."""
@@ -28,74 +30,101 @@ _BLOCK = 1 << 14
 
 
 def sgd(
-    parameters: Any, velocity: Any, gradient: Any, lr: float, momentum: float, decay: float = 0.0
+    arrays: Arrays,
+    gradient: Any,
+    lr: float,
+    momentum: float,
+    decay: float = 0.0,
+    out: Arrays | None = None,
 ) -> None:
-    """Make one step of stochastic gradient descent with momentum; two arrays change in place.
+    """Make one step of stochastic gradient descent with momentum.
 
         velocity   <- momentum * velocity + gradient + decay * parameters
         parameters <- parameters - lr * velocity
 
-    `velocity` starts at zero.
+    `arrays` are the parameters and the velocity, which starts at zero.  The new values are written
+    into `out`: two arrays, by default `arrays` itself.
 
     Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964, with
     the learning rate outside the velocity.
     """
-    velocity *= momentum
-    velocity += gradient
+    parameters, velocity = arrays
+    new_parameters, new_velocity = arrays if out is None else out
+    np.multiply(velocity, momentum, out=new_velocity)
+    new_velocity += gradient
     if decay:
-        velocity += decay * parameters
-    parameters -= lr * velocity
+        new_velocity += decay * parameters
+    np.subtract(parameters, lr * new_velocity, out=new_parameters)
 
 
 def adam(
-    parameters: Any,
-    mean: Any,
-    square: Any,
+    arrays: Arrays,
     gradient: Any,
     lr: float,
     step: int,
     betas: tuple[float, float] = BETAS,
     eps: float = EPS,
     decay: float = 0.0,
+    out: Arrays | None = None,
 ) -> None:
-    """Make step number `step`, from 0 on, of Adam; three arrays change in place.
+    """Make step number `step`, from 0 on, of Adam.
 
-    `mean` and `square`, the running means of the gradient and of its square, start at zero.
+    `arrays` are the parameters, and the running means of the gradient and of its square, which
+    start at zero.  The new values are written into `out`: three arrays, by default `arrays` itself.
     `decay` shrinks the parameters directly, not through the gradient (AdamW).
 
     Sources: Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015; Loshchilov &
     Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
+    parameters, mean, square = arrays
+    new_parameters, new_mean, new_square = arrays if out is None else out
     first, second = betas
-    mean *= first
-    mean += (1 - first) * gradient
-    square *= second
-    square += (1 - second) * (gradient * gradient)
-    unbiased = mean / (1 - first ** (step + 1))
-    scale = (square / (1 - second ** (step + 1))) ** 0.5
+    np.multiply(mean, first, out=new_mean)
+    new_mean += (1 - first) * gradient
+    np.multiply(square, second, out=new_square)
+    new_square += (1 - second) * (gradient * gradient)
+    unbiased = new_mean / (1 - first ** (step + 1))
+    scale = (new_square / (1 - second ** (step + 1))) ** 0.5
     scale += eps
+    change = lr * (unbiased / scale)
     if decay:
-        parameters *= 1 - lr * decay
-    parameters -= lr * (unbiased / scale)
+        np.multiply(parameters, 1 - lr * decay, out=new_parameters)
+        new_parameters -= change
+    else:
+        np.subtract(parameters, change, out=new_parameters)
 
 
 def update(settings: Settings) -> Update:
     """Return the update of the settings' optimizer."""
     momentum, decay = settings.momentum, settings.weight_decay
     if settings.optimizer == "adam":
-        return lambda p, own, g, lr, step: adam(p, own[0], own[1], g, lr, step, decay=decay)
-    return lambda p, own, g, lr, step: sgd(p, own[0], g, lr, momentum, decay)
+        return lambda old, g, lr, step, new: adam(old, g, lr, step, decay=decay, out=new)
+    return lambda old, g, lr, step, new: sgd(old, g, lr, momentum, decay, new)
 
 
 def in_blocks(
-    step: Update, parameters: Any, own: tuple[Any, ...], gradient: Any, lr: float, number: int
+    step: Update, arrays: Arrays, gradient: Any, lr: float, number: int, out: Arrays | None = None
 ) -> None:
-    """Make one step on contiguous arrays; NumPy's are updated block by block."""
-    flat = [array.reshape(-1) for array in (parameters, *own, gradient)]
-    block = _BLOCK if isinstance(parameters, np.ndarray) else max(1, parameters.size)
-    for start in range(0, parameters.size, block):
-        values, *owned, slope = (array[start : start + block] for array in flat)
-        step(values, tuple(owned), slope, lr, number)
+    """Make one step on contiguous arrays; NumPy's are updated block by block.
+
+    The new values are written into `out`, by default into `arrays`.
+    """
+    out = arrays if out is None else out
+    size = gradient.size
+    if size <= _BLOCK or not isinstance(gradient, np.ndarray):
+        step(arrays, gradient, lr, number, out)
+        return
+    old, new = ([array.reshape(-1) for array in each] for each in (arrays, out))
+    slope = gradient.reshape(-1)
+    for start in range(0, size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        step(
+            tuple(array[block] for array in old),
+            slope[block],
+            lr,
+            number,
+            tuple(array[block] for array in new),
+        )
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:

@@ -21,6 +21,7 @@ from ringreduce.train.data_parallel import DataParallel
 from ringreduce.train.equality import check_equal, on_host
 from ringreduce.train.settings import Settings
 from ringreduce.train.stages import activation_bytes
+from ringreduce.train.stores import InPlace, Store
 
 Arrays = Mapping[str, Any]
 """Name -> array."""
@@ -112,6 +113,9 @@ class Part(ABC):
     def __init__(self, run: Run) -> None:
         self.run = run
         self._update = optimizers.update(run.settings)
+        self.stored: dict[str, Any] = {}
+        """The arrays that the trainer's store is to keep, by their names in a checkpoint.  A part
+        of a divided model keeps its arrays itself."""
         self.running: dict[str, Any] = {}
         """Running means of batch normalisation, of the layers on this rank."""
         self.statistics: dict[str, Any] = {}
@@ -125,6 +129,9 @@ class Part(ABC):
         if rows > self._most_rows:
             self._most_rows = rows
             self.activation_bytes = activation_bytes(kept)
+
+    def use(self, store: Store) -> None:  # noqa: B027  # most parts keep their arrays
+        """Take the arrays of `stored` from the store, which has copies of them."""
 
     # --- a step ---
 
@@ -145,7 +152,7 @@ class Part(ABC):
 
     @abstractmethod
     def update(self, lr: float, step: int) -> None:
-        """Make the optimizer's step on this rank's parameters."""
+        """Make the optimizer's step on this rank's parameters, inside an update of the store."""
 
     def clip(self, longest: float) -> None:
         """Scale the gradients down if their norm over all ranks is larger than `longest`."""
@@ -215,8 +222,11 @@ class Part(ABC):
         """Return the content of a checkpoint: all arrays that steps change.  Collective."""
 
     @abstractmethod
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
-        """Set all arrays to those of a checkpoint; only rank 0 needs them.  Collective."""
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+        """Set all arrays to those of a checkpoint; only rank 0 needs them.  Collective.
+
+        Returns the arrays of `stored`, which the caller puts into the store.
+        """
 
     def close(self) -> None:  # noqa: B027  # most parts have made no communicator
         """Close the communicators that this part has made.  Collective."""
@@ -233,29 +243,51 @@ class Replica(Part):
     def __init__(self, run: Run, reduces: Any = None) -> None:
         """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
         super().__init__(run)
-        settings, sizes, xp = run.settings, run.sizes, run.xp
-        norm = settings.batch_norm
+        settings = run.settings
         self.replica, self.replicas = run.comm.rank, run.comm.size
-        self._flat = mlp.init_params(sizes, settings.seed, settings.dtype, xp, norm)
-        self.parameters = mlp.views(self._flat, sizes, norm)
-        self.named = mlp.named(self.parameters)
-        self._slots = {
-            slot: mlp.named(mlp.views(xp.zeros_like(self._flat), sizes, norm)) for slot in run.slots
-        }
-        self.running = run.init_statistics()
-        self._normalising = Metered(run.comm, run.algorithm)
-        self._network = mlp.layers(self.parameters, xp, self._normalising)
+        parameters = run.init_params()
         self.dp = DataParallel(
             run.comm if reduces is None else reduces,
-            self.named,
+            parameters,
             first_bucket_bytes=settings.first_bucket_bytes,
             bucket_bytes=settings.bucket_bytes,
             op="sum",
             wire=None if settings.wire == "none" else settings.wire,
             algorithm=run.algorithm,
         )
-        self._buffers = {name: self.dp.buffer(name) for name in self.named}
+        self._names = {
+            name: (name, *(f"{slot}/{name}" for slot in run.slots)) for name in parameters
+        }
+        """Name of a parameter -> names of it and of the optimizer's arrays."""
+        zeros = {
+            f"{slot}/{name}": run.xp.zeros_like(array)
+            for slot in run.slots
+            for name, array in parameters.items()
+        }
+        running = run.init_statistics()
+        self._running = dict(zip(running, of_running(running), strict=True))
+        """Name of a running mean -> its name in a checkpoint."""
+        self.stored = parameters | zeros | of_running(running)
+        self._arrays: dict[str, Any] = {}
+        """The present arrays, by the names of `stored`."""
+        self._normalising = Metered(run.comm, run.algorithm)
+        layers = tuple(mlp.by_layer(parameters).values())
+        self._network = mlp.layers(layers, run.xp, self._normalising)
+        self._buffers = {name: self.dp.buffer(name) for name in parameters}
         self._reduced: dict[str, Any] = {}
+
+    def use(self, store: Store) -> None:
+        """Take all arrays from the store."""
+        self._store = store
+        self.stored = {name: store[name] for name in self.stored}  # the others are not needed
+        self._show(self.stored)
+
+    def _show(self, arrays: dict[str, Any]) -> None:
+        """Compute with these arrays from now on."""
+        self._arrays = arrays
+        self.running = {name: arrays[stored] for name, stored in self._running.items()}
+        for layer in self._network:
+            layer.take(arrays)
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
         """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
@@ -280,9 +312,16 @@ class Replica(Part):
 
     def update(self, lr: float, step: int) -> None:
         """Make the optimizer's step on all parameters."""
+        old, new = self._arrays, {**self._arrays}
         for name, gradient in self._reduced.items():
-            own = tuple(arrays[name] for arrays in self._slots.values())
-            optimizers.in_blocks(self._update, self.named[name], own, gradient, lr, step)
+            names = self._names[name]
+            out = tuple([self._store.empty(each) for each in names])
+            before = tuple([old[each] for each in names])
+            optimizers.in_blocks(self._update, before, gradient, lr, step, out)
+            new.update(zip(names, out, strict=True))
+        for name in self._running.values():
+            new[name] = self._store[name]
+        self._show(new)
 
     @property
     def times(self) -> tuple[float, float]:
@@ -298,43 +337,36 @@ class Replica(Part):
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer's arrays."""
-        return int(self._flat.nbytes) * (2 + len(self._slots))
+        parameters = sum(int(array.nbytes) for array in self.own())
+        copies = 1 if isinstance(self._store, InPlace) else 2  # a State has two slots
+        return parameters * (1 + copies * (1 + len(self.run.slots)))
 
     def right(self, x: Any, labels: Any) -> int:
         """Return how many of this replica's held-out samples are predicted right."""
-        return mlp.right(self.parameters, x, labels, self.run.xp, self.running)
+        parameters = tuple(layer.arrays for layer in self._network)
+        return mlp.right(parameters, x, labels, self.run.xp, self.running)
 
     def own(self) -> list[Any]:
         """Return all parameters."""
-        return [self._flat]
+        return list(self.whole().values())
 
     def check_equal(self) -> None:
         """Prove that all ranks have bitwise the same parameters."""
-        check_equal(self.run.comm, self._flat)
+        check_equal(self.run.comm, self.flat())
 
     def whole(self) -> dict[str, Any]:
-        """Return the parameters by name."""
-        return self.named
-
-    def flat(self) -> Any:
-        """Return the parameters as one array, which the next step changes."""
-        return self._flat
+        """Return the parameters by name, which cannot be written."""
+        return {name: self._arrays[name] for name in self._names}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the content of a checkpoint."""
-        return {name: on_host(array) for name, array in self._arrays().items()}
+        return {name: on_host(array) for name, array in self._arrays.items()}
 
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
-        """Set all arrays to those of a checkpoint."""
-        spread(self.run, self._arrays(), arrays)
-
-    def _arrays(self) -> dict[str, Any]:
-        slots = {
-            f"{slot}/{name}": array
-            for slot, arrays in self._slots.items()
-            for name, array in arrays.items()
-        }
-        return self.named | slots | of_running(self.running)
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+        """Return the arrays of a checkpoint."""
+        own = {name: self.run.xp.empty_like(array) for name, array in self.stored.items()}
+        spread(self.run, own, arrays)
+        return own
 
 
 def of_running(running: Arrays) -> dict[str, Any]:

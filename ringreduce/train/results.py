@@ -46,6 +46,8 @@ class Step:
     """Time in which all-reduces were under way, overlapped with computation or not."""
     exposed_s: float
     """Time in which communication kept this rank from computing."""
+    generation: int = 1
+    """Number of the membership of ranks that made the step; it grows when ranks are lost."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Epoch:
     """Samples per second of all ranks together, while training."""
     exposed: float
     """Exposed communication divided by the time of the steps, from 0 to 1."""
+    generation: int = 1
+    """Number of the membership of ranks that reports the epoch."""
 
 
 class Watcher(Protocol):

@@ -94,7 +94,7 @@ class Sharded(Part):
         """Make the optimizer's step on this rank's shard."""
 
         def of_shard(parameters: Any, own: tuple[Any, ...], gradient: Any) -> None:
-            optimizers.in_blocks(self._update, parameters, own, gradient, lr, step)
+            optimizers.in_blocks(self._update, (parameters, *own), gradient, lr, step)
 
         self.parallel.step(of_shard)
         self._most_bytes = max(self._most_bytes, self.parallel.held_bytes)
@@ -142,10 +142,11 @@ class Sharded(Part):
         whole = self.parallel.arrays() | of_running(self.running)
         return {name: on_host(array) for name, array in whole.items()}
 
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
         """Set all arrays to those of a checkpoint.  Collective."""
         self.parallel.load(arrays)
         spread(self.run, of_running(self.running), arrays)
+        return {}
 
 
 class Central(Sharded):

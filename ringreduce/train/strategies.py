@@ -548,6 +548,17 @@ def default(nodes: Sequence[Sequence[int]]) -> Strategy:
     return Mirrored() if len(nodes) == 1 else MultiWorkerMirrored()
 
 
+def check_elastic(strategy: Strategy, device: str) -> None:
+    """Raise ValueError unless each rank has the whole model in NumPy's arrays."""
+    if not isinstance(strategy, (OneDevice, Mirrored, MultiWorkerMirrored)):
+        raise ValueError(
+            f"strategy {strategy.name} divides the model or keeps it elsewhere; --elastic goes on "
+            "with strategies one_device, mirrored and multi_worker_mirrored"
+        )
+    if device != "cpu":
+        raise ValueError(f"device is {device}; --elastic goes on with arrays on the cpu")
+
+
 def check_jax() -> None:
     """Raise ImportError if JAX, which strategy tpu needs, is not installed."""
     if find_spec("jax") is None:

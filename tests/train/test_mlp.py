@@ -148,7 +148,7 @@ def test_sgd_follows_the_recurrence_written_by_hand():
     by_hand = [(p, 0.0) for p in parameters.tolist()]
     for _ in range(10):
         gradient = rng.normal(size=5)
-        optimizers.sgd(parameters, velocity, gradient, lr=0.1, momentum=0.9)
+        optimizers.sgd((parameters, velocity), gradient, lr=0.1, momentum=0.9)
         for i, (p, v) in enumerate(by_hand):
             v = 0.9 * v + float(gradient[i])
             by_hand[i] = (p - 0.1 * v, v)
@@ -161,8 +161,8 @@ def test_weight_decay_of_sgd_is_that_of_a_penalty():
     plain, decayed = np.array([2.0, -4.0]), np.array([2.0, -4.0])
     velocities = np.zeros(2), np.zeros(2)
     for gradient in (np.array([1.0, 0.5]), np.array([-2.0, 1.0])):
-        optimizers.sgd(plain, velocities[0], gradient + 0.25 * plain, lr=0.5, momentum=0.5)
-        optimizers.sgd(decayed, velocities[1], gradient, lr=0.5, momentum=0.5, decay=0.25)
+        optimizers.sgd((plain, velocities[0]), gradient + 0.25 * plain, lr=0.5, momentum=0.5)
+        optimizers.sgd((decayed, velocities[1]), gradient, lr=0.5, momentum=0.5, decay=0.25)
     assert np.array_equal(plain, decayed)
 
 
@@ -170,7 +170,8 @@ def test_adam_follows_the_recurrence_written_by_hand():
     parameters, mean, square = np.array([1.0, -1.0]), np.zeros(2), np.zeros(2)
     wanted, m, v = [1.0, -1.0], [0.0, 0.0], [0.0, 0.0]
     for step, gradient in enumerate(([2.0, 0.5], [-1.0, 0.25], [0.0, 4.0])):
-        optimizers.adam(parameters, mean, square, np.array(gradient), lr=0.1, step=step, decay=0.2)
+        arrays = parameters, mean, square
+        optimizers.adam(arrays, np.array(gradient), lr=0.1, step=step, decay=0.2)
         for i, g in enumerate(gradient):
             m[i] = 0.9 * m[i] + 0.1 * g
             v[i] = 0.999 * v[i] + 0.001 * g * g
@@ -180,15 +181,15 @@ def test_adam_follows_the_recurrence_written_by_hand():
 
 
 def test_the_first_step_of_adam_is_the_learning_rate_whatever_the_gradient():
-    parameters, zeros = np.zeros(3), (np.zeros(3), np.zeros(3))
-    optimizers.adam(parameters, *zeros, np.array([1e-3, -5.0, 1e4]), lr=0.1, step=0)
+    parameters, *zeros = np.zeros((3, 3))
+    optimizers.adam((parameters, *zeros), np.array([1e-3, -5.0, 1e4]), lr=0.1, step=0)
     assert np.allclose(parameters, [-0.1, 0.1, -0.1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_adam_keeps_the_dtype(dtype):
     arrays = [np.ones(3, dtype), np.zeros(3, dtype), np.zeros(3, dtype)]
-    optimizers.adam(*arrays, np.ones(3, dtype), lr=0.1, step=0, decay=0.1)
+    optimizers.adam(tuple(arrays), np.ones(3, dtype), lr=0.1, step=0, decay=0.1)
     assert {array.dtype for array in arrays} == {np.dtype(dtype)}
 
 
@@ -201,7 +202,7 @@ def test_warming_up_and_scaling():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sgd_keeps_the_dtype(dtype):
     parameters, velocity = np.ones(3, dtype), np.zeros(3, dtype)
-    optimizers.sgd(parameters, velocity, np.ones(3, dtype), lr=0.1, momentum=0.9)
+    optimizers.sgd((parameters, velocity), np.ones(3, dtype), lr=0.1, momentum=0.9)
     assert parameters.dtype == velocity.dtype == dtype
 
 
@@ -209,18 +210,22 @@ def test_learning_rate_falls_evenly_to_nothing():
     assert [optimizers.linear_decay(2.0, step, 4) for step in range(5)] == [2, 1.5, 1, 0.5, 0]
 
 
-def test_blocks_change_nothing():
+def test_blocks_and_other_arrays_for_the_results_change_nothing():
     rng = np.random.default_rng(0)
     shape = 123, 457
-    for step in (
-        lambda p, own, g, lr, n: optimizers.sgd(p, own[0], g, lr, 0.9, 0.1),
-        lambda p, own, g, lr, n: optimizers.adam(p, own[0], own[1], g, lr, n, decay=0.1),
-    ):
-        start = [rng.normal(size=shape) ** 2 for _ in range(4)]
-        whole, blocks = [a.copy() for a in start], [a.copy() for a in start]
-        step(whole[0], (whole[1], whole[2]), whole[3], 0.1, 5)
-        optimizers.in_blocks(step, blocks[0], (blocks[1], blocks[2]), blocks[3], 0.1, 5)
-        assert all(np.array_equal(a, b) for a, b in zip(whole, blocks, strict=True))
+    steps = (
+        (2, lambda old, g, lr, n, new: optimizers.sgd(old, g, lr, 0.9, 0.1, new)),
+        (3, lambda old, g, lr, n, new: optimizers.adam(old, g, lr, n, decay=0.1, out=new)),
+    )
+    for count, step in steps:
+        *start, gradient = (rng.normal(size=shape) ** 2 for _ in range(count + 1))
+        whole, blocks = (tuple(array.copy() for array in start) for _ in range(2))
+        apart = tuple(np.full(shape, np.nan) for _ in start)
+        step(whole, gradient, 0.1, 5, whole)
+        optimizers.in_blocks(step, tuple(start), gradient, 0.1, 5, apart)
+        optimizers.in_blocks(step, blocks, gradient, 0.1, 5)
+        for found in (blocks, apart):
+            assert all(map(np.array_equal, whole, found))
         assert not np.array_equal(whole[0], start[0])
 
 

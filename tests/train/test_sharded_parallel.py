@@ -79,7 +79,8 @@ class Run:
             for name, gradient in dp.finish().items():
                 arrays = (mine[name], *slots[name], gradient)
                 one, *own, slope = (array.reshape(-1) for array in arrays)
-                self.update(one, tuple(own), slope, 0.1, step)
+                arrays = (one, *own)
+                self.update(arrays, slope, 0.1, step, arrays)
         return mine
 
     def sharded(self, comm, stage, how):
@@ -93,7 +94,9 @@ class Run:
                 for name in reversed(layer):
                     sharded.ready(name, self.gradient(comm, step, name, layer[name]))
             sharded.finish()
-            sharded.step(lambda p, own, g, step=step: self.update(p, own, g, 0.1, step))
+            sharded.step(
+                lambda p, own, g, step=step: self.update((p, *own), g, 0.1, step, (p, *own))
+            )
         whole = sharded.arrays()
         if stage < 3:
             assert all(same_bits(whole[name], mine[name]) for name in mine)

@@ -59,7 +59,8 @@ NORMALISED = replace(FLOAT64, batch_norm=True)
 def gradient_of_parts(comm, flat, x, labels, count, settings=FLOAT64):
     """Return the mean loss and gradient as every rank gets them."""
     trainer = Trainer(comm, split_of(x, labels), settings)
-    trainer.flat[...] = flat
+    layers = mlp.views(flat, trainer.sizes, settings.batch_norm)
+    trainer.restore({**trainer.arrays(), **mlp.named(layers)}, trainer.state)
     mine = data.part(len(x), comm.rank, comm.size)
     loss, gradients = trainer.gradients(x[mine], labels[mine], count)
     return comm.all_reduce(loss), flatten(layers_of(gradients))
@@ -113,8 +114,8 @@ def test_the_bound_notices_a_mean_of_means_over_uneven_parts():
 def parameters_after(comm, split, settings, nudge):
     """Return the parameters after training, if `nudge` is added to them before."""
     trainer = Trainer(comm, split, settings)
-    flat = trainer.flat
-    flat += nudge
+    layers = mlp.views(trainer.flat + nudge, trainer.sizes, settings.batch_norm)
+    trainer.restore({**trainer.arrays(), **mlp.named(layers)}, trainer.state)
     return trainer.run().parameters
 
 
@@ -283,8 +284,9 @@ def test_a_rank_that_drifts_is_named_within_so_many_steps(every):
         def steps(self, steps):
             self.told += [step.step for step in steps]
             if self.told[-1] == 10:
-                flat = self.trainer.flat
-                flat[3] = np.nextafter(flat[3], np.float32(np.inf))
+                weight = self.trainer.store["0.weight"]
+                weight.flags.writeable = True
+                weight[0, 3] = np.nextafter(weight[0, 3], np.float32(np.inf))
 
         def epoch(self, epoch): ...
 

@@ -62,6 +62,7 @@ def test_every_step_and_epoch_is_a_line(tmp_path):
         "compute_s": 0.003,
         "communication_s": 0.002,
         "exposed_s": 0.001,
+        "generation": 1,
     }
     assert told[2] == {
         "epoch": 1,
