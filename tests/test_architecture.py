@@ -322,8 +322,10 @@ def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch")}
     # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR,
-    # cores a variable of its own, recovery.wire the launcher's address.
-    others = {"config", "cores", "compiler.jit", "colours", "terminal", "recovery.wire"}
+    # cores a variable of its own, recovery.wire the launcher's address, recovery.elastic whether
+    # the job goes on after losses.
+    others = {"config", "cores", "compiler.jit", "colours", "terminal"}
+    others |= {"recovery.wire", "recovery.elastic"}
     assert readers <= {*others, *launch}
 
 

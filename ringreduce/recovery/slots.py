@@ -53,6 +53,8 @@ class _Head(IntEnum):
 
 
 _WORDS = len(_Head)
+# As whole numbers, for the code of every step: an enumeration takes several times as long.
+_GENERATION, _STEP, _COMMITTED_AT = map(int, (_Head.GENERATION, _Head.STEP, _Head.COMMITTED_AT))
 
 
 @dataclass(frozen=True)
@@ -152,25 +154,25 @@ class Slots:
     @property
     def step(self) -> int:
         """Number of commits since the first step of the run."""
-        return self._head[_Head.STEP]
+        return self._head[_STEP]
 
     @property
     def generation(self) -> int:
         """The generation whose ranks write the file; 0: none may write it."""
-        return self._head[_Head.GENERATION]
+        return self._head[_GENERATION]
 
     @property
     def committed_at(self) -> float:
         """When the last commit was made, in seconds of the monotonic clock; 0: never."""
-        return self._head[_Head.COMMITTED_AT] / 1e9
+        return self._head[_COMMITTED_AT] / 1e9
 
     def revoke(self) -> None:
         """Let no rank write the file any more: each looks at the generation before it commits."""
-        self._head[_Head.GENERATION] = 0
+        self._head[_GENERATION] = 0
 
     def begin_generation(self, generation: int) -> None:
         """Let the ranks of a generation write the file."""
-        self._head[_Head.GENERATION] = generation
+        self._head[_GENERATION] = generation
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Overwrite the committed arrays, before anybody else uses the file.
@@ -182,7 +184,7 @@ class Slots:
             number = self._numbers[name]
             self._written[number][table[number]][...] = array
         self._tables[step % 2][:] = table
-        self._head[_Head.STEP] = step
+        self._head[_STEP] = step
 
     def committed(self, name: str) -> np.ndarray:
         """Return the committed array, which cannot be written.
@@ -190,23 +192,23 @@ class Slots:
         After the next commit `writable` returns this memory.
         """
         number = self._numbers[name]
-        return self._read[number][self._tables[self._head[_Head.STEP] % 2][number]]
+        return self._read[number][self._tables[self._head[_STEP] % 2][number]]
 
     def writable(self, name: str) -> np.ndarray:
         """Return the slot of an array that is not committed."""
         number = self._numbers[name]
-        return self._written[number][1 - self._tables[self._head[_Head.STEP] % 2][number]]
+        return self._written[number][1 - self._tables[self._head[_STEP] % 2][number]]
 
     def commit(self, names: Iterable[str]) -> None:
         """Commit what was written to the slots of these arrays; the others keep their values."""
-        step, numbers = self._head[_Head.STEP], self._numbers
+        step, numbers = self._head[_STEP], self._numbers
         before, table = self._tables[step % 2], self._tables[(step + 1) % 2]
         table[:] = before
         for name in names:
             number = numbers[name]
             table[number] = 1 - before[number]
-        self._head[_Head.COMMITTED_AT] = time.monotonic_ns()
-        self._head[_Head.STEP] = step + 1  # one store: a kill comes before it or after it
+        self._head[_COMMITTED_AT] = time.monotonic_ns()
+        self._head[_STEP] = step + 1  # one store: a kill comes before it or after it
 
     def close(self) -> None:
         """Close the descriptor.  Arrays that were handed out stay valid."""

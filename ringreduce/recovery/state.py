@@ -146,13 +146,13 @@ class State:
             >>> state["x"].tolist()
             [1.0, 1.0]
         """
-        if self._written is None:
+        written = self._written
+        if written is None:
             raise ValueError(f"empty: {name!r} outside an update; use `with state.update():`")
-        array = self._written.get(name)
-        if array is None:
-            self._check_name(name)
-            array = self._new(name, self._written)
-        return array
+        if name in written:
+            return written[name]
+        self._check_name(name)
+        return self._new(name, written)
 
     def update(self) -> AbstractContextManager[None]:
         """Change arrays, all at once.

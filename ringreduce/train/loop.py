@@ -448,27 +448,24 @@ class Trainer:
             part.average_statistics(number)
             step_s = time.perf_counter() - begin
             times = step_s, communication_s, exposed_s
-            if counts:
-                row = loss, lr, len(batch), *times, self.store.generation
-                self._record(number, row)
-            else:
-                done = number + 1, (number + 1) // self.epoch_steps
-                self.store[_PROGRESS][_At.REPORTED_STEPS :] = done
+            row = loss, lr, len(batch), *times, self.store.generation
+            self._record(number, row, counts)
         self._times += times
         self._steps_made += 1
         return step_s
 
-    def _record(self, number: int, row: tuple[float, ...]) -> None:
+    def _record(self, number: int, row: tuple[float, ...], counts: bool) -> None:
         """Put a step into the store, and what the watchers have received."""
         self.store[_ROWS][number % _UNREPORTED] = row
         progress = self.store[_PROGRESS]
-        epoch_loss = progress[_At.EPOCH_LOSS] + row[0] * row[2]
-        if (number + 1) % self.epoch_steps == 0:
-            progress[_At.LAST_LOSS] = epoch_loss / len(self._labels)
-            epoch_loss = 0.0
-        progress[_At.EPOCH_LOSS] = epoch_loss
-        progress[_At.REPORTED_STEPS] = self._reported
-        progress[_At.REPORTED_EPOCHS] = self._reported_epochs
+        epoch_loss, last_loss = progress[: _At.REPORTED_STEPS].tolist()
+        if counts:
+            epoch_loss += row[0] * row[2]
+            if (number + 1) % self.epoch_steps == 0:
+                epoch_loss, last_loss = 0.0, epoch_loss / len(self._labels)
+        else:  # as if they had received it
+            self._reported, self._reported_epochs = number + 1, (number + 1) // self.epoch_steps
+        progress[:] = epoch_loss, last_loss, self._reported, self._reported_epochs
 
     def _steps(self, start: int, end: int) -> list[Step]:
         """Return the steps from number `start` to before `end`, from 0 on; they are stored."""

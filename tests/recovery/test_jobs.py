@@ -7,71 +7,26 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.mpi import PROGRAMS, ROOT, alive_in_the_end, events_of, is_alive
+from tests.support.mpi import PROGRAMS, ROOT, alive_in_the_end, is_alive
 
 pytestmark = pytest.mark.mpi
-_PATIENCE_S = 120
 SAMPLES, BATCH, EPOCHS, STEP_S = 120, 30, 25, 0.02
 STEPS = SAMPLES // BATCH * EPOCHS
 
 
-@dataclass
-class Job:
-    """A running job, and the file of its events."""
-
-    process: subprocess.Popen[str]
-    path: Path
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return events_of(self.path, kind)
-
-    def await_generation(self, number: int) -> list[int]:
-        """Wait until a generation has begun to train; return the process ids of its ranks."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            for event in self.events("started"):
-                if event["generation"] == number:
-                    return event["pids"]
-            time.sleep(0.01)
-        pytest.fail(f"generation {number} has not begun: {self.end()}")
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the end; return the exit code and all output."""
-        output, _ = self.process.communicate(timeout=_PATIENCE_S)
-        return self.process.returncode, output
-
-
 @pytest.fixture
-def start(tmp_path):
-    jobs = []
+def start(start):
+    """Start a program, by default the one that counts samples."""
 
-    def started(*words: str, program: tuple[str, ...] = ()) -> Job:
-        counting = str(PROGRAMS / "counts_samples.py")
-        program = program or (counting, *map(str, (SAMPLES, BATCH, EPOCHS, STEP_S)))
-        events = tmp_path / f"events{len(jobs)}.jsonl"
-        command = [sys.executable, "-m", "ringreduce", "run", *words, "--events", str(events)]
-        process = subprocess.Popen(
-            [*command, *program],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
-        jobs.append(Job(process, events))
-        return jobs[-1]
+    def started(*words, program=()):
+        counting = PROGRAMS / "counts_samples.py", SAMPLES, BATCH, EPOCHS, STEP_S
+        return start(*words, program=program or tuple(map(str, counting)))
 
-    yield started
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-        job.process.communicate()
+    return started
 
 
 def counted_once_an_epoch(ranks: int) -> str:

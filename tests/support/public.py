@@ -30,7 +30,10 @@ PACKAGES = ("pipeline", "train", "train.strategies")
 """Packages that `ringreduce` imports when they are used, and modules, with public names."""
 MADE_BY_THE_LIBRARY = ("Communicator", "SharedArray", "Work")
 """Classes that users do not make themselves: their constructors have no entry."""
-NEVER_RAISE = ("Work.done", "Communicator.leave", "train.Split.widths", "train.Trainer.arrays")
+NEVER_RAISE = (
+    *("is_elastic", "Work.done", "Communicator.leave"),
+    *("train.Split.widths", "train.Trainer.arrays"),
+)
 PRIVATE = ":meta private:"
 """Marks, as for Sphinx, a method that the library alone calls."""
 

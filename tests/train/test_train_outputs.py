@@ -70,6 +70,7 @@ def test_every_step_and_epoch_is_a_line(tmp_path):
         "accuracy": 0.6,
         "samples_per_s": 1000.0,
         "exposed": 0.25,
+        "generation": 1,
     }
 
 

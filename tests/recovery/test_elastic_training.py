@@ -1,0 +1,132 @@
+"""`ringreduce train --elastic`: what a run writes and computes after losses of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.train import Settings, Trainer
+from ringreduce.train.strategies import Zero
+from tests.support.mpi import ROOT
+from tests.support.rounding import split_of
+
+EPOCHS, EPOCH_STEPS = 60, 45
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def trained(output: str) -> str:
+    """The line with the hash of the parameters."""
+    return next(line for line in output.splitlines() if line.startswith("parameters "))
+
+
+def words(path: Path, *more: str) -> list[str]:
+    return [*f"--epochs {EPOCHS} --metrics {path / 'steps.jsonl'}".split(), *more]
+
+
+@pytest.mark.mpi
+def test_each_step_and_epoch_is_reported_once_whoever_is_rank_0(start, tmp_path):
+    folder = tmp_path / "checkpoints"
+    more = ["--checkpoint-dir", str(folder)]
+    job = start(*["-n", "3", "--elastic", "1"], *words(tmp_path, *more), command="train")
+    for generation in (1, 2):
+        pids = job.await_generation(generation)
+        time.sleep(0.1)
+        os.kill(pids[0], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    assert [event["lost"] for event in job.events("resized")] == [[0], [0]]
+    assert "on 1 rank\n" in output
+    lines = lines_of(tmp_path / "steps.jsonl")
+    steps = [line for line in lines if "step" in line]
+    assert [step["step"] for step in steps] == list(range(1, EPOCHS * EPOCH_STEPS + 1))
+    epochs = [line["epoch"] for line in lines if "step" not in line]
+    assert epochs == list(range(1, EPOCHS + 1))
+    generations = [step["generation"] for step in steps]
+    assert generations == sorted(generations)
+    assert set(generations) == {1, 2, 3}
+    last = max(folder.glob("*.json"))
+    assert json.loads(last.read_text())["generation"] == 3
+
+
+@pytest.mark.mpi
+def test_a_replaced_rank_changes_no_bit(start, tmp_path):
+    job = start(*["-n", "2", "--elastic", "1", "--replace"], *words(tmp_path), command="train")
+    pids = job.await_generation(1)
+    time.sleep(0.1)
+    os.kill(pids[1], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    assert job.events("resized")[0]["redone"] <= 1
+    command = [sys.executable, "-m", "ringreduce", "train", "-n", "2", "--epochs", str(EPOCHS)]
+    undisturbed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert trained(output) == trained(undisturbed.stdout)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("--strategy zero", "strategy zero divides the model or keeps it elsewhere; --elastic"),
+        ("--strategy pipeline", "one_device, mirrored and multi_worker_mirrored"),
+        ("--device cuda", "device is cuda; --elastic goes on with arrays on the cpu"),
+        ("--seeds 2", "seeds is 2; --elastic is for one run"),
+        ("--plot run.svg", "plot needs metrics with --elastic"),
+    ],
+)
+def test_runs_that_cannot_go_on_are_refused_before_a_rank_starts(given, text):
+    command = [sys.executable, "-m", "ringreduce", *["train", "-n", "2", "--elastic", "1"]]
+    done = subprocess.run([*command, *given.split()], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2, done
+    assert text in done.stderr
+
+
+def test_a_trainer_continues_from_the_state_of_another():
+    settings = Settings(hidden=(8,), epochs=4, batch=8, batch_norm=True, optimizer="adam")
+    rng = np.random.default_rng(0)
+    split = split_of(rng.normal(size=(40, 64)), rng.integers(0, 10, 40))
+
+    def program(comm):
+        whole = Trainer(comm, split, settings).run()
+        first = Trainer(comm, split, settings, elastic=True)
+        for _ in range(7):
+            first._make_step()
+        second = Trainer(comm, split, settings, elastic=True)
+        second.store.restore({name: first.store[name] for name in first.store}, first.store.step)
+        told = []
+        result = second.run([Told(told)])
+        return result.digest == whole.digest, result.loss == whole.loss, told
+
+    assert rr.spawn(program, 2) == [(True, True, [*range(1, 21)])] * 2
+
+
+class Told:
+    """A watcher that keeps the numbers of steps."""
+
+    def __init__(self, told: list[int]) -> None:
+        self.told = told
+
+    def steps(self, steps):
+        self.told += [step.step for step in steps]
+
+    def epoch(self, epoch): ...
+
+
+def test_a_trainer_that_divides_the_model_has_no_state():
+    settings = Settings(hidden=(8,))
+
+    def program(comm):
+        with pytest.raises(ValueError, match="strategy zero divides the model"):
+            Trainer(comm, rr.train.load(settings), settings, strategy=Zero(1), elastic=True)
+
+    rr.spawn(program, 2)
