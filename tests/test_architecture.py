@@ -47,7 +47,9 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {"errors", "elsewhere", "cores", "topology", "config", "colours", "terminal"}
+GROUND = {
+    *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "terminal", "topology")
+}
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {
@@ -139,7 +141,7 @@ def test_trainers_use_public_names_alone():
         }
         assert ours <= {
             "ringreduce",
-            *(f"ringreduce.{name}" for name in ("colours", "errors", "terminal")),
+            *(f"ringreduce.{name}" for name in ("checkpoint", "colours", "errors", "terminal")),
         }, module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
 
@@ -220,7 +222,8 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
     assert others <= for_the_kernels | for_programs
     for package in for_programs:
         importers = importers_of(package)
-        assert all(name.split(".")[0] in ("bench", "train", "picture") for name in importers)
+        allowed = {"bench", "train", "picture", "checkpoint"}
+        assert {name.split(".")[0] for name in importers} <= allowed
 
 
 def test_importing_the_package_starts_no_mpi():

@@ -22,7 +22,10 @@ from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError
 from ringreduce.launch.supervisor import Supervisor
 from ringreduce.recovery.events import Events
+from ringreduce.recovery.held import Held
 from ringreduce.recovery.membership import Rules
+from ringreduce.recovery.saving import check_new, last_saved
+from ringreduce.terminal import print_error
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
@@ -36,7 +39,7 @@ _OF_COLLECTIVES = frozenset(
 """Options of `explain` for collectives alone, by the names under which they are stored."""
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
 """Options of `explain` for pipelines alone, alike."""
-_OF_ELASTIC = frozenset(["max_failures", "wait_s", "replace", "events"])
+_OF_ELASTIC = frozenset(["max_failures", "wait_s", "replace", "events", "state_dir", "resume"])
 """Options of `run` and `train` for jobs that go on after losses, alike."""
 PROGRAMS: Mapping[str, str] = {
     "train": "ringreduce.train",
@@ -228,6 +231,8 @@ def _rules(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Rule
         return None
     if flag := _given(parser, options, {"hosts", "nodes"}):
         raise ValueError(f"--elastic is for the ranks of one host, without {flag}")
+    if options.command == "run" and options.resume and options.state_dir is None:
+        raise ValueError("--resume from where? name a --state-dir")
     least, most = options.elastic
     return Rules(
         ranks=options.ranks,
@@ -247,10 +252,28 @@ def _supervise(
     except OSError as error:
         command.error(f"--events: {error}")
     try:
-        supervisor = Supervisor(job, rules, events)
+        supervisor = Supervisor(job, rules, events, _held(command, options))
     except OSError as error:
         command.error(f"--elastic: no socket for the ranks: {error}")
     return supervisor.run()
+
+
+def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held:
+    """Return what the supervisor holds at the beginning: the saved state, with --resume.
+
+    Ends the program if --state-dir cannot be used.
+    """
+    folder: Path | None = getattr(options, "state_dir", None)  # `train` has folders of its own
+    if folder is None:
+        return Held()
+    prog = f"ringreduce {options.command}"
+    try:
+        if not options.resume:
+            check_new(folder)
+            return Held(folder)
+        return Held(folder, last_saved(folder, lambda why: print_error(f"{prog}: {why}")))
+    except (OSError, ValueError) as error:
+        command.error(f"--state-dir: {error}")
 
 
 def _ranks_of_nodes(job: Job) -> list[range]:
@@ -336,6 +359,13 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     _add_job_options(start)
     _add_elastic_options(start)
+    start.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where the rr.State is saved if the job ends too early",
+    )
+    start.add_argument("--resume", action="store_true", help="go on from the state in --state-dir")
     start.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     start.add_argument("program", help="script or module")
     arguments = start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")

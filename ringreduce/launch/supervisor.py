@@ -38,6 +38,7 @@ from ringreduce.recovery.membership import (
     Start,
     Stop,
 )
+from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
 
 _ANSWER_S = 2.0
@@ -53,12 +54,12 @@ class Supervisor:
     no socket.
     """
 
-    def __init__(self, job: Job, rules: Rules, events: Events) -> None:
+    def __init__(self, job: Job, rules: Rules, events: Events, held: Held) -> None:
         self._job, self._given = job, job_environment()
         self._mpiexec = find_mpiexec(Path(sys.prefix), self._given.get("PATH", os.defpath))
         self._membership = Membership(rules)
         self._events = events
-        self._held = Held()
+        self._held = held
         self._ranks = Ranks(socket_folder.bound(os.getpid()), "")
         self._generations: list[Generation] = []
         """Those whose processes are not all gone."""
@@ -81,11 +82,18 @@ class Supervisor:
                 while self._stop is None or self._generations:
                     self._turn(signals)
                 self._clean_up(DYING_S)
+                self._report(self._stop)
             finally:
                 self._close()
-        if self._stop.text:
-            print(f"ringreduce: {self._stop.text}", file=sys.stderr)
         return self._stop.code
+
+    def _report(self, stop: Stop) -> None:
+        """Save the state if the job has ended too early, and say how it has ended."""
+        text = stop.text
+        if stop.saves:
+            text = f"{text}; {self._held.save(self._membership.generation)}"
+        if text:
+            print(f"ringreduce: {text}", file=sys.stderr)
 
     # --- what happens ---
 
@@ -111,7 +119,7 @@ class Supervisor:
 
     def _handle_signal(self, number: int) -> None:
         if number in ENDING and self._stop is None:
-            self._end(Stop(128 + number, ""))
+            self._end(Stop(128 + number, f"signal {number} came", saves=True))
         elif number in PASSED_ON:
             for rank in self._present.ranks:
                 rank.send(number)
@@ -179,6 +187,9 @@ class Supervisor:
         elif message.kind == "state":
             (file,) = message.files
             self._held.take(int(fields["call"]), file, present.size)
+        elif message.kind == "saving":
+            call, facts = int(fields["call"]), dict(fields["facts"])
+            self._held.saving[call] = Saving(str(fields["folder"]), facts)
         elif message.kind == "started":
             self._membership.started()
             self._events.write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import count
 from typing import Any, TypeVar
 
@@ -123,6 +124,8 @@ class _Member:
                     _begin_alike(comm, made)
                 made.join(self._generation, self._stepped)
                 self._launcher.send("state", (made.file,), call=self._call)
+                if comm.rank == 0 and made.saving is not None:
+                    self._launcher.send("saving", call=self._call, **asdict(made.saving))
                 comm.barrier()  # the launcher has all states before it counts the first step
                 if comm.rank == 0:
                     self._launcher.send("started")

@@ -6,18 +6,29 @@ A program may call `elastic` several times; each call has a number and files of 
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
+from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots
 
 
 class Held:
     """The memory files of a job."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None, begin: Slots | None = None) -> None:
+        """Hold no file; or the one with which the first call begins.
+
+        `folder` is where a state is saved whose program names no folder.
+        """
         self._written: dict[int, list[Slots]] = defaultdict(list)
         """Number of the call -> files of the ranks of the present generation."""
+        self.saving: dict[int, Saving] = {}
+        """Number of the call -> where its state is saved if the job cannot go on."""
         self._sources: dict[int, Slots] = {}
         """Number of the call -> file with which the present generation begins."""
+        if begin is not None:
+            self._sources[1] = begin
+        self._saving = None if folder is None else Saving(str(folder), {})
 
     def take(self, call: int, file: int, ranks: int) -> None:
         """Hold the file of a rank of the present generation, which has so many ranks.
@@ -60,6 +71,27 @@ class Held:
                     slots.close()
             self._sources[call] = best
         self._written.clear()
+
+    def save(self, generation: int) -> str:
+        """Save the state of the last call, and return a sentence that says so.
+
+        `generation` is the one that was last; its ranks are gone.
+        """
+        calls = self._written.keys() | self._sources.keys()
+        if not calls:
+            return "there is nothing to save"
+        call = max(calls)
+        slots, saving = (
+            max(self._of(call), key=lambda slots: slots.step),
+            self.saving.get(call, self._saving),
+        )
+        if saving is None:
+            return f"step {slots.step} was the last; nothing is saved, for no folder is named"
+        try:
+            saving.save(slots, generation)
+        except (OSError, ValueError) as error:
+            return f"step {slots.step} was the last; it cannot be saved: {error}"
+        return f"step {slots.step} is saved in {saving.folder}"
 
     def close(self) -> None:
         """Close all files."""

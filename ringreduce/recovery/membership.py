@@ -107,6 +107,8 @@ class Stop:
 
     code: int
     text: str
+    saves: bool = False
+    """Whether the state is worth saving: the job could not go on, or was told to end."""
 
 
 Action = Start | Fence | Stop | None
@@ -246,4 +248,4 @@ class Membership:
         ends = ", ".join(map(str, self._lost)) or "mpiexec was killed"
         number = next((each.signal for each in self._lost if each.signal), int(signal.SIGKILL))
         text = f"{why}; in step {self.step + 1} {ends}"
-        return Stop(128 + number if code is None else code, text)
+        return Stop(128 + number if code is None else code, text, saves=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringreduce.recovery.change import Change
+from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots, is_storable
 
 
@@ -26,6 +28,7 @@ class State:
 
     Attributes:
         sampler: as passed.
+        saving: what `save_to` has set; None before.
 
     Raises:
         TypeError: `arrays` is empty, or no mapping of names to arrays of numbers.
@@ -48,6 +51,7 @@ class State:
         self._written: dict[str, np.ndarray] | None = None
         """Name -> slot of the arrays that the update has read or replaced; None outside one."""
         self._hooks: list[Callable[[Change], None]] = []
+        self.saving: Saving | None = None
         self._on_first: Callable[[int], None] | None = None
         """Called with the step after the first update of a generation."""
 
@@ -175,6 +179,28 @@ class State:
             (1, [1.0, 2.0])
         """
         return _Update(self)
+
+    def save_to(self, folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
+        """Have the launcher save the arrays if the job cannot go on.
+
+        In a job with ``--elastic`` whose launcher gets a signal, or that has lost too many ranks,
+        the launcher writes the arrays of the last update into the folder: as
+        ``step-000000120.safetensors``, with a manifest in JSON beside it.  Call it on every rank,
+        before `elastic` or in the function that makes the State.
+
+        Args:
+            folder: the folder.  It must not be locked by a process that outlives the ranks.
+            facts: names and values that JSON can represent, for the manifest.
+
+        Raises:
+            TypeError: JSON cannot represent the facts.
+
+        Example:
+            >>> state = rr.State({"x": np.zeros(2)})
+            >>> state.save_to("checkpoints", {"model": "a line"})
+        """
+        json.dumps(dict(facts))
+        self.saving = Saving(os.path.abspath(folder), dict(facts))
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Begin after `step` updates with these arrays, such as those of a checkpoint.

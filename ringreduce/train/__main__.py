@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 import ringreduce as rr
+from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.picture import output
 from ringreduce.terminal import print_error
 from ringreduce.train import inputs, plot, strategy_options
-from ringreduce.train.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.train.configuration import Given, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
-from ringreduce.train.loop import State, Trainer, shapes
+from ringreduce.train.loop import PROGRESS, ROWS, State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result
@@ -167,6 +167,8 @@ class _Run:
         state = self._trainer.store
         assert isinstance(state, rr.State)
         state.on_resize(self._resized)
+        if self._outputs.checkpoint_dir is not None:
+            state.save_to(self._outputs.checkpoint_dir, self._unchanging())
         return state
 
     def _resized(self, change: rr.Change) -> None:
@@ -257,13 +259,16 @@ class _Run:
         if split.digest != checkpoint.facts["data_sha256"]:
             raise CheckpointError("it was made with other data")
         sizes = split.widths(settings.hidden)
-        found = {name: array.shape for name, array in checkpoint.arrays.items()}
+        progress = (PROGRESS, ROWS)  # in checkpoints of a launcher
+        arrays = checkpoint.arrays.items()
+        found = {name: array.shape for name, array in arrays if name not in progress}
         if found != shapes(sizes, settings):
             raise CheckpointError(f"its arrays are not those of a network {sizes}")
 
     def _restore(self, facts: dict[str, Any]) -> None:
-        last_loss = math.nan if facts["last_loss"] is None else facts["last_loss"]
-        state = State(facts["step"], facts["epoch_loss"], last_loss)
+        # Those of a launcher have the losses among the arrays.
+        last_loss = math.nan if facts.get("last_loss") is None else facts["last_loss"]
+        state = State(facts["step"], facts.get("epoch_loss", 0.0), last_loss)
         self._trainer.restore(None if self._before is None else self._before.arrays, state)
 
     # --- outputs ---
@@ -274,12 +279,8 @@ class _Run:
         facts = {
             "epoch_loss": state.epoch_loss,
             "last_loss": state.last_loss if math.isfinite(state.last_loss) else None,
-            "settings": to_plain(self.settings),
-            "strategy": {} if self._named is None else strategy_options.to_plain(self._named),
-            "data_sha256": self._split.digest,
-            "ranks": self._comm.size,
             "generation": trainer.store.generation,
-            "ringreduce": rr.__version__,
+            **self._unchanging(),
         }
 
         def save() -> None:
@@ -291,17 +292,28 @@ class _Run:
         except ValueError as error:
             raise _WriteError(f"no checkpoint after step {state.step}: {error}") from None
 
+    def _unchanging(self) -> dict[str, Any]:
+        """Return the facts of a checkpoint that steps do not change."""
+        return {
+            "settings": to_plain(self.settings),
+            "strategy": {} if self._named is None else strategy_options.to_plain(self._named),
+            "data_sha256": self._split.digest,
+            "ranks": self._comm.size,
+            "ringreduce": rr.__version__,
+        }
+
     def _watchers(self, history: History) -> list[Careful]:
         if not self._speaks:
             return []
         outputs, reported = self._outputs, self._trainer.reported
+        goes_on = self._change is not None or self._facts is not None
         epoch_steps = self._trainer.epoch_steps
         sinks: list[Sink] = [Progress(self.settings.epochs, epoch_steps, sys.stdout)]
         if outputs.plot is not None:
             plot.check_place(outputs.plot)
             sinks.append(history)
         if outputs.metrics is not None:
-            lines = JsonLines(outputs.metrics, *reported, goes_on=self._change is not None)
+            lines = JsonLines(outputs.metrics, *reported, goes_on=goes_on)
             history.again(lines.kept)
             sinks.append(lines)
         if outputs.tensorboard is not None:

@@ -45,8 +45,8 @@ class _At(IntEnum):
     """Epochs that they have received."""
 
 
-_PROGRESS, _ROWS = "progress", "rows"
-"""Names in the store."""
+PROGRESS, ROWS = "progress", "rows"
+"""Names in the store, and in a checkpoint of it."""
 _UNREPORTED = 128
 """The most steps that are made before the watchers receive them."""
 _NUMBERS = 7
@@ -136,7 +136,7 @@ class Trainer:
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
         progress = np.array([0.0, math.nan, 0.0, 0.0])
-        arrays = {**part.stored, _PROGRESS: progress, _ROWS: np.zeros((_UNREPORTED, _NUMBERS))}
+        arrays = {**part.stored, PROGRESS: progress, ROWS: np.zeros((_UNREPORTED, _NUMBERS))}
         self.store: Store = rr.State(arrays, self._sampler) if elastic else InPlace(arrays)
         part.use(self.store)
         self._reported = 0
@@ -153,13 +153,13 @@ class Trainer:
     @property
     def state(self) -> State:
         """The progress of the run: its `step`, and the losses of the epoch."""
-        epoch_loss, last_loss = self.store[_PROGRESS][:2].tolist()
+        epoch_loss, last_loss = self.store[PROGRESS][:2].tolist()
         return State(self.store.step, epoch_loss, last_loss)
 
     @property
     def reported(self) -> tuple[int, int]:
         """The numbers of steps and of epochs that watchers have received, and that are stored."""
-        progress = self.store[_PROGRESS]
+        progress = self.store[PROGRESS]
         return int(progress[_At.REPORTED_STEPS]), int(progress[_At.REPORTED_EPOCHS])
 
     @property
@@ -229,8 +229,13 @@ class Trainer:
             )
         loaded = self._part.load(arrays)
         reported = state.step, state.step // self.epoch_steps
-        loaded[_PROGRESS] = np.array([state.epoch_loss, state.last_loss, *reported])
-        loaded[_ROWS] = np.zeros((_UNREPORTED, _NUMBERS))
+        own = {
+            PROGRESS: np.array([state.epoch_loss, state.last_loss, *reported]),
+            ROWS: np.zeros((_UNREPORTED, _NUMBERS)),
+        }
+        for name, array in own.items():
+            of_rank_0 = array if arrays is None else arrays.get(name, array)
+            loaded[name] = self.comm.broadcast(of_rank_0, root=0)
         self.store.restore(loaded, state.step)
         self._saved = state.step
 
@@ -456,8 +461,8 @@ class Trainer:
 
     def _record(self, number: int, row: tuple[float, ...], counts: bool) -> None:
         """Put a step into the store, and what the watchers have received."""
-        self.store[_ROWS][number % _UNREPORTED] = row
-        progress = self.store[_PROGRESS]
+        self.store[ROWS][number % _UNREPORTED] = row
+        progress = self.store[PROGRESS]
         epoch_loss, last_loss = progress[: _At.REPORTED_STEPS].tolist()
         if counts:
             epoch_loss += row[0] * row[2]
@@ -469,7 +474,7 @@ class Trainer:
 
     def _steps(self, start: int, end: int) -> list[Step]:
         """Return the steps from number `start` to before `end`, from 0 on; they are stored."""
-        rows, found = self.store[_ROWS], []
+        rows, found = self.store[ROWS], []
         for number in range(start, end):
             row = rows[number % _UNREPORTED].tolist()
             loss, lr, samples, step_s, communication_s, exposed_s, generation = row

@@ -69,9 +69,54 @@ def test_a_replaced_rank_changes_no_bit(start, tmp_path):
     code, output = job.end()
     assert code == 0, output
     assert job.events("resized")[0]["redone"] <= 1
+    assert trained(output) == trained(undisturbed())
+
+
+def undisturbed() -> str:
     command = [sys.executable, "-m", "ringreduce", "train", "-n", "2", "--epochs", str(EPOCHS)]
-    undisturbed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert trained(output) == trained(undisturbed.stdout)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        ("--elastic 1", 143, "ringreduce: signal 15 came; step"),
+        ("--elastic 2 --wait-s 0", 75, "1 rank(s) left, --elastic wants at least 2"),
+    ],
+)
+def test_a_run_that_ends_too_early_is_saved_and_resumed(start, tmp_path, options, code, text):
+    folder = tmp_path / "checkpoints"
+    given = words(tmp_path, "--checkpoint-dir", str(folder), "--checkpoint-every", "1000000")
+    job = start("-n", "2", *options.split(), *given, command="train")
+    pids = job.await_generation(1)
+    time.sleep(0.1)
+    os.kill(job.process.pid if code == 143 else pids[0], signal.SIGTERM if code == 143 else 9)
+    ended, output = job.end()
+    assert ended == code, output
+    assert text in output
+    assert f"is saved in {folder}" in output
+    (manifest,) = folder.glob("*.json")
+    facts = json.loads(manifest.read_text())
+    assert 0 < facts["step"] < EPOCHS * EPOCH_STEPS
+    assert facts["generation"] == 1
+    job = start("-n", "2", "--elastic", "1", *given, "--resume", command="train")
+    ended, output = job.end()
+    assert ended == 0, output
+    assert f"goes on after step {facts['step']} of" in output
+    assert trained(output) == trained(undisturbed())
+    steps = [line["step"] for line in lines_of(tmp_path / "steps.jsonl") if "step" in line]
+    assert steps == list(range(1, EPOCHS * EPOCH_STEPS + 1))
+
+
+@pytest.mark.mpi
+def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(start, tmp_path):
+    job = start("-n", "2", "--elastic", "1", *words(tmp_path), command="train")
+    job.await_generation(1)
+    job.process.send_signal(signal.SIGTERM)
+    code, output = job.end()
+    assert code == 143, output
+    assert "was the last; nothing is saved, for no folder is named" in output
 
 
 @pytest.mark.parametrize(

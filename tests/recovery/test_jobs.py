@@ -167,6 +167,30 @@ def test_a_signal_to_the_launcher_ends_all_ranks(start, number):
     assert not any(map(is_alive, pids))
 
 
+def test_a_state_is_saved_and_resumed(start, tmp_path):
+    folder = tmp_path / "states"
+    job = start("-n", "2", "--elastic", "1", "--state-dir", str(folder))
+    job.await_generation(1)
+    time.sleep(0.3)
+    job.process.send_signal(signal.SIGTERM)
+    code, output = job.end()
+    assert code == 143, output
+    assert f"is saved in {folder}" in output
+    (folder / "step-000000999.json").write_text("no JSON")
+    job = start("-n", "2", "--elastic", "1", "--state-dir", str(folder), "--resume")
+    code, output = job.end()
+    assert code == 0, output
+    assert "passed over: " in output
+    assert counted_once_an_epoch(2) in output
+
+
+def test_a_folder_with_states_of_another_run_is_refused(start, tmp_path):
+    (tmp_path / "step-000000001.json").touch()
+    assert "has checkpoints already" in refused(
+        "-n", "2", "--elastic", "1", "--state-dir", str(tmp_path)
+    )
+
+
 def test_a_killed_launcher_leaves_no_rank(start):
     job = start("-n", "2", "--elastic", "1")
     pids = job.await_generation(1)
@@ -189,6 +213,8 @@ def refused(*words: str) -> str:
         ("-n 4 --elastic 0:4", "MIN is 0; wanted at least 1 rank"),
         ("-n 9 --elastic 1:4", "-n is 9; --elastic allows 1 to 4 ranks"),
         ("-n 4 --elastic some", "'some'; wanted MIN or MIN:MAX, such as 2:6"),
+        ("-n 4 --state-dir states", "--state-dir is for --elastic MIN:MAX; add it"),
+        ("-n 4 --elastic 2 --resume", "--resume from where? name a --state-dir"),
         ("-n 4 --max-failures 3", "--max-failures is for --elastic MIN:MAX; add it"),
         ("-n 4 --elastic 2 --wait-s -1", "--wait-s is -1; wanted at least 0 seconds"),
         ("-n 4 --elastic 2 --nodes 2,2", "for the ranks of one host, without --nodes"),

@@ -62,7 +62,9 @@ def test_a_step_that_is_lost_twice_running_ends_the_job():
     members.started()
     stop = lose(members, 0)
     assert stop == Stop(
-        137, "step 11 was lost twice running; in step 11 rank 0 was killed by signal 9 (SIGKILL)"
+        137,
+        "step 11 was lost twice running; in step 11 rank 0 was killed by signal 9 (SIGKILL)",
+        saves=True,
     )
 
 

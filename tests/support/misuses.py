@@ -32,11 +32,11 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.checkpoint import Folder
 from ringreduce.colours import Colours
 from ringreduce.launch import cli, doctor, mpiexec
 from ringreduce.train import mlp
 from ringreduce.train.__main__ import main as train
-from ringreduce.train.checkpoint import Folder
 from tests.support import trainer
 from tests.support.damage import flipped
 from tests.support.mnist import idx_bytes, mnist

@@ -258,7 +258,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(tmp_path, monkeypatc
     def full(self, checkpoint):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ringreduce.train.checkpoint.Folder.save", full)
+    monkeypatch.setattr("ringreduce.checkpoint.Folder.save", full)
     assert command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path)) == [1, 1]
     assert "no checkpoint after step 15: [Errno 28]" in capsys.readouterr().err
 
