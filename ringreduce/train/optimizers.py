@@ -118,13 +118,10 @@ def in_blocks(
     slope = gradient.reshape(-1)
     for start in range(0, size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        step(
-            tuple(array[block] for array in old),
-            slope[block],
-            lr,
-            number,
-            tuple(array[block] for array in new),
-        )
+        before = after = tuple([array[block] for array in old])
+        if out is not arrays:
+            after = tuple([array[block] for array in new])
+        step(before, slope[block], lr, number, after)
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
