@@ -1,9 +1,9 @@
 """Checkpoints: complete or absent, even if the process or the machine stops at any moment.
 
 A checkpoint is two files: ``step-000000120.safetensors`` with the arrays, and the manifest
-``step-000000120.json`` with the hashes of the arrays' file and of itself.  Each file is written
-under a temporary name, synchronised to disk, and renamed; the manifest comes last.  Arrays without
-a manifest are no checkpoint.
+``step-000000120.json`` with the hashes of the arrays' file and of itself, and the dtypes of arrays
+that are stored as bytes.  Each file is written under a temporary name, synchronised to disk, and
+renamed; the manifest comes last.  Arrays without a manifest are no checkpoint.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from then on
 import numpy as np
 
 FORMAT = "ringreduce checkpoint 1"
 _NAME = re.compile(r"step-\d{9}\.json")
 _UNFINISHED = ".unfinished"
+
+_STORABLE = {
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+}
+"""Dtypes that safetensors writes, and reads as NumPy's arrays.  Others are stored as bytes."""
 
 Arrays = Mapping[str, np.ndarray]
 Facts = Mapping[str, Any]
@@ -88,9 +95,15 @@ class Folder:
         Of the checkpoints up to this step only the last `keep` are kept.
         """
         stem = f"step-{checkpoint.step:09d}"
-        data = self._tensors.save(dict(checkpoint.arrays))
+        arrays, as_bytes = dict(checkpoint.arrays), {}
+        for name, array in arrays.items():
+            if array.dtype.name not in _STORABLE:
+                as_bytes[name] = array.dtype.name
+                arrays[name] = np.asarray(array, order="C")[..., np.newaxis].view(np.uint8)
+        data = self._tensors.save(arrays)
         manifest = {
             "format": FORMAT,
+            **({"dtypes": as_bytes} if as_bytes else {}),
             "step": checkpoint.step,
             "tensors": f"{stem}.safetensors",
             "bytes": len(data),
@@ -175,7 +188,10 @@ class Folder:
                 f"{tensors} is damaged: {len(data):,} bytes whose hash is another than "
                 f"{path.name} says"
             )
-        return Checkpoint(manifest["step"], self._tensors.load(data), manifest)
+        arrays = self._tensors.load(data)
+        for name, dtype in manifest.get("dtypes", {}).items():
+            arrays[name] = arrays[name].view(dtype)[..., 0]
+        return Checkpoint(manifest["step"], arrays, manifest)
 
 
 def _sync_folder(path: Path) -> None:

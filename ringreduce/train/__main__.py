@@ -16,7 +16,8 @@ from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder
 from ringreduce.picture import output
 from ringreduce.terminal import print_error
 from ringreduce.train import inputs, plot, strategy_options
-from ringreduce.train.configuration import Given, from_plain, read, to_plain
+from ringreduce.train.background import Writer
+from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
 from ringreduce.train.loop import PROGRESS, ROWS, State, Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _WriteError(Exception):
-    """A checkpoint or another output could not be written; all ranks raise it."""
+    """An output could not be written; all ranks raise it."""
 
 
 class _FailedError(Exception):
@@ -103,6 +104,7 @@ def _train_elastic(given: Given, outputs: Outputs) -> int:
 
     def make(comm: rr.Communicator) -> rr.State:
         with _reported(comm):
+            check_elastic_run(given, comm.nodes)
             run = _Run(comm, given, outputs, stack)
         runs.append(run)
         return run.state
@@ -139,6 +141,8 @@ class _Run:
         self.elapsed_s = 0.0
         """Seconds of training: steps, accuracies, proofs and checkpoints."""
         self._folder: Folder | None = None
+        self._writer: Writer | None = None
+        """On rank 0 with a folder for checkpoints."""
         self._before: Checkpoint | None = None
         """On rank 0, the checkpoint to continue from, if any."""
         self._change: rr.Change | None = None
@@ -216,7 +220,9 @@ class _Run:
                 print("nothing was trained: there is nothing to draw", flush=True)
             (careful,) = watchers
             careful.close()
-            if careful.failed:
+            if self._writer is not None:
+                self._writer.wait()
+            if careful.failed or (self._writer is not None and self._writer.failed):
                 raise OSError("not all was written that was asked for")
 
         try:
@@ -233,6 +239,8 @@ class _Run:
             return
         self._folder = Folder(outputs.checkpoint_dir, outputs.keep)
         self._stack.callback(self._folder.close)
+        self._writer = Writer(self._folder, _complain)
+        self._stack.callback(self._writer.wait)
         if outputs.resume:
             self._before = self._folder.last(
                 self._fits, lambda why: _complain(f"passed over: {why}")
@@ -274,7 +282,7 @@ class _Run:
     # --- outputs ---
 
     def _save(self, trainer: Trainer) -> None:
-        """Save a checkpoint.  Raises _WriteError on all ranks if it cannot be written."""
+        """Begin to write a checkpoint.  Collective."""
         state, arrays = trainer.state, trainer.arrays()
         facts = {
             "epoch_loss": state.epoch_loss,
@@ -282,15 +290,8 @@ class _Run:
             "generation": trainer.store.generation,
             **self._unchanging(),
         }
-
-        def save() -> None:
-            assert self._folder is not None
-            self._folder.save(Checkpoint(state.step, arrays, facts))
-
-        try:
-            together(self._comm, save if self._speaks else nothing)
-        except ValueError as error:
-            raise _WriteError(f"no checkpoint after step {state.step}: {error}") from None
+        if self._writer is not None:
+            self._writer.begin(Checkpoint(state.step, arrays, facts))
 
     def _unchanging(self) -> dict[str, Any]:
         """Return the facts of a checkpoint that steps do not change."""

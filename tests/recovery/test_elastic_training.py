@@ -136,6 +136,22 @@ def test_runs_that_cannot_go_on_are_refused_before_a_rank_starts(given, text):
     assert text in done.stderr
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("given", "code", "text"),
+    [
+        ("--lr 1e30", 1, "take a smaller lr"),
+        ("--seeds 2", 2, "seeds is 2; --elastic is for one run"),
+        ("--strategy zero", 2, "strategy zero divides the model"),
+    ],
+)
+def test_a_mistake_ends_the_job_as_without_elastic(start, given, code, text):
+    program = "-m", "ringreduce.train", "--epochs", "2", *given.split()
+    ended, output = start("-n", "2", "--elastic", "1", program=program).end()
+    assert ended == code, output
+    assert output.count(text) == 1
+
+
 def test_a_trainer_continues_from_the_state_of_another():
     settings = Settings(hidden=(8,), epochs=4, batch=8, batch_norm=True, optimizer="adam")
     rng = np.random.default_rng(0)

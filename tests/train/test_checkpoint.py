@@ -63,6 +63,19 @@ def test_what_is_saved_comes_back(tmp_path):
     assert refused == []
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "complex128", "longdouble", "bool"])
+def test_arrays_of_any_dtype_and_shape_come_back(tmp_path, dtype):
+    arrays = {str(n): np.arange(n).astype(dtype).reshape(n, 1) for n in (0, 1, 5)}
+    arrays |= {"": np.ones((), dtype), "turned": np.arange(6).astype(dtype).reshape(2, 3).T}
+    folder = Folder(tmp_path, keep=1)
+    folder.save(Checkpoint(3, arrays, {}))
+    found = folder.last(lambda _: None, pytest.fail).arrays
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert np.array_equal(found[name], array)
+
+
 def test_an_empty_folder_has_none(tmp_path):
     with opened(tmp_path) as folder:
         assert last(folder) == (None, [])

@@ -7,9 +7,11 @@ import math
 import os
 import re
 import sys
+import threading
 
 import pytest
 
+from ringreduce.checkpoint import Folder
 from ringreduce.picture.style import in_dark, in_light
 from ringreduce.train import Epoch, Step
 from ringreduce.train.metrics import History, JsonLines, TensorBoard
@@ -254,13 +256,48 @@ def test_metrics_on_a_full_disk_do_not_end_the_run_but_its_good_order(
     assert "not all was written that was asked for" in shown.err
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(tmp_path, monkeypatch, capsys):
-    def full(self, checkpoint):
-        raise OSError(28, "No space left on device")
+def test_a_full_disk_is_reported_once_and_the_checkpoint_before_stays(
+    tmp_path, monkeypatch, capsys
+):
+    save = Folder.save
 
-    monkeypatch.setattr("ringreduce.checkpoint.Folder.save", full)
+    def full(self, checkpoint):
+        if checkpoint.step > 15:
+            raise OSError(28, "No space left on device")
+        return save(self, checkpoint)
+
+    monkeypatch.setattr(Folder, "save", full)
     assert command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path)) == [1, 1]
-    assert "no checkpoint after step 15: [Errno 28]" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "epoch 4/4" in shown.out
+    assert shown.err.count("no checkpoint after step 30: [Errno 28]") == 1
+    assert shown.err.count("no checkpoint after") == 1
+    assert "not all was written that was asked for" in shown.err
+    assert [path.name for path in tmp_path.glob("*.json")] == ["step-000000015.json"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    save, written, made = Folder.save, threading.Event(), []
+
+    def slow(self, checkpoint):
+        assert written.wait(60)
+        return save(self, checkpoint)
+
+    class Release:
+        """A watcher that lets the first checkpoint be written after the second epoch."""
+
+        def steps(self, steps):
+            made.extend(step.step for step in steps)
+            if made[-1] == 30:
+                written.set()
+
+        def epoch(self, epoch): ...
+        def close(self): ...
+
+    monkeypatch.setattr(Folder, "save", slow)
+    monkeypatch.setattr("ringreduce.train.__main__.Progress", lambda *_: Release())
+    assert command(monkeypatch, 1, *RUN, "--checkpoint-dir", str(tmp_path)) == [0]
+    assert (tmp_path / "step-000000060.json").exists()
 
 
 def test_going_on_the_picture_has_what_metrics_tell_of_before(tmp_path, monkeypatch):
@@ -284,7 +321,6 @@ def test_parameters_that_are_no_numbers_are_never_saved(tmp_path, monkeypatch, c
 
 
 def test_a_rank_without_the_data_is_named(monkeypatch, tmp_path, capsys):
-    import threading
 
     from ringreduce.train import inputs
 
