@@ -81,10 +81,8 @@ class Held:
         if not calls:
             return "there is nothing to save"
         call = max(calls)
-        slots, saving = (
-            max(self._of(call), key=lambda slots: slots.step),
-            self.saving.get(call, self._saving),
-        )
+        slots = max(self._of(call), key=lambda slots: slots.step)
+        saving = self.saving.get(call, self._saving)
         if saving is None:
             return f"step {slots.step} was the last; nothing is saved, for no folder is named"
         try:

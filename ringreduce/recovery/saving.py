@@ -22,15 +22,26 @@ class Saving:
     def save(self, slots: Slots, generation: int) -> None:
         """Write the committed arrays, after the last step of a generation.
 
-        All older checkpoints are kept.  Raises OSError or ValueError if they cannot be written.
+        All older checkpoints are kept.  One of the same step is not written again.  Raises OSError
+        or ValueError if they cannot be written.
         """
         arrays = {name: slots.committed(name) for name in slots.entries}
         facts = {**self.facts, "generation": generation}
         folder = Folder(Path(self.folder), keep=sys.maxsize)
         try:
-            folder.save(Checkpoint(slots.step, arrays, facts))
+            if _last_step(folder) != slots.step:
+                folder.save(Checkpoint(slots.step, arrays, facts))
         finally:
             folder.close()
+
+
+def _last_step(folder: Folder) -> int | None:
+    """Return the step of the last usable checkpoint; None if there is none."""
+    try:
+        found = folder.last(lambda _: None, lambda _: None)
+    except CheckpointError:  # none can be used
+        found = None
+    return None if found is None else found.step
 
 
 def last_saved(folder: Path, complain: Callable[[str], None]) -> Slots | None:

@@ -182,7 +182,10 @@ class Slots:
         table = self._tables[self.step % 2]
         for name, array in arrays.items():
             number = self._numbers[name]
-            self._written[number][table[number]][...] = array
+            committed = self._written[number][table[number]]
+            committed.flags.writeable = True
+            committed[...] = array
+            committed.flags.writeable = False
         self._tables[step % 2][:] = table
         self._head[_STEP] = step
 

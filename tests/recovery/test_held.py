@@ -12,6 +12,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.launch.ends import Watch
 from ringreduce.recovery.held import Held
+from ringreduce.recovery.saving import Saving, last_saved
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.wire import ADDRESS, TOKEN
 
@@ -120,3 +121,33 @@ def test_a_rank_that_the_launcher_refuses_trains_nothing():
     )
     watch.stop()
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
+def test_a_state_is_saved_once_and_found_again(tmp_path):
+    slots = Slots.new({"x": np.arange(3.0)}, step=5)
+    held = Held(tmp_path, slots)
+    assert held.save(2) == f"step 5 is saved in {tmp_path}"
+    (manifest,) = tmp_path.glob("*.json")
+    written = manifest.stat().st_mtime_ns
+    assert held.save(3) == f"step 5 is saved in {tmp_path}"
+    assert manifest.stat().st_mtime_ns == written
+    found = last_saved(tmp_path, pytest.fail)
+    assert (found.step, found.committed("x").tolist()) == (5, [0, 1, 2])
+    manifest.write_text("no JSON")
+    passed_over = []
+    with pytest.raises(ValueError, match="none of the 1 checkpoints"):
+        last_saved(tmp_path, passed_over.append)
+    assert len(passed_over) == 1
+    assert held.save(3) == f"step 5 is saved in {tmp_path}"
+    assert last_saved(tmp_path, pytest.fail).step == 5
+    held.close()
+
+
+def test_what_cannot_be_saved_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    assert Held().save(1) == "there is nothing to save"
+    held = Held(begin=Slots.new({"x": np.zeros(1)}))
+    assert held.save(1) == "step 0 was the last; nothing is saved, for no folder is named"
+    held.saving[1] = Saving(str(tmp_path / "file"), {})
+    assert "step 0 was the last; it cannot be saved: " in held.save(1)
+    held.close()

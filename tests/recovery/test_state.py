@@ -269,3 +269,39 @@ def test_other_shapes_dtypes_and_names_are_refused():
 
 def test_examples_print_what_they_say():
     assert doctest.testmod(slots) == (0, 1)
+
+
+def test_a_state_is_restored_after_updates():
+    state = State({"x": np.zeros(2), "y": np.zeros(1)})
+    for _ in range(3):
+        with state.update():
+            state["x"] += 1
+    state.restore({"x": np.full(2, 7.0), "y": np.ones(1)}, step=10)
+    assert (state.step, state["x"].tolist(), state["y"].tolist()) == (10, [7, 7], [1])
+    with state.update():
+        state["x"] += 1
+    assert (state.step, state["x"].tolist(), state["y"].tolist()) == (11, [8, 8], [1])
+
+
+def test_a_state_is_restored_outside_updates_and_with_its_own_arrays_alone():
+    state = State({"x": np.zeros(2)})
+    with pytest.raises(ValueError, match="the arrays are others than those of the State: x"):
+        state.restore({"x": np.zeros(3)}, 1)
+    with state.update(), pytest.raises(ValueError, match="inside an update"):
+        state.restore({"x": np.zeros(2)}, 1)
+
+
+def test_an_empty_array_is_written_in_place_inside_an_update():
+    state = State({"x": np.zeros(2)})
+    before = state["x"]
+    with pytest.raises(ValueError, match="'x' outside an update"):
+        state.empty("x")
+    with state.update():
+        with pytest.raises(KeyError, match="there is no 'z'"):
+            state.empty("z")
+        new = np.add(before, 1, out=state.empty("x"))
+        assert state.empty("x") is new
+        assert state["x"] is new
+    assert (before.tolist(), state["x"].tolist()) == ([0, 0], [1, 1])
+    with pytest.raises(ValueError, match="read-only"):
+        new += 1
