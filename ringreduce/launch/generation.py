@@ -39,6 +39,8 @@ class Generation:
         """The first end of a rank by an exception or an exit code."""
         self.code = 0
         """The exit code of that rank; 0 if it is not known."""
+        self.exiting: list[Rank] = []
+        """When a rank was lost: those that were about to end as well."""
         self._since = time.time()
         self._kill_at: float | None = None
         """When mpiexec is killed unless it has ended; None: it may run."""

@@ -26,6 +26,8 @@ _PROCESS_INFO = struct.Struct("Q52xi")
 """``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
 _WITH_STATUS = 1 << 3
 """``PIDFD_INFO_EXIT`` in the mask."""
+_FLAGS, _EXITING = 6, 0x4
+"""The place of a process's flags in /proc, after its name; ``PF_EXITING`` in them."""
 _GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
 """The ioctl ``PIDFD_GET_INFO``."""
 
@@ -44,6 +46,15 @@ class Rank:
     """The descriptor of its process; None if the process is gone, or `Ranks` has forgotten it."""
     gone: bool = False
     """Whether its process is gone."""
+
+    @property
+    def is_exiting(self) -> bool:
+        """Whether its process ends already, though it may not be gone yet."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return True
+        return bool(int(stat.rpartition(")")[2].split()[_FLAGS]) & _EXITING)
 
     def send(self, number: int) -> None:
         """Send its process a signal.  A process that gets the same number later is safe."""

@@ -113,9 +113,16 @@ class Supervisor:
             generation.tick(now)
         self._judge(now)
         if self._membership.phase is Phase.FENCING and self._present.is_gone:
-            self._held.next_generation()
-            self._do(self._membership.fenced(now))
+            self._fenced(now)
         self._do(self._membership.tick(now))
+
+    def _fenced(self, now: float) -> None:
+        """Start the next generation, unless a bug has ended the one that is gone."""
+        if self._present.bug is not None:
+            self._end(Stop(self._present.code, ""))
+            return
+        self._held.next_generation()
+        self._do(self._membership.fenced(now))
 
     def _handle_signal(self, number: int) -> None:
         if number in ENDING and self._stop is None:
@@ -134,7 +141,12 @@ class Supervisor:
     def _handle_end(self, event: Said | Gone) -> None:
         """Decide what follows if a rank of the present generation has ended."""
         end, present = end_of(event), self._present
-        if end is None or present.bug is not None or self._membership.phase is Phase.FENCING:
+        if end is None or present.bug is not None:
+            return
+        if self._membership.phase is Phase.FENCING:
+            # MPI kills the other ranks after an exit code, too, and one of them may be gone first.
+            if event.rank in present.exiting and _code_of(event):
+                present.bug, present.code = end, _code_of(event)
             return
         if isinstance(event, Gone) and (number := _signal_of(event)):
             self._lose([Lost(int(event.rank.number), number)], "killed")
@@ -252,7 +264,8 @@ class Supervisor:
     # --- what follows ---
 
     def _lose(self, lost: Sequence[Lost], cause: str) -> None:
-        now, seen = time.monotonic(), self._held.committed_at
+        present, now, seen = self._present, time.monotonic(), self._held.committed_at
+        present.exiting = [rank for rank in present.ranks if rank.is_exiting]
         self._do(
             self._membership.lost(
                 lost,

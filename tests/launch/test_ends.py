@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
 from ringreduce.launch.ends import End, Report, Watch
 from ringreduce.launch.mpiexec import Flavour
-from ringreduce.launch.ranks import status_of
-from ringreduce.recovery.wire import ADDRESS, TOKEN, connect
+from ringreduce.launch.ranks import Rank, status_of
+from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, connect
 
 
 @pytest.fixture
@@ -169,3 +172,16 @@ def test_a_signal_is_named_if_it_is_known(monkeypatch, flavour, code, status, te
 
 def test_what_a_rank_reports_is_no_signal():
     assert End("1", "called sys.exit(9)").signal(9, Flavour.MPICH) == 0
+
+
+def test_a_process_that_ends_is_told_from_one_that_runs():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here, there = socket.socketpair()
+    with here, there:
+        rank = Rank(Connection(here, ""), child.pid)
+        assert not rank.is_exiting
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its parent has not reaped it
+        assert rank.is_exiting
+        child.communicate()
+        assert rank.is_exiting
