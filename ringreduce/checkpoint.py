@@ -33,7 +33,11 @@ _STORABLE = {
 
 Arrays = Mapping[str, np.ndarray]
 Facts = Mapping[str, Any]
-"""Names and values that JSON can represent."""
+"""Names and values that JSON can represent, without those in `RESERVED`."""
+RESERVED = frozenset(
+    ["format", "dtypes", "step", "tensors", "bytes", "sha256", "manifest_sha256", "generation"]
+)
+"""Names in a manifest that are no facts of a program."""
 
 
 class CheckpointError(ValueError):
@@ -83,6 +87,14 @@ class Folder:
     def close(self) -> None:
         """Unlock the folder."""
         self._lock.close()
+
+    def check_new(self) -> None:
+        """Raise CheckpointError if the folder has checkpoints."""
+        if self.manifests():
+            raise CheckpointError(
+                f"{self.path} has checkpoints already; go on from them with --resume, or name "
+                "another folder"
+            )
 
     def manifests(self) -> list[Path]:
         """Return the manifests of all checkpoints, damaged or not, the last step first."""

@@ -119,7 +119,8 @@ class Supervisor:
     def _fenced(self, now: float) -> None:
         """Start the next generation, unless a bug has ended the one that is gone."""
         if self._present.bug is not None:
-            self._end(Stop(self._present.code, ""))
+            text = self._present.bug.text(0, self._mpiexec.flavour)
+            self._end(Stop(self._present.code, text))
             return
         self._held.next_generation()
         self._do(self._membership.fenced(now))

@@ -28,7 +28,7 @@ class Held:
         """Number of the call -> file with which the present generation begins."""
         if begin is not None:
             self._sources[1] = begin
-        self._saving = None if folder is None else Saving(str(folder), {})
+        self._otherwise = None if folder is None else Saving(str(folder), {})
 
     def take(self, call: int, file: int, ranks: int) -> None:
         """Hold the file of a rank of the present generation, which has so many ranks.
@@ -82,7 +82,7 @@ class Held:
             return "there is nothing to save"
         call = max(calls)
         slots = max(self._of(call), key=lambda slots: slots.step)
-        saving = self.saving.get(call, self._saving)
+        saving = self.saving.get(call, self._otherwise)
         if saving is None:
             return f"step {slots.step} was the last; nothing is saved, for no folder is named"
         try:

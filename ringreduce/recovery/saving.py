@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,9 @@ class Saving:
         """
         arrays = {name: slots.committed(name) for name in slots.entries}
         facts = {**self.facts, "generation": generation}
-        folder = Folder(Path(self.folder), keep=sys.maxsize)
-        try:
+        with _opened(Path(self.folder)) as folder:
             if _last_step(folder) != slots.step:
                 folder.save(Checkpoint(slots.step, arrays, facts))
-        finally:
-            folder.close()
 
 
 def _last_step(folder: Folder) -> int | None:
@@ -50,22 +48,17 @@ def last_saved(folder: Path, complain: Callable[[str], None]) -> Slots | None:
     `complain` is called with the reason for each that is passed over.  Raises OSError or ValueError
     if there are checkpoints, but none can be used.
     """
-    opened = Folder(folder, keep=sys.maxsize)
-    try:
+    with _opened(folder) as opened:
         found = opened.last(lambda _: None, lambda why: complain(f"passed over: {why}"))
-    finally:
-        opened.close()
     return None if found is None else Slots.new(found.arrays, found.step)
 
 
 def check_new(folder: Path) -> None:
     """Make the folder.  Raises OSError or ValueError if it has checkpoints, or cannot be used."""
-    opened = Folder(folder, keep=sys.maxsize)
-    try:
-        if opened.manifests():
-            raise CheckpointError(
-                f"{folder} has checkpoints already; go on from them with --resume, or name another "
-                "folder"
-            )
-    finally:
-        opened.close()
+    with _opened(folder) as opened:
+        opened.check_new()
+
+
+def _opened(folder: Path) -> AbstractContextManager[Folder]:
+    """Return the folder, which keeps all checkpoints; the end of the block closes it."""
+    return closing(Folder(folder, keep=sys.maxsize))

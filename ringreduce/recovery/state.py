@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ringreduce.checkpoint import RESERVED
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots, is_storable
+
+_MOST_BYTES = 1 << 15
+"""Bytes of the longest facts, as JSON."""
 
 
 class State:
@@ -194,12 +198,21 @@ class State:
 
         Raises:
             TypeError: JSON cannot represent the facts.
+            ValueError: a fact has a name that the manifest uses itself, or the facts have more
+                than 32 KiB as JSON.
 
         Example:
             >>> state = rr.State({"x": np.zeros(2)})
             >>> state.save_to("checkpoints", {"model": "a line"})
         """
-        json.dumps(dict(facts))
+        if used := sorted(RESERVED & facts.keys()):
+            raise ValueError(
+                f"save_to: the manifest has {', '.join(used)} of its own; rename yours"
+            )
+        if (length := len(json.dumps(dict(facts)))) > _MOST_BYTES:
+            raise ValueError(
+                f"save_to: facts of {length:,} bytes as JSON, more than {_MOST_BYTES:,}"
+            )
         self.saving = Saving(os.path.abspath(folder), dict(facts))
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:

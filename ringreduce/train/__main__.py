@@ -19,7 +19,8 @@ from ringreduce.train import inputs, plot, strategy_options
 from ringreduce.train.background import Writer
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
-from ringreduce.train.loop import PROGRESS, ROWS, State, Trainer, shapes
+from ringreduce.train.journal import PROGRESS, ROWS, State
+from ringreduce.train.loop import Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result
@@ -107,7 +108,7 @@ def _train_elastic(given: Given, outputs: Outputs) -> int:
             check_elastic_run(given, comm.nodes)
             run = _Run(comm, given, outputs, stack)
         runs.append(run)
-        return run.state
+        return run.prepared_state()
 
     def train(comm: rr.Communicator, state: rr.State) -> None:
         (run,) = runs
@@ -165,9 +166,11 @@ class _Run:
         if facts is not None:
             self._restore(facts)
 
-    @property
-    def state(self) -> rr.State:
-        """What another generation of ranks continues from."""
+    def prepared_state(self) -> rr.State:
+        """Return what another generation of ranks continues from.
+
+        The run is told of changes of the ranks, and the launcher of the folder for checkpoints.
+        """
         state = self._trainer.store
         assert isinstance(state, rr.State)
         state.on_resize(self._resized)
@@ -178,8 +181,8 @@ class _Run:
     def _resized(self, change: rr.Change) -> None:
         self._change = change
 
-    def _greet(self) -> None:
-        """Print what begins, or where the run goes on."""
+    def _print_heading(self) -> None:
+        """Print the settings of a new run, or the step after which the run goes on."""
         comm, trainer = self._comm, self._trainer
         after = f"goes on after step {trainer.store.step} of {trainer.steps}"
         if self._change is not None:
@@ -195,7 +198,7 @@ class _Run:
         """Train to the end, and print the result."""
         together(self._comm, self._check_new if self._speaks else nothing)
         if self._speaks:
-            self._greet()
+            self._print_heading()
         history = History()
         watchers = together(self._comm, partial(self._watchers, history))
         save = self._save if self._outputs.checkpoint_dir is not None else None
@@ -249,11 +252,8 @@ class _Run:
     def _check_new(self) -> None:
         """Raise CheckpointError if a new run would mix its checkpoints with those of another."""
         is_new = self._change is None and not self._outputs.resume
-        if is_new and self._folder is not None and self._folder.manifests():
-            raise CheckpointError(
-                f"{self._outputs.checkpoint_dir} has checkpoints already; go on from them with "
-                "--resume, or name another folder"
-            )
+        if is_new and self._folder is not None:
+            self._folder.check_new()
 
     def _fits(self, checkpoint: Checkpoint) -> None:
         try:
@@ -284,14 +284,15 @@ class _Run:
     def _save(self, trainer: Trainer) -> None:
         """Begin to write a checkpoint.  Collective."""
         state, arrays = trainer.state, trainer.arrays()
+        if self._writer is None:
+            return
         facts = {
             "epoch_loss": state.epoch_loss,
             "last_loss": state.last_loss if math.isfinite(state.last_loss) else None,
             "generation": trainer.store.generation,
             **self._unchanging(),
         }
-        if self._writer is not None:
-            self._writer.begin(Checkpoint(state.step, arrays, facts))
+        self._writer.begin(Checkpoint(state.step, arrays, facts))
 
     def _unchanging(self) -> dict[str, Any]:
         """Return the facts of a checkpoint that steps do not change."""

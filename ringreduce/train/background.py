@@ -22,9 +22,9 @@ class Writer:
         """Whether a checkpoint could not be written."""
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Begin to write copies of the arrays, once the checkpoint before is written."""
-        arrays = {name: array.copy() for name, array in checkpoint.arrays.items()}
+        """Wait until the checkpoint before is written, and begin to write copies of the arrays."""
         self.wait()
+        arrays = {name: array.copy() for name, array in checkpoint.arrays.items()}
         copy = Checkpoint(checkpoint.step, arrays, checkpoint.facts)
         self._thread = threading.Thread(target=self._write, args=(copy,), name="checkpoint")
         self._thread.start()

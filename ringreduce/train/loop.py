@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum, auto
 from types import ModuleType
 from typing import Any
 
@@ -24,45 +22,13 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.equality import check_equal
+from ringreduce.train.journal import Journal, State, journal_arrays
 from ringreduce.train.parts import Run
 from ringreduce.train.placement import part_of
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
 from ringreduce.train.stores import InPlace, Store
-
-
-class _At(IntEnum):
-    """Places in the array of the progress, which is in the store."""
-
-    EPOCH_LOSS = 0
-    """Sum of the losses of this epoch's samples so far."""
-    LAST_LOSS = auto()
-    """Mean loss of the last complete epoch; NaN before."""
-    REPORTED_STEPS = auto()
-    """Steps that the watchers have received."""
-    REPORTED_EPOCHS = auto()
-    """Epochs that they have received."""
-
-
-PROGRESS, ROWS = "progress", "rows"
-"""Names in the store, and in a checkpoint of it."""
-_UNREPORTED = 128
-"""The most steps that are made before the watchers receive them."""
-_NUMBERS = 7
-"""Numbers of a step in the store: those of `Step` that cannot be computed, see `_row`."""
-
-
-@dataclass(frozen=True)
-class State:
-    """The progress of a run, besides its arrays."""
-
-    step: int
-    """Number of steps made."""
-    epoch_loss: float
-    """Sum of the losses of this epoch's samples so far."""
-    last_loss: float
-    """Mean loss of the last complete epoch; NaN before."""
 
 
 class Trainer:
@@ -135,13 +101,10 @@ class Trainer:
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
-        progress = np.array([0.0, math.nan, 0.0, 0.0])
-        arrays = {**part.stored, PROGRESS: progress, ROWS: np.zeros((_UNREPORTED, _NUMBERS))}
+        arrays = part.stored | journal_arrays()
         self.store: Store = rr.State(arrays, self._sampler) if elastic else InPlace(arrays)
         part.use(self.store)
-        self._reported = 0
-        """Steps that this rank's watchers have received; other ranks count alike."""
-        self._reported_epochs = 0
+        self._journal = Journal(self.store, self._sampler)
         self._saved = -1
         """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
@@ -153,14 +116,12 @@ class Trainer:
     @property
     def state(self) -> State:
         """The progress of the run: its `step`, and the losses of the epoch."""
-        epoch_loss, last_loss = self.store[PROGRESS][:2].tolist()
-        return State(self.store.step, epoch_loss, last_loss)
+        return self._journal.state
 
     @property
     def reported(self) -> tuple[int, int]:
-        """The numbers of steps and of epochs that watchers have received, and that are stored."""
-        progress = self.store[PROGRESS]
-        return int(progress[_At.REPORTED_STEPS]), int(progress[_At.REPORTED_EPOCHS])
+        """The numbers of steps and epochs that watchers have received, as they are stored."""
+        return self._journal.reported
 
     @property
     def flat(self) -> Any:
@@ -205,7 +166,8 @@ class Trainer:
         """Continue from `state`, with rank 0's `arrays`.
 
         Args:
-            arrays: what `arrays` has returned; ranks other than 0 may pass None.
+            arrays: what `arrays` has returned, or those of a store; ranks other than 0 may pass
+                None.
             state: the `state` of the Trainer at that time.
 
         Raises:
@@ -228,12 +190,7 @@ class Trainer:
                 f"epochs = {self.settings.epochs} there is nothing left to do"
             )
         loaded = self._part.load(arrays)
-        reported = state.step, state.step // self.epoch_steps
-        own = {
-            PROGRESS: np.array([state.epoch_loss, state.last_loss, *reported]),
-            ROWS: np.zeros((_UNREPORTED, _NUMBERS)),
-        }
-        for name, array in own.items():
+        for name, array in journal_arrays(state, self.epoch_steps).items():
             of_rank_0 = array if arrays is None else arrays.get(name, array)
             loaded[name] = self.comm.broadcast(of_rank_0, root=0)
         self.store.restore(loaded, state.step)
@@ -273,13 +230,12 @@ class Trainer:
             [5, 10]
         """
         every = self.settings.check_every
-        self._reported, self._reported_epochs = self.reported
         made = self.store.step
-        known = self._steps(max(0, made - _UNREPORTED), self._reported)
-        epoch = self._sampler.epoch_of(max(0, made - 1))
-        self._steps_of_epoch = [step for step in known if step.epoch == epoch and step.step_s]
-        if self._reported_epochs < made // self.epoch_steps:  # a rank was lost in between
-            self._report_steps(watchers)
+        # Another process may have made steps, or have received them from a checkpoint.
+        self._journal = journal = Journal(self.store, self._sampler)
+        self._steps_of_epoch = journal.of_epoch()
+        self._report_steps(watchers)
+        if journal.epochs < made // self.epoch_steps:
             self._end_epoch(watchers)
         while made < self.steps:
             # An infinite loss is an error below; NumPy need not warn of it as well.
@@ -291,7 +247,7 @@ class Trainer:
                 made == self.steps or (made % save_every == 0 if save_every else ends)
             )
             checks = every > 0 and made % every == 0
-            if ends or saves or checks or made - self._reported == _UNREPORTED:
+            if ends or saves or checks or journal.is_full:
                 self._report_steps(watchers)
             if saves or checks:
                 self._part.check_equal()
@@ -396,10 +352,7 @@ class Trainer:
             >>> rr.spawn(program, 2)
             [(3, 3), (3, 3)]
         """
-        times = []
-        for _ in range(count):
-            times.append(self._make_step(counts=False))
-        return times
+        return [self._make_step(counts=False) for _ in range(count)]
 
     @property
     def held_bytes(self) -> int:
@@ -453,51 +406,14 @@ class Trainer:
             part.average_statistics(number)
             step_s = time.perf_counter() - begin
             times = step_s, communication_s, exposed_s
-            row = loss, lr, len(batch), *times, self.store.generation
-            self._record(number, row, counts)
+            self._journal.record(loss, lr, len(batch), times, counts)
         self._times += times
         self._steps_made += 1
         return step_s
 
-    def _record(self, number: int, row: tuple[float, ...], counts: bool) -> None:
-        """Put a step into the store, and what the watchers have received."""
-        self.store[ROWS][number % _UNREPORTED] = row
-        progress = self.store[PROGRESS]
-        epoch_loss, last_loss = progress[: _At.REPORTED_STEPS].tolist()
-        if counts:
-            epoch_loss += row[0] * row[2]
-            if (number + 1) % self.epoch_steps == 0:
-                epoch_loss, last_loss = 0.0, epoch_loss / len(self._labels)
-        else:  # as if they had received it
-            self._reported, self._reported_epochs = number + 1, (number + 1) // self.epoch_steps
-        progress[:] = epoch_loss, last_loss, self._reported, self._reported_epochs
-
-    def _steps(self, start: int, end: int) -> list[Step]:
-        """Return the steps from number `start` to before `end`, from 0 on; they are stored."""
-        rows, found = self.store[ROWS], []
-        for number in range(start, end):
-            row = rows[number % _UNREPORTED].tolist()
-            loss, lr, samples, step_s, communication_s, exposed_s, generation = row
-            found.append(
-                Step(
-                    step=number + 1,
-                    epoch=self._sampler.epoch_of(number),
-                    loss=loss,
-                    lr=lr,
-                    samples=int(samples),
-                    step_s=step_s,
-                    compute_s=step_s - exposed_s,
-                    communication_s=communication_s,
-                    exposed_s=exposed_s,
-                    generation=int(generation),
-                )
-            )
-        return found
-
     def _report_steps(self, watchers: Sequence[Watcher]) -> None:
         """Report the steps since the last call."""
-        made = self.store.step
-        reported, self._reported = self._steps(self._reported, made), made
+        reported = self._journal.take()
         self._steps_of_epoch += reported
         bad = next((i for i, step in enumerate(reported) if not math.isfinite(step.loss)), None)
         for watcher in watchers:
@@ -534,7 +450,7 @@ class Trainer:
         )
         for watcher in watchers:
             watcher.epoch(epoch)
-        self._reported_epochs = epoch.epoch
+        self._journal.epochs = epoch.epoch
 
     def _save(self, save: Callable[[Trainer], None] | None) -> None:
         if save is not None:

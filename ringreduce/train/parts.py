@@ -355,7 +355,7 @@ class Replica(Part):
         check_equal(self.run.comm, self.flat())
 
     def whole(self) -> dict[str, Any]:
-        """Return the parameters by name, which cannot be written."""
+        """Return the parameters by name."""
         return {name: self._arrays[name] for name in self._names}
 
     def arrays(self) -> dict[str, np.ndarray]:

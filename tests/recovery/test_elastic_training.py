@@ -152,35 +152,46 @@ def test_a_mistake_ends_the_job_as_without_elastic(start, given, code, text):
     assert output.count(text) == 1
 
 
-def test_a_trainer_continues_from_the_state_of_another():
-    settings = Settings(hidden=(8,), epochs=4, batch=8, batch_norm=True, optimizer="adam")
+@pytest.mark.parametrize(("samples", "made"), [(40, 3), (40, 5), (1200, 128), (1200, 130)])
+def test_a_trainer_continues_from_the_state_of_another(samples, made):
+    """Before and at the end of an epoch, and with as many steps as are kept, or more."""
+    options = {"batch_norm": True, "optimizer": "adam", "check_every": 0}
+    settings = Settings(hidden=(8,), epochs=160 // (samples // 8), batch=8, **options)
     rng = np.random.default_rng(0)
-    split = split_of(rng.normal(size=(40, 64)), rng.integers(0, 10, 40))
+    split = split_of(rng.normal(size=(samples, 64)), rng.integers(0, 10, samples))
 
     def program(comm):
-        whole = Trainer(comm, split, settings).run()
+        undisturbed = Told()
+        whole = Trainer(comm, split, settings).run([undisturbed])
+        told = Told()
         first = Trainer(comm, split, settings, elastic=True)
-        for _ in range(7):
+        for _ in range(made):
+            if first._journal.is_full:
+                first._report_steps([told])
             first._make_step()
         second = Trainer(comm, split, settings, elastic=True)
         second.store.restore({name: first.store[name] for name in first.store}, first.store.step)
-        told = []
-        result = second.run([Told(told)])
-        return result.digest == whole.digest, result.loss == whole.loss, told
+        result = second.run([told])
+        assert [step for step, _ in told.steps_and_losses] == [*range(1, second.steps + 1)]
+        assert told.steps_and_losses == undisturbed.steps_and_losses
+        assert told.epochs == undisturbed.epochs == [*range(1, settings.epochs + 1)]
+        assert (result.digest, result.loss) == (whole.digest, whole.loss)
 
-    assert rr.spawn(program, 2) == [(True, True, [*range(1, 21)])] * 2
+    rr.spawn(program, 2)
 
 
 class Told:
-    """A watcher that keeps the numbers of steps."""
+    """A watcher that keeps the numbers and the losses of steps, and the numbers of epochs."""
 
-    def __init__(self, told: list[int]) -> None:
-        self.told = told
+    def __init__(self) -> None:
+        self.steps_and_losses: list[tuple[int, float]] = []
+        self.epochs: list[int] = []
 
     def steps(self, steps):
-        self.told += [step.step for step in steps]
+        self.steps_and_losses += [(step.step, step.loss) for step in steps]
 
-    def epoch(self, epoch): ...
+    def epoch(self, epoch):
+        self.epochs.append(epoch.epoch)
 
 
 def test_a_trainer_that_divides_the_model_has_no_state():

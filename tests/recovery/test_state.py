@@ -291,6 +291,21 @@ def test_a_state_is_restored_outside_updates_and_with_its_own_arrays_alone():
         state.restore({"x": np.zeros(2)}, 1)
 
 
+@pytest.mark.parametrize(
+    ("facts", "error", "text"),
+    [
+        ({"step": 3, "format": 1}, ValueError, "the manifest has format, step of its own"),
+        ({"words": "x" * 40_000}, ValueError, "more than 32,768"),
+        ({"what": object()}, TypeError, "not JSON serializable"),
+    ],
+)
+def test_facts_that_a_manifest_cannot_have_are_refused(facts, error, text):
+    state = State({"x": np.zeros(2)})
+    with pytest.raises(error, match=text):
+        state.save_to("somewhere", facts)
+    assert state.saving is None
+
+
 def test_an_empty_array_is_written_in_place_inside_an_update():
     state = State({"x": np.zeros(2)})
     before = state["x"]
