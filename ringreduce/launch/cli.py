@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
@@ -18,14 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import ringreduce
 from ringreduce.cores import shared_cores
 from ringreduce.errors import did_you_mean
+from ringreduce.launch import elastic_options
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError
-from ringreduce.launch.supervisor import Supervisor
-from ringreduce.recovery.events import Events
-from ringreduce.recovery.held import Held
-from ringreduce.recovery.membership import Rules
-from ringreduce.recovery.saving import check_new, last_saved
-from ringreduce.terminal import print_error
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
@@ -39,8 +34,6 @@ _OF_COLLECTIVES = frozenset(
 """Options of `explain` for collectives alone, by the names under which they are stored."""
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
 """Options of `explain` for pipelines alone, alike."""
-_OF_ELASTIC = frozenset(["max_failures", "wait_s", "replace", "events", "state_dir", "resume"])
-"""Options of `run` and `train` for jobs that go on after losses, alike."""
 PROGRAMS: Mapping[str, str] = {
     "train": "ringreduce.train",
     "search": "ringreduce.train.search",
@@ -83,11 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(script(options.shell, commands, options_module), end="")
         return 0
     try:
-        job, rules = _job(options, rest), _rules(command, options)
+        job, rules = _job(options, rest), elastic_options.rules_of(command, options)
     except ValueError as error:
         command.error(str(error))
     try:
-        return run(job) if rules is None else _supervise(command, options, job, rules)
+        return (
+            run(job) if rules is None else elastic_options.supervise(command, options, job, rules)
+        )
     except LaunchError as error:
         print(f"ringreduce {options.command}: {error}", file=sys.stderr)
         return 1
@@ -115,22 +110,9 @@ def _check_kind(
 ) -> None:
     """End the program if an option of a collective is beside --pipeline, or the other way round."""
     others = _OF_COLLECTIVES if is_pipeline else _OF_PIPELINES
-    if flag := _given(parser, options, others):
+    if flag := elastic_options.given_option(parser, options, others):
         hint = "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
         parser.error(f"{flag} is for {hint}")
-
-
-def _given(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, names: Set[str]
-) -> str | None:
-    """Return the first option of these that has another value than its default; None: none has.
-
-    `names` are those under which options are stored.
-    """
-    for action in parser._actions:
-        if action.dest in names and getattr(options, action.dest) != action.default:
-            return action.option_strings[-1]
-    return None
 
 
 def _request(options: argparse.Namespace) -> Request:
@@ -218,64 +200,6 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     return job
 
 
-def _rules(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Rules | None:
-    """Return the rules of a job that goes on after losses; None for another job.
-
-    Raises ValueError for options that contradict each other.
-    """
-    if options.command not in ("run", "train"):
-        return None
-    if options.elastic is None:
-        if flag := _given(parser, options, _OF_ELASTIC):
-            raise ValueError(f"{flag} is for --elastic MIN:MAX; add it")
-        return None
-    if flag := _given(parser, options, {"hosts", "nodes"}):
-        raise ValueError(f"--elastic is for the ranks of one host, without {flag}")
-    if options.command == "run" and options.resume and options.state_dir is None:
-        raise ValueError("--resume from where? name a --state-dir")
-    least, most = options.elastic
-    return Rules(
-        ranks=options.ranks,
-        least=least,
-        most=options.ranks if most is None else most,
-        max_failures=options.max_failures,
-        wait_s=options.wait_s,
-        replace=options.replace,
-    )
-
-
-def _supervise(
-    command: argparse.ArgumentParser, options: argparse.Namespace, job: Job, rules: Rules
-) -> int:
-    try:
-        events = Events(options.events)
-    except OSError as error:
-        command.error(f"--events: {error}")
-    try:
-        supervisor = Supervisor(job, rules, events, _held(command, options))
-    except OSError as error:
-        command.error(f"--elastic: no socket for the ranks: {error}")
-    return supervisor.run()
-
-
-def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held:
-    """Return what the supervisor holds at the beginning: the saved state, with --resume.
-
-    Ends the program if --state-dir cannot be used.
-    """
-    folder: Path | None = getattr(options, "state_dir", None)  # `train` has folders of its own
-    if folder is None:
-        return Held()
-    prog = f"ringreduce {options.command}"
-    try:
-        if not options.resume:
-            check_new(folder)
-            return Held(folder)
-        return Held(folder, last_saved(folder, lambda why: print_error(f"{prog}: {why}")))
-    except (OSError, ValueError) as error:
-        command.error(f"--state-dir: {error}")
-
-
 def _ranks_of_nodes(job: Job) -> list[range]:
     """Return the ranks of each node, as far as the command line tells."""
     # Hosts are filled in their order.
@@ -358,14 +282,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         allow_abbrev=False,
     )
     _add_job_options(start)
-    _add_elastic_options(start)
-    start.add_argument(
-        "--state-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="where the rr.State is saved if the job ends too early",
-    )
-    start.add_argument("--resume", action="store_true", help="go on from the state in --state-dir")
+    elastic_options.add_options(start, "run")
     start.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     start.add_argument("program", help="script or module")
     arguments = start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -380,7 +297,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     train.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
     _add_job_options(train)
-    _add_elastic_options(train)
+    elastic_options.add_options(train, "train")
     search = commands.add_parser(
         "search",
         help="find the fastest split size, batch or mesh to train with",
@@ -438,31 +355,6 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         help="seconds without progress after which a collective fails",
     )
     add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
-
-
-def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--elastic",
-        type=_least_and_most,
-        metavar="MIN[:MAX]",
-        help="go on after ranks are lost, with at least MIN ranks; a program calls rr.elastic",
-    )
-    add(
-        "--max-failures",
-        type=int,
-        metavar="K",
-        help="the most ranks lost within an hour; default: 3 for each of MAX",
-    )
-    add(
-        "--wait-s",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds to wait where fewer than MIN are left; default: 60",
-    )
-    add("--replace", action="store_true", help="start a new rank for each that is lost")
-    add("--events", type=Path, metavar="FILE", help="add a line of JSON for each event")
 
 
 def _add_explain(commands: _Commands) -> None:
@@ -551,14 +443,6 @@ def _host(text: str) -> tuple[str, int]:
     if not name or (colon and not (count.isdecimal() and int(count) > 0)):
         raise argparse.ArgumentTypeError(f"{text!r} is no host; wanted name or name:ranks")
     return name, int(count) if colon else 1
-
-
-def _least_and_most(text: str) -> tuple[int, int | None]:
-    least, colon, most = text.partition(":")
-    try:
-        return int(least), int(most) if colon else None
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; wanted MIN or MIN:MAX, such as 2:6") from None
 
 
 def _nodes(text: str) -> tuple[int, ...]:

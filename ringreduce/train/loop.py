@@ -234,7 +234,8 @@ class Trainer:
         # Another process may have made steps, or have received them from a checkpoint.
         self._journal = journal = Journal(self.store, self._sampler)
         self._steps_of_epoch = journal.of_epoch()
-        self._report_steps(watchers)
+        if journal.steps < made:
+            self._report_steps(watchers)
         if journal.epochs < made // self.epoch_steps:
             self._end_epoch(watchers)
         while made < self.steps:

@@ -1,0 +1,136 @@
+"""The options of jobs that go on after losses: `ringreduce run --elastic`, and `train`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Set
+from pathlib import Path
+
+from ringreduce.launch.launcher import Job
+from ringreduce.launch.supervisor import Supervisor
+from ringreduce.recovery.events import Events
+from ringreduce.recovery.held import Held
+from ringreduce.recovery.membership import Rules
+from ringreduce.recovery.saving import check_new, last_saved
+from ringreduce.terminal import print_error
+
+_OF_ELASTIC = frozenset(["max_failures", "wait_s", "replace", "events", "state_dir", "resume"])
+"""Options that need --elastic, by the names under which they are stored."""
+
+
+def add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `command` to its parser."""
+    add = parser.add_argument
+    add(
+        "--elastic",
+        type=_least_and_most,
+        metavar="MIN[:MAX]",
+        help="go on after ranks are lost, with at least MIN ranks; a program calls rr.elastic",
+    )
+    add(
+        "--max-failures",
+        type=int,
+        metavar="K",
+        help="the most ranks lost within an hour; default: 3 for each of MAX",
+    )
+    add(
+        "--wait-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait where fewer than MIN are left; default: 60",
+    )
+    add("--replace", action="store_true", help="start a new rank for each that is lost")
+    add("--events", type=Path, metavar="FILE", help="add a line of JSON for each event")
+    if command == "train":  # which has a folder for checkpoints
+        return
+    add(
+        "--state-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where the rr.State is saved if the job ends too early",
+    )
+    add("--resume", action="store_true", help="go on from the state in --state-dir")
+
+
+def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Rules | None:
+    """Return the rules of a job that goes on after losses; None for another job.
+
+    Raises ValueError for options that contradict each other.
+    """
+    if options.command not in ("run", "train"):
+        return None
+    if options.elastic is None:
+        if flag := given_option(parser, options, _OF_ELASTIC):
+            raise ValueError(f"{flag} is for --elastic MIN:MAX; add it")
+        return None
+    if flag := given_option(parser, options, {"hosts", "nodes"}):
+        raise ValueError(f"--elastic is for the ranks of one host, without {flag}")
+    if options.command == "run" and options.resume and options.state_dir is None:
+        raise ValueError("--resume from where? name a --state-dir")
+    least, most = options.elastic
+    return Rules(
+        ranks=options.ranks,
+        least=least,
+        most=options.ranks if most is None else most,
+        max_failures=options.max_failures,
+        wait_s=options.wait_s,
+        replace=options.replace,
+    )
+
+
+def supervise(
+    command: argparse.ArgumentParser, options: argparse.Namespace, job: Job, rules: Rules
+) -> int:
+    """Run the job to its end.  Returns its exit code.
+
+    Ends the program if a file or a folder cannot be used.  Raises LaunchError without an mpiexec.
+    """
+    try:
+        events = Events(options.events)
+    except OSError as error:
+        command.error(f"--events: {error}")
+    try:
+        supervisor = Supervisor(job, rules, events, _held(command, options))
+    except OSError as error:
+        command.error(f"--elastic: no socket for the ranks: {error}")
+    return supervisor.run()
+
+
+def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held:
+    """Return what the supervisor holds at the beginning: the saved state, with --resume.
+
+    Ends the program if --state-dir cannot be used.
+    """
+    folder: Path | None = getattr(options, "state_dir", None)  # `train` has folders of its own
+    if folder is None:
+        return Held()
+    prog = f"ringreduce {options.command}"
+    try:
+        if not options.resume:
+            check_new(folder)
+            return Held(folder)
+        return Held(folder, last_saved(folder, lambda why: print_error(f"{prog}: {why}")))
+    except (OSError, ValueError) as error:
+        command.error(f"--state-dir: {error}")
+
+
+def given_option(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, names: Set[str]
+) -> str | None:
+    """Return the first option of these that has another value than its default; None: none has.
+
+    `names` are those under which options are stored.
+    """
+    for action in parser._actions:
+        if action.dest in names and getattr(options, action.dest) != action.default:
+            return action.option_strings[-1]
+    return None
+
+
+def _least_and_most(text: str) -> tuple[int, int | None]:
+    least, colon, most = text.partition(":")
+    try:
+        return int(least), int(most) if colon else None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; wanted MIN or MIN:MAX, such as 2:6") from None
