@@ -80,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         command.error(str(error))
     try:
-        return (
-            run(job) if rules is None else elastic_options.supervise(command, options, job, rules)
-        )
+        if rules is not None:
+            return elastic_options.supervise(command, options, job, rules)
+        return run(job)
     except LaunchError as error:
         print(f"ringreduce {options.command}: {error}", file=sys.stderr)
         return 1
