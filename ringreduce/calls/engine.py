@@ -21,6 +21,7 @@ import numpy as np
 
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.queue import CallQueue, Program
+from ringreduce.calls.refusals import refusals_here
 from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement, Interrupt
 from ringreduce.control.executable import Control, Executable, LoggedMessage, Note
@@ -96,6 +97,7 @@ class Engine:
         """The executable that is running; empty between calls."""
         self._discarded: deque[Call] = deque()
         """Calls whose executables are freed when no call is under way."""
+        self._refusals = refusals_here()
         self.queue = CallQueue(self._wait, transport.spins, transport.threads)
         self.endpoint = self._make_endpoint(segments, timeout_s)
         """The messages between two ranks."""
@@ -112,6 +114,7 @@ class Engine:
                 self.finish,
                 self._on_orphaned,
                 transport.size,
+                self._refusals.address,
             )
         _heed_forks()
         _engines.add(self)
@@ -121,7 +124,7 @@ class Engine:
         road: Road
         if segments is not None and segments.single_copy:
             assert memory is not None
-            road = MailboxRoad(segments, transport.rank, memory.crowded)
+            road = MailboxRoad(segments, transport.rank, memory.crowded, self._refusals.address)
             how = transport.pause, transport.spins, True
         else:
             channel = transport.channel()
@@ -147,8 +150,17 @@ class Engine:
             reason = "an exception came in the middle of a call"
             self._break(PeerLostError(reason), reason)
 
+    def check_allowed(self) -> None:
+        """Raise ValueError if calls of this thread are refused."""
+        self._refusals.check()
+
     def check_usable(self) -> None:
-        """Raise an error if no call can be made now.  The caller holds the queue's lock."""
+        """Raise an error if this thread can make no call now.  It holds the queue's lock."""
+        self._refusals.check()
+        self._check_able()
+
+    def _check_able(self) -> None:
+        """Raise an error if no call can be made now."""
         if self.ended is not None:
             raise self.ended.with_traceback(None)
         if self.running and not self.queue.works:
@@ -224,7 +236,7 @@ class Engine:
                 stream.lead()
 
     def _program(self, call: Call | Fused, body: Body, timeout_s: float | None) -> Program:
-        self.check_usable()
+        self._check_able()
         self._free_discarded()
         try:
             header = self._agreement.begin(call.signature, timeout_s)

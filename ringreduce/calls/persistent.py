@@ -48,8 +48,7 @@ class PersistentCall:
         """Make one call, and return the result: the same array each time."""
         call, engine = self._call, self._engine
         with self._queue.lock:
-            if engine.ended is not None or engine.running:
-                engine.check_usable()
+            engine.check_usable()
             if self._is_one_plan and not self._queue.works:
                 engine.run_now(call, self._source, self._target, self._timeout_s)
             else:

@@ -277,6 +277,7 @@ class PointToPoint(Runner):
     def _carry(self, operations: list[Operation], deliver: Callable[[], T], async_op: bool) -> Any:
         """Make the operations; return what `deliver` returns, or a Work of it."""
         engine = self._engine
+        engine.check_allowed()
         if engine.ended is not None:
             raise engine.ended.with_traceback(None)
         endpoint = engine.endpoint

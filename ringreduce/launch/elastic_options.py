@@ -14,8 +14,12 @@ from ringreduce.recovery.membership import Rules
 from ringreduce.recovery.saving import check_new, last_saved
 from ringreduce.terminal import print_error
 
-_OF_ELASTIC = frozenset(["max_failures", "wait_s", "replace", "events", "state_dir", "resume"])
+_OF_ELASTIC = frozenset(
+    ["max_failures", "wait_s", "replace", "events", "state_dir", "save_every_s", "resume"]
+)
 """Options that need --elastic, by the names under which they are stored."""
+
+_SAVE_EVERY_S = 60.0
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
@@ -48,7 +52,13 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         "--state-dir",
         type=Path,
         metavar="FOLDER",
-        help="where the rr.State is saved if the job ends too early",
+        help="where the rr.State is saved, regularly and at the end",
+    )
+    add(
+        "--save-every-s",
+        type=float,
+        metavar="S",
+        help=f"seconds between two states in --state-dir; default: {_SAVE_EVERY_S:g}",
     )
     add("--resume", action="store_true", help="go on from the state in --state-dir")
 
@@ -66,8 +76,8 @@ def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ru
         return None
     if flag := given_option(parser, options, {"hosts", "nodes"}):
         raise ValueError(f"--elastic is for the ranks of one host, without {flag}")
-    if options.command == "run" and options.resume and options.state_dir is None:
-        raise ValueError("--resume from where? name a --state-dir")
+    if options.command == "run":
+        _check_saving(options)
     least, most = options.elastic
     return Rules(
         ranks=options.ranks,
@@ -77,6 +87,16 @@ def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ru
         wait_s=options.wait_s,
         replace=options.replace,
     )
+
+
+def _check_saving(options: argparse.Namespace) -> None:
+    if options.resume and options.state_dir is None:
+        raise ValueError("--resume from where? name a --state-dir")
+    every_s = options.save_every_s
+    if every_s is not None and options.state_dir is None:
+        raise ValueError("--save-every-s to where? name a --state-dir")
+    if every_s is not None and not every_s >= 0:
+        raise ValueError(f"--save-every-s is {every_s:g}; wanted at least 0 seconds")
 
 
 def supervise(
@@ -90,8 +110,11 @@ def supervise(
         events = Events(options.events)
     except OSError as error:
         command.error(f"--events: {error}")
+    held = _held(command, options)
+    if held.step:
+        events.write("resumed", step=held.step, folder=str(options.state_dir))
     try:
-        supervisor = Supervisor(job, rules, events, _held(command, options))
+        supervisor = Supervisor(job, rules, events, held)
     except OSError as error:
         command.error(f"--elastic: no socket for the ranks: {error}")
     return supervisor.run()
@@ -106,11 +129,13 @@ def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held
     if folder is None:
         return Held()
     prog = f"ringreduce {options.command}"
+    every_s = _SAVE_EVERY_S if options.save_every_s is None else options.save_every_s
     try:
         if not options.resume:
             check_new(folder)
-            return Held(folder)
-        return Held(folder, last_saved(folder, lambda why: print_error(f"{prog}: {why}")))
+            return Held(folder, None, every_s)
+        found = last_saved(folder, lambda why: print_error(f"{prog}: {why}"))
+        return Held(folder, found, every_s)
     except (OSError, ValueError) as error:
         command.error(f"--state-dir: {error}")
 

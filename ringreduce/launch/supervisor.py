@@ -73,6 +73,8 @@ class Supervisor:
         """The step to the present generation, until that has committed a step of training."""
         self._stop: Stop | None = None
         """How the job ends; None: it goes on."""
+        self._has_complained = False
+        """Whether a checkpoint could not be written."""
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
@@ -85,7 +87,7 @@ class Supervisor:
                 self._report(self._stop)
             finally:
                 self._close()
-        return self._stop.code
+        return self._stop.code or int(self._has_complained)
 
     def _report(self, stop: Stop) -> None:
         """Save the state if the job has ended too early, and say how it has ended."""
@@ -210,10 +212,18 @@ class Supervisor:
             )
         elif message.kind == "stepped":
             self._stepped(int(fields["step"]))
+        elif message.kind == "unsaved":
+            self._complain(str(fields["text"]))
         elif message.kind == "suspect":
             ranks, stopped = frozenset(fields["ranks"]), bool(fields["stopped"])
             until = time.monotonic() + (_BLAME_S if stopped else _ANSWER_S)
             self._suspicions.append(_Suspicion(rank, ranks, stopped, until))
+
+    def _complain(self, text: str) -> None:
+        """Say once that a checkpoint could not be written; the job goes on."""
+        if not self._has_complained:
+            self._has_complained = True
+            print(f"ringreduce: {text}", file=sys.stderr, flush=True)
 
     def _answer_join(self, rank: Rank, call: int) -> None:
         """Tell a rank its generation, and send it the state to begin with, if there is one."""
@@ -224,6 +234,7 @@ class Supervisor:
             () if source is None else (source.file,),
             generation=self._present.number,
             change=None if resize is None else asdict(resize.change),
+            **self._held.regular(call),
         )
 
     def _stepped(self, step: int) -> None:

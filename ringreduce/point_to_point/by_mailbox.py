@@ -32,15 +32,18 @@ _STATE_HEAD = size_of(RankState)
 
 
 class MailboxRoad:
-    """One rank's mailboxes."""
+    """One rank's mailboxes.
+
+    While the word at the address `refused` is not 0, compiled code makes no messages.
+    """
 
     name = "shared memory"
 
-    def __init__(self, segments: Segments, rank: int, crowded: bool) -> None:
+    def __init__(self, segments: Segments, rank: int, crowded: bool, refused: int) -> None:
         mail = functions.python_function("mail")
         assert mail is not None
         self._mail: Callable[..., int] = mail
-        self._segments, self._rank = segments, rank
+        self._segments, self._rank, self._refused = segments, rank, refused
         size = len(segments.addresses)
         self._memory = np.zeros((size, size_of(Channel) // WORD), np.int64)
         self.channels = [self._channel(peer, crowded) for peer in range(size)]
@@ -151,7 +154,7 @@ class MailboxRoad:
         self._known[name] = words[ENTRY_WORDS:].reshape(size, WAYS, KNOWN_WORDS)
         entry = MailEntry(_address(words))
         entry.sends, entry.rank, entry.ranks = name == "send", self._rank, size
-        entry.idle = True
+        entry.idle, entry.refused = True, self._refused
         self._entries.append(entry)
         entry.channels = self._addresses[0]
         named = {

@@ -12,6 +12,7 @@ from ringreduce.bootstrap import init
 from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.recovery.change import Change
+from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
 from ringreduce.recovery.wire import ELASTIC, Connection, Message, to_launcher
@@ -110,6 +111,9 @@ class _Member:
         self._change: Change | None = None
         if change is not None:
             self._change = Change(**{**change, "lost": tuple(change["lost"])})
+        self._has_stepped = False
+        self._saver: RegularSaver | None = None
+        """On rank 0, if the launcher has a folder for states."""
 
     def run(
         self,
@@ -122,7 +126,9 @@ class _Member:
                 made = _made(state, comm)
                 if not self._restore(made):
                     _begin_alike(comm, made)
-                made.join(self._generation, self._stepped)
+                if comm.rank == 0 and made.saving is None:
+                    self._saver = self._regular_saver()
+                made.join(self._generation, self._after_update)
                 self._launcher.send("state", (made.file,), call=self._call)
                 if comm.rank == 0 and made.saving is not None:
                     self._launcher.send("saving", call=self._call, **asdict(made.saving))
@@ -131,7 +137,11 @@ class _Member:
                     self._launcher.send("started")
                 if self._change is not None:
                     made.resized(self._change)
-                return train(comm, made)
+                result = train(comm, made)
+                if self._saver is not None:
+                    self._saver.save(made.step, {name: made[name] for name in made})
+                    self._saver.close()
+                return result
         except (PeerLostError, PeerTimeoutError) as error:
             self._suspect(error)
             raise
@@ -147,8 +157,30 @@ class _Member:
             source.close()
         return True
 
-    def _stepped(self, step: int) -> None:
-        self._launcher.send("stepped", step=step)
+    def _after_update(self, state: State) -> bool:
+        """Tell the launcher of the first step, and save regularly."""
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._launcher.send("stepped", step=state.step)
+        if self._saver is None:
+            return False
+        if self._saver.is_due:
+            self._saver.save(state.step, {name: state[name] for name in state})
+        return True
+
+    def _regular_saver(self) -> RegularSaver | None:
+        """Return what saves regularly; None if nothing does."""
+        folder, every_s = self._answer.fields["folder"], self._answer.fields["every_s"]
+        if folder is None:
+            return None
+        try:
+            return RegularSaver(Saving(folder, {}), every_s, self._generation, self._unsaved)
+        except (OSError, ValueError) as error:
+            self._unsaved(f"no checkpoints: {error}")
+            return None
+
+    def _unsaved(self, text: str) -> None:
+        self._launcher.send("unsaved", text=text)
 
     def _suspect(self, error: PeerLostError | PeerTimeoutError) -> None:
         """Report the ranks that are missing.  Returns if no rank is lost: the error is a bug.

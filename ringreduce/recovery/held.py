@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots
@@ -15,10 +16,12 @@ from ringreduce.recovery.slots import Slots
 class Held:
     """The memory files of a job."""
 
-    def __init__(self, folder: Path | None = None, begin: Slots | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, begin: Slots | None = None, every_s: float = 60.0
+    ) -> None:
         """Hold no file; or the one with which the first call begins.
 
-        `folder` is where a state is saved whose program names no folder.
+        `folder` is where a state is saved whose program names no folder, every so many seconds.
         """
         self._written: dict[int, list[Slots]] = defaultdict(list)
         """Number of the call -> files of the ranks of the present generation."""
@@ -28,7 +31,8 @@ class Held:
         """Number of the call -> file with which the present generation begins."""
         if begin is not None:
             self._sources[1] = begin
-        self._otherwise = None if folder is None else Saving(str(folder), {})
+        self._otherwise = None if folder is None else Saving(str(folder.absolute()), {})
+        self._every_s = every_s
 
     def take(self, call: int, file: int, ranks: int) -> None:
         """Hold the file of a rank of the present generation, which has so many ranks.
@@ -42,6 +46,14 @@ class Held:
     def source(self, call: int) -> Slots | None:
         """Return the file with which the present generation begins a call; None: there is none."""
         return self._sources.get(call)
+
+    def regular(self, call: int) -> dict[str, Any]:
+        """Return the folder for regular checkpoints of a call, and the seconds between them.
+
+        The folder is None if the call has no such checkpoints.
+        """
+        saving = self._otherwise if call == 1 else None
+        return {"folder": saving and saving.folder, "every_s": self._every_s}
 
     @property
     def step(self) -> int:

@@ -1,16 +1,22 @@
-"""Where and how the launcher saves a state that no rank can continue."""
+"""Where and how states are saved: while ranks train, and when no rank can go on."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder
+import numpy as np
+
+from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Writer
 from ringreduce.recovery.slots import Slots
+
+_KEPT = 3
+"""Regular checkpoints that are kept."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,42 @@ class Saving:
         with _opened(Path(self.folder)) as folder:
             if _last_step(folder) != slots.step:
                 folder.save(Checkpoint(slots.step, arrays, facts))
+
+
+class RegularSaver:
+    """Saves the arrays of a rank every so many seconds, while the rank trains.
+
+    The last 3 checkpoints are kept.  Raises OSError or ValueError if the folder cannot be used.
+    """
+
+    def __init__(
+        self, saving: Saving, every_s: float, generation: int, complain: Callable[[str], None]
+    ) -> None:
+        """Call `complain` with a text if a checkpoint cannot be written; once."""
+        self._facts = {**saving.facts, "generation": generation}
+        self._every_s = every_s
+        self._folder = Folder(Path(saving.folder), _KEPT)
+        self._writer = Writer(self._folder, complain)
+        self._at = time.monotonic() + every_s
+        self._saved: int | None = None
+        """The step that was saved last."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the time for the next checkpoint has come, and the one before is written."""
+        return time.monotonic() >= self._at and self._writer.is_idle
+
+    def save(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Begin to write a checkpoint after `step` steps.  The arrays are copied first."""
+        self._at = time.monotonic() + self._every_s
+        if step != self._saved:
+            self._writer.begin(Checkpoint(step, arrays, self._facts))
+            self._saved = step
+
+    def close(self) -> None:
+        """Wait until all checkpoints are written."""
+        self._writer.wait()
+        self._folder.close()
 
 
 def _last_step(folder: Folder) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ringreduce.calls.refusals import refusals_here
 from ringreduce.checkpoint import RESERVED
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.saving import Saving
@@ -18,6 +19,7 @@ from ringreduce.recovery.slots import Slots, is_storable
 
 _MOST_BYTES = 1 << 15
 """Bytes of the longest facts, as JSON."""
+_NO_CALLS = "communication inside an update of a State; reduce before `with state.update():`"
 
 
 class State:
@@ -56,8 +58,8 @@ class State:
         """Name -> slot of the arrays that the update has read or replaced; None outside one."""
         self._hooks: list[Callable[[Change], None]] = []
         self.saving: Saving | None = None
-        self._on_first: Callable[[int], None] | None = None
-        """Called with the step after the first update of a generation."""
+        self._after: Callable[[State], bool] | None = None
+        """Called with this State after each update, until it returns False."""
 
     @property
     def step(self) -> int:
@@ -169,11 +171,15 @@ class State:
         process is killed inside it, none counts.  A signal handler that raises at the very end may
         raise after the changes count.  Arrays that the block does not touch keep their values.
 
+        The block may not communicate: a rank that waits for others inside its update could keep
+        them from theirs.  Calls of communicators that this thread has made raise ValueError.
+        Asynchronous calls may be begun before the block and waited for inside.
+
         Returns:
             A context manager.
 
         Raises:
-            ValueError: inside another update.
+            ValueError: inside another update of this State.
 
         Example:
             >>> state = rr.State({"x": np.zeros(2)})
@@ -291,12 +297,12 @@ class State:
         """
         return self._slots.file
 
-    def join(self, generation: int, on_first: Callable[[int], None]) -> None:
-        """Belong to a generation; call `on_first` with the step after its first update.
+    def join(self, generation: int, after: Callable[[State], bool]) -> None:
+        """Belong to a generation; call ``after(self)`` after each update, until it returns False.
 
         :meta private:
         """
-        self._generation, self._on_first = generation, on_first
+        self._generation, self._after = generation, after
         self._slots.begin_generation(generation)
 
     def resized(self, change: Change) -> None:
@@ -312,6 +318,7 @@ class State:
     def _begin(self) -> None:
         if self._written is not None:
             raise ValueError("update: inside another update of this State")
+        refusals_here().refuse(_NO_CALLS)
         self._written = {}
 
     def _end(self, commit: bool) -> None:
@@ -327,9 +334,9 @@ class State:
             for array in written.values():
                 array.flags.writeable = False
             self._written = None
-        if commit and self._on_first is not None:
-            on_first, self._on_first = self._on_first, None
-            on_first(self.step)
+            refusals_here().allow()
+        if commit and self._after is not None and not self._after(self):
+            self._after = None
 
     def _new(self, name: str, written: dict[str, np.ndarray]) -> np.ndarray:
         """Return the slot for the new values of an array, as they are."""

@@ -37,6 +37,8 @@ class FastPathState(Record):
 
     # Whether compiled code may begin calls: 0 or 1.
     enabled: Word
+    # The address of a word that is not 0 while calls are refused.
+    refused: Address
     # 1: a call is under way, perhaps with the interpreter's lock released; 0: none is.
     busy: Word
     # The thread of the call under way.

@@ -71,7 +71,7 @@ _ARGUMENTS = offset_of(FastPathState, "argument0")
 
 @compilable
 def _is_idle(path: FastPathState) -> bool:
-    return path.enabled != 0 and path.busy == 0
+    return path.enabled != 0 and path.busy == 0 and load(path.refused) == 0
 
 
 @compilable

@@ -156,7 +156,8 @@ class FastPath:
 
     While nobody holds the lock and `is_idle()`, compiled calls run without it.  A call that waits
     or pauses is appended to `running` and completed by ``finish(call, x, out, batch)``.  If a
-    signal handler raises between the two, `on_orphaned()` ends the communicator.
+    signal handler raises between the two, `on_orphaned()` ends the communicator.  While the word at
+    the address `refused` is not 0, all calls take the general path, which refuses some.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class FastPath:
         finish: Callable[[CompiledCall, Any, Any, int], None],
         on_orphaned: Callable[[], None],
         ranks: int,
+        refused: int,
     ) -> None:
         self._take: Callable[[], Any] = lock.acquire
         self._give: Callable[[], None] = lock.release
@@ -205,7 +207,7 @@ class FastPath:
         self.state = state = FastPathState(address)
         for field, named in self._named.items():
             setattr(state, field, id(named))
-        state.settled, state.ranks = 1, ranks
+        state.settled, state.ranks, state.refused = 1, ranks, refused
         state.arguments = address + size_of(FastPathState)
         state.counts = state.arguments + size_of(Arguments)
         state.table = address + head

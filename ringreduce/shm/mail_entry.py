@@ -4,7 +4,8 @@ CPython passes arguments to `message` by its vectorcall convention.  It makes th
 
 - the arguments are those of an earlier call,
 - the channel is quiet: nothing is under way with that peer,
-- the entry is idle: no other operation is under way in Python, which alone compares their memory.
+- the entry is idle: no other operation is under way in Python, which alone compares their memory,
+- calls are not refused.
 
 Else it calls the general function, in Python, with the same arguments.
 
@@ -70,6 +71,8 @@ class MailEntry(Record):
     ranks: Word
     # 1: no operation is under way in Python.  Only Python compares the memory of operations.
     idle: Word
+    # The address of a word that is not 0 while calls are refused.
+    refused: Address
     # The channels with all ranks, by rank.
     channels: Address
     # The general function.
@@ -135,7 +138,9 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
         return -1
     channel = Channel(entry.channels + to * _CHANNEL_BYTES)
     kind = _kind_of(entry, to, PyArray(x))
-    if not entry.idle or not channel.quiet or channel.busy or not kind:
+    if not entry.idle or load(entry.refused):
+        return -1
+    if not channel.quiet or channel.busy or not kind:
         return -1
     channel.busy = 1
     data, sends, state = PyArray(x).data, entry.sends, leave_interpreter()

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder
+from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Writer
 from ringreduce.picture import output
 from ringreduce.terminal import print_error
 from ringreduce.train import inputs, plot, strategy_options
-from ringreduce.train.background import Writer
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
 from ringreduce.train.journal import PROGRESS, ROWS, State

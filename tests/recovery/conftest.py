@@ -37,6 +37,19 @@ class Job:
             time.sleep(0.01)
         pytest.fail(f"generation {number} has not begun: {self.end()}")
 
+    def await_step(self, generation: int) -> list[int]:
+        """Wait until a generation has committed a step; return the process ids of its ranks."""
+        pids = self.await_generation(generation)
+        if generation == 1:
+            time.sleep(0.1)  # no event tells of the first step
+            return pids
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if any(event["generation"] == generation for event in self.events("resized")):
+                return pids
+            time.sleep(0.01)
+        pytest.fail(f"generation {generation} has made no step: {self.end()}")
+
     def end(self) -> tuple[int, str]:
         """Wait for the end; return the exit code and all output."""
         output, _ = self.process.communicate(timeout=_PATIENCE_S)

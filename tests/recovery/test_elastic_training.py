@@ -41,8 +41,7 @@ def test_each_step_and_epoch_is_reported_once_whoever_is_rank_0(start, tmp_path)
     more = ["--checkpoint-dir", str(folder)]
     job = start(*["-n", "3", "--elastic", "1"], *words(tmp_path, *more), command="train")
     for generation in (1, 2):
-        pids = job.await_generation(generation)
-        time.sleep(0.1)
+        pids = job.await_step(generation)
         os.kill(pids[0], signal.SIGKILL)
     code, output = job.end()
     assert code == 0, output

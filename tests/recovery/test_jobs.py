@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -53,10 +54,7 @@ def test_a_job_goes_on_after_a_rank_is_killed(start, tmp_path, victim):
 def test_two_losses_one_after_another_leave_one_rank(start):
     job = start("-n", "3", "--elastic", "1")
     os.kill(job.await_generation(1)[2], signal.SIGKILL)
-    pids = job.await_generation(2)
-    while len(job.events("resized")) < 1 and job.process.poll() is None:
-        time.sleep(0.01)
-    os.kill(pids[0], signal.SIGTERM)
+    os.kill(job.await_step(2)[0], signal.SIGTERM)
     code, output = job.end()
     assert code == 0, output
     assert counted_once_an_epoch(1) in output
@@ -184,6 +182,50 @@ def test_a_state_is_saved_and_resumed(start, tmp_path):
     assert counted_once_an_epoch(2) in output
 
 
+def test_after_the_launcher_was_killed_a_regular_state_goes_on(start, tmp_path):
+    folder = tmp_path / "states"
+    words = "-n", "2", "--elastic", "1", "--state-dir", str(folder), "--save-every-s", "0.1"
+    job = start(*words)
+    pids = job.await_generation(1)
+    while len(list(folder.glob("*.json"))) < 2 and job.process.poll() is None:
+        time.sleep(0.01)
+    job.process.kill()
+    job.process.wait()
+    assert alive_in_the_end(pids) == []
+    job = start(*words, "--resume")
+    code, output = job.end()
+    assert code == 0, output
+    assert counted_once_an_epoch(2) in output
+    (resumed,) = job.events("resumed")
+    assert 0 < resumed["step"] < STEPS
+    last = max(folder.glob("*.json"))
+    assert json.loads(last.read_text())["step"] == STEPS
+    assert len(list(folder.glob("*.json"))) == 3
+
+
+def test_a_full_disk_is_reported_once_and_ends_a_job_with_1(start, tmp_path):
+    folder = tmp_path / "states"
+    words = "-n", "2", "--elastic", "1", "--state-dir", str(folder), "--save-every-s", "0.05"
+    job = start(*words, program=full_disk(tmp_path))
+    job.await_generation(1)
+    code, output = job.end()
+    assert code == 1, output
+    assert counted_once_an_epoch(2) in output
+    assert output.count("no checkpoint after step") == 1
+    assert "No space left on device" in output
+
+
+def full_disk(path: Path) -> tuple[str, ...]:
+    """The program that counts samples, on a disk without space."""
+    program = path / "full.py"
+    program.write_text(
+        "import os\n"
+        "def full(_): raise OSError(28, 'No space left on device')\n"
+        "os.fsync = full\n" + (PROGRAMS / "counts_samples.py").read_text()
+    )
+    return tuple(map(str, (program, SAMPLES, BATCH, EPOCHS, STEP_S)))
+
+
 def test_a_folder_with_states_of_another_run_is_refused(start, tmp_path):
     (tmp_path / "step-000000001.json").touch()
     assert "has checkpoints already" in refused(
@@ -214,6 +256,7 @@ def refused(*words: str) -> str:
         ("-n 9 --elastic 1:4", "-n is 9; --elastic allows 1 to 4 ranks"),
         ("-n 4 --elastic some", "'some'; wanted MIN or MIN:MAX, such as 2:6"),
         ("-n 4 --state-dir states", "--state-dir is for --elastic MIN:MAX; add it"),
+        ("-n 4 --elastic 2 --save-every-s 9", "--save-every-s to where? name a --state-dir"),
         ("-n 4 --elastic 2 --resume", "--resume from where? name a --state-dir"),
         ("-n 4 --max-failures 3", "--max-failures is for --elastic MIN:MAX; add it"),
         ("-n 4 --elastic 2 --wait-s -1", "--wait-s is -1; wanted at least 0 seconds"),

@@ -245,6 +245,7 @@ def memory_of_a_message_under_way_is_refused_for_another(comm: rr.Communicator) 
     elif comm.rank == 1:
         comm.recv(np.zeros(1), 0)
         comm.send(np.ones(10), 0)
+    comm.barrier()  # rank 2 has not closed its communicator before
 
 
 @check

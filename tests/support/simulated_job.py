@@ -118,7 +118,7 @@ class Job:
         if source is not None:
             state.restore({name: source.committed(name) for name in source.entries}, source.step)
         yield
-        state.join(generation, self._members.stepped)
+        state.join(generation, self._stepped)
         self._states[comm.rank] = state
         self.held.take(1, os.dup(state.file), comm.size)
         while len(self._states) < comm.size:  # the barrier
@@ -135,14 +135,16 @@ class Job:
             while len(arrived) < comm.size:  # the all-reduce
                 yield
             total = sum(arrived.values())
-            update = state.update()
-            update.__enter__()
-            for sample in range(SAMPLES):
-                state["counts"][sample] += total[sample]
-                if sample % 4 == 0:
-                    yield
-            update.__exit__(None, None, None)
+            with state.update():
+                for sample in range(SAMPLES):
+                    state["counts"][sample] += total[sample]
+                    if sample % 4 == 0:
+                        yield
             yield
+
+    def _stepped(self, state: State) -> bool:
+        self._members.stepped(state.step)
+        return False
 
     def _prove_whole(self, step: int) -> None:
         """Prove that the most advanced file has each sample of so many steps, counted once."""

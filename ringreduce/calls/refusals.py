@@ -1,0 +1,50 @@
+"""Calls that a thread may not make for a while, such as inside an update of a `State`."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+
+class Refusals:
+    """Whether the calls of one thread are refused, on the communicators that it has made."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        memory = np.zeros(1, np.int64)
+        self._depth = memory.data
+        """How often calls are refused and not yet allowed again."""
+        self._reason = ""
+        self.address: int = memory.ctypes.data
+        """Address of the depth.  Compiled code makes no call while it is not 0."""
+
+    def refuse(self, reason: str) -> None:
+        """Have the next calls raise ValueError with `reason`, until `allow` is called as often.
+
+        Asynchronous calls that began before go on.  Calls of other threads are not affected.
+        """
+        self._reason = reason
+        self._depth[0] += 1
+
+    def allow(self) -> None:
+        """End one `refuse`."""
+        self._depth[0] -= 1
+
+    def check(self) -> None:
+        """Raise ValueError if the thread that calls this is this one, and its calls are refused."""
+        if self._depth[0] and threading.get_ident() == self._thread:
+            raise ValueError(self._reason)
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+
+
+_of_thread = _OfThread()
+
+
+def refusals_here() -> Refusals:
+    """Return those of this thread."""
+    return _of_thread.refusals
