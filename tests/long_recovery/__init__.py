@@ -1,0 +1,17 @@
+"""Kill ranks, launchers and mpiexecs of jobs that go on, and prove that nothing is lost.
+
+    python -m tests.long_recovery --times 200 --record
+    python -m tests.long_recovery points
+    python -m tests.long_recovery stopped --times 50 --record
+    python -m tests.long_recovery launchers --times 50 --record
+
+- ``random`` (the default): ranks are killed at random moments, a quarter of them two at once.
+- ``points``: each rank is killed before, in and after each call of a training step, at each part of
+  an update, and in each state of the recovery itself; without ``--times`` at all points.
+- ``stopped``: ranks are stopped by SIGSTOP, with timeouts of 1, 2 and 5 s.
+- ``launchers``: launchers and mpiexecs are killed, and the jobs are resumed.
+
+The first three count samples: each sample must count once in every epoch.  The last compares the
+bits of the parameters with those of an undisturbed run.  ``--record`` writes the figures to
+``bench_results/recovery.jsonl``.  Exits with 1 if anything is wrong, or left behind.
+"""

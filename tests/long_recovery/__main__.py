@@ -1,0 +1,46 @@
+"""The command of the long proofs of recovery: see `tests.long_recovery`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from typing import Any
+
+from benchmarks.rows import replace
+from tests import long_recovery
+from tests.long_recovery import kill_points, killed_launchers, random_kills, stopped_ranks
+
+NAME = "recovery"
+PROOFS = {
+    "random": (random_kills.prove, 200),
+    "points": (kill_points.prove, 1_000_000),
+    "stopped": (stopped_ranks.prove, 50),
+    "launchers": (killed_launchers.prove, 50),
+}
+"""Name -> function that makes so many faults and returns a row, and the default number."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=long_recovery.__doc__.splitlines()[0])
+    parser.add_argument("proof", nargs="?", choices=PROOFS, default="random")
+    parser.add_argument("--times", type=int, help="faults to make")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", action="store_true", help="write to bench_results/")
+    options = parser.parse_args()
+    prove, usual = PROOFS[options.proof]
+    times = usual if options.times is None else options.times
+    found = prove(random.Random(options.seed), times)
+    origin: dict[str, Any] = found.pop("environment")
+    origin.pop("ranks")  # jobs have several numbers of ranks
+    origin["command"] = f"python -m tests.long_recovery {' '.join(sys.argv[1:])}".strip()
+    row = {"benchmark": NAME, "proof": options.proof, "level": 2, **found, "seed": options.seed}
+    if options.record:
+        replace(NAME, [row | origin], same=("mpi", "level", "proof"))
+    print(json.dumps(row | origin))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A job of the proofs: its processes, its events, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.mpi import ROOT, alive_in_the_end, events_of
+
+SILENCE_S = 90.0
+"""Seconds without the next event after which a job counts as hanging."""
+_SHARED = Path("/dev/shm")
+
+
+class Job:
+    """A job of ``ringreduce run --elastic`` or ``train --elastic``, which ends with the block.
+
+    All its files are in a folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        *words: str,
+        program: Sequence[str | Path] = (),
+        command: str = "run",
+    ) -> None:
+        self.folder = folder
+        self._before = set(os.listdir(folder)) | {"events", "errors", "stop"}
+        self._shared = set(os.listdir(_SHARED))
+        self._events = self.folder / "events"
+        self._pids: list[int] = []
+        ours = [sys.executable, "-m", "ringreduce", command, "-n", str(ranks), *words]
+        self.process = subprocess.Popen(
+            [*ours, "--events", str(self._events), *program],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=open(self.folder / "errors", "w"),  # noqa: SIM115  # mpiexecs share it
+            text=True,
+            env={**os.environ, "TMPDIR": str(self.folder)},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        if kind is not None:
+            print((self.folder / "errors").read_text()[-3000:], file=sys.stderr)
+
+    def ranks_of(self, generation: int) -> list[int]:
+        """Wait until a generation trains; return the process ids of its ranks."""
+        pids: list[int] = self.event("started", generation)["pids"]
+        self._pids += pids
+        return pids
+
+    def event(self, kind: str, generation: int) -> dict[str, Any]:
+        """Wait for an event of a generation."""
+        deadline = time.monotonic() + SILENCE_S
+        while time.monotonic() < deadline:
+            for event in events_of(self._events, kind):
+                if event["generation"] == generation:
+                    return event
+            if self.process.poll() is not None:
+                sys.exit(f"the job ended with {self.process.returncode}")
+            time.sleep(0.003)
+        sys.exit(f"no {kind} of generation {generation} within {SILENCE_S:g} s")
+
+    def held(self) -> tuple[int, int]:
+        """Return the numbers of open files and of mappings of the launcher."""
+        of_launcher = Path(f"/proc/{self.process.pid}")
+        maps = (of_launcher / "maps").read_text().splitlines()
+        return len(list((of_launcher / "fd").iterdir())), len(maps)
+
+    def end(self) -> str:
+        """Wait for the end; return the output.  Exits if the job fails or leaves something."""
+        output, _ = self.process.communicate(timeout=SILENCE_S)
+        if self.process.returncode != 0:
+            sys.exit(f"the job ended with {self.process.returncode}")
+        if left := alive_in_the_end(self._pids):
+            sys.exit(f"processes are left: {left}")
+        files = set(os.listdir(self.folder)) - self._before
+        files |= set(os.listdir(_SHARED)) - self._shared
+        if files:
+            sys.exit(f"files are left: {sorted(files)}")
+        return output
+
+
+def check_counts(output: str) -> dict[str, Any]:
+    """Return what `tests.long_recovery.counting` has printed.  Exits if a count is wrong."""
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    if found["least"] != found["epochs"] or found["most"] != found["epochs"]:
+        sys.exit(f"samples are lost or counted twice: {found}")
+    return found
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which so large a share of the values is."""
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 4)

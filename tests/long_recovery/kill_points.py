@@ -1,0 +1,58 @@
+"""Kill each rank at each point of a training step, and in each state of the recovery."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.long_recovery.deaths import OF_A_STEP, OF_RANK_0, OF_RECOVERY
+from tests.long_recovery.jobs import SILENCE_S, Job, check_counts
+
+_RANKS = 3
+
+
+def prove(chosen: random.Random, times: int) -> dict[str, Any]:
+    """Make deaths at `times` points, all if there are fewer; return what the row has."""
+    deaths = [(rank, point) for rank in range(_RANKS) for point in (*OF_A_STEP, *OF_RECOVERY)]
+    deaths = [(rank, point) for rank, point in deaths if rank == 0 or point not in OF_RANK_0]
+    chosen.shuffle(deaths)
+    plan = []
+    for rank, point in deaths[:times]:
+        if point in OF_RECOVERY:  # which needs a loss before
+            plan.append((chosen.randrange(_RANKS), "before barrier"))
+        plan.append((rank, point))
+    with tempfile.TemporaryDirectory() as name:
+        found = _job(Path(name), plan)
+    points = min(times, len(deaths))
+    return {
+        "points": points,
+        "survived": points,
+        "kills": len(plan),
+        "environment": found["environment"],
+    }
+
+
+def _job(folder: Path, plan: list[tuple[int, str]]) -> dict[str, Any]:
+    """Run a job whose ranks die as planned; return what its last generation has printed."""
+    (folder / "plan").write_text(json.dumps(plan))
+    deaths = folder / "deaths"
+    deaths.mkdir()
+    words = ("--elastic", "1", "--replace", "--max-failures", "1000000")
+    program = ("-m", "tests.long_recovery.counting", folder / "stop", folder / "plan")
+    with Job(folder, _RANKS, *words, program=program) as job:
+        made, since = 0, time.monotonic()
+        while made < len(plan):
+            if len(list(deaths.iterdir())) > made:
+                made, since = made + 1, time.monotonic()
+            elif job.process.poll() is not None:
+                sys.exit(f"the job ended after {plan[made - 1]}: {job.process.returncode}")
+            elif time.monotonic() - since > SILENCE_S:
+                sys.exit(f"rank {plan[made][0]} has not come to {plan[made][1]!r}")
+            time.sleep(0.01)
+        (folder / "stop").touch()
+        return check_counts(job.end())

@@ -1,0 +1,93 @@
+"""Kill ranks at random moments: half of the kills in one job, the rest in jobs of 3 to 6 ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ringreduce.cores import cores
+from tests.long_recovery.jobs import Job, check_counts, quantile
+
+_KILLS_OF_A_JOB = 25
+_SIZES = (3, 4, 5, 6)
+_SETTLING_S = 5.0
+
+
+def prove(chosen: random.Random, times: int) -> dict[str, Any]:
+    """Kill ranks so often; return what the row has.
+
+    Times are of jobs with one core for each rank.
+    """
+    kills: list[dict[str, float]] = []
+    found: dict[str, Any] = {}
+    while len(kills) < times:
+        count = (times + 1) // 2 if not kills else min(_KILLS_OF_A_JOB, times - len(kills))
+        ranks = chosen.choice(_SIZES) if kills else 2
+        with tempfile.TemporaryDirectory() as name:
+            found = _job(Path(name), chosen, ranks, count, kills)
+        print(f"{len(kills)} kills survived, {ranks} ranks", flush=True)
+    row: dict[str, Any] = {"kills": len(kills), "survived": len(kills)}
+    row["double_kills"] = sum(int(kill["double"]) for kill in kills)
+    timed = [kill for kill in kills if kill["ranks"] <= cores()]
+    row["timed_kills"] = len(timed)
+    for name in ("detected_s", "recovered_s"):
+        for place, share in (("p50", 0.5), ("p99", 0.99)):
+            row[f"{name}_{place}"] = quantile([kill[name] for kill in timed], share)
+    row["redone_most"] = max(kill["redone"] for kill in kills)
+    return row | {"environment": found["environment"]}
+
+
+def _job(
+    folder: Path, chosen: random.Random, ranks: int, count: int, kills: list[dict[str, float]]
+) -> dict[str, Any]:
+    """Run a job and kill its ranks so often; return what its last generation has printed."""
+    words = ["--elastic", "1", "--replace", "--max-failures", "1000000"]
+    program = ["-m", "tests.long_recovery.counting", folder / "stop"]
+    with Job(folder, ranks, *words, program=program) as job:
+        pids, held = job.ranks_of(1), (0, 0)
+        for number in range(count):
+            time.sleep(chosen.uniform(0.02, 0.5))
+            kills.append({"ranks": ranks} | _kill(chosen, pids, job, number + 2))
+            pids = job.ranks_of(number + 2)
+            if number == 1:
+                held = job.held()
+        if count > 2:
+            _check_held(job, held)
+        (folder / "stop").touch()
+        return check_counts(job.end())
+
+
+def _kill(chosen: random.Random, pids: list[int], job: Job, generation: int) -> dict[str, float]:
+    """Kill one rank or two; wait for the next step; return the times."""
+    double = len(pids) > 2 and chosen.random() < 0.5
+    victims = chosen.sample(pids, 2 if double else 1)
+    at = time.time()
+    os.kill(victims[0], signal.SIGKILL)
+    if double:
+        time.sleep(chosen.uniform(0, 0.05))
+        with contextlib.suppress(ProcessLookupError):  # killed already, with its generation
+            os.kill(victims[1], signal.SIGKILL)
+    event = job.event("resized", generation)
+    recovered_s = event["time"] - at
+    return {
+        "detected_s": recovered_s - event["recovered_s"],
+        "recovered_s": recovered_s,
+        "redone": event["redone"],
+        "double": float(double),
+    }
+
+
+def _check_held(job: Job, before: tuple[int, int]) -> None:
+    """Exit if the launcher has more open files or mappings than before."""
+    deadline = time.monotonic() + _SETTLING_S
+    while any(now > then for now, then in zip(job.held(), before, strict=True)):
+        if time.monotonic() > deadline:
+            sys.exit(f"the launcher had {before} files and mappings, now {job.held()}")
+        time.sleep(0.05)
