@@ -45,7 +45,8 @@ def init(
     """Return a communicator of all ranks of `mpi_comm`, on duplicates of it.  Collective.
 
     Args:
-        mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``.
+        mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``, or what
+            `elastic` has left of it.
         transport: ``"mpi"``: send data in messages of MPI; ``"shm"``: share memory, which needs all
             ranks on one host; ``"auto"``: share memory if possible.  None reads
             RINGREDUCE_TRANSPORT; without that variable it means ``"auto"``.
@@ -90,11 +91,11 @@ def init(
             "or nothing for all ranks of the job"
         )
     check_size(environment, MPI.COMM_WORLD.Get_size())
-    from ringreduce.transports.mpi import MpiTransport
+    from ringreduce.transports.mpi import MpiTransport, world
 
-    if mpi_comm is None and nodes is None:
+    size = (mpi_comm or world()).Get_size()
+    if mpi_comm is None and nodes is None and size == MPI.COMM_WORLD.Get_size():
         nodes = environment.nodes
-    size = (mpi_comm or MPI.COMM_WORLD).Get_size()
     placed = None if nodes is None else parse_nodes(nodes, size)
     shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
     over_mpi = None

@@ -83,6 +83,11 @@ def never_finalize() -> None:
     atexit.register(_leave_without_finalizing, partial(time.sleep, _AFTER_INIT_S), os.getpid())
 
 
+def skip_finalize() -> None:
+    """Skip MPI_Finalize when the interpreter exits without an error: ranks were lost."""
+    atexit.register(_leave_without_finalizing, lambda: None, os.getpid(), 0)
+
+
 def _close(comm: Communicator, pid: int) -> None:
     if os.getpid() != pid:
         return
@@ -118,8 +123,8 @@ def _print_once(error: MismatchError | PeerLostError) -> None:
         time.sleep(_OTHERS_FIRST_S)  # the first rank to end takes the others along
 
 
-def _leave_without_finalizing(last_words: Callable[[], None], pid: int) -> None:
-    """Run all other exit handlers, then `last_words`, then end with status 1.
+def _leave_without_finalizing(last_words: Callable[[], None], pid: int, status: int = 1) -> None:
+    """Run all other exit handlers, then `last_words`, then end with `status`.
 
     MPI_Finalize would wait for lost ranks.  The first rank to end without it takes the others
     along, so `last_words` gives them time.
@@ -135,4 +140,4 @@ def _leave_without_finalizing(last_words: Callable[[], None], pid: int) -> None:
     try:
         last_words()
     finally:
-        os._exit(1)
+        os._exit(status)

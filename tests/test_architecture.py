@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "process_exit": {"calls", "launch"},
     "launch": {*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "the public names"},
     "__main__": {"launch"},
-    "recovery": {"bootstrap", "calls", "shm"},
+    "recovery": {"bootstrap", "calls", "process_exit", "shm"},
     "train": {"the public names", "picture"},
     "bench": {"the public names", "algorithms", "devices", "picture", "planning", "schedules"},
     # Packages to come.
@@ -328,7 +328,8 @@ def test_the_environment_is_read_in_few_places():
     # cores a variable of its own, recovery.wire the launcher's address, recovery.elastic whether
     # the job goes on after losses.
     others = {"config", "cores", "compiler.jit", "colours", "terminal"}
-    others |= {"recovery.wire", "recovery.elastic"}
+    # transports.mpi whether its MPI was started so that ranks can.
+    others |= {"recovery.wire", "recovery.elastic", "transports.mpi"}
     assert readers <= {*others, *launch}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
@@ -42,6 +42,7 @@ else:
 
 S = TypeVar("S", bound=np.generic)
 
+_RANK_BYTES = 4
 _WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
 _MOST_LISTED = 16
@@ -298,7 +299,47 @@ class Communicator(Collectives, PointToPoint):
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
             return None
-        transport = self._transport.split(members, self._splits, self._timeout_s)
+        return self._with(self._transport.split(members, self._splits, self._timeout_s), members)
+
+    def shrink(self) -> Communicator:
+        """Return a communicator of the ranks that are not lost, in the same order.
+
+        Collective among these ranks, after a call has raised `PeerLostError`; ranks whose calls
+        have not raised yet get one.  No further call can be made on this communicator.  It needs
+        Open MPI 5 and ``mpiexec --with-ft ulfm``, as ``ringreduce run --elastic`` starts it; other
+        MPIs end the whole job.  `elastic` calls it, and has a supervisor end what hangs.
+
+        Returns:
+            The new communicator.
+
+        Raises:
+            NotImplementedError: the MPI of this job cannot; the text says why.
+            PeerLostError, PeerTimeoutError: another rank was lost meanwhile; call it again.
+
+        Example:
+            >>> def program(comm):
+            ...     try:
+            ...         comm.shrink()
+            ...     except NotImplementedError as error:
+            ...         return str(error)
+            >>> rr.spawn(program, 2)[0]
+            'shrink: the ranks are threads of one process, which end together'
+        """
+        transport = self._transport.shrunk(self._timeout_s)
+        self._engine.supersede()
+        before = transport.collect(self.rank.to_bytes(_RANK_BYTES))
+        at = range(0, len(before), _RANK_BYTES)
+        return self._with(transport, [int.from_bytes(before[i : i + _RANK_BYTES]) for i in at])
+
+    def replace_world(self) -> None:
+        """Have `init` without `mpi_comm` return a communicator of these ranks from now on.
+
+        :meta private:
+        """
+        self._transport.replace_world()
+
+    def _with(self, transport: Transport, members: Sequence[int]) -> Communicator:
+        """Return a communicator on a transport between some ranks of this one."""
         placed = [[members.index(r) for r in node if r in members] for node in self.nodes]
         nodes = tuple(tuple(sorted(node)) for node in placed if node)
         topology = Topology(nodes, transport.rank)

@@ -513,6 +513,19 @@ class Engine:
                 self._break(LeavingError(reason), reason)
             self.queue.close()
 
+    def supersede(self) -> None:
+        """End the communicator, whose ranks have another one.  Nothing is sent."""
+        if not isinstance(self.ended, ValueError):
+            ended = ValueError("the communicator is superseded; use that of shrink()")
+            if self.ended is None:
+                self.ended = ended
+                self.endpoint.end(ended)
+                self._abandon()
+            self.ended = ended
+            if self.fast_path is not None:
+                self.fast_path.disable()
+            self.queue.close()
+
     def farewell(self, seconds: float) -> None:
         """Wait `seconds` at most until the other living ranks call `farewell` too."""
         self._agreement.farewell(seconds)

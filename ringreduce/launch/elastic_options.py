@@ -15,7 +15,10 @@ from ringreduce.recovery.saving import check_new, last_saved
 from ringreduce.terminal import print_error
 
 _OF_ELASTIC = frozenset(
-    ["max_failures", "wait_s", "replace", "events", "state_dir", "save_every_s", "resume"]
+    [
+        *("max_failures", "wait_s", "replace", "recovery", "events"),
+        *("state_dir", "save_every_s", "resume"),
+    ]
 )
 """Options that need --elastic, by the names under which they are stored."""
 
@@ -45,6 +48,13 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         help="seconds to wait where fewer than MIN are left; default: 60",
     )
     add("--replace", action="store_true", help="start a new rank for each that is lost")
+    add(
+        "--recovery",
+        choices=("auto", "live", "relaunch"),
+        default="auto",
+        help="go on in the same processes (live, under Open MPI), or in a new MPI job (relaunch); "
+        "default: live where the MPI can",
+    )
     add("--events", type=Path, metavar="FILE", help="add a line of JSON for each event")
     if command == "train":  # which has a folder for checkpoints
         return
@@ -86,6 +96,7 @@ def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ru
         max_failures=options.max_failures,
         wait_s=options.wait_s,
         replace=options.replace,
+        recovery=options.recovery,
     )
 
 
@@ -117,6 +128,8 @@ def supervise(
         supervisor = Supervisor(job, rules, events, held)
     except OSError as error:
         command.error(f"--elastic: no socket for the ranks: {error}")
+    except ValueError as error:
+        command.error(str(error))
     return supervisor.run()
 
 

@@ -1,11 +1,14 @@
-"""One generation of a job, as processes: an mpiexec and its ranks."""
+"""The processes of a generation: an mpiexec and its ranks.
+
+After a live recovery the ranks that are left are the next generation.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from ringreduce.launch.cleanup import clean_up_job
@@ -19,7 +22,7 @@ _DRAIN_S = 0.1
 
 
 class Generation:
-    """A started generation.  Raises OSError if mpiexec cannot be started."""
+    """A started generation, or what is left of it.  Raises OSError without an mpiexec."""
 
     def __init__(
         self,
@@ -33,8 +36,8 @@ class Generation:
         self.number, self.size = number, job.ranks
         self.ranks: list[Rank] = []
         """Those that have connected."""
-        self.done: set[str] = set()
-        """Numbers of the ranks whose program has ended without an error."""
+        self.done: set[Rank] = set()
+        """The ranks whose program has ended without an error."""
         self.bug: End | None = None
         """The first end of a rank by an exception or an exit code."""
         self.code = 0
@@ -66,6 +69,15 @@ class Generation:
     def pids(self) -> list[int]:
         """The process ids of the ranks, from rank 0 on."""
         return [rank.pid for rank in sorted(self.ranks, key=lambda rank: int(rank.number))]
+
+    def shrink(self, number: int, lost: Iterable[Rank]) -> None:
+        """Be generation `number`, without the lost ranks; the others are numbered from 0."""
+        self.number = number
+        left = set(self.ranks) - set(lost)
+        self.ranks = sorted(left, key=lambda rank: int(rank.number))
+        self.size = len(self.ranks)
+        for place, rank in enumerate(self.ranks):
+            rank.number = str(place)
 
     def kill(self) -> None:
         """Kill all ranks; mpiexec may pass on their last output."""

@@ -66,6 +66,8 @@ class Job:
     """The timeout of the communicators in seconds, above 0.  None: their default."""
     tag_output: bool = False
     """Whether each line of output begins with its rank."""
+    goes_on: bool = False
+    """Whether Open MPI lets ranks go on after others are lost."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -168,6 +170,8 @@ def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) 
     # Ranks are not bound where each has a core: all threads of a rank would share one, the progress
     # thread too.  Ranks that share cores bind themselves, see `ringreduce.cores`.
     options = ["--bind-to", "none"]
+    if job.goes_on:
+        options += ["--with-ft", "ulfm"]
     if job.hosts:
         options += ["--host", _host_list(job.hosts)]
         users = (name for name in given if name.startswith(_USERS))

@@ -1,9 +1,13 @@
 """Run a job that goes on after ranks are lost.
 
 The supervisor starts generations of ranks with mpiexec, and holds the memory files with the state
-that the ranks have committed.  It watches the ranks' processes, kills what is left of a generation
-that has lost a rank, and starts the next one, which continues from the state.  `Membership` decides
-what follows; this module carries it out.  The supervisor loads no MPI.
+that the ranks have committed.  It watches the ranks' processes.  After a loss the ranks that are
+left make a communicator of their own, under an MPI that lets them; or the supervisor kills them,
+and starts the next generation, which continues from the state.  `Membership` decides what follows;
+this module carries it out.  The supervisor loads no MPI.
+
+All ranks of a generation ask the supervisor before they leave `elastic`, and before and after they
+make a communicator.  It answers when all that are alive have asked, so that all do the same.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ringreduce.launch.cleanup import DYING_S
 from ringreduce.launch.ends import end_of
 from ringreduce.launch.generation import Generation
 from ringreduce.launch.launcher import ENDING, PASSED_ON, Job, exit_code, job_environment
-from ringreduce.launch.mpiexec import find_mpiexec
+from ringreduce.launch.mpiexec import Flavour, find_mpiexec
 from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
 from ringreduce.recovery import socket_folder
 from ringreduce.recovery.events import Events
@@ -35,6 +40,7 @@ from ringreduce.recovery.membership import (
     Phase,
     Resize,
     Rules,
+    Shrink,
     Start,
     Stop,
 )
@@ -45,19 +51,27 @@ _ANSWER_S = 2.0
 """Seconds in which the end of a process must be seen whose loss another rank reports."""
 _BLAME_S = 0.05
 """Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
+_FINISHED, _NONE = -1, 0
 
 
 class Supervisor:
     """Runs a job.
 
-    Raises LaunchError if no mpiexec belongs to this environment's MPI, and OSError if there can be
-    no socket.
+    Raises LaunchError if no mpiexec belongs to this environment's MPI, OSError if there can be no
+    socket, and ValueError if the rules want a live recovery that this MPI does not have.
     """
 
     def __init__(self, job: Job, rules: Rules, events: Events, held: Held) -> None:
         self._job, self._given = job, job_environment()
         self._mpiexec = find_mpiexec(Path(sys.prefix), self._given.get("PATH", os.defpath))
-        self._membership = Membership(rules)
+        live = rules.recovery != "relaunch" and self._mpiexec.flavour is Flavour.OPEN_MPI
+        if rules.recovery == "live" and not live:
+            raise ValueError(
+                f"--recovery live: {self._mpiexec.flavour} ends the whole job if a rank is lost; "
+                "Open MPI 5 does not"
+            )
+        self._job = replace(self._job, goes_on=live)
+        self._membership = Membership(rules, live)
         self._events = events
         self._held = held
         self._ranks = Ranks(socket_folder.bound(os.getpid()), "")
@@ -69,6 +83,11 @@ class Supervisor:
         """The last one that was started."""
         self._suspicions: list[_Suspicion] = []
         """What ranks of the present generation suspect; they wait for an answer."""
+        self._asking: dict[Rank, int] = {}
+        """Ranks that wait for the others.  The value is the size of the communicator that a rank
+        has made; or it has made `_NONE`, or has `_FINISHED` its call of `elastic`."""
+        self._lost: list[Rank] = []
+        """The ranks that the present generation has lost while it goes on."""
         self._unwritten: Resize | None = None
         """The step to the present generation, until that has committed a step of training."""
         self._stop: Stop | None = None
@@ -109,6 +128,7 @@ class Supervisor:
         for number in signals.taken():
             self._handle_signal(number)
         self._handle_ranks()
+        self._answer_all()
         self._handle_mpiexecs()
         now = time.monotonic()
         for generation in self._generations:
@@ -138,7 +158,7 @@ class Supervisor:
         for event in self._ranks.happened():
             if isinstance(event, Said):
                 self._handle_message(event.rank, event.message)
-            if event.rank in self._present.ranks and self._stop is None:
+            if event.rank in self._living and self._stop is None:
                 self._handle_end(event)
 
     def _handle_end(self, event: Said | Gone) -> None:
@@ -165,7 +185,7 @@ class Supervisor:
                 continue
             if generation is self._present and self._stop is None:
                 self._handle_ranks()  # the ends of ranks came before, and tell more than the code
-                if self._membership.phase in (Phase.STARTING, Phase.RUNNING):
+                if self._membership.phase in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
                     self._handle_mpiexec(code)
             if generation.is_gone:
                 self._generations.remove(generation)
@@ -178,7 +198,7 @@ class Supervisor:
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
             self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
-        elif code == 0 or len(present.done) == present.size:
+        elif code == 0 or present.done.issuperset(self._living):
             self._end(Stop(0, ""))
         elif code < 0 and not present.is_killed:
             self._lose([], "killed")
@@ -193,27 +213,30 @@ class Supervisor:
                 present.ranks.append(rank)
             else:
                 rank.kill()
-        elif rank not in present.ranks or self._membership.phase is Phase.FENCING:
+        elif rank not in self._living or self._membership.phase is Phase.FENCING:
             message.close()
         elif message.kind == "end" and not fields.get("code"):
-            present.done.add(rank.number)
+            present.done.add(rank)
         elif message.kind == "join":
             self._answer_join(rank, int(fields["call"]))
         elif message.kind == "state":
             (file,) = message.files
-            self._held.take(int(fields["call"]), file, present.size)
+            self._held.take(int(fields["call"]), file, present.size, rank)
         elif message.kind == "saving":
             call, facts = int(fields["call"]), dict(fields["facts"])
             self._held.saving[call] = Saving(str(fields["folder"]), facts)
         elif message.kind == "started":
-            self._membership.started()
-            self._events.write(
-                "started", generation=present.number, size=present.size, pids=present.pids
-            )
+            self._started()
         elif message.kind == "stepped":
             self._stepped(int(fields["step"]))
         elif message.kind == "unsaved":
             self._complain(str(fields["text"]))
+        elif message.kind == "finished":
+            self._ask(rank, _FINISHED)
+        elif message.kind == "shrunk":
+            self._ask(rank, int(fields["size"]))
+        elif message.kind == "suspect" and self._membership.phase is Phase.SHRINKING:
+            self._ask(rank, _NONE)
         elif message.kind == "suspect":
             ranks, stopped = frozenset(fields["ranks"]), bool(fields["stopped"])
             until = time.monotonic() + (_BLAME_S if stopped else _ANSWER_S)
@@ -227,15 +250,63 @@ class Supervisor:
 
     def _answer_join(self, rank: Rank, call: int) -> None:
         """Tell a rank its generation, and send it the state to begin with, if there is one."""
-        resize = self._membership.resize
         source = self._held.source(call)
-        rank.connection.send(
-            "member",
-            () if source is None else (source.file,),
-            generation=self._present.number,
-            change=None if resize is None else asdict(resize.change),
-            **self._held.regular(call),
+        files = () if source is None else (source.file,)
+        rank.connection.send("member", files, **self._member(), **self._held.regular(call))
+
+    def _member(self) -> dict[str, Any]:
+        """Return what a rank has to know of its generation."""
+        resize = self._membership.resize
+        change = None if resize is None else asdict(resize.change)
+        return {"generation": self._present.number, "change": change}
+
+    def _started(self) -> None:
+        """The present generation has its communicator and the state."""
+        self._membership.started()
+        self._held.drop(self._lost)
+        self._lost.clear()
+        present = self._present
+        self._events.write(
+            "started", generation=present.number, size=present.size, pids=present.pids
         )
+
+    # --- what all ranks do together ---
+
+    @property
+    def _living(self) -> list[Rank]:
+        """The ranks of the present generation that are not lost."""
+        return [rank for rank in self._present.ranks if rank not in self._lost]
+
+    def _ask(self, rank: Rank, what: int) -> None:
+        """Let a rank wait for the others."""
+        self._asking[rank] = what
+        self._answer_all()
+
+    def _answer_all(self) -> None:
+        """Answer the ranks that wait for each other, if all that are alive do."""
+        living, asking = self._living, self._asking
+        everybody = bool(living) and asking.keys() >= set(living)
+        if not everybody or not all(rank.gone for rank in self._lost):
+            return
+        sizes = {asking[rank] for rank in living}
+        asking.clear()
+        if self._membership.phase is not Phase.SHRINKING:
+            if sizes == {_FINISHED}:
+                self._answer(living, "done")
+        elif sizes == {len(living)}:
+            self._membership.shrunk()
+            self._unwritten = self._membership.resize
+            self._present.shrink(self._membership.generation, self._lost)
+            for rank in self._lost:
+                self._ranks.forget(rank)
+            self._answer(living, "member", **self._member())
+        else:
+            self._membership.take_part(time.monotonic())
+            self._answer(living, "shrink")
+
+    def _answer(self, ranks: Sequence[Rank], kind: str, **fields: Any) -> None:
+        for rank in ranks:
+            rank.connection.send(kind, **fields)
 
     def _stepped(self, step: int) -> None:
         self._membership.stepped(step)
@@ -277,7 +348,11 @@ class Supervisor:
 
     def _lose(self, lost: Sequence[Lost], cause: str) -> None:
         present, now, seen = self._present, time.monotonic(), self._held.committed_at
-        present.exiting = [rank for rank in present.ranks if rank.is_exiting]
+        present.exiting = [rank for rank in self._living if rank.is_exiting]
+        numbers = {each.rank for each in lost}
+        self._lost += [rank for rank in self._living if int(rank.number) in numbers]
+        for rank in self._lost:
+            rank.kill()  # one that was stopped must not go on beside the others
         self._do(
             self._membership.lost(
                 lost,
@@ -294,6 +369,9 @@ class Supervisor:
         elif isinstance(action, Fence):
             self._write_resize(None)
             self._fence()
+        elif isinstance(action, Shrink):
+            self._write_resize(None)
+            self._shrink()
         elif isinstance(action, Stop):
             self._end(action)
 
@@ -310,9 +388,18 @@ class Supervisor:
         )
         self._generations.append(self._present)
 
+    def _shrink(self) -> None:
+        """Have the ranks that are left make a communicator of their own, once all have asked."""
+        for each in self._suspicions:
+            self._asking[each.by] = _NONE
+        self._suspicions.clear()
+        self._answer_all()
+
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
         self._suspicions.clear()
+        self._asking.clear()
+        self._lost.clear()
         self._held.revoke()
         self._present.kill()
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ringreduce.bootstrap import init
 from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.process_exit import skip_finalize
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
@@ -102,49 +106,95 @@ def _check_state(state: Any) -> None:
 
 
 class _Member:
-    """A rank of a generation."""
+    """A rank of a generation, and of those that follow while its process lives."""
 
     def __init__(self, launcher: Connection, call: int, answer: Message) -> None:
         self._launcher, self._call, self._answer = launcher, call, answer
-        self._generation: int = answer.fields["generation"]
-        change: dict[str, Any] | None = answer.fields["change"]
-        self._change: Change | None = None
-        if change is not None:
-            self._change = Change(**{**change, "lost": tuple(change["lost"])})
         self._has_stepped = False
+        """Whether this generation has committed a step."""
         self._saver: RegularSaver | None = None
         """On rank 0, if the launcher has a folder for states."""
 
     def run(
         self,
         train: Callable[[Communicator, State], Result],
-        state: State | Callable[[Communicator], State],
+        make: State | Callable[[Communicator], State],
     ) -> Result:
-        """Call `train` in this generation."""
+        """Call `train` in this generation, and in those that follow."""
+        comm, state = self._begin(make)
+        begins = True
+        while True:
+            try:
+                self._start(comm, state, begins)
+                begins = False
+                result = train(comm, state)
+                self._save_last(state)
+                if self._ask("finished").kind == "done":
+                    break
+            except (PeerLostError, PeerTimeoutError) as error:
+                if self._suspect(error).kind == "raise":
+                    comm.leave(_text_of(error))
+                    raise
+            except BaseException as error:
+                comm.leave(_text_of(error))
+                raise
+            comm = self._shrunk(comm)
+        with suppress(PeerLostError, PeerTimeoutError):  # ranks that are lost now miss nothing
+            comm.close_at_end_of("the call of elastic")
+        return result
+
+    def _begin(self, make: State | Callable[[Communicator], State]) -> tuple[Communicator, State]:
+        """Return the communicator, and the State with the arrays to begin with."""
         try:
-            with init() as comm:
-                made = _made(state, comm)
-                if not self._restore(made):
-                    _begin_alike(comm, made)
-                if comm.rank == 0 and made.saving is None:
-                    self._saver = self._regular_saver()
-                made.join(self._generation, self._after_update)
-                self._launcher.send("state", (made.file,), call=self._call)
-                if comm.rank == 0 and made.saving is not None:
-                    self._launcher.send("saving", call=self._call, **asdict(made.saving))
-                comm.barrier()  # the launcher has all states before it counts the first step
-                if comm.rank == 0:
-                    self._launcher.send("started")
-                if self._change is not None:
-                    made.resized(self._change)
-                result = train(comm, made)
-                if self._saver is not None:
-                    self._saver.save(made.step, {name: made[name] for name in made})
-                    self._saver.close()
-                return result
+            comm = init()
+            try:
+                state = _made(make, comm)
+                if not self._restore(state):
+                    _begin_alike(comm, state)
+            except BaseException as error:
+                comm.leave(_text_of(error))
+                raise
         except (PeerLostError, PeerTimeoutError) as error:
             self._suspect(error)
             raise
+        return comm, state
+
+    def _start(self, comm: Communicator, state: State, begins: bool) -> None:
+        """Begin a generation; `begins`: the first one of this process."""
+        generation, speaks = self._answer.fields["generation"], comm.rank == 0
+        self._has_stepped = False
+        if begins:
+            self._launcher.send("state", (state.file,), call=self._call)
+            if speaks and state.saving is not None:
+                self._launcher.send("saving", call=self._call, **asdict(state.saving))
+        else:
+            _catch_up(comm, state)
+        if speaks and state.saving is None:
+            self._saver = self._regular_saver(generation)
+        state.join(generation, self._after_update)
+        comm.barrier()  # the launcher has all states before it counts the first step
+        if speaks:
+            self._launcher.send("started")
+        change: dict[str, Any] | None = self._answer.fields["change"]
+        if change is not None:
+            state.resized(Change(**{**change, "lost": tuple(change["lost"])}))
+
+    def _shrunk(self, comm: Communicator) -> Communicator:
+        """Return a communicator of the ranks that are left.
+
+        It is made again if another rank is lost meanwhile.
+        """
+        while True:
+            made: Communicator | None = None
+            with suppress(PeerLostError, PeerTimeoutError):
+                made = comm.shrink()
+            answer = self._ask("shrunk", size=0 if made is None else made.size)
+            if answer.kind == "member":
+                assert made is not None
+                made.replace_world()
+                skip_finalize()
+                self._answer = Message(answer.kind, {**self._answer.fields, **answer.fields})
+                return made
 
     def _restore(self, state: State) -> bool:
         """Copy the state of the generation before.  Returns False if there is none."""
@@ -157,6 +207,20 @@ class _Member:
             source.close()
         return True
 
+    # --- what the launcher is told ---
+
+    def _ask(self, kind: str, **fields: Any) -> Message:
+        return _answer(self._launcher, kind, **fields)
+
+    def _suspect(self, error: PeerLostError | PeerTimeoutError) -> Message:
+        """Report the ranks that are missing, and return what follows.
+
+        If a rank is lost, either the supervisor kills this process, and the next generation goes
+        on; or this rank is to shrink its communicator.  Otherwise the error is a bug: "raise".
+        """
+        stopped = isinstance(error, PeerTimeoutError)
+        return self._ask("suspect", ranks=list(error.ranks), stopped=stopped)
+
     def _after_update(self, state: State) -> bool:
         """Tell the launcher of the first step, and save regularly."""
         if not self._has_stepped:
@@ -168,27 +232,42 @@ class _Member:
             self._saver.save(state.step, {name: state[name] for name in state})
         return True
 
-    def _regular_saver(self) -> RegularSaver | None:
+    # --- regular checkpoints ---
+
+    def _regular_saver(self, generation: int) -> RegularSaver | None:
         """Return what saves regularly; None if nothing does."""
         folder, every_s = self._answer.fields["folder"], self._answer.fields["every_s"]
+        if self._saver is not None:
+            self._saver.close()
         if folder is None:
             return None
         try:
-            return RegularSaver(Saving(folder, {}), every_s, self._generation, self._unsaved)
+            return RegularSaver(Saving(folder, {}), every_s, generation, self._unsaved)
         except (OSError, ValueError) as error:
             self._unsaved(f"no checkpoints: {error}")
             return None
 
+    def _save_last(self, state: State) -> None:
+        if self._saver is not None:
+            self._saver.save(state.step, {name: state[name] for name in state})
+            self._saver.wait()
+
     def _unsaved(self, text: str) -> None:
         self._launcher.send("unsaved", text=text)
 
-    def _suspect(self, error: PeerLostError | PeerTimeoutError) -> None:
-        """Report the ranks that are missing.  Returns if no rank is lost: the error is a bug.
 
-        If a rank is lost, the supervisor kills this process, and the next generation goes on.
-        """
-        stopped = isinstance(error, PeerTimeoutError)
-        _answer(self._launcher, "suspect", ranks=list(error.ranks), stopped=stopped)
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _catch_up(comm: Communicator, state: State) -> None:
+    """Give the ranks that have made fewer steps the arrays of one that has made the most."""
+    steps = comm.all_gather(np.array([state.step])).tolist()
+    if min(steps) < max(steps):
+        ahead = steps.index(max(steps))
+        arrays = {name: comm.broadcast(state[name], root=ahead) for name in state}
+        if state.step < max(steps):
+            state.restore(arrays, max(steps))
 
 
 def _answer(launcher: Connection, kind: str, **fields: Any) -> Message:

@@ -6,6 +6,7 @@ A program may call `elastic` several times; each call has a number and files of 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ class Held:
         """
         self._written: dict[int, list[Slots]] = defaultdict(list)
         """Number of the call -> files of the ranks of the present generation."""
+        self._owners: dict[Slots, object] = {}
+        """The rank that writes a file."""
         self.saving: dict[int, Saving] = {}
         """Number of the call -> where its state is saved if the job cannot go on."""
         self._sources: dict[int, Slots] = {}
@@ -34,12 +37,14 @@ class Held:
         self._otherwise = None if folder is None else Saving(str(folder.absolute()), {})
         self._every_s = every_s
 
-    def take(self, call: int, file: int, ranks: int) -> None:
-        """Hold the file of a rank of the present generation, which has so many ranks.
+    def take(self, call: int, file: int, ranks: int, owner: object = None) -> None:
+        """Hold the file of a rank, `owner`, of the present generation, which has so many ranks.
 
         Raises ValueError if it is no such file.
         """
-        self._written[call].append(Slots.from_file(file))
+        slots = Slots.from_file(file)
+        self._written[call].append(slots)
+        self._owners[slots] = owner
         if len(self._written[call]) == ranks and call in self._sources:
             self._sources.pop(call).close()  # every rank has its own copy
 
@@ -73,6 +78,16 @@ class Held:
             for slots in files:
                 slots.revoke()
 
+    def drop(self, lost: Collection[object]) -> None:
+        """Give up the files of lost ranks; the others have caught up with them."""
+        for call, files in self._written.items():
+            kept = [slots for slots in files if self._owners[slots] not in lost]
+            for slots in files:
+                if slots not in kept:
+                    del self._owners[slots]
+                    slots.close()
+            self._written[call] = kept
+
     def next_generation(self) -> None:
         """Keep the most advanced file of each call, for the next generation to begin with."""
         for call in list(self._written.keys() | self._sources.keys()):
@@ -83,6 +98,7 @@ class Held:
                     slots.close()
             self._sources[call] = best
         self._written.clear()
+        self._owners.clear()
 
     def save(self, generation: int) -> str:
         """Save the state of the last call, and return a sentence that says so.
@@ -109,6 +125,7 @@ class Held:
             for slots in self._of(call):
                 slots.close()
         self._written.clear()
+        self._owners.clear()
         self._sources.clear()
 
     def _of(self, call: int) -> list[Slots]:

@@ -2,8 +2,12 @@
 
 The supervisor reports what happens to a `Membership`, and carries out the `Action` that it returns.
 A *generation* is one membership.  It starts (its processes begin), runs (it has a communicator),
-and ends.  After a loss all its ranks are killed, and none may write any more, before the next
-generation starts.
+and ends.  There are two levels of recovery after a loss.
+
+- Level 1, live: the ranks that are left make a communicator of their own, which is the next
+  generation.  The MPI must go on after losses.
+- Level 2, relaunch: all ranks of the generation are killed, and none may write any more, before the
+  processes of the next generation start.  It also follows a level 1 that is not over in time.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from ringreduce.recovery.change import Change
 TOO_FEW = 75
 """Exit code where too few ranks are left (``EX_TEMPFAIL`` of sysexits.h: try again later)."""
 _HOUR_S = 3600.0
+_LIVE_S = 3.0
+"""Seconds that level 1 may take from the moment at which all ranks that are left take part."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Rules:
     """Seconds to wait for more ranks where too few are left."""
     replace: bool = False
     """Whether the next generation has as many ranks as the one before, not those that are left."""
+    recovery: str = "auto"
+    """``"live"``: level 1 first; ``"relaunch"``: level 2; ``"auto"``: level 1 if there is one."""
 
     def __post_init__(self) -> None:
         if self.least < 1:
@@ -65,6 +73,8 @@ class Phase(StrEnum):
     """The processes of a generation begin; they have no communicator yet."""
     RUNNING = "running"
     """A generation trains."""
+    SHRINKING = "shrinking"
+    """Ranks were lost; the others make a communicator of their own."""
     FENCING = "fencing"
     """Ranks were lost; the others are being killed."""
     WAITING = "waiting"
@@ -102,6 +112,11 @@ class Fence:
 
 
 @dataclass(frozen=True)
+class Shrink:
+    """Have the ranks that are left make a communicator of their own."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Say why the job ends, and end with an exit code."""
 
@@ -111,7 +126,7 @@ class Stop:
     """Whether the state is worth saving: the job could not go on, or was told to end."""
 
 
-Action = Start | Fence | Stop | None
+Action = Start | Fence | Shrink | Stop | None
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,8 @@ class Membership:
     """The state of the decisions."""
 
     rules: Rules
+    live: bool = False
+    """Whether there is level 1: the MPI goes on after losses."""
     phase: Phase = Phase.STARTING
     generation: int = 0
     size: int = 0
@@ -144,8 +161,14 @@ class Membership:
     _failures: deque[float] = field(default_factory=deque)
     """When a rank was lost, in seconds."""
     _lost_in: int | None = None
-    """The step in which the generation before was lost, while it ran."""
+    """The step in which ranks were lost last, while a generation ran."""
+    _again: bool = False
+    """Whether the last two losses came in the same step."""
     _waits_until: float | None = None
+    _level: int = 2
+    """The level that the present generation came from."""
+    _live_until: float | None = None
+    """When level 1 has to be over; None: not all ranks take part yet."""
     _under_way: bool = False
     """Whether a step was under way when the generation was lost."""
     _detected: tuple[float, float] = (0.0, 0.0)
@@ -158,7 +181,7 @@ class Membership:
     def started(self) -> None:
         """The generation has its communicator and the state."""
         if self.phase is Phase.STARTING:
-            self.phase = Phase.RUNNING
+            self.phase, self._live_until = Phase.RUNNING, None
 
     def stepped(self, step: int) -> None:
         """The generation has committed so many steps."""
@@ -178,35 +201,52 @@ class Membership:
 
         Further losses of a generation belong to the first one: MPI kills the other ranks, too.
         """
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+        if self.phase not in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
             return None
         self.step = max(self.step, step)
-        self._lost, self._cause = list(lost), cause
-        self._detected = now, detected_s
-        self._under_way = self.phase is Phase.RUNNING
         self._failures.extend([now] * max(1, len(lost)))
+        is_live = self.phase is not Phase.STARTING or self._level == 1
+        if self.phase is Phase.SHRINKING:
+            self._lost += lost
+        else:
+            self._lost, self._cause = list(lost), cause
+            self._detected = now, detected_s
+            self._under_way = self.phase is Phase.RUNNING
+            self._again = self._under_way and self._lost_in == self.step
+            if self._under_way:
+                self._lost_in = self.step
+        self._live_until = None
+        goes_on = self.left >= self.rules.least and self._refusal(now) is None
+        if self.live and is_live and lost and goes_on and not self.rules.replace:
+            self.phase = Phase.SHRINKING
+            return Shrink()
         self.phase = Phase.FENCING
         return Fence()
+
+    def take_part(self, now: float) -> None:
+        """All ranks that are left begin to make a communicator."""
+        if self.phase is Phase.SHRINKING and self._live_until is None:
+            self._live_until = now + _LIVE_S
+
+    def shrunk(self) -> None:
+        """All ranks that are left have a communicator: the next generation begins."""
+        self._next(self.left, level=1)
+
+    @property
+    def left(self) -> int:
+        """Ranks of the generation that are not lost."""
+        return self.size - len(self._lost)
 
     def fenced(self, now: float) -> Action:
         """All ranks of the generation are gone, and none can write."""
         if self.phase is not Phase.FENCING:
             return None
-        again = self._under_way and self._lost_in == self.step
-        if self._under_way:
-            self._lost_in = self.step
-        while self._failures and now - self._failures[0] > _HOUR_S:
-            self._failures.popleft()
-        if again:
-            return self._stop(f"step {self.step + 1} was lost twice running")
-        if len(self._failures) > self.rules.budget:
-            count, most = len(self._failures), self.rules.budget
-            return self._stop(f"{count} losses within an hour; --max-failures is {most}")
-        left = self.size - len(self._lost)
+        if (refusal := self._refusal(now)) is not None:
+            return self._stop(refusal)
         if self.rules.replace:
             return self._start(self.size)
-        if left >= self.rules.least:
-            return self._start(left)
+        if self.left >= self.rules.least:
+            return self._start(self.left)
         self.phase, self._waits_until = Phase.WAITING, now + self.rules.wait_s
         return self.tick(now)
 
@@ -214,34 +254,54 @@ class Membership:
         """Time has passed."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
-        left = self.size - len(self._lost)
-        text = f"{left} rank(s) left, --elastic wants at least {self.rules.least}"
+        if self.phase is not Phase.WAITING:
+            self.phase = Phase.FENCING  # level 1 takes too long
+            return Fence()
+        text = f"{self.left} rank(s) left, --elastic wants at least {self.rules.least}"
         return self._stop(text, TOO_FEW)
 
     @property
     def wakes_at(self) -> float | None:
         """When `tick` has something to do; None: never."""
-        return self._waits_until if self.phase is Phase.WAITING else None
+        if self.phase is Phase.WAITING:
+            return self._waits_until
+        return self._live_until if self.phase in (Phase.STARTING, Phase.SHRINKING) else None
 
     def end(self) -> None:
         """No generation follows."""
         self.phase = Phase.ENDED
 
+    def _refusal(self, now: float) -> str | None:
+        """Return why the job cannot go on, however many ranks are left; None if it can."""
+        while self._failures and now - self._failures[0] > _HOUR_S:
+            self._failures.popleft()
+        if self._again:
+            return f"step {self.step + 1} was lost twice running"
+        if len(self._failures) > self.rules.budget:
+            count, most = len(self._failures), self.rules.budget
+            return f"{count} losses within an hour; --max-failures is {most}"
+        return None
+
     def _start(self, size: int) -> Start:
+        self._next(size, level=2)
+        self._live_until = None
+        return Start(self.generation, size)
+
+    def _next(self, size: int, level: int) -> None:
+        """Begin the next generation."""
         if self.generation:
-            left = self.size - len(self._lost)
             change = Change(
                 before=self.size,
                 after=size,
                 lost=tuple(sorted(each.rank for each in self._lost)),
-                joined=size - left,
+                joined=size - self.left,
                 cause=self._cause,
-                level=2,
+                level=level,
                 generation=self.generation + 1,
             )
             self.resize = Resize(change, int(self._under_way), *self._detected)
         self.generation, self.size, self.phase = self.generation + 1, size, Phase.STARTING
-        return Start(self.generation, size)
+        self._lost, self._level = [], level
 
     def _stop(self, why: str, code: int | None = None) -> Stop:
         self.phase = Phase.ENDED

@@ -69,8 +69,12 @@ class RegularSaver:
             self._writer.begin(Checkpoint(step, arrays, self._facts))
             self._saved = step
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Wait until all checkpoints are written."""
+        self._writer.wait()
+
+    def close(self) -> None:
+        """Wait until all checkpoints are written, and unlock the folder."""
         self._writer.wait()
         self._folder.close()
 

@@ -112,6 +112,7 @@ def _train_elastic(given: Given, outputs: Outputs) -> int:
     def train(comm: rr.Communicator, state: rr.State) -> None:
         (run,) = runs
         with _reported(comm):
+            run.go_on(comm, state)
             result = run.train()
         if comm.rank == 0:
             print(last_line(comm, [result], run.elapsed_s), flush=True)
@@ -148,13 +149,13 @@ class _Run:
         self._change: rr.Change | None = None
         """How the ranks have changed before; None in the first generation."""
         self._is_first = not seed
-        together(comm, self._open if self._speaks else nothing)
+        together(comm, self._find if self._speaks else nothing)
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
         self.settings = dataclasses.replace(settings, seed=settings.seed + seed)
         self._split = together(comm, lambda: inputs.load(self.settings))
         inputs.check_same(comm, self._split)
-        xp = together(comm, lambda: inputs.module(outputs.device, comm))
+        xp = self._xp = together(comm, lambda: inputs.module(outputs.device, comm))
         self._named = strategy = given.strategy(None if facts is None else _strategy_in(facts))
         """The strategy; None: the default, which depends on the number of nodes."""
         self._trainer = together(
@@ -176,6 +177,16 @@ class _Run:
         if self._outputs.checkpoint_dir is not None:
             state.save_to(self._outputs.checkpoint_dir, self._unchanging())
         return state
+
+    def go_on(self, comm: rr.Communicator, state: rr.State) -> None:
+        """Go on with the ranks that are left, if `comm` is another communicator than before."""
+        if comm is self._comm:
+            return
+        self._stack.close()  # the outputs of this rank, if it has spoken before
+        self._comm, self._speaks, self._folder, self._writer = comm, comm.rank == 0, None, None
+        together(comm, self._open if self._speaks else nothing)
+        how = self._split, self.settings, self._xp, self._named, state
+        self._trainer = together(comm, lambda: Trainer(comm, *how))
 
     def _resized(self, change: rr.Change) -> None:
         self._change = change
@@ -235,15 +246,17 @@ class _Run:
     # --- before the run ---
 
     def _open(self) -> None:
+        """Open the folder for checkpoints, if there is one; on rank 0 alone."""
+        if self._outputs.checkpoint_dir is not None:
+            self._folder = Folder(self._outputs.checkpoint_dir, self._outputs.keep)
+            self._stack.callback(self._folder.close)
+            self._writer = Writer(self._folder, _complain)
+            self._stack.callback(self._writer.wait)
+
+    def _find(self) -> None:
         """Find the checkpoint to continue from, if there is one; on rank 0 alone."""
-        outputs = self._outputs
-        if outputs.checkpoint_dir is None:
-            return
-        self._folder = Folder(outputs.checkpoint_dir, outputs.keep)
-        self._stack.callback(self._folder.close)
-        self._writer = Writer(self._folder, _complain)
-        self._stack.callback(self._writer.wait)
-        if outputs.resume:
+        self._open()
+        if self._folder is not None and self._outputs.resume:
             self._before = self._folder.last(
                 self._fits, lambda why: _complain(f"passed over: {why}")
             )

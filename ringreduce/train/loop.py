@@ -44,7 +44,8 @@ class Trainer:
         xp: the array module, NumPy or CuPy.
         strategy: where parameters are, and how gradients meet.  None: replicas, `Mirrored` on one
             node and `MultiWorkerMirrored` on several.
-        elastic: whether `store` is an `rr.State`, so that training can go on in another process.
+        elastic: True: `store` is an `rr.State`, so that training can go on after ranks are lost.
+            A State: go on with this `store`, of a Trainer that had more ranks.
 
     Attributes:
         sizes: the widths of the network, from inputs to classes.
@@ -76,7 +77,7 @@ class Trainer:
         settings: Settings,
         xp: ModuleType = np,
         strategy: strategies.Strategy | None = None,
-        elastic: bool = False,
+        elastic: bool | rr.State = False,
     ) -> None:
         self.comm, self.settings, self._xp = comm, settings, xp
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
@@ -93,7 +94,7 @@ class Trainer:
             raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)
-        if elastic:
+        if elastic is not False:
             strategies.check_elastic(self.strategy, "cpu" if xp is np else "cuda")
         algorithm = self.strategy.algorithm(settings)
         self._part = part = part_of(self.strategy, Run(comm, sizes, settings, algorithm, xp))
@@ -102,7 +103,11 @@ class Trainer:
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
         arrays = part.stored | journal_arrays()
-        self.store: Store = rr.State(arrays, self._sampler) if elastic else InPlace(arrays)
+        self.store: Store
+        if isinstance(elastic, rr.State):
+            self.store = elastic
+        else:
+            self.store = rr.State(arrays, self._sampler) if elastic else InPlace(arrays)
         part.use(self.store)
         self._journal = Journal(self.store, self._sampler)
         self._saved = -1

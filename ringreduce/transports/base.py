@@ -109,6 +109,17 @@ class Transport(Protocol):
         Collective among them.  `number` counts the splits of this transport, alike on all ranks.
         """
 
+    def shrunk(self, timeout_s: float) -> Transport:
+        """Make a transport between the ranks that are not lost, in the same order.
+
+        Collective among them.  All other calls of this transport fail from then on, on all ranks.
+        Raises NotImplementedError, with the reason, if this transport cannot; otherwise as
+        `translate` does.
+        """
+
+    def replace_world(self) -> None:
+        """Have later communicators of all ranks get the ranks of this transport alone."""
+
     def close(self) -> None:
         """Free what the transport holds.  Collective."""
 

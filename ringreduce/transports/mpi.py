@@ -31,6 +31,8 @@ _YIELDS = 2000
 """Idle polls after each of which a rank only yields the core; after later polls it sleeps."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 """Seconds."""
+_FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+"""The environment variable that ``mpiexec --with-ft ulfm`` of Open MPI sets."""
 _HOST_BYTES = 16
 """Bytes of the hash of a host's name."""
 _MOST_CORES = 4096
@@ -41,6 +43,13 @@ _ASSEMBLY_ROLL_CALL_S = 0.25
 """Seconds in which a rank in `init` has to answer a rank that gives up."""
 _SPINS = 200
 """Idle polls without a pause, where every rank has a core of its own."""
+_left: list[MPI.Intracomm] = []
+"""The communicators of all ranks of the job that are not lost; none before the first loss."""
+
+
+def world() -> MPI.Intracomm:
+    """Return MPI's communicator of all ranks of the job that are not lost."""
+    return _left[-1] if _left else MPI.COMM_WORLD
 
 
 class MpiTransport:
@@ -62,7 +71,7 @@ class MpiTransport:
         duplicate.  With `synchronous_sends` a send completes only once its receive is posted, so
         that a schedule which relies on MPI's buffering hangs.
         """
-        parent = MPI.COMM_WORLD if parent is None else parent
+        parent = self._parent = world() if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
         self._assembly = _Assembly(parent, timeout_s)
         data = self._data = parent if owns_parent else self._assembly.duplicate()
@@ -184,6 +193,22 @@ class MpiTransport:
         if not made:
             raise PeerTimeoutError(f"split: no group within {timeout_s:g} s", ranks=())
         return MpiTransport(made[0], timeout_s, self._synchronous_sends, owns_parent=True)
+
+    def shrunk(self, timeout_s: float) -> MpiTransport:
+        """See `Transport.shrunk`.  MPI_Comm_shrink blocks, and cannot be given up."""
+        if reason := why_not_shrink():
+            raise NotImplementedError(f"shrink: {reason}")
+        assert isinstance(self._parent, MPI.Intracomm)
+        try:
+            self._data.Revoke()
+            self._control.Revoke()
+            return MpiTransport(self._parent.Shrink(), timeout_s, self._synchronous_sends)
+        except MPI.Exception as error:
+            raise self.translate(error) from None
+
+    def replace_world(self) -> None:
+        assert isinstance(self._parent, MPI.Intracomm)
+        _left.append(self._parent)
 
     def close(self) -> None:
         if self._window is not None:
@@ -318,6 +343,16 @@ class _Assembly:
             self._poll()
             time.sleep(1e-3)
         return not_assembled(self._timeout_s, sorted(self._others - self._gave_up))
+
+
+def why_not_shrink() -> str:
+    """Return why ranks of this job cannot go on after a loss; "" if they can."""
+    name = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+    if MPI.ERR_PROC_FAILED == MPI.ERR_REVOKED:
+        return f"{name} ends the whole job if a rank is lost; Open MPI 5 does not"
+    if os.environ.get(_FAULT_TOLERANT) not in ("1", "true"):
+        return f"{name} was started without fault tolerance; use `mpiexec --with-ft ulfm`"
+    return ""
 
 
 def _host() -> bytes:

@@ -204,6 +204,14 @@ class ThreadTransport:
         part = self._switchboard.part(number, members)
         return ThreadTransport(part, members.index(self.rank), timeout_s)
 
+    def shrunk(self, timeout_s: float) -> ThreadTransport:
+        raise NotImplementedError(
+            "shrink: the ranks are threads of one process, which end together"
+        )
+
+    def replace_world(self) -> None:
+        raise NotImplementedError
+
     def close(self) -> None:
         pass
 

@@ -29,11 +29,13 @@ OF_A_STEP = (
 OF_RECOVERY = (
     "import of ringreduce",
     *("before join", "after join", "before init", "after init", "before state", "after state"),
-    *("before started", "after started", "before stepped", "after stepped"),
+    *("before started", "before stepped", "after stepped"),
 )
 """Points between the begin of a process and the first step of its generation."""
-OF_RANK_0 = {"before started", "after started"}
+OF_RANK_0 = {"before started"}
 """Points that rank 0 alone comes to."""
+OF_THE_FIRST = "after started"
+"""A point of rank 0 in the first generation: in a later one the same step would be lost again."""
 _IN_A_CALL_S = 1e-3
 """Seconds from the begin of a call until the rank dies in it; the others come later."""
 _MESSAGES = {"join", "state", "started", "stepped"}

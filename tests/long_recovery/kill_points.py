@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.long_recovery.deaths import OF_A_STEP, OF_RANK_0, OF_RECOVERY
+from tests.long_recovery.deaths import OF_A_STEP, OF_RANK_0, OF_RECOVERY, OF_THE_FIRST
 from tests.long_recovery.jobs import SILENCE_S, Job, check_counts
 
 _RANKS = 3
@@ -21,14 +21,14 @@ def prove(chosen: random.Random, times: int) -> dict[str, Any]:
     deaths = [(rank, point) for rank in range(_RANKS) for point in (*OF_A_STEP, *OF_RECOVERY)]
     deaths = [(rank, point) for rank, point in deaths if rank == 0 or point not in OF_RANK_0]
     chosen.shuffle(deaths)
-    plan = []
+    plan = [(0, OF_THE_FIRST)]
     for rank, point in deaths[:times]:
         if point in OF_RECOVERY:  # which needs a loss before
             plan.append((chosen.randrange(_RANKS), "before barrier"))
         plan.append((rank, point))
     with tempfile.TemporaryDirectory() as name:
         found = _job(Path(name), plan)
-    points = min(times, len(deaths))
+    points = min(times, len(deaths)) + 1
     return {
         "points": points,
         "survived": points,

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.recovery.membership import Fence, Lost, Membership, Phase, Rules, Start, Stop
+from ringreduce.recovery.membership import (
+    Fence,
+    Lost,
+    Membership,
+    Phase,
+    Rules,
+    Shrink,
+    Start,
+    Stop,
+)
 
 
-def running(**rules) -> Membership:
+def running(live: bool = False, **rules) -> Membership:
     """A job of 4 ranks in its first generation, after 10 steps."""
-    members = Membership(Rules(**{"ranks": 4, "least": 2, "most": 4, **rules}))
+    members = Membership(Rules(**{"ranks": 4, "least": 2, "most": 4, **rules}), live)
     assert members.begin() == Start(1, 4)
     members.started()
     members.stepped(10)
@@ -93,6 +102,89 @@ def test_a_killed_mpiexec_costs_no_rank():
     members = running()
     assert members.lost([], 0.0, step=10) == Fence()
     assert members.fenced(0.0) == Start(2, 4)
+
+
+def killed(members: Membership, *ranks: int, at: float = 0.0, step: int = 10):
+    return members.lost([Lost(rank, 9) for rank in ranks], at, step=step)
+
+
+def test_ranks_that_can_go_on_shrink():
+    members = running(live=True)
+    assert killed(members, 1) == Shrink()
+    members.take_part(0.1)
+    members.shrunk()
+    change = members.resize.change
+    assert (change.before, change.after, change.lost, change.level) == (4, 3, (1,), 1)
+    assert (members.phase, members.generation, members.resize.redone) == (Phase.STARTING, 2, 1)
+    members.started()
+    assert (members.phase, members.wakes_at) == (Phase.RUNNING, None)
+    members.stepped(11)
+    assert killed(members, 2, step=11) == Shrink()
+
+
+def test_a_second_loss_while_ranks_shrink_starts_that_again():
+    members = running(live=True)
+    assert killed(members, 1) == Shrink()
+    members.take_part(0.1)
+    assert killed(members, 3, at=2.0) == Shrink()
+    assert members.wakes_at is None
+    members.take_part(2.1)
+    assert members.wakes_at == pytest.approx(5.1)
+    members.shrunk()
+    assert members.resize.change.lost == (1, 3)
+    assert members.size == 2
+
+
+def test_a_loss_before_the_shrunk_generation_has_started_shrinks_it_again():
+    members = running(live=True)
+    assert killed(members, 1) == Shrink()
+    members.shrunk()
+    assert killed(members, 0) == Shrink()
+    members.shrunk()
+    assert (members.size, members.generation, members.resize.redone) == (2, 3, 0)
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_shrink_that_hangs_is_followed_by_a_new_job(is_made):
+    members = running(live=True)
+    assert killed(members, 1) == Shrink()
+    members.take_part(1.0)
+    if is_made:
+        members.shrunk()
+    assert members.tick(3.9) is None
+    assert members.tick(4.0) == Fence()
+    assert members.fenced(4.1) == Start(3 if is_made else 2, 3)
+    assert members.resize.change.level == 2
+    assert members.wakes_at is None
+
+
+@pytest.mark.parametrize("rules", [{"least": 4}, {"replace": True}, {"max_failures": 0}])
+def test_what_a_shrink_cannot_do_follows_from_a_new_job(rules):
+    assert killed(running(live=True, **rules), 1) == Fence()
+
+
+def test_too_few_ranks_after_a_second_loss_are_killed():
+    members = running(live=True, least=3)
+    assert killed(members, 1) == Shrink()
+    assert killed(members, 2) == Fence()
+    assert members.fenced(0.0) is None
+    assert members.phase is Phase.WAITING
+
+
+def test_a_killed_mpiexec_or_a_loss_at_the_start_is_followed_by_a_new_job():
+    assert running(live=True).lost([], 0.0, step=10) == Fence()
+    members = Membership(Rules(ranks=4, least=2, most=4), live=True)
+    members.begin()
+    assert killed(members, 1, step=0) == Fence()
+
+
+def test_a_step_that_is_lost_twice_is_not_made_a_third_time():
+    members = running(live=True)
+    assert killed(members, 1) == Shrink()
+    members.shrunk()
+    members.started()
+    assert killed(members, 0) == Fence()
+    assert isinstance(members.fenced(0.0), Stop)
 
 
 @pytest.mark.parametrize(
