@@ -23,6 +23,10 @@ from ringreduce.recovery.change import Change
 TOO_FEW = 75
 """Exit code where too few ranks are left (``EX_TEMPFAIL`` of sysexits.h: try again later)."""
 _HOUR_S = 3600.0
+_AT_ONCE_S = 0.1
+"""Seconds in which two losses are one fault, and do not show that the step itself is at fault."""
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Signals by which a process ends itself: while ranks shrink, the MPI has failed."""
 _LIVE_S = 3.0
 """Seconds that level 1 may take from the moment at which all ranks that are left take part."""
 
@@ -160,10 +164,8 @@ class Membership:
     _cause: str = ""
     _failures: deque[float] = field(default_factory=deque)
     """When a rank was lost, in seconds."""
-    _lost_in: int | None = None
-    """The step in which ranks were lost last, while a generation ran."""
-    _again: bool = False
-    """Whether the last two losses came in the same step."""
+    _losses: list[float] = field(default_factory=list)
+    """When generations were lost that ran and made no step since the first of them, in seconds."""
     _waits_until: float | None = None
     _level: int = 2
     """The level that the present generation came from."""
@@ -186,7 +188,7 @@ class Membership:
     def stepped(self, step: int) -> None:
         """The generation has committed so many steps."""
         self.step = step
-        self._lost_in = None
+        self._losses.clear()
 
     def lost(
         self,
@@ -203,19 +205,22 @@ class Membership:
         """
         if self.phase not in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
             return None
-        self.step = max(self.step, step)
         self._failures.extend([now] * max(1, len(lost)))
         is_live = self.phase is not Phase.STARTING or self._level == 1
+        shrinks = is_live and self.phase is not Phase.RUNNING
+        if shrinks and any(each.signal in _CRASHES for each in lost):
+            self.phase = Phase.FENCING  # these ranks have a place in the next generation
+            return Fence()
         if self.phase is Phase.SHRINKING:
             self._lost += lost
         else:
             self._lost, self._cause = list(lost), cause
             self._detected = now, detected_s
             self._under_way = self.phase is Phase.RUNNING
-            self._again = self._under_way and self._lost_in == self.step
             if self._under_way:
-                self._lost_in = self.step
-        self._live_until = None
+                self._lose_step(now, step)
+        if self._live_until is not None:  # all take part, and may hang because of this loss
+            self._live_until = now + _LIVE_S
         goes_on = self.left >= self.rules.least and self._refusal(now) is None
         if self.live and is_live and lost and goes_on and not self.rules.replace:
             self.phase = Phase.SHRINKING
@@ -271,12 +276,21 @@ class Membership:
         """No generation follows."""
         self.phase = Phase.ENDED
 
+    def _lose_step(self, now: float, step: int) -> None:
+        """A generation that ran was lost after `step` steps."""
+        if step > self.step:  # which no rank has reported
+            self.step = step
+            self._losses.clear()
+        self._losses.append(now)
+
     def _refusal(self, now: float) -> str | None:
         """Return why the job cannot go on, however many ranks are left; None if it can."""
         while self._failures and now - self._failures[0] > _HOUR_S:
             self._failures.popleft()
-        if self._again:
-            return f"step {self.step + 1} was lost twice running"
+        losses = self._losses
+        if len(losses) > 2 or (len(losses) == 2 and losses[1] - losses[0] > _AT_ONCE_S):
+            times = "twice" if len(losses) == 2 else f"{len(losses)} times"
+            return f"step {self.step + 1} was lost {times} running"
         if len(self._failures) > self.rules.budget:
             count, most = len(self._failures), self.rules.budget
             return f"{count} losses within an hour; --max-failures is {most}"

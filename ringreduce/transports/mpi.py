@@ -105,9 +105,7 @@ class MpiTransport:
         return self._data.Recv_init([buffer, MPI.BYTE], peer, flow)
 
     def translate(self, error: Exception) -> Exception:
-        if not isinstance(error, MPI.Exception):
-            return error
-        return PeerLostError(f"MPI reports: {error}; the communicator is broken")
+        return _lost(error) if isinstance(error, MPI.Exception) else error
 
     def withdraw(self, receiver: Any) -> bool | None:
         # MPI_Cancel may lose against a message: only the status of the completed receive tells.
@@ -204,7 +202,7 @@ class MpiTransport:
             self._control.Revoke()
             return MpiTransport(self._parent.Shrink(), timeout_s, self._synchronous_sends)
         except MPI.Exception as error:
-            raise self.translate(error) from None
+            raise _lost(error) from None
 
     def replace_world(self) -> None:
         assert isinstance(self._parent, MPI.Intracomm)
@@ -323,11 +321,14 @@ class _Assembly:
         return everybody
 
     def _finish(self, request: MPI.Request) -> None:
-        while not request.Test():
-            self._poll()
-            if self._gave_up or time.monotonic() > self._deadline:
-                raise self._give_up()
-            time.sleep(1e-4)
+        try:
+            while not request.Test():
+                self._poll()
+                if self._gave_up or time.monotonic() > self._deadline:
+                    raise self._give_up()
+                time.sleep(1e-4)
+        except MPI.Exception as error:
+            raise _lost(error) from None
 
     def _poll(self) -> None:
         status = MPI.Status()
@@ -343,6 +344,10 @@ class _Assembly:
             self._poll()
             time.sleep(1e-3)
         return not_assembled(self._timeout_s, sorted(self._others - self._gave_up))
+
+
+def _lost(error: MPI.Exception) -> PeerLostError:
+    return PeerLostError(f"MPI reports: {error}; the communicator is broken")
 
 
 def why_not_shrink() -> str:

@@ -8,10 +8,11 @@
 - ``random`` (the default): ranks are killed at random moments, a quarter of them two at once.
 - ``points``: each rank is killed before, in and after each call of a training step, at each part of
   an update, and in each state of the recovery itself; without ``--times`` at all points.
+- ``live`` and ``live-points``: the same under Open MPI, where survivors go on in their processes.
 - ``stopped``: ranks are stopped by SIGSTOP, with timeouts of 1, 2 and 5 s.
 - ``launchers``: launchers and mpiexecs are killed, and the jobs are resumed.
 
-The first three count samples: each sample must count once in every epoch.  The last compares the
+All but the last count samples: each sample must count once in every epoch.  The last compares the
 bits of the parameters with those of an undisturbed run.  ``--record`` writes the figures to
 ``bench_results/recovery.jsonl``.  Exits with 1 if anything is wrong, or left behind.
 """

@@ -16,6 +16,8 @@ NAME = "recovery"
 PROOFS = {
     "random": (random_kills.prove, 200),
     "points": (kill_points.prove, 1_000_000),
+    "live": (random_kills.prove_live, 500),
+    "live-points": (kill_points.prove_live, 1_000_000),
     "stopped": (stopped_ranks.prove, 50),
     "launchers": (killed_launchers.prove, 50),
 }
@@ -35,9 +37,9 @@ def main() -> int:
     origin: dict[str, Any] = found.pop("environment")
     origin.pop("ranks")  # jobs have several numbers of ranks
     origin["command"] = f"python -m tests.long_recovery {' '.join(sys.argv[1:])}".strip()
-    row = {"benchmark": NAME, "proof": options.proof, "level": 2, **found, "seed": options.seed}
+    row = {"benchmark": NAME, "proof": options.proof, **found, "seed": options.seed}
     if options.record:
-        replace(NAME, [row | origin], same=("mpi", "level", "proof"))
+        replace(NAME, [row | origin], same=("mpi", "proof"))
     print(json.dumps(row | origin))
     return 0
 

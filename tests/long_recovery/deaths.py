@@ -32,13 +32,18 @@ OF_RECOVERY = (
     *("before started", "before stepped", "after stepped"),
 )
 """Points between the begin of a process and the first step of its generation."""
+OF_LIVE_RECOVERY = (
+    *("before suspect", "before shrink", "after shrink", "before shrunk", "before catching up"),
+    *("before started", "before stepped", "after stepped"),
+)
+"""Points between a loss and the next step of a rank that goes on."""
 OF_RANK_0 = {"before started"}
 """Points that rank 0 alone comes to."""
 OF_THE_FIRST = "after started"
 """A point of rank 0 in the first generation: in a later one the same step would be lost again."""
 _IN_A_CALL_S = 1e-3
 """Seconds from the begin of a call until the rank dies in it; the others come later."""
-_MESSAGES = {"join", "state", "started", "stepped"}
+_MESSAGES = {"join", "state", "started", "stepped", "suspect", "shrunk"}
 
 
 class Deaths:
@@ -54,7 +59,9 @@ class Deaths:
         if plan is not None:
             self.at("import of ringreduce")
             _wrap_messages(self.at)
-            _wrap_init(self.at)
+            _wrap(elastic, "init", self.at, "init")
+            _wrap(rr.Communicator, "shrink", self.at, "shrink")
+            _wrap(elastic, "_catch_up", self.at, "catching up")
 
     def begin(self, comm: rr.Communicator, state: rr.State) -> None:
         """Come to points before, in and after each call of a step, from the second step on.
@@ -120,13 +127,14 @@ def _wrap_messages(at: Callable[[str], None]) -> None:
     Connection.send = dying  # type: ignore[method-assign]
 
 
-def _wrap_init(at: Callable[[str], None]) -> None:
-    init = elastic.init
+def _wrap(owner: Any, name: str, at: Callable[[str], None], words: str) -> None:
+    """Come to a point before and after each call of a function."""
+    function = getattr(owner, name)
 
-    def dying() -> rr.Communicator:
-        at("before init")
-        comm = init()
-        at("after init")
-        return comm
+    def dying(*args: Any) -> Any:
+        at(f"before {words}")
+        result = function(*args)
+        at(f"after {words}")
+        return result
 
-    elastic.init = dying  # type: ignore[assignment]
+    setattr(owner, name, dying)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -61,7 +61,7 @@ class Job:
             self.process.kill()
             self.process.communicate()
         if kind is not None:
-            print((self.folder / "errors").read_text()[-3000:], file=sys.stderr)
+            print((self.folder / "errors").read_text()[-9000:], file=sys.stderr)
 
     def ranks_of(self, generation: int) -> list[int]:
         """Wait until a generation trains; return the process ids of its ranks."""
@@ -71,15 +71,37 @@ class Job:
 
     def event(self, kind: str, generation: int) -> dict[str, Any]:
         """Wait for an event of a generation."""
+        return self._await(
+            f"{kind} of generation {generation}",
+            lambda: (
+                event
+                for event in events_of(self._events, kind)
+                if event["generation"] == generation
+            ),
+        )
+
+    def _await(self, what: str, find: Callable[[], Iterator[dict[str, Any]]]) -> dict[str, Any]:
         deadline = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline:
-            for event in events_of(self._events, kind):
-                if event["generation"] == generation:
-                    return event
+            if (event := next(find(), None)) is not None:
+                return event
             if self.process.poll() is not None:
                 sys.exit(f"the job ended with {self.process.returncode}")
             time.sleep(0.003)
-        sys.exit(f"no {kind} of generation {generation} within {SILENCE_S:g} s")
+        sys.exit(f"no {what} within {SILENCE_S:g} s")
+
+    def recovered(self, generation: int, lost: Collection[int]) -> dict[str, Any]:
+        """Wait for the first step of a later generation without `lost`; return its event."""
+        return self._await(
+            f"a step after generation {generation}",
+            lambda: (
+                event
+                for event in events_of(self._events, "resized")
+                if event["generation"] > generation
+                and event["recovered_s"] is not None
+                and not set(lost) & set(self.ranks_of(event["generation"]))
+            ),
+        )
 
     def held(self) -> tuple[int, int]:
         """Return the numbers of open files and of mappings of the launcher."""

@@ -38,7 +38,7 @@ def _job(
     folder: Path, chosen: random.Random, timeout_s: int, count: int, late: list[float]
 ) -> dict[str, Any]:
     """Stop so many ranks of a job; return what its last generation has printed."""
-    words = ["--elastic", "1", "--replace", "--max-failures", "1000000"]
+    words = ["--elastic", "1", "--recovery", "relaunch", "--replace", "--max-failures", "1000000"]
     words += ["--timeout-s", str(timeout_s)]
     program = ["-m", "tests.long_recovery.counting", folder / "stop"]
     with Job(folder, _RANKS, *words, program=program) as job:
