@@ -22,7 +22,14 @@ from ringreduce.colours import Colours
 from ringreduce.cores import usable
 from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
 from ringreduce.launch.launcher import Job, command_line, job_environment, rank_environment
-from ringreduce.launch.mpiexec import INSTALL, LaunchError, find_mpiexec, identify, installed_wheels
+from ringreduce.launch.mpiexec import (
+    INSTALL,
+    LaunchError,
+    Mpiexec,
+    find_mpiexec,
+    identify,
+    installed_wheels,
+)
 from ringreduce.launch.probe import Answer, answer_of, ask, command
 
 _SMALL_SHM_BYTES = 64 << 20
@@ -138,10 +145,18 @@ def mpi() -> Iterable[Finding]:
         yield Finding("MPI", value, advice or INSTALL, essential=True)
         return
     yield Finding("mpiexec", str(mpiexec))
+    yield Finding("after a loss", _recovery(mpiexec))
     job = Job(ranks=2, program=("-m", "ringreduce.launch.probe", "mpi"))
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     answer = answer_of(command_line(job, mpiexec, given, added), {**given, **added})
     yield from job_findings(answer)
+
+
+def _recovery(mpiexec: Mpiexec) -> str:
+    """Return how a job with ``--elastic`` goes on after a lost rank."""
+    if mpiexec.goes_on:
+        return "--elastic goes on in the same processes (level 1) or in a new job (level 2)"
+    return f"--elastic goes on in a new job (level 2): {mpiexec.flavour} ends that of a lost rank"
 
 
 def job_findings(answer: Answer) -> Iterable[Finding]:

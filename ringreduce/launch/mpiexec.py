@@ -61,6 +61,11 @@ class Mpiexec:
     flavour: Flavour
     version: str
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the other ranks can go on after a lost rank, if they ask for it."""
+        return self.flavour is Flavour.OPEN_MPI and int(self.version.split(".")[0]) >= 5
+
     def __str__(self) -> str:
         return f"{self.path} ({self.flavour} {self.version})"
 

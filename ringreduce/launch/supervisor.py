@@ -27,7 +27,7 @@ from ringreduce.launch.cleanup import DYING_S
 from ringreduce.launch.ends import end_of
 from ringreduce.launch.generation import Generation
 from ringreduce.launch.launcher import ENDING, PASSED_ON, Job, exit_code, job_environment
-from ringreduce.launch.mpiexec import Flavour, find_mpiexec
+from ringreduce.launch.mpiexec import find_mpiexec
 from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
 from ringreduce.recovery import socket_folder
 from ringreduce.recovery.events import Events
@@ -64,7 +64,7 @@ class Supervisor:
     def __init__(self, job: Job, rules: Rules, events: Events, held: Held) -> None:
         self._job, self._given = job, job_environment()
         self._mpiexec = find_mpiexec(Path(sys.prefix), self._given.get("PATH", os.defpath))
-        live = rules.recovery != "relaunch" and self._mpiexec.flavour is Flavour.OPEN_MPI
+        live = rules.recovery != "relaunch" and self._mpiexec.goes_on
         if rules.recovery == "live" and not live:
             raise ValueError(
                 f"--recovery live: {self._mpiexec.flavour} ends the whole job if a rank is lost; "

@@ -171,7 +171,17 @@ def test_a_healthy_environment_is_well():
     facts = {line[5:19].strip(): line[:3].strip() for line in lines}
     problems = [name for name, state in facts.items() if state == "fix"]
     assert last == "no problems" or last.endswith(f": {', '.join(problems)}; jobs still run")
-    for name in ("ringreduce", "Python", "cores", "mpiexec", "MPI", "job", "thread level", "NumPy"):
+    for name in (
+        "ringreduce",
+        "Python",
+        "cores",
+        "mpiexec",
+        "after a loss",
+        "MPI",
+        "job",
+        "thread level",
+        "NumPy",
+    ):
         assert facts[name] == "ok"
     assert {"single copy", "/dev/shm", "memfd_create", "Numba", "ml_dtypes", "CuPy"} <= facts.keys()
 
