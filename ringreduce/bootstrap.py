@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from ringreduce.calls.arguments import check_timeout, shown
 from ringreduce.calls.communicator import Communicator
-from ringreduce.config import TRANSPORTS, Config, Environment
+from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.shm.segments import Segments, share_segments
@@ -25,7 +25,6 @@ Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
 
-DEFAULT_TIMEOUT_S = 600.0
 _GRACE_S = 5.0
 """Seconds that `spawn` waits for the other ranks after a rank has raised."""
 

@@ -145,6 +145,8 @@ _OF_ALL_RANKS = (
     "pull_bytes",
 )
 _SWITCHES = ("synchronous_sends", "shared_memory", "log_messages")
+DEFAULT_TIMEOUT_S = 600.0
+"""Seconds without progress until a call raises PeerTimeoutError."""
 TRANSPORTS = ("auto", "mpi", "shm")
 """How ranks may exchange data, as `ringreduce.init` names it."""
 

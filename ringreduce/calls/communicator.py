@@ -96,7 +96,7 @@ class Communicator(Collectives, PointToPoint):
         self.nodes = topology.nodes
         self._transport = transport
         self._adopt = adopt
-        """Called with every communicator that `split` makes."""
+        """Called with every communicator that `split` or `shrink` makes."""
         self._splits = 0
         self._meet("init", (("nodes", repr(self.nodes)), *self.config.of_all_ranks))
 
@@ -314,6 +314,7 @@ class Communicator(Collectives, PointToPoint):
 
         Raises:
             NotImplementedError: the MPI of this job cannot; the text says why.
+            ValueError: the communicator is closed.
             PeerLostError, PeerTimeoutError: another rank was lost meanwhile; call it again.
 
         Example:
@@ -325,6 +326,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             'shrink: the ranks are threads of one process, which end together'
         """
+        self._engine.check_shrinkable()
         transport = self._transport.shrunk(self._timeout_s)
         self._engine.supersede()
         before = transport.collect(self.rank.to_bytes(_RANK_BYTES))

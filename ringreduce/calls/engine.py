@@ -98,6 +98,8 @@ class Engine:
         self._discarded: deque[Call] = deque()
         """Calls whose executables are freed when no call is under way."""
         self._refusals = refusals_here()
+        self._is_superseded = False
+        """Whether the ranks that are left have shrunk the communicator."""
         self.queue = CallQueue(self._wait, transport.spins, transport.threads)
         self.endpoint = self._make_endpoint(segments, timeout_s)
         """The messages between two ranks."""
@@ -471,6 +473,8 @@ class Engine:
         closes.  Raises the error of a Work that was never waited for.
         """
         with self.queue.lock:
+            if self.ended is None:
+                self._refusals.check()
             self._agreement.end_of = end_of
             self.queue.drain()
             if self.ended is None:
@@ -513,9 +517,16 @@ class Engine:
                 self._break(LeavingError(reason), reason)
             self.queue.close()
 
+    def check_shrinkable(self) -> None:
+        """Raise ValueError if the communicator is closed, or this thread's calls are refused."""
+        self._refusals.check()
+        if isinstance(self.ended, ValueError) and not self._is_superseded:
+            raise self.ended.with_traceback(None)
+
     def supersede(self) -> None:
         """End the communicator, whose ranks have another one.  Nothing is sent."""
-        if not isinstance(self.ended, ValueError):
+        if not self._is_superseded:
+            self._is_superseded = True
             ended = ValueError("the communicator is superseded; use that of shrink()")
             if self.ended is None:
                 self.ended = ended

@@ -61,6 +61,11 @@ class Generation:
         )
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all ranks have connected."""
+        return len(self.ranks) == self.size
+
+    @property
     def is_gone(self) -> bool:
         """Whether all ranks that have connected are gone."""
         return all(rank.gone for rank in self.ranks)

@@ -18,11 +18,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ringreduce.config import DEFAULT_TIMEOUT_S
 from ringreduce.launch.cleanup import DYING_S
 from ringreduce.launch.ends import end_of
 from ringreduce.launch.generation import Generation
@@ -47,11 +48,13 @@ from ringreduce.recovery.membership import (
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
 
+_OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
+"""Phases in which ranks have nothing more to say."""
 _ANSWER_S = 2.0
 """Seconds in which the end of a process must be seen whose loss another rank reports."""
 _BLAME_S = 0.05
 """Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
-_FINISHED, _NONE = -1, 0
+_UNABLE, _FINISHED, _NONE = -2, -1, 0
 
 
 class Supervisor:
@@ -64,7 +67,7 @@ class Supervisor:
     def __init__(self, job: Job, rules: Rules, events: Events, held: Held) -> None:
         self._job, self._given = job, job_environment()
         self._mpiexec = find_mpiexec(Path(sys.prefix), self._given.get("PATH", os.defpath))
-        live = rules.recovery != "relaunch" and self._mpiexec.goes_on
+        live = rules.recovery != "relaunch" and self._mpiexec.goes_on and not rules.replace
         if rules.recovery == "live" and not live:
             raise ValueError(
                 f"--recovery live: {self._mpiexec.flavour} ends the whole job if a rank is lost; "
@@ -85,7 +88,11 @@ class Supervisor:
         """What ranks of the present generation suspect; they wait for an answer."""
         self._asking: dict[Rank, int] = {}
         """Ranks that wait for the others.  The value is the size of the communicator that a rank
-        has made; or it has made `_NONE`, or has `_FINISHED` its call of `elastic`."""
+        has made; or it has made `_NONE`, is `_UNABLE` to, or has `_FINISHED` its call of
+        `elastic`."""
+        self._asks_until: float | None = None
+        """When ranks count as stopped that have not asked by then; None: no rank waits."""
+        self._timeout_s = job.timeout_s or _timeout_of(self._given)
         self._lost: list[Rank] = []
         """The ranks that the present generation has lost while it goes on."""
         self._unwritten: Resize | None = None
@@ -121,7 +128,7 @@ class Supervisor:
     def _turn(self, signals: _Signals) -> None:
         """Wait until something happens, and handle it."""
         wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
-        wakes += [each.until for each in self._suspicions]
+        wakes += [self._asks_until, *(each.until for each in self._suspicions)]
         at = min((each for each in wakes if each is not None), default=None)
         left = None if at is None else max(0.0, at - time.monotonic())
         select.select([self._ranks.fileno(), signals.woken], [], [], left)
@@ -134,6 +141,8 @@ class Supervisor:
         for generation in self._generations:
             generation.tick(now)
         self._judge(now)
+        if self._asks_until is not None and now >= self._asks_until:
+            self._blame_silent()
         if self._membership.phase is Phase.FENCING and self._present.is_gone:
             self._fenced(now)
         self._do(self._membership.tick(now))
@@ -198,7 +207,7 @@ class Supervisor:
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
             self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
-        elif code == 0 or present.done.issuperset(self._living):
+        elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
             self._end(Stop(0, ""))
         elif code < 0 and not present.is_killed:
             self._lose([], "killed")
@@ -213,7 +222,7 @@ class Supervisor:
                 present.ranks.append(rank)
             else:
                 rank.kill()
-        elif rank not in self._living or self._membership.phase is Phase.FENCING:
+        elif rank not in self._living or self._membership.phase in _OVER:
             message.close()
         elif message.kind == "end" and not fields.get("code"):
             present.done.add(rank)
@@ -235,6 +244,9 @@ class Supervisor:
             self._ask(rank, _FINISHED)
         elif message.kind == "shrunk":
             self._ask(rank, int(fields["size"]))
+        elif message.kind == "unable":
+            print(f"ringreduce: no live recovery: {fields['text']}", file=sys.stderr, flush=True)
+            self._ask(rank, _UNABLE)
         elif message.kind == "suspect" and self._membership.phase is Phase.SHRINKING:
             self._ask(rank, _NONE)
         elif message.kind == "suspect":
@@ -279,34 +291,63 @@ class Supervisor:
 
     def _ask(self, rank: Rank, what: int) -> None:
         """Let a rank wait for the others."""
+        if self._asks_until is None:
+            self._asks_until = time.monotonic() + self._timeout_s
         self._asking[rank] = what
         self._answer_all()
+
+    def _blame_silent(self) -> None:
+        """Give up the ranks that others wait for: they are stopped, or hang."""
+        self._asks_until = None
+        silent = [rank for rank in self._living if rank not in self._asking]
+        if self._asking and silent:
+            self._lose([Lost(int(rank.number), 0) for rank in silent], "stopped")
 
     def _answer_all(self) -> None:
         """Answer the ranks that wait for each other, if all that are alive do."""
         living, asking = self._living, self._asking
-        everybody = bool(living) and asking.keys() >= set(living)
-        if not everybody or not all(rank.gone for rank in self._lost):
+        if not asking:
             return
-        sizes = {asking[rank] for rank in living}
-        asking.clear()
-        if self._membership.phase is not Phase.SHRINKING:
-            if sizes == {_FINISHED}:
-                self._answer(living, "done")
-        elif sizes == {len(living)}:
+        ended = [rank.number for rank in living if rank.gone or rank in self._present.done]
+        if ended and self._present.bug is not None:
+            return  # MPI, or this process, ends them
+        if ended:  # they never ask
+            text = f"rank(s) {', '.join(sorted(ended))} ended inside the call of elastic"
+            self._answer(list(asking), "raise", text=text)
+            return
+        if not asking.keys() >= set(living) or not all(rank.gone for rank in self._lost):
+            return
+        made = {asking[rank] for rank in living}
+        if _UNABLE in made:
+            self._do(self._membership.give_up(time.monotonic()))
+        elif self._membership.phase is not Phase.SHRINKING:
+            assert made == {_FINISHED}, made
+            self._membership.finished()
+            self._answer(living, "done")
+        elif made == {len(living)}:
             self._membership.shrunk()
             self._unwritten = self._membership.resize
             self._present.shrink(self._membership.generation, self._lost)
             for rank in self._lost:
                 self._ranks.forget(rank)
-            self._answer(living, "member", **self._member())
+            ahead = self._held.ahead(self._lost)
+            files = () if ahead is None else (ahead.file,)
+            self._answer(living, "member", files, **self._member())
         else:
-            self._membership.take_part(time.monotonic())
+            self._membership.all_take_part(time.monotonic())
             self._answer(living, "shrink")
 
-    def _answer(self, ranks: Sequence[Rank], kind: str, **fields: Any) -> None:
+    def _answer(
+        self, ranks: Sequence[Rank], kind: str, files: Sequence[int] = (), **fields: Any
+    ) -> None:
+        """Answer ranks that wait for the others."""
+        self._stop_asking()
         for rank in ranks:
-            rank.connection.send(kind, **fields)
+            rank.connection.send(kind, files, **fields)
+
+    def _stop_asking(self) -> None:
+        self._asking.clear()
+        self._asks_until = None
 
     def _stepped(self, step: int) -> None:
         self._membership.stepped(step)
@@ -342,7 +383,7 @@ class Supervisor:
             return
         for each in due:
             self._suspicions.remove(each)
-            each.by.connection.send("raise")
+            each.by.connection.send("raise", text="")
 
     # --- what follows ---
 
@@ -390,15 +431,15 @@ class Supervisor:
 
     def _shrink(self) -> None:
         """Have the ranks that are left make a communicator of their own, once all have asked."""
-        for each in self._suspicions:
-            self._asking[each.by] = _NONE
-        self._suspicions.clear()
+        suspicions, self._suspicions = self._suspicions, []
+        for each in suspicions:
+            self._ask(each.by, _NONE)
         self._answer_all()
 
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
         self._suspicions.clear()
-        self._asking.clear()
+        self._stop_asking()
         self._lost.clear()
         self._held.revoke()
         self._present.kill()
@@ -459,6 +500,13 @@ class _Signals:
             signal.signal(number, before)
         os.close(self.woken)
         os.close(self._waker)
+
+
+def _timeout_of(given: Mapping[str, str]) -> float:
+    """Return the timeout of communicators that the user's environment sets, in seconds."""
+    with contextlib.suppress(ValueError):  # the ranks refuse it
+        return float(given.get("RINGREDUCE_TIMEOUT_S", DEFAULT_TIMEOUT_S))
+    return DEFAULT_TIMEOUT_S
 
 
 def _code_of(event: Said | Gone) -> int:

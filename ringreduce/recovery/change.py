@@ -28,6 +28,6 @@ class Change:
     cause: str
     """``"killed"``, or ``"stopped"`` for a rank that did not answer."""
     level: int
-    """How training goes on: 2 in a new MPI job."""
+    """How training goes on: 1 in the same processes, 2 in a new MPI job."""
     generation: int
     """Number of the membership that begins; the first is 1."""

@@ -45,11 +45,13 @@ def elastic(
 ) -> Result:
     """Call ``train(comm, state)`` so that training goes on after ranks are lost.  Collective.
 
-    Under ``ringreduce run --elastic`` a job that loses a rank continues: its ranks begin the
-    program again, and here `state` gets the arrays of the last update of any rank.  `train` must
-    therefore begin at ``state.step``.  Without ``--elastic`` this is one call of `train`.
+    Under ``ringreduce run --elastic`` a job that loses a rank continues, with the arrays of the
+    last update of any rank.  The ranks that are left call `train` again: in the same process, or in
+    a new one, which begins the program again.  `train` must therefore begin at ``state.step``.
+    Without ``--elastic`` this is one call of `train`.
 
-    All ranks begin with the arrays of rank 0, or with those of the last update.
+    All ranks begin with the arrays of rank 0, or with those of the last update.  No rank returns
+    before all have finished `train`.
 
     Args:
         train: a function that makes steps: it computes a rank's part, reduces it over `comm`, and
@@ -110,6 +112,8 @@ class _Member:
 
     def __init__(self, launcher: Connection, call: int, answer: Message) -> None:
         self._launcher, self._call, self._answer = launcher, call, answer
+        self._is_held = False
+        """Whether the launcher has the file of the State."""
         self._has_stepped = False
         """Whether this generation has committed a step."""
         self._saver: RegularSaver | None = None
@@ -122,13 +126,13 @@ class _Member:
     ) -> Result:
         """Call `train` in this generation, and in those that follow."""
         comm, state = self._begin(make)
-        begins = True
         while True:
             try:
-                self._start(comm, state, begins)
-                begins = False
+                self._start(comm, state)
                 result = train(comm, state)
-                self._save_last(state)
+                if self._saver is not None:
+                    self._save(state)
+                    self._saver.wait()
                 if self._ask("finished").kind == "done":
                     break
             except (PeerLostError, PeerTimeoutError) as error:
@@ -139,6 +143,9 @@ class _Member:
                 comm.leave(_text_of(error))
                 raise
             comm = self._shrunk(comm)
+        if self._saver is not None:
+            self._saver.close()
+            self._saver = None
         with suppress(PeerLostError, PeerTimeoutError):  # ranks that are lost now miss nothing
             comm.close_at_end_of("the call of elastic")
         return result
@@ -159,15 +166,18 @@ class _Member:
             raise
         return comm, state
 
-    def _start(self, comm: Communicator, state: State, begins: bool) -> None:
-        """Begin a generation; `begins`: the first one of this process."""
+    def _start(self, comm: Communicator, state: State) -> None:
+        """Begin a generation."""
         generation, speaks = self._answer.fields["generation"], comm.rank == 0
         self._has_stepped = False
-        if begins:
+        if not self._is_held:
             self._launcher.send("state", (state.file,), call=self._call)
+            self._is_held = True
             if speaks and state.saving is not None:
                 self._launcher.send("saving", call=self._call, **asdict(state.saving))
         else:
+            if self._answer.files:  # a lost rank has made the most steps
+                self._restore(state)
             _catch_up(comm, state)
         if speaks and state.saving is None:
             self._saver = self._regular_saver(generation)
@@ -186,14 +196,20 @@ class _Member:
         """
         while True:
             made: Communicator | None = None
-            with suppress(PeerLostError, PeerTimeoutError):
+            try:
                 made = comm.shrink()
-            answer = self._ask("shrunk", size=0 if made is None else made.size)
+            except (PeerLostError, PeerTimeoutError):
+                answer = self._ask("shrunk", size=0)
+            except Exception as error:  # the supervisor starts a new job
+                answer = self._ask("unable", text=str(error))
+            else:
+                answer = self._ask("shrunk", size=made.size)
             if answer.kind == "member":
                 assert made is not None
                 made.replace_world()
                 skip_finalize()
-                self._answer = Message(answer.kind, {**self._answer.fields, **answer.fields})
+                fields = {**self._answer.fields, **answer.fields}
+                self._answer = Message(answer.kind, fields, answer.files)
                 return made
 
     def _restore(self, state: State) -> bool:
@@ -201,6 +217,7 @@ class _Member:
         if not self._answer.files:
             return False
         source = Slots.from_file(self._answer.files[0])
+        self._answer = Message(self._answer.kind, self._answer.fields)
         try:
             state.restore({name: source.committed(name) for name in source.entries}, source.step)
         finally:
@@ -210,7 +227,11 @@ class _Member:
     # --- what the launcher is told ---
 
     def _ask(self, kind: str, **fields: Any) -> Message:
-        return _answer(self._launcher, kind, **fields)
+        """Ask the launcher.  Raises PeerLostError if another rank never asks."""
+        answer = _answer(self._launcher, kind, **fields)
+        if answer.kind == "raise" and (text := answer.fields["text"]):
+            raise PeerLostError(text)
+        return answer
 
     def _suspect(self, error: PeerLostError | PeerTimeoutError) -> Message:
         """Report the ranks that are missing, and return what follows.
@@ -229,7 +250,7 @@ class _Member:
         if self._saver is None:
             return False
         if self._saver.is_due:
-            self._saver.save(state.step, {name: state[name] for name in state})
+            self._save(state)
         return True
 
     # --- regular checkpoints ---
@@ -247,10 +268,9 @@ class _Member:
             self._unsaved(f"no checkpoints: {error}")
             return None
 
-    def _save_last(self, state: State) -> None:
-        if self._saver is not None:
-            self._saver.save(state.step, {name: state[name] for name in state})
-            self._saver.wait()
+    def _save(self, state: State) -> None:
+        assert self._saver is not None
+        self._saver.save(state.step, {name: state[name] for name in state})
 
     def _unsaved(self, text: str) -> None:
         self._launcher.send("unsaved", text=text)

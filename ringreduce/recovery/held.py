@@ -78,6 +78,13 @@ class Held:
             for slots in files:
                 slots.revoke()
 
+    def ahead(self, lost: Collection[object]) -> Slots | None:
+        """Return the file of a lost rank that has made more steps of the last call than others."""
+        files = self._written[max(self._written)] if self._written else []
+        best = max(files, key=lambda slots: slots.step, default=None)
+        left = [slots.step for slots in files if self._owners[slots] not in lost]
+        return None if best is None or best.step in left else best
+
     def drop(self, lost: Collection[object]) -> None:
         """Give up the files of lost ranks; the others have caught up with them."""
         for call, files in self._written.items():

@@ -59,6 +59,8 @@ class Rules:
             raise ValueError(
                 f"-n is {self.ranks}; --elastic allows {self.least} to {self.most} ranks"
             )
+        if self.replace and self.recovery == "live":
+            raise ValueError("--recovery live cannot replace a rank; leave --replace out")
         if self.max_failures is not None and self.max_failures < 0:
             raise ValueError(f"--max-failures is {self.max_failures}; wanted at least 0")
         if not self.wait_s >= 0:
@@ -183,7 +185,11 @@ class Membership:
     def started(self) -> None:
         """The generation has its communicator and the state."""
         if self.phase is Phase.STARTING:
-            self.phase, self._live_until = Phase.RUNNING, None
+            self.phase = Phase.RUNNING
+
+    def finished(self) -> None:
+        """All ranks have finished what they make together: a loss is followed by level 2."""
+        self.phase, self._level = Phase.STARTING, 2
 
     def stepped(self, step: int) -> None:
         """The generation has committed so many steps."""
@@ -209,8 +215,7 @@ class Membership:
         is_live = self.phase is not Phase.STARTING or self._level == 1
         shrinks = is_live and self.phase is not Phase.RUNNING
         if shrinks and any(each.signal in _CRASHES for each in lost):
-            self.phase = Phase.FENCING  # these ranks have a place in the next generation
-            return Fence()
+            return self.give_up(now)  # these ranks have a place in the next generation
         if self.phase is Phase.SHRINKING:
             self._lost += lost
         else:
@@ -228,13 +233,21 @@ class Membership:
         self.phase = Phase.FENCING
         return Fence()
 
-    def take_part(self, now: float) -> None:
+    def give_up(self, now: float) -> Action:
+        """The ranks that are left cannot make a communicator: level 2 follows."""
+        if self.phase is Phase.STARTING:
+            self._detected = now, 0.0
+        self.phase = Phase.FENCING
+        return Fence()
+
+    def all_take_part(self, now: float) -> None:
         """All ranks that are left begin to make a communicator."""
         if self.phase is Phase.SHRINKING and self._live_until is None:
             self._live_until = now + _LIVE_S
 
     def shrunk(self) -> None:
         """All ranks that are left have a communicator: the next generation begins."""
+        self._live_until = None
         self._next(self.left, level=1)
 
     @property
@@ -260,8 +273,7 @@ class Membership:
         if self.wakes_at is None or now < self.wakes_at:
             return None
         if self.phase is not Phase.WAITING:
-            self.phase = Phase.FENCING  # level 1 takes too long
-            return Fence()
+            return self.give_up(now)  # it takes too long
         text = f"{self.left} rank(s) left, --elastic wants at least {self.rules.least}"
         return self._stop(text, TOO_FEW)
 
@@ -270,7 +282,7 @@ class Membership:
         """When `tick` has something to do; None: never."""
         if self.phase is Phase.WAITING:
             return self._waits_until
-        return self._live_until if self.phase in (Phase.STARTING, Phase.SHRINKING) else None
+        return self._live_until if self.phase is Phase.SHRINKING else None
 
     def end(self) -> None:
         """No generation follows."""
@@ -297,8 +309,8 @@ class Membership:
         return None
 
     def _start(self, size: int) -> Start:
-        self._next(size, level=2)
         self._live_until = None
+        self._next(size, level=2)
         return Start(self.generation, size)
 
     def _next(self, size: int, level: int) -> None:
@@ -315,7 +327,7 @@ class Membership:
             )
             self.resize = Resize(change, int(self._under_way), *self._detected)
         self.generation, self.size, self.phase = self.generation + 1, size, Phase.STARTING
-        self._lost, self._level = [], level
+        self._lost, self._level, self._under_way = [], level, False
 
     def _stop(self, why: str, code: int | None = None) -> Stop:
         self.phase = Phase.ENDED

@@ -65,7 +65,7 @@ class RegularSaver:
     def save(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Begin to write a checkpoint after `step` steps.  The arrays are copied first."""
         self._at = time.monotonic() + self._every_s
-        if step != self._saved:
+        if step != self._saved or self._writer.failed:
             self._writer.begin(Checkpoint(step, arrays, self._facts))
             self._saved = step
 

@@ -149,6 +149,8 @@ class _Run:
         self._change: rr.Change | None = None
         """How the ranks have changed before; None in the first generation."""
         self._is_first = not seed
+        self._has_failed = False
+        """Whether an output of an earlier generation could not be written."""
         together(comm, self._find if self._speaks else nothing)
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
@@ -183,6 +185,7 @@ class _Run:
         if comm is self._comm:
             return
         self._stack.close()  # the outputs of this rank, if it has spoken before
+        self._has_failed |= self._writer is not None and self._writer.failed
         self._comm, self._speaks, self._folder, self._writer = comm, comm.rank == 0, None, None
         together(comm, self._open if self._speaks else nothing)
         how = self._split, self.settings, self._xp, self._named, state
@@ -235,7 +238,8 @@ class _Run:
             careful.close()
             if self._writer is not None:
                 self._writer.wait()
-            if careful.failed or (self._writer is not None and self._writer.failed):
+            failed = careful.failed or self._has_failed
+            if failed or (self._writer is not None and self._writer.failed):
                 raise OSError("not all was written that was asked for")
 
         try:

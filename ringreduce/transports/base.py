@@ -118,7 +118,7 @@ class Transport(Protocol):
         """
 
     def replace_world(self) -> None:
-        """Have later communicators of all ranks get the ranks of this transport alone."""
+        """From now on, have `init` make communicators of the ranks of this transport."""
 
     def close(self) -> None:
         """Free what the transport holds.  Collective."""

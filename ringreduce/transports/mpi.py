@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -44,13 +44,13 @@ _ASSEMBLY_ROLL_CALL_S = 0.25
 """Seconds in which a rank in `init` has to answer a rank that gives up."""
 _SPINS = 200
 """Idle polls without a pause, where every rank has a core of its own."""
-_left: list[MPI.Intracomm] = []
-"""The communicators of all ranks of the job that are not lost; none before the first loss."""
+_world: list[MPI.Intracomm] = []
+"""The communicator of all ranks of the job that are not lost; none before the first loss."""
 
 
 def world() -> MPI.Intracomm:
     """Return MPI's communicator of all ranks of the job that are not lost."""
-    return _left[-1] if _left else MPI.COMM_WORLD
+    return _world[0] if _world else MPI.COMM_WORLD
 
 
 class MpiTransport:
@@ -106,7 +106,7 @@ class MpiTransport:
         return self._data.Recv_init([buffer, MPI.BYTE], peer, flow)
 
     def translate(self, error: Exception) -> Exception:
-        return _lost(error) if isinstance(error, MPI.Exception) else error
+        return _lost(error, self._data) if isinstance(error, MPI.Exception) else error
 
     def withdraw(self, receiver: Any) -> bool | None:
         # MPI_Cancel may lose against a message: only the status of the completed receive tells.
@@ -203,17 +203,20 @@ class MpiTransport:
             self._control.Revoke()
             return MpiTransport(self._parent.Shrink(), timeout_s, self._synchronous_sends)
         except MPI.Exception as error:
-            raise _lost(error) from None
+            raise _lost(error, self._parent) from None
 
     def replace_world(self) -> None:
         assert isinstance(self._parent, MPI.Intracomm)
-        _left.append(self._parent)
+        _world[:] = [self._parent]
 
     def close(self) -> None:
-        if self._window is not None:
-            self._window.Free()
-        self._data.Free()
-        self._control.Free()
+        try:
+            if self._window is not None:
+                self._window.Free()
+            self._data.Free()
+            self._control.Free()
+        except MPI.Exception as error:
+            raise self.translate(error) from None
 
 
 class MpiChannel:
@@ -312,25 +315,34 @@ class _Assembly:
         self._gave_up: set[int] = set()
 
     def duplicate(self) -> MPI.Comm:
-        comm, request = self._parent.Idup()
-        self._finish(request)
-        return comm
+        made: list[MPI.Comm] = []
+
+        def begin() -> MPI.Request:
+            comm, request = self._parent.Idup()
+            made.append(comm)
+            return request
+
+        self._finish(begin)
+        return made[0]
 
     def collect(self, mine: bytes) -> bytearray:
         """Return the bytes that the ranks pass, in rank order; all pass the same length."""
         everybody = bytearray(len(mine) * self._parent.Get_size())
-        self._finish(self._parent.Iallgather([mine, MPI.BYTE], [everybody, MPI.BYTE]))
+        how = [mine, MPI.BYTE], [everybody, MPI.BYTE]
+        self._finish(lambda: self._parent.Iallgather(*how))
         return everybody
 
-    def _finish(self, request: MPI.Request) -> None:
+    def _finish(self, begin: Callable[[], MPI.Request]) -> None:
+        """Begin a collective, and wait for its end."""
         try:
+            request = begin()
             while not request.Test():
                 self._poll()
                 if self._gave_up or time.monotonic() > self._deadline:
                     raise self._give_up()
                 time.sleep(1e-4)
         except MPI.Exception as error:
-            raise _lost(error) from None
+            raise _lost(error, self._parent) from None
 
     def _poll(self) -> None:
         status = MPI.Status()
@@ -348,8 +360,14 @@ class _Assembly:
         return not_assembled(self._timeout_s, sorted(self._others - self._gave_up))
 
 
-def _lost(error: MPI.Exception) -> PeerLostError:
-    return PeerLostError(f"MPI reports: {error}; the communicator is broken")
+def _lost(error: MPI.Exception, comm: MPI.Comm) -> PeerLostError:
+    """Return the error of a call on `comm`; it names the ranks that MPI knows to be lost."""
+    ranks: tuple[int, ...] = ()
+    if error.Get_error_class() == MPI.ERR_PROC_FAILED != MPI.ERR_REVOKED:
+        failed = comm.Get_failed()
+        ranks = tuple(sorted(failed.Translate_ranks(None, comm.Get_group())))
+    text = f"rank(s) {', '.join(map(str, ranks))} are lost; " if ranks else ""
+    return PeerLostError(f"MPI reports: {error}; {text}the communicator is broken", ranks)
 
 
 def why_not_shrink() -> str:

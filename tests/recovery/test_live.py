@@ -127,6 +127,46 @@ def test_a_rank_that_dies_when_others_have_finished(counts):
     assert "2 ranks counted 60.0" in output
 
 
+STOPS = "if comm.rank == 1 and once('stopped'): os.kill(os.getpid(), 19)"
+
+
+def test_a_rank_that_stops_when_others_have_finished_is_replaced(counts):
+    job = counts("-n", "3", "--elastic", "1", "--timeout-s", "1", at_end=STOPS)
+    code, output = job.end()
+    assert code == 0, output
+    assert "2 ranks counted 60.0" in output
+    assert [event["cause"] for event in job.events("resized")] == ["stopped"]
+
+
+@live
+def test_a_rank_that_stops_while_the_others_shrink_is_lost_too(counts):
+    stops = "shrink = rr.Communicator.shrink\ndef stopping(comm):\n"
+    stops += "    if comm.rank == 1 and once('stopped'): os.kill(os.getpid(), 19)\n"
+    stops += "    return shrink(comm)\nrr.Communicator.shrink = stopping\n"
+    job = counts("-n", "3", "--elastic", "1", "--timeout-s", "60", before=stops)
+    os.kill(job.await_step(1)[2], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    assert "ranks counted 60.0" in output
+
+
+def test_a_rank_that_leaves_before_the_others_finish_ends_the_job(counts):
+    job = counts("-n", "2", "--elastic", "1", at_end="if comm.rank == 1: sys.exit(0)")
+    code, output = job.end()
+    assert code == 1, output
+    assert "rank(s) 1 ended inside the call of elastic" in output
+
+
+@live
+def test_a_rank_that_is_killed_after_elastic_is_replaced_by_a_new_job(counts):
+    dies = "if once('died'): time.sleep(0.2); os.kill(os.getpid(), 9)\ntime.sleep(0.5)"
+    job = counts("-n", "2", "--elastic", "1", after=dies)
+    code, output = job.end()
+    assert code == 0, output
+    assert [event["level"] for event in job.events("resized")] in ([], [2])
+    assert len(job.events("started")) == 2
+
+
 @live
 def test_after_a_loss_init_and_elastic_have_the_ranks_that_are_left(counts):
     after = "with rr.init() as comm: print('now', comm.size, flush=True)\n"

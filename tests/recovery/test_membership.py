@@ -111,7 +111,7 @@ def killed(members: Membership, *ranks: int, at: float = 0.0, step: int = 10):
 def test_ranks_that_can_go_on_shrink():
     members = running(live=True)
     assert killed(members, 1) == Shrink()
-    members.take_part(0.1)
+    members.all_take_part(0.1)
     members.shrunk()
     change = members.resize.change
     assert (change.before, change.after, change.lost, change.level) == (4, 3, (1,), 1)
@@ -125,10 +125,10 @@ def test_ranks_that_can_go_on_shrink():
 def test_a_second_loss_while_ranks_shrink_starts_that_again():
     members = running(live=True)
     assert killed(members, 1) == Shrink()
-    members.take_part(0.1)
+    members.all_take_part(0.1)
     assert killed(members, 3, at=2.0) == Shrink()
     assert members.wakes_at == 5.0
-    members.take_part(2.1)
+    members.all_take_part(2.1)
     assert members.wakes_at == 5.0
     members.shrunk()
     assert members.resize.change.lost == (1, 3)
@@ -144,18 +144,23 @@ def test_a_loss_before_the_shrunk_generation_has_started_shrinks_it_again():
     assert (members.size, members.generation, members.resize.redone) == (2, 3, 0)
 
 
-@pytest.mark.parametrize("is_made", [False, True])
-def test_a_shrink_that_hangs_is_followed_by_a_new_job(is_made):
+def test_a_shrink_that_hangs_is_followed_by_a_new_job():
     members = running(live=True)
     assert killed(members, 1) == Shrink()
-    members.take_part(1.0)
-    if is_made:
-        members.shrunk()
+    members.all_take_part(1.0)
     assert members.tick(3.9) is None
     assert members.tick(4.0) == Fence()
-    assert members.fenced(4.1) == Start(3 if is_made else 2, 3)
+    assert members.fenced(4.1) == Start(2, 3)
     assert members.resize.change.level == 2
     assert members.wakes_at is None
+
+
+def test_a_loss_after_all_have_finished_is_followed_by_a_new_job():
+    members = running(live=True)
+    members.finished()
+    assert killed(members, 1) == Fence()
+    assert members.fenced(0.0) == Start(2, 3)
+    assert members.resize.redone == 0
 
 
 @pytest.mark.parametrize("is_made", [False, True])
@@ -216,6 +221,7 @@ def test_two_losses_at_once_do_not_show_that_a_step_is_at_fault():
         ({"least": 5, "most": 3}, "--elastic: MIN is 5, more than MAX, 3"),
         ({"ranks": 6, "most": 5}, "-n is 6; --elastic allows 2 to 5 ranks"),
         ({"max_failures": -1}, "--max-failures is -1; wanted at least 0"),
+        ({"replace": True, "recovery": "live"}, "--recovery live cannot replace a rank"),
         ({"wait_s": -1.0}, "--wait-s is -1; wanted at least 0 seconds"),
     ],
 )

@@ -1,0 +1,31 @@
+"""Every interleaving of ranks, a supervisor and one fault: nothing is lost or mixed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.recovery_walk import FAULTS, Walk, WalkError
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("live", [False, True])
+def test_no_interleaving_loses_or_mixes_steps(live, fault, ranks):
+    walk = Walk(live, fault=fault, ranks=ranks)
+    walk.run()
+    assert walk.states > 1_000
+
+
+@pytest.mark.parametrize(
+    ("mistake", "live", "ranks", "text"),
+    [
+        ("no agreement", True, 3, "a step has other samples"),
+        ("no fence", False, 2, "a rank begins with a mixture"),
+        ("commit before write", False, 2, "the next generation begins with a mixture"),
+        ("lease ignored", False, 2, "a rank commits without a lease"),
+        ("old manifest", False, 2, "an old generation writes a checkpoint"),
+    ],
+)
+def test_a_mistake_in_the_protocol_is_found(mistake, live, ranks, text):
+    with pytest.raises(WalkError, match=text):
+        Walk(live, mistake, ranks=ranks).run()

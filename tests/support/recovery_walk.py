@@ -1,0 +1,494 @@
+"""Walk every interleaving of a job of two or three ranks, its supervisor and one fault.
+
+The decisions are those of `ringreduce.recovery.membership` itself.  Ranks, files, communicators and
+the supervisor's answers are modelled: a rank trains, one write or message a step of the walk, and a
+fault kills or stops one rank anywhere.  In each state the walk proves that
+
+- a committed slot has the samples of exactly so many whole steps,
+- no rank commits that has looked at its lease after it was revoked,
+- ranks of a generation begin with the same step, and no committed step is lost,
+- checkpoints are written by generations in their order,
+- the job can go on, until it has made all steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ringreduce.recovery.membership import (
+    Action,
+    Fence,
+    Lost,
+    Membership,
+    Phase,
+    Rules,
+    Shrink,
+    Start,
+    Stop,
+)
+
+STEPS, SAMPLES = 2, 3
+FAULTS = ("crash", "stop")
+_FINISHED, _NONE = -1, 0
+_LATE = 1e9
+Contents = tuple[int, ...]
+"""How often each sample of each step was counted."""
+TORN: Contents = ()
+
+
+class WalkError(AssertionError):
+    """A state that must not be; the text has the way to it."""
+
+
+class File(NamedTuple):
+    """The memory file of a process."""
+
+    step: int = 0
+    committed: Contents = (0,) * STEPS * SAMPLES
+    other: Contents = TORN
+    lease: int = 0
+
+
+class Process(NamedTuple):
+    """A process of a rank."""
+
+    rank: int
+    comm: int
+    """The number of its communicator."""
+    at: str = "copy arrays"
+    """What it does next."""
+    calls: int = 0
+    """Calls that it has begun on its communicator."""
+    generation: int = 1
+    has_stepped: bool = False
+    result: Any = None
+    """What its last call has returned."""
+    alive: bool = True
+    stopped: bool = False
+    is_being_killed: bool = False
+    asks: int | None = None
+
+
+class Comm(NamedTuple):
+    """A communicator: its processes, and what each has passed to each call."""
+
+    members: tuple[int, ...]
+    passed: tuple[tuple[Any, ...], ...]
+
+
+class World(NamedTuple):
+    """A state of the job."""
+
+    processes: tuple[Process, ...]
+    files: tuple[File, ...]
+    comms: tuple[Comm, ...]
+    present: tuple[int, ...]
+    """The processes of the present generation, in the order of their ranks."""
+    lost: tuple[int, ...]
+    source: int | None
+    """The process whose file the present generation begins with."""
+    members: str
+    """The state of the `Membership`."""
+    manifest: tuple[int, int]
+    """Generation and step of the last checkpoint."""
+    faults: int
+    """Faults that may still come."""
+
+
+def expected(step: int) -> Contents:
+    """The contents after so many steps."""
+    return (1,) * step * SAMPLES + (0,) * (STEPS - step) * SAMPLES
+
+
+def added(values: Collection[Contents]) -> Contents:
+    """The sum of contents."""
+    return tuple(map(sum, zip(*values, strict=True)))
+
+
+@dataclass
+class Walk:
+    """All states that can be reached; `live`: ranks can go on after a loss.
+
+    `mistake` names a mistake in the protocol, which a walk must find.
+    """
+
+    live: bool
+    mistake: str = ""
+    fault: str = "crash"
+    ranks: int = 3
+    states: int = 0
+    _known: dict[str, Membership] = field(default_factory=dict)
+    """The memberships, by their text."""
+
+    def run(self) -> None:
+        """Walk.  Raises WalkError at the first state that must not be."""
+        members = Membership(Rules(self.ranks, least=1, most=self.ranks), self.live)
+        assert isinstance(members.begin(), Start)
+        world = World((), (), (), (), (), None, self._text(members), (0, 0), faults=1)
+        first = self._started(world, self.ranks, generation=1)
+        seen, left = {first}, [first]
+        while left:
+            world = left.pop()
+            followers = list(self._followers(world))
+            if not followers and not self._is_over(world):
+                raise WalkError(f"nothing can happen: {world}")
+            for follower in followers:
+                if follower not in seen:
+                    seen.add(follower)
+                    left.append(follower)
+        self.states = len(seen)
+
+    # --- memberships, which are not hashable ---
+
+    def _text(self, members: Membership) -> str:
+        text = repr(members)
+        self._known.setdefault(text, members)
+        return text
+
+    def _copy(self, world: World) -> Membership:
+        return copy.deepcopy(self._known[world.members])
+
+    def _phase(self, world: World) -> Phase:
+        return self._known[world.members].phase
+
+    # --- what can happen ---
+
+    def _followers(self, world: World) -> Iterator[World]:
+        for number, process in enumerate(world.processes):
+            if not process.alive:
+                continue
+            if process.is_being_killed:
+                yield self._gone(world, number)
+            if process.stopped:
+                if number not in world.present or number in world.lost:
+                    yield _with(world, number, stopped=False)  # it may go on before it is killed
+                continue
+            yield from self._of_rank(world, number, process)
+            if world.faults and number in world.present and process.at != "over":
+                less = world._replace(faults=0)
+                if self.fault == "crash":
+                    yield self._gone(less, number)
+                else:
+                    yield _with(less, number, stopped=True)
+        yield from self._of_supervisor(world)
+
+    def _gone(self, world: World, number: int) -> World:
+        return self._answered(_with(world, number, alive=False, asks=None))
+
+    def _is_over(self, world: World) -> bool:
+        ends = [world.processes[number] for number in world.present]
+        if not all(each.at == "over" for each in ends if each.alive):
+            return False
+        for number in world.present:
+            if world.processes[number].alive and world.files[number].step != STEPS:
+                raise WalkError(f"the job has not made all steps: {world}")
+        return True
+
+    # --- ranks ---
+
+    def _of_rank(self, world: World, number: int, process: Process) -> Iterator[World]:
+        file, at = world.files[number], process.at
+        if at == "copy arrays":
+            if world.source is not None:
+                file = file._replace(committed=world.files[world.source].committed)
+            yield _filed(_with(world, number, at="copy step"), number, file)
+        elif at == "copy step":
+            step = 0 if world.source is None else world.files[world.source].step
+            if file.committed != expected(step):
+                raise WalkError(f"a rank begins with a mixture: {world}")
+            file = file._replace(step=step, lease=process.generation)
+            yield self._call(_filed(world, number, file), number, file.step, "barrier")
+        elif at == "barrier":
+            for now, steps in self._returned(world, number, process):
+                if steps is not None and len(set(steps)) > 1 and self.mistake != "no agreement":
+                    raise WalkError(f"ranks begin with the steps {steps}: {world}")
+                yield now if steps is None else self._begun(now, number)
+        elif at == "train":
+            mine = [0] * STEPS * SAMPLES
+            size = len(world.comms[process.comm].members)
+            for sample in range(process.rank, SAMPLES, size):
+                mine[file.step * SAMPLES + sample] = 1
+            yield self._call(world, number, tuple(mine), "sum")
+        elif at == "sum":
+            for now, parts in self._returned(world, number, process):
+                result = None if parts is None else added(parts)
+                yield now if result is None else _with(now, number, at="write", result=result)
+        else:
+            yield from self._of_update(world, number, process, file)
+
+    def _of_update(
+        self, world: World, number: int, process: Process, file: File
+    ) -> Iterator[World]:
+        at, early = process.at, self.mistake == "commit before write"
+        if at == "write":
+            new = TORN if early else added([file.committed, process.result])
+            yield _with(_filed(world, number, file._replace(other=new)), number, at="look")
+        elif at == "fill":  # the slot is committed already
+            new = added([expected(file.step - 1), process.result])
+            now = _filed(world, number, file._replace(committed=new))
+            yield self._reported(now, number, process, file)
+        elif at == "look":
+            if file.lease != process.generation and self.mistake != "lease ignored":
+                yield self._gone(world, number)
+            else:
+                seen = file.lease == process.generation
+                yield _with(world, number, at="commit", result=(seen, process.result))
+        elif at == "commit":
+            yield self._committed(world, number, process, file)
+        elif at == "save":
+            yield from self._saved(world, number, process, file)
+        elif at == "finish":
+            yield self._asked(world, number, _FINISHED)
+        elif at == "ask":
+            yield self._asked(world, number, _NONE)
+        else:
+            yield from self._of_shrink(world, number, process, file)
+
+    def _of_shrink(
+        self, world: World, number: int, process: Process, file: File
+    ) -> Iterator[World]:
+        at = process.at
+        if at == "shrink":
+            members = world.comms[process.comm].members
+            living = [each for each in members if world.processes[each].alive]
+            if all(world.processes[each].at == "shrink" for each in living):
+                comm = Comm(tuple(living), ((),) * len(living))
+                now = world._replace(comms=(*world.comms, comm))
+                for each in living:
+                    now = _with(now, each, at="shrunk", result=len(now.comms) - 1)
+                yield now
+        elif at == "shrunk":
+            size = len(world.comms[process.result].members)
+            yield self._asked(world, number, size)
+        elif at == "take":  # from a lost rank that has made the most steps
+            ahead = world.files[process.result]
+            torn = _filed(world, number, file._replace(committed=TORN))
+            yield _with(torn, number, at="catch up", result=(ahead.step, ahead.committed, "agree"))
+        elif at == "agree":
+            yield self._call(world, number, (file.step, file.committed), "agreed")
+        elif at == "agreed":
+            for now, passed in self._returned(world, number, process):
+                if passed is None:
+                    yield now
+                elif self.mistake == "no agreement" or file.step == max(passed)[0]:
+                    yield _with(now, number, at="join")
+                else:
+                    torn = _filed(now, number, file._replace(committed=TORN))
+                    yield _with(torn, number, at="catch up", result=(*max(passed), "join"))
+        elif at == "catch up":
+            step, contents, following = process.result
+            now = _filed(world, number, file._replace(step=step, committed=contents))
+            yield _with(now, number, at=following)
+        elif at == "join":
+            now = _filed(world, number, file._replace(lease=process.generation))
+            yield self._call(now, number, file.step, "barrier")
+
+    def _committed(self, world: World, number: int, process: Process, file: File) -> World:
+        seen, result = process.result
+        if not seen:
+            raise WalkError(f"a rank commits without a lease: {world}")
+        early = self.mistake == "commit before write"
+        file = file._replace(step=file.step + 1, committed=file.other, other=file.committed)
+        if not early and file.committed != expected(file.step):
+            raise WalkError(f"a step has other samples: {world}")
+        now = _filed(world, number, file)
+        if early:
+            return _with(now, number, at="fill", result=result)
+        return self._reported(now, number, process, file)
+
+    def _reported(self, world: World, number: int, process: Process, file: File) -> World:
+        """Tell the supervisor of the first step of a generation; go on after a step."""
+        now = world
+        if not process.has_stepped:
+            now = _with(now, number, has_stepped=True)
+            if number in now.present and self._phase(now) is not Phase.FENCING:
+                members = self._copy(now)
+                members.stepped(file.step)
+                now = now._replace(members=self._text(members))
+        return _with(now, number, at="save" if process.rank == 0 else _next(file), result=None)
+
+    def _saved(self, world: World, number: int, process: Process, file: File) -> Iterator[World]:
+        """Rank 0 holds the lock of the folder from its first checkpoint until it is gone."""
+        holders = [
+            each
+            for each, other in enumerate(world.processes)
+            if other.alive and other.rank == 0 and other.generation < process.generation
+        ]
+        if holders and self.mistake != "old manifest":
+            return
+        if world.manifest[0] > process.generation:
+            raise WalkError(f"an old generation writes a checkpoint: {world}")
+        now = world._replace(manifest=(process.generation, file.step))
+        yield _with(now, number, at=_next(file))
+
+    def _call(self, world: World, number: int, passed: Any, at: str) -> World:
+        """Begin a call on the communicator of a process."""
+        process = world.processes[number]
+        comm = world.comms[process.comm]
+        place = comm.members.index(number)
+        row = (*comm.passed[place], passed)
+        comm = comm._replace(passed=(*comm.passed[:place], row, *comm.passed[place + 1 :]))
+        comms = (*world.comms[: process.comm], comm, *world.comms[process.comm + 1 :])
+        return _with(world._replace(comms=comms), number, at=at, calls=process.calls + 1)
+
+    def _returned(
+        self, world: World, number: int, process: Process
+    ) -> Iterator[tuple[World, list[Any] | None]]:
+        """How the call of a process ends: with what all have passed, or with an error."""
+        comm = world.comms[process.comm]
+        if all(len(row) >= process.calls for row in comm.passed):
+            yield world, [row[process.calls - 1] for row in comm.passed]
+        others = [world.processes[each] for each in comm.members]
+        if any(not o.alive or o.stopped or o.at == "ask" or o.asks == _NONE for o in others):
+            yield _with(world, number, at="ask"), None
+
+    def _begun(self, world: World, number: int) -> World:
+        """Rank 0 says that its generation has begun."""
+        now = _with(world, number, at="train")
+        if world.files[number].step == STEPS:
+            now = _with(world, number, at="finish")
+        if world.processes[number].rank == 0 and self._phase(world) is Phase.STARTING:
+            members = self._copy(world)
+            members.started()
+            now = now._replace(members=self._text(members), lost=())
+        return now
+
+    # --- the supervisor ---
+
+    def _of_supervisor(self, world: World) -> Iterator[World]:
+        phase, living = self._phase(world), [n for n in world.present if n not in world.lost]
+        if phase in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
+            for number in living:
+                process = world.processes[number]
+                asks = any(world.processes[each].asks is not None for each in living)
+                if not process.alive and process.at != "over":
+                    yield self._lose(world, number, Lost(process.rank, 9), "killed")
+                elif process.alive and process.stopped and asks:
+                    yield self._lose(world, number, Lost(process.rank, 0), "stopped")
+            if self._known[world.members].wakes_at is not None:
+                members = self._copy(world)
+                yield self._done(world, members, members.tick(_LATE))
+        if phase is Phase.FENCING and self._is_fenced(world):
+            members = self._copy(world)
+            begun = ("copy arrays", "copy step")
+            held = [n for n in world.present if world.processes[n].at not in begun]
+            if world.source is not None and len(held) < len(world.present):
+                held.append(world.source)
+            best = max(held, key=lambda n: world.files[n].step, default=None)
+            if best is not None and world.files[best].committed != expected(world.files[best].step):
+                raise WalkError(f"the next generation begins with a mixture: {world}")
+            now = world._replace(source=best)
+            yield self._done(now, members, members.fenced(0.0))
+
+    def _is_fenced(self, world: World) -> bool:
+        """Whether all processes of the present generation are gone."""
+        left = [world.processes[number] for number in world.present]
+        left = [process for process in left if process.alive]
+        if self.mistake == "old manifest":
+            left = [process for process in left if process.at != "save"]
+        return not left or self.mistake == "no fence"
+
+    def _lose(self, world: World, number: int, lost: Lost, cause: str) -> World:
+        members = self._copy(world)
+        step = max(world.files[each].step for each in world.present)
+        now = world._replace(lost=(*world.lost, number))
+        if self.mistake != "no fence":
+            now = _with(now, number, is_being_killed=True)
+        return self._done(now, members, members.lost([lost], 0.0, cause=cause, step=step))
+
+    def _done(self, world: World, members: Membership, action: Action) -> World:
+        """Carry out an action of the membership."""
+        assert not isinstance(action, Stop), action
+        now = world._replace(members=self._text(members))
+        if isinstance(action, Start):
+            return self._started(now, action.size, action.generation)
+        if isinstance(action, Fence):
+            now = now._replace(lost=())
+            for number in now.present:
+                now = _filed(now, number, now.files[number]._replace(lease=0))
+                now = _with(now, number, is_being_killed=True, asks=None)
+        if isinstance(action, Shrink):
+            return self._answered(now)
+        return now
+
+    def _started(self, world: World, size: int, generation: int) -> World:
+        first, comm = len(world.processes), len(world.comms)
+        numbers = tuple(range(first, first + size))
+        new = tuple(Process(rank, comm, generation=generation) for rank in range(size))
+        return world._replace(
+            processes=world.processes + new,
+            files=world.files + (File(),) * size,
+            comms=(*world.comms, Comm(numbers, ((),) * size)),
+            present=numbers,
+            lost=(),
+        )
+
+    def _asked(self, world: World, number: int, what: int) -> World:
+        now = _with(world, number, at="answer", asks=what)
+        if self._phase(world) is Phase.FENCING or number not in world.present:
+            return now  # it is being killed
+        return self._answered(now)
+
+    def _answered(self, world: World) -> World:
+        """Answer all that are alive, if all have asked."""
+        living = [n for n in world.present if n not in world.lost]
+        asks = [world.processes[n].asks for n in living]
+        gone = self.mistake == "no fence" or all(not world.processes[n].alive for n in world.lost)
+        if not living or None in asks or not gone:
+            return world
+        phase, now = self._phase(world), world
+        if phase is not Phase.SHRINKING:
+            over = phase in (Phase.STARTING, Phase.RUNNING) and set(asks) == {_FINISHED}
+            if over:
+                members = self._copy(world)
+                members.finished()
+                now = now._replace(members=self._text(members))
+                for number in living:
+                    now = _with(now, number, at="over", asks=None)
+            return now
+        members = self._copy(world)
+        if set(asks) == {len(living)}:
+            members.shrunk()
+            now = now._replace(present=tuple(living))
+            files = world.files
+            ahead = max(world.lost, key=lambda n: files[n].step)
+            if files[ahead].step <= max(files[n].step for n in living):
+                ahead = -1
+            for rank, number in enumerate(living):
+                now = _with(
+                    now,
+                    number,
+                    at="agree" if ahead < 0 else "take",
+                    result=ahead,
+                    asks=None,
+                    rank=rank,
+                    comm=world.processes[number].result,
+                    calls=0,
+                    generation=members.generation,
+                    has_stepped=False,
+                )
+        else:
+            members.all_take_part(0.0)
+            for number in living:
+                now = _with(now, number, at="shrink", asks=None)
+        return now._replace(members=self._text(members))
+
+
+def _next(file: File) -> str:
+    """What a process does after a step."""
+    return "finish" if file.step == STEPS else "train"
+
+
+def _with(world: World, number: int, **changes: Any) -> World:
+    """Change a process."""
+    before = world.processes
+    changed = before[number]._replace(**changes)
+    return world._replace(processes=(*before[:number], changed, *before[number + 1 :]))
+
+
+def _filed(world: World, number: int, file: File) -> World:
+    """Change the file of a process."""
+    return world._replace(files=(*world.files[:number], file, *world.files[number + 1 :]))
