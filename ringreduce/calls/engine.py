@@ -157,7 +157,7 @@ class Engine:
         self._refusals.check()
 
     def check_usable(self) -> None:
-        """Raise an error if this thread can make no call now.  It holds the queue's lock."""
+        """Raise an error if this thread, which holds the queue's lock, can make no call now."""
         self._refusals.check()
         self._check_able()
 

@@ -46,5 +46,5 @@ _of_thread = _OfThread()
 
 
 def refusals_here() -> Refusals:
-    """Return those of this thread."""
+    """Return the `Refusals` of this thread."""
     return _of_thread.refusals

@@ -267,7 +267,7 @@ class Supervisor:
         rank.connection.send("member", files, **self._member(), **self._held.regular(call))
 
     def _member(self) -> dict[str, Any]:
-        """Return what a rank has to know of its generation."""
+        """Return the number of the present generation, and the change that began it."""
         resize = self._membership.resize
         change = None if resize is None else asdict(resize.change)
         return {"generation": self._present.number, "change": change}

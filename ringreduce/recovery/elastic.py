@@ -256,7 +256,7 @@ class _Member:
     # --- regular checkpoints ---
 
     def _regular_saver(self, generation: int) -> RegularSaver | None:
-        """Return what saves regularly; None if nothing does."""
+        """Return a saver for regular checkpoints; None if the launcher has no folder for them."""
         folder, every_s = self._answer.fields["folder"], self._answer.fields["every_s"]
         if self._saver is not None:
             self._saver.close()

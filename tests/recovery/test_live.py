@@ -85,19 +85,22 @@ def test_a_stopped_rank_is_killed_and_the_others_go_on(counts):
     assert levels(job) == [(2, 1)]
 
 
-HANGS = """
+def shrinking(first: str) -> str:
+    """Code that makes a rank run the statement `first` before it shrinks its communicator."""
+    return f"""
 shrink = rr.Communicator.shrink
-def hanging(comm):
-    if comm.rank == 0:
-        time.sleep(600)
+def shrinking(comm):
+    {first}
     return shrink(comm)
-rr.Communicator.shrink = hanging
+rr.Communicator.shrink = shrinking
 """
 
 
 @live
 def test_a_shrink_that_hangs_is_followed_by_a_new_job(counts):
-    job = counts("-n", "3", "--elastic", "1", before=HANGS)
+    job = counts(
+        "-n", "3", "--elastic", "1", before=shrinking("if comm.rank == 0: time.sleep(600)")
+    )
     os.kill(job.await_step(1)[2], signal.SIGKILL)
     code, output = job.end()
     assert code == 0, output
@@ -107,9 +110,7 @@ def test_a_shrink_that_hangs_is_followed_by_a_new_job(counts):
 
 @live
 def test_a_rank_that_dies_while_the_others_shrink(counts):
-    dies = "shrink = rr.Communicator.shrink\ndef dying(comm):\n"
-    dies += "    if comm.rank == 1 and once('died'): os.kill(os.getpid(), 9)\n"
-    dies += "    return shrink(comm)\nrr.Communicator.shrink = dying\n"
+    dies = shrinking("if comm.rank == 1 and once('died'): os.kill(os.getpid(), 9)")
     job = counts("-n", "4", "--elastic", "1", before=dies)
     os.kill(job.await_step(1)[3], signal.SIGKILL)
     code, output = job.end()
@@ -140,10 +141,7 @@ def test_a_rank_that_stops_when_others_have_finished_is_replaced(counts):
 
 @live
 def test_a_rank_that_stops_while_the_others_shrink_is_lost_too(counts):
-    stops = "shrink = rr.Communicator.shrink\ndef stopping(comm):\n"
-    stops += "    if comm.rank == 1 and once('stopped'): os.kill(os.getpid(), 19)\n"
-    stops += "    return shrink(comm)\nrr.Communicator.shrink = stopping\n"
-    job = counts("-n", "3", "--elastic", "1", "--timeout-s", "60", before=stops)
+    job = counts("-n", "3", "--elastic", "1", "--timeout-s", "60", before=shrinking(STOPS))
     os.kill(job.await_step(1)[2], signal.SIGKILL)
     code, output = job.end()
     assert code == 0, output
