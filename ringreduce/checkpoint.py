@@ -54,14 +54,13 @@ class Checkpoint:
     facts: Facts
 
 
-class Folder:
-    """A folder of checkpoints, locked by one process at a time.
+class Reader:
+    """A folder of checkpoints that may be of a run that goes on: it is read alone.
 
-    Raises OSError if the folder cannot be made or written to, and CheckpointError if it is a file
-    or if another process has locked it.
+    Raises CheckpointError if the folder is a file.
     """
 
-    def __init__(self, path: Path, keep: int) -> None:
+    def __init__(self, path: Path) -> None:
         # Raise here, not after hours of training.
         try:
             import safetensors.numpy
@@ -70,9 +69,83 @@ class Folder:
                 "checkpoints need safetensors: pip install 'ringreduce[train]'"
             ) from None
         self._tensors: Any = safetensors.numpy
-        self.path, self._keep = path, keep
+        self.path = path
         if path.exists() and not path.is_dir():
             raise CheckpointError(f"{path} is a file; name a folder for the checkpoints")
+
+    def manifests(self) -> list[Path]:
+        """Return the manifests of all checkpoints, damaged or not, the last step first."""
+        if not self.path.exists():
+            return []
+        found = [path for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, reverse=True)
+
+    def last(
+        self, fits: Callable[[Checkpoint], None], refused: Callable[[str], None]
+    ) -> Checkpoint | None:
+        """Return the last usable checkpoint; None if the folder has no checkpoints.
+
+        `fits` raises CheckpointError for a checkpoint of another run; its other errors end the
+        search.  `refused` is called with the reason for every checkpoint that is passed over.
+        Raises CheckpointError if there are checkpoints, but none can be used.
+        """
+        manifests = self.manifests()
+        for manifest in manifests:
+            try:
+                checkpoint = self._load(manifest)
+            except CheckpointError as error:
+                refused(str(error))
+                continue
+            try:
+                fits(checkpoint)
+                return checkpoint
+            except CheckpointError as error:
+                refused(f"{manifest}: {error}")
+        if manifests:
+            raise CheckpointError(
+                f"none of the {len(manifests)} checkpoints in {self.path} can be used"
+            )
+        return None
+
+    def _load(self, path: Path) -> Checkpoint:
+        try:
+            manifest = json.loads(path.read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
+        except ValueError:
+            raise CheckpointError(f"{path} is damaged: it is no JSON") from None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise CheckpointError(f"{path} is no {FORMAT}")
+        if manifest.pop("manifest_sha256", None) != _own_hash(manifest):
+            raise CheckpointError(f"{path} is damaged: its hash is another than it says")
+        tensors = path.with_name(manifest["tensors"])
+        try:
+            data = tensors.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is there, but {tensors.name} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"{tensors} is damaged: {error}") from None
+        if len(data) != manifest["bytes"] or hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+            raise CheckpointError(
+                f"{tensors} is damaged: {len(data):,} bytes whose hash is another than "
+                f"{path.name} says"
+            )
+        arrays = self._tensors.load(data)
+        for name, dtype in manifest.get("dtypes", {}).items():
+            arrays[name] = arrays[name].view(dtype)[..., 0]
+        return Checkpoint(manifest["step"], arrays, manifest)
+
+
+class Folder(Reader):
+    """A folder of checkpoints, locked by one process at a time.
+
+    Raises OSError if the folder cannot be made or written to, and CheckpointError if it is a file
+    or if another process has locked it.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        super().__init__(path)
+        self._keep = keep
         for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
             missing.mkdir(exist_ok=True)
             _sync_folder(missing.parent)
@@ -96,11 +169,6 @@ class Folder:
                 f"{self.path} has checkpoints already; go on from them with --resume, or name "
                 "another folder"
             )
-
-    def manifests(self) -> list[Path]:
-        """Return the manifests of all checkpoints, damaged or not, the last step first."""
-        found = [path for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(found, reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint and return its manifest; from then on it survives a power cut.
@@ -135,33 +203,6 @@ class Folder:
             path.with_suffix(".safetensors").unlink(missing_ok=True)
         return self.path / f"{stem}.json"
 
-    def last(
-        self, fits: Callable[[Checkpoint], None], refused: Callable[[str], None]
-    ) -> Checkpoint | None:
-        """Return the last usable checkpoint; None if the folder has no checkpoints.
-
-        `fits` raises CheckpointError for a checkpoint of another run; its other errors end the
-        search.  `refused` is called with the reason for every checkpoint that is passed over.
-        Raises CheckpointError if there are checkpoints, but none can be used.
-        """
-        manifests = self.manifests()
-        for manifest in manifests:
-            try:
-                checkpoint = self._load(manifest)
-            except CheckpointError as error:
-                refused(str(error))
-                continue
-            try:
-                fits(checkpoint)
-                return checkpoint
-            except CheckpointError as error:
-                refused(f"{manifest}: {error}")
-        if manifests:
-            raise CheckpointError(
-                f"none of the {len(manifests)} checkpoints in {self.path} can be used"
-            )
-        return None
-
     # --- implementation ---
 
     def _write(self, name: str, data: bytes) -> None:
@@ -177,34 +218,6 @@ class Folder:
             raise
         os.replace(unfinished, path)
         _sync_folder(self.path)
-
-    def _load(self, path: Path) -> Checkpoint:
-        try:
-            manifest = json.loads(path.read_bytes())
-        except OSError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
-        except ValueError:
-            raise CheckpointError(f"{path} is damaged: it is no JSON") from None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise CheckpointError(f"{path} is no {FORMAT}")
-        if manifest.pop("manifest_sha256", None) != _own_hash(manifest):
-            raise CheckpointError(f"{path} is damaged: its hash is another than it says")
-        tensors = path.with_name(manifest["tensors"])
-        try:
-            data = tensors.read_bytes()
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is there, but {tensors.name} is missing") from None
-        except OSError as error:
-            raise CheckpointError(f"{tensors} is damaged: {error}") from None
-        if len(data) != manifest["bytes"] or hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise CheckpointError(
-                f"{tensors} is damaged: {len(data):,} bytes whose hash is another than "
-                f"{path.name} says"
-            )
-        arrays = self._tensors.load(data)
-        for name, dtype in manifest.get("dtypes", {}).items():
-            arrays[name] = arrays[name].view(dtype)[..., 0]
-        return Checkpoint(manifest["step"], arrays, manifest)
 
 
 class Writer:

@@ -70,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return doctor.clean() if options.clean else doctor.main()
     if options.command == "explain":
         return _explain(command, options)
+    if options.command == "scale":
+        from ringreduce.launch.commands import scale
+
+        return scale(options.job, options.size)
     if options.command == "completion":
         from ringreduce.launch.completion import script
 
@@ -319,6 +323,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         allow_abbrev=False,
     )
     _add_job_options(bench)
+    _add_scale(commands)
     _add_explain(commands)
     _add_doctor(commands)
     _add_completion(commands)
@@ -355,6 +360,20 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         help="seconds without progress after which a collective fails",
     )
     add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
+
+
+def _add_scale(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "scale",
+        help="have a running job go on with another number of ranks",
+        usage="ringreduce scale JOB N",
+        description="Have a job that was started with --elastic go on with N ranks, and wait until "
+        "it does.  No step is lost.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("job", type=int, metavar="JOB", help="process id of the launcher")
+    add("size", type=int, metavar="N", help="ranks, between the MIN and MAX of --elastic")
 
 
 def _add_explain(commands: _Commands) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 
+from ringreduce.launch.discovery import Discovery
 from ringreduce.launch.launcher import Job
 from ringreduce.launch.supervisor import Supervisor
 from ringreduce.recovery.events import Events
@@ -16,7 +18,7 @@ from ringreduce.terminal import print_error
 
 _OF_ELASTIC = frozenset(
     [
-        *("max_failures", "wait_s", "replace", "recovery", "events"),
+        *("max_failures", "wait_s", "grace_s", "replace", "recovery", "discover", "events"),
         *("state_dir", "save_every_s", "resume"),
     ]
 )
@@ -46,6 +48,19 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         default=60.0,
         metavar="S",
         help="seconds to wait where fewer than MIN are left; default: 60",
+    )
+    add(
+        "--grace-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds in which ranks end their step and leave after SIGTERM; default: 30",
+    )
+    add(
+        "--discover",
+        metavar="COMMAND",
+        help="have as many ranks as the command finds room for; it prints host:slots, and is run "
+        "every 5 seconds",
     )
     add("--replace", action="store_true", help="start a new rank for each that is lost")
     add(
@@ -95,6 +110,7 @@ def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ru
         most=options.ranks if most is None else most,
         max_failures=options.max_failures,
         wait_s=options.wait_s,
+        grace_s=options.grace_s,
         replace=options.replace,
         recovery=options.recovery,
     )
@@ -124,8 +140,12 @@ def supervise(
     held = _held(command, options)
     if held.step:
         events.write("resumed", step=held.step, folder=str(options.state_dir))
+    discovery = None if options.discover is None else Discovery(options.discover)
     try:
-        supervisor = Supervisor(job, rules, events, held)
+        if discovery is not None:
+            ranks = discovery.first(rules)
+            job, rules = replace(job, ranks=ranks), replace(rules, ranks=ranks)
+        supervisor = Supervisor(job, rules, events, held, discovery)
     except OSError as error:
         command.error(f"--elastic: no socket for the ranks: {error}")
     except ValueError as error:

@@ -3,11 +3,13 @@
 The supervisor starts generations of ranks with mpiexec, and holds the memory files with the state
 that the ranks have committed.  It watches the ranks' processes.  After a loss the ranks that are
 left make a communicator of their own, under an MPI that lets them; or the supervisor kills them,
-and starts the next generation, which continues from the state.  `Membership` decides what follows;
-this module carries it out.  The supervisor loads no MPI.
+and starts the next generation, which continues from the state.  If another number of ranks is
+wanted, the next generation starts beside the present one and takes over from it.  `Membership`
+decides what follows; this module carries it out.  The supervisor loads no MPI.
 
-All ranks of a generation ask the supervisor before they leave `elastic`, and before and after they
-make a communicator.  It answers when all that are alive have asked, so that all do the same.
+All ranks of a generation ask the supervisor before they leave `elastic`, before and after they make
+a communicator, and after the step at which they pause.  It answers when all that are alive have
+asked, so that all do the same.
 """
 
 from __future__ import annotations
@@ -18,32 +20,42 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ringreduce.config import DEFAULT_TIMEOUT_S
 from ringreduce.launch.cleanup import DYING_S
+from ringreduce.launch.commands import Commands, resized_text
+from ringreduce.launch.discovery import Discovery, DiscoveryError
 from ringreduce.launch.ends import end_of
 from ringreduce.launch.generation import Generation
+from ringreduce.launch.handover import Handover
 from ringreduce.launch.launcher import ENDING, PASSED_ON, Job, exit_code, job_environment
 from ringreduce.launch.mpiexec import find_mpiexec
 from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
+from ringreduce.launch.signals import Signals
+from ringreduce.launch.together import Together
 from ringreduce.recovery import socket_folder
 from ringreduce.recovery.events import Events
 from ringreduce.recovery.held import Held
 from ringreduce.recovery.membership import (
     Action,
+    Drop,
     Fence,
+    Leave,
     Lost,
     Membership,
+    Pause,
     Phase,
+    Prepare,
     Resize,
     Rules,
     Shrink,
     Start,
     Stop,
+    TakeOver,
 )
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
@@ -54,7 +66,6 @@ _ANSWER_S = 2.0
 """Seconds in which the end of a process must be seen whose loss another rank reports."""
 _BLAME_S = 0.05
 """Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
-_UNABLE, _FINISHED, _NONE = -2, -1, 0
 
 
 class Supervisor:
@@ -64,7 +75,14 @@ class Supervisor:
     socket, and ValueError if the rules want a live recovery that this MPI does not have.
     """
 
-    def __init__(self, job: Job, rules: Rules, events: Events, held: Held) -> None:
+    def __init__(
+        self,
+        job: Job,
+        rules: Rules,
+        events: Events,
+        held: Held,
+        discovery: Discovery | None = None,
+    ) -> None:
         self._job, self._given = job, job_environment()
         self._mpiexec = find_mpiexec(Path(sys.prefix), self._given.get("PATH", os.defpath))
         live = rules.recovery != "relaunch" and self._mpiexec.goes_on and not rules.replace
@@ -77,7 +95,12 @@ class Supervisor:
         self._membership = Membership(rules, live)
         self._events = events
         self._held = held
-        self._ranks = Ranks(socket_folder.bound(os.getpid()), "")
+        self._rules, self._discovery = rules, discovery
+        socket_folder.prepare(os.getpid())
+        self._address = socket_folder.socket_of(os.getpid())
+        self._ranks = Ranks(socket_folder.bound(self._address), "")
+        self._commands = Commands()
+        self._handover = Handover(rules.grace_s)
         self._generations: list[Generation] = []
         """Those whose processes are not all gone."""
         self._ended: list[Generation] = []
@@ -86,13 +109,7 @@ class Supervisor:
         """The last one that was started."""
         self._suspicions: list[_Suspicion] = []
         """What ranks of the present generation suspect; they wait for an answer."""
-        self._asking: dict[Rank, int] = {}
-        """Ranks that wait for the others.  The value is the size of the communicator that a rank
-        has made; or it has made `_NONE`, is `_UNABLE` to, or has `_FINISHED` its call of
-        `elastic`."""
-        self._asks_until: float | None = None
-        """When ranks count as stopped that have not asked by then; None: no rank waits."""
-        self._timeout_s = job.timeout_s or _timeout_of(self._given)
+        self._together = Together(job.timeout_s or _timeout_of(self._given))
         self._lost: list[Rank] = []
         """The ranks that the present generation has lost while it goes on."""
         self._unwritten: Resize | None = None
@@ -101,10 +118,12 @@ class Supervisor:
         """How the job ends; None: it goes on."""
         self._has_complained = False
         """Whether a checkpoint could not be written."""
+        self._has_failed_to_discover = False
+        """Whether the command of --discover has failed last time."""
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
-        with _Signals() as signals:
+        with Signals() as signals:
             try:
                 self._do(self._membership.begin())
                 while self._stop is None or self._generations:
@@ -125,27 +144,37 @@ class Supervisor:
 
     # --- what happens ---
 
-    def _turn(self, signals: _Signals) -> None:
+    def _turn(self, signals: Signals) -> None:
         """Wait until something happens, and handle it."""
         wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
-        wakes += [self._asks_until, *(each.until for each in self._suspicions)]
+        wakes += [self._together.until, self._handover.wakes_at]
+        wakes += [each.until for each in self._suspicions]
+        wakes += [] if self._discovery is None else [self._discovery.wakes_at]
         at = min((each for each in wakes if each is not None), default=None)
         left = None if at is None else max(0.0, at - time.monotonic())
-        select.select([self._ranks.fileno(), signals.woken], [], [], left)
+        waited = [self._ranks.fileno(), self._commands.fileno(), signals.woken]
+        select.select(waited, [], [], left)
         for number in signals.taken():
             self._handle_signal(number)
         self._handle_ranks()
         self._answer_all()
         self._handle_mpiexecs()
-        now = time.monotonic()
+        self._handle_commands()
+        self._handle_time(time.monotonic())
+
+    def _handle_time(self, now: float) -> None:
+        """Do what is due."""
         for generation in self._generations:
             generation.tick(now)
         self._judge(now)
-        if self._asks_until is not None and now >= self._asks_until:
+        if self._together.until is not None and now >= self._together.until:
             self._blame_silent()
         if self._membership.phase is Phase.FENCING and self._present.is_gone:
             self._fenced(now)
-        self._do(self._membership.tick(now))
+        if self._stop is None:
+            self._do(self._membership.tick(now))
+            self._discover(now)
+            self._look_at_handover()
 
     def _fenced(self, now: float) -> None:
         """Start the next generation, unless a bug has ended the one that is gone."""
@@ -158,7 +187,11 @@ class Supervisor:
 
     def _handle_signal(self, number: int) -> None:
         if number in ENDING and self._stop is None:
-            self._end(Stop(128 + number, f"signal {number} came", saves=True))
+            stop = Stop(128 + number, f"signal {number} came", saves=True)
+            if number == signal.SIGTERM:
+                self._do(self._membership.end_after_step(stop, time.monotonic()))
+            else:
+                self._end(stop)
         elif number in PASSED_ON:
             for rank in self._present.ranks:
                 rank.send(number)
@@ -167,7 +200,9 @@ class Supervisor:
         for event in self._ranks.happened():
             if isinstance(event, Said):
                 self._handle_message(event.rank, event.message)
-            if event.rank in self._living and self._stop is None:
+            if self._handover.owns(event.rank):
+                self._handle_end_of_newcomer(event)
+            elif event.rank in self._living and self._stop is None:
                 self._handle_end(event)
 
     def _handle_end(self, event: Said | Gone) -> None:
@@ -196,6 +231,8 @@ class Supervisor:
                 self._handle_ranks()  # the ends of ranks came before, and tell more than the code
                 if self._membership.phase in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
                     self._handle_mpiexec(code)
+            if generation is self._handover.next:
+                self._give_up_newcomers(f"mpiexec ended with exit code {exit_code(code, 0)}")
             if generation.is_gone:
                 self._generations.remove(generation)
                 for rank in generation.ranks:
@@ -218,16 +255,22 @@ class Supervisor:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
         fields, present = message.fields, self._present
         if message.kind == "hello" and self._stop is None:
-            if self._membership.phase in (Phase.STARTING, Phase.RUNNING):
+            if self._handover.next is not None:
+                self._handover.next.ranks.append(rank)
+            elif self._membership.phase in (Phase.STARTING, Phase.RUNNING):
                 present.ranks.append(rank)
             else:
                 rank.kill()
+        elif self._handover.owns(rank):
+            self._handle_newcomer(rank, message)
         elif rank not in self._living or self._membership.phase in _OVER:
             message.close()
         elif message.kind == "end" and not fields.get("code"):
             present.done.add(rank)
         elif message.kind == "join":
-            self._answer_join(rank, int(fields["call"]))
+            rank.connection.send("member")
+        elif message.kind == "ready":
+            self._begin([rank], int(fields["call"]))
         elif message.kind == "state":
             (file,) = message.files
             self._held.take(int(fields["call"]), file, present.size, rank)
@@ -240,19 +283,28 @@ class Supervisor:
             self._stepped(int(fields["step"]))
         elif message.kind == "unsaved":
             self._complain(str(fields["text"]))
-        elif message.kind == "finished":
-            self._ask(rank, _FINISHED)
-        elif message.kind == "shrunk":
-            self._ask(rank, int(fields["size"]))
-        elif message.kind == "unable":
-            print(f"ringreduce: no live recovery: {fields['text']}", file=sys.stderr, flush=True)
-            self._ask(rank, _UNABLE)
-        elif message.kind == "suspect" and self._membership.phase is Phase.SHRINKING:
-            self._ask(rank, _NONE)
-        elif message.kind == "suspect":
+        elif message.kind == "notice":
+            self._handover.leaves(rank, "notice")
+        else:
+            self._handle_question(rank, message)
+
+    def _handle_question(self, rank: Rank, message: Message) -> None:
+        """Handle a message whose sender waits for an answer."""
+        fields, shrinks = message.fields, self._membership.phase is Phase.SHRINKING
+        if message.kind == "suspect" and not shrinks:
             ranks, stopped = frozenset(fields["ranks"]), bool(fields["stopped"])
             until = time.monotonic() + (_BLAME_S if stopped else _ANSWER_S)
             self._suspicions.append(_Suspicion(rank, ranks, stopped, until))
+            return
+        if message.kind == "unable":
+            print(f"ringreduce: no live recovery: {fields['text']}", file=sys.stderr, flush=True)
+        self._together.ask(rank, message)
+        if message.kind == "paused":
+            if shrinks:
+                self._together.answer([rank], "raise", text="another rank was lost")
+            elif self._held.is_early(int(fields["call"]), int(fields["step"])):
+                self._together.answer([rank], "go on")
+        self._answer_all()
 
     def _complain(self, text: str) -> None:
         """Say once that a checkpoint could not be written; the job goes on."""
@@ -260,11 +312,12 @@ class Supervisor:
             self._has_complained = True
             print(f"ringreduce: {text}", file=sys.stderr, flush=True)
 
-    def _answer_join(self, rank: Rank, call: int) -> None:
-        """Tell a rank its generation, and send it the state to begin with, if there is one."""
+    def _begin(self, ranks: Iterable[Rank], call: int) -> None:
+        """Tell ranks of their generation, and send the state to begin with, if there is one."""
         source = self._held.source(call)
         files = () if source is None else (source.file,)
-        rank.connection.send("member", files, **self._member(), **self._held.regular(call))
+        for rank in ranks:
+            rank.connection.send("member", files, **self._member(), **self._held.regular(call))
 
     def _member(self) -> dict[str, Any]:
         """Return the number of the present generation, and the change that began it."""
@@ -281,6 +334,7 @@ class Supervisor:
         self._events.write(
             "started", generation=present.number, size=present.size, pids=present.pids
         )
+        self._pursue()
 
     # --- what all ranks do together ---
 
@@ -289,65 +343,153 @@ class Supervisor:
         """The ranks of the present generation that are not lost."""
         return [rank for rank in self._present.ranks if rank not in self._lost]
 
-    def _ask(self, rank: Rank, what: int) -> None:
-        """Let a rank wait for the others."""
-        if self._asks_until is None:
-            self._asks_until = time.monotonic() + self._timeout_s
-        self._asking[rank] = what
-        self._answer_all()
-
     def _blame_silent(self) -> None:
         """Give up the ranks that others wait for: they are stopped, or hang."""
-        self._asks_until = None
-        silent = [rank for rank in self._living if rank not in self._asking]
-        if self._asking and silent:
+        self._together.until = None
+        if silent := self._together.silent(self._living):
             self._lose([Lost(int(rank.number), 0) for rank in silent], "stopped")
 
     def _answer_all(self) -> None:
         """Answer the ranks that wait for each other, if all that are alive do."""
-        living, asking = self._living, self._asking
-        if not asking:
+        living, together, members = self._living, self._together, self._membership
+        if not together.asking:
             return
         ended = [rank.number for rank in living if rank.gone or rank in self._present.done]
         if ended and self._present.bug is not None:
             return  # MPI, or this process, ends them
         if ended:  # they never ask
             text = f"rank(s) {', '.join(sorted(ended))} ended inside the call of elastic"
-            self._answer(list(asking), "raise", text=text)
+            together.answer(together.asking, "raise", text=text)
             return
-        if not asking.keys() >= set(living) or not all(rank.gone for rank in self._lost):
+        if not together.have_asked(living) or not all(rank.gone for rank in self._lost):
             return
-        made = {asking[rank] for rank in living}
-        if _UNABLE in made:
-            self._do(self._membership.give_up(time.monotonic()))
-        elif self._membership.phase is not Phase.SHRINKING:
-            assert made == {_FINISHED}, made
-            self._membership.finished()
-            self._answer(living, "done")
-        elif made == {len(living)}:
-            self._membership.shrunk()
-            self._unwritten = self._membership.resize
-            self._present.shrink(self._membership.generation, self._lost)
-            for rank in self._lost:
-                self._ranks.forget(rank)
-            ahead = self._held.ahead(self._lost)
-            files = () if ahead is None else (ahead.file,)
-            self._answer(living, "member", files, **self._member())
+        asked = together.asked(living)
+        if "unable" in asked:
+            self._do(members.give_up(time.monotonic()))
+        elif asked == {"paused"}:
+            self._do(members.paused(time.monotonic(), self._held.committed_at))
+        elif asked == {"finished"}:
+            members.finished()
+            together.answer(living, "done")
+        elif "finished" in asked:  # no other rank makes the step at which these pause
+            together.answer(together.who_asked("paused"), "go on")
+        elif asked == {"shrunk"} and together.sizes(living) == {len(living)}:
+            self._shrunk(living)
         else:
-            self._membership.all_take_part(time.monotonic())
-            self._answer(living, "shrink")
+            members.all_take_part(time.monotonic())
+            together.answer(living, "shrink")
 
-    def _answer(
-        self, ranks: Sequence[Rank], kind: str, files: Sequence[int] = (), **fields: Any
-    ) -> None:
-        """Answer ranks that wait for the others."""
-        self._stop_asking()
-        for rank in ranks:
-            rank.connection.send(kind, files, **fields)
+    def _shrunk(self, living: Sequence[Rank]) -> None:
+        """All ranks that are left have a communicator: they are the next generation."""
+        self._membership.shrunk()
+        self._unwritten = self._membership.resize
+        self._present.shrink(self._membership.generation, self._lost)
+        for rank in self._lost:
+            self._ranks.forget(rank)
+        ahead = self._held.ahead(self._lost)
+        files = () if ahead is None else (ahead.file,)
+        self._together.answer(living, "member", files, **self._member())
 
-    def _stop_asking(self) -> None:
-        self._asking.clear()
-        self._asks_until = None
+    # --- another number of ranks ---
+
+    def _handle_commands(self) -> None:
+        for sender, size in self._commands.received():
+            try:
+                if self._stop is not None:
+                    raise ValueError("the job ends")
+                self._membership.wish(size, "command")
+            except ValueError as error:
+                self._commands.refuse(sender, str(error))
+                continue
+            self._commands.begin(sender)
+            self._pursue()
+            if not self._membership.wants_ranks:
+                self._commands.done(f"{self._present.size} ranks, as before")
+
+    def _discover(self, now: float) -> None:
+        """Have as many ranks as the command of the user finds room for."""
+        if self._discovery is None:
+            return
+        try:
+            slots = self._discovery.tick(now)
+        except DiscoveryError as error:
+            if not self._has_failed_to_discover:
+                print(f"ringreduce: {error}; the ranks stay", file=sys.stderr, flush=True)
+            self._has_failed_to_discover = True
+            return
+        if slots is not None:
+            self._has_failed_to_discover = False
+            self._membership.wish(self._rules.clamped(slots), "discover")
+            self._pursue()
+
+    def _look_at_handover(self) -> None:
+        """Do what is due for ranks that are to leave, and for the next generation."""
+        handover = self._handover
+        if overdue := handover.overdue(self._living):
+            lost = [Lost(int(rank.number), int(signal.SIGTERM)) for rank in overdue]
+            self._lose(lost, next(iter(overdue.values())))
+        if handover.is_due:
+            self._pursue()
+        if handover.is_late:
+            self._give_up_newcomers("they are not ready in time")
+
+    def _pursue(self) -> None:
+        """Go on towards the ranks that are wanted."""
+        self._do(self._membership.pursue(self._handover.leaving(self._living)))
+        if self._handover.is_ready:
+            self._do(self._membership.prepared())
+
+    def _handle_newcomer(self, rank: Rank, message: Message) -> None:
+        """Handle a message of a rank of the next generation, while it starts."""
+        if message.kind == "join":
+            rank.connection.send("member")
+        elif message.kind == "ready":
+            self._handover.ready(rank)
+            if self._handover.is_ready:
+                self._do(self._membership.prepared())
+        elif message.kind == "notice":
+            self._handover.leaves(rank, "notice")
+
+    def _handle_end_of_newcomer(self, event: Said | Gone) -> None:
+        end = end_of(event)
+        if end is not None:
+            text = end.text(0, self._mpiexec.flavour) or f"rank {end.rank} is gone"
+            self._give_up_newcomers(text)
+
+    def _give_up_newcomers(self, text: str) -> None:
+        """The next generation cannot start; the present one goes on."""
+        print(f"ringreduce: no other ranks take over: {text}", file=sys.stderr, flush=True)
+        self._events.write("not_resized", generation=self._present.number, text=text)
+        self._membership.unprepared()
+        self._drop()
+        self._commands.fail(f"no other ranks can start: {text}")
+
+    def _prepare(self, size: int) -> None:
+        """Start the next generation beside the present one."""
+        self._drop()
+        self._handover.begin(self._new_generation(self._present.number + 1, size))
+
+    def _drop(self) -> None:
+        """Kill what has started for the next generation; no rank pauses for it."""
+        self._handover.drop()
+        self._ranks.token = os.urandom(16).hex()  # of no rank
+        self._held.go_on()
+        self._together.answer(self._together.who_asked("paused"), "go on")
+
+    def _leave(self) -> None:
+        """Have all ranks end, which have paused."""
+        self._held.revoke()
+        self._present.expect_end(self._rules.grace_s)
+        self._together.answer(self._living, "leave")
+
+    def _take_over(self, generation: int) -> None:
+        """Let the next generation begin."""
+        self._unwritten = self._membership.resize
+        self._present, ready = self._handover.take()
+        self._present.number = generation
+        self._begin(ready, call=1)
+
+    # --- what a generation has done ---
 
     def _stepped(self, step: int) -> None:
         self._membership.stepped(step)
@@ -368,7 +510,10 @@ class Supervisor:
         if (resize := self._unwritten) is not None:
             self._unwritten = None
             since = None if step is None else time.monotonic() - resize.detected_at
-            self._events.resized(resize, since, self._held.step if step is None else step)
+            step = self._held.step if step is None else step
+            self._events.resized(resize, since, step)
+            if not self._membership.wants_ranks:
+                self._commands.done(resized_text(resize.change, step, since))
 
     def _judge(self, now: float) -> None:
         """Decide about suspected ranks, once all others have had time to report."""
@@ -413,33 +558,47 @@ class Supervisor:
         elif isinstance(action, Shrink):
             self._write_resize(None)
             self._shrink()
+        elif isinstance(action, Prepare):
+            self._prepare(action.size)
+        elif isinstance(action, Drop):
+            self._drop()
+        elif isinstance(action, Pause):
+            if self._membership.plan is not None and not self._membership.plan.size:
+                self._drop()
+            self._held.pause()
+        elif isinstance(action, Leave):
+            self._leave()
+        elif isinstance(action, TakeOver):
+            self._take_over(action.generation)
         elif isinstance(action, Stop):
             self._end(action)
 
     def _start(self, start: Start) -> None:
         self._unwritten = self._membership.resize
+        self._present = self._new_generation(start.generation, start.size)
+
+    def _new_generation(self, number: int, size: int) -> Generation:
+        """Start the processes of a generation."""
         self._ranks.token = os.urandom(16).hex()
-        self._present = Generation(
-            start.generation,
-            replace(self._job, ranks=start.size),
-            self._mpiexec,
-            self._given,
-            str(socket_folder.socket_of(os.getpid())),
-            self._ranks.token,
-        )
-        self._generations.append(self._present)
+        job, address = replace(self._job, ranks=size), str(self._address)
+        made = Generation(number, job, self._mpiexec, self._given, address, self._ranks.token)
+        self._generations.append(made)
+        return made
 
     def _shrink(self) -> None:
         """Have the ranks that are left make a communicator of their own, once all have asked."""
+        self._held.go_on()
+        paused = self._together.who_asked("paused")
+        self._together.answer(paused, "raise", text="another rank was lost")
         suspicions, self._suspicions = self._suspicions, []
         for each in suspicions:
-            self._ask(each.by, _NONE)
+            self._together.ask(each.by, Message("suspect"))
         self._answer_all()
 
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
         self._suspicions.clear()
-        self._stop_asking()
+        self._together.forget()
         self._lost.clear()
         self._held.revoke()
         self._present.kill()
@@ -447,6 +606,7 @@ class Supervisor:
     def _end(self, stop: Stop) -> None:
         self._stop = stop
         self._membership.end()
+        self._handover.drop()
         self._write_resize(None)
         self._fence()
 
@@ -454,6 +614,9 @@ class Supervisor:
         for generation in self._generations:  # after an error in this process
             generation.process.kill()
             generation.process.wait()
+        if self._discovery is not None:
+            self._discovery.close()
+        self._commands.close()
         self._ranks.close()
         self._held.close()
         self._events.close()
@@ -470,36 +633,6 @@ class _Suspicion:
     """Whether they do not answer; otherwise they are gone."""
     until: float
     """When it is judged, by the monotonic clock."""
-
-
-class _Signals:
-    """Signals to this process wake it up, and are kept until they are taken."""
-
-    def __enter__(self) -> _Signals:
-        self.woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._came: list[int] = []
-        # An ignored signal stays ignored, so that `nohup` works.
-        heeded = [n for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN]
-        self._before = {
-            number: signal.signal(number, lambda came, _: self._came.append(came))
-            for number in (*heeded, signal.SIGCHLD)
-        }
-        self._waker_before = signal.set_wakeup_fd(self._waker)
-        return self
-
-    def taken(self) -> list[int]:
-        """Return the signals that have come since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.woken, 4096)
-        came, self._came = self._came, []
-        return came
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._waker_before)
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        os.close(self.woken)
-        os.close(self._waker)
 
 
 def _timeout_of(given: Mapping[str, str]) -> float:

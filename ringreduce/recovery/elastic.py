@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import count
+from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,10 +85,9 @@ def elastic(
     if not callable(train):
         raise TypeError(f"elastic: train is {train!r}; pass a function train(comm, state)")
     launcher, call = to_launcher(), next(_calls)
-    if launcher is not None:
-        answer = _answer(launcher, "join", call=call)
-        if answer.kind == "member":
-            return _Member(launcher, call, answer).run(train, state)
+    if launcher is not None and _answer(launcher, "join").kind == "member":
+        with _notices(launcher):
+            return _Member(launcher, call).run(train, state)
     with init() as comm:
         made = _made(state, comm)
         _begin_alike(comm, made)
@@ -110,8 +111,10 @@ def _check_state(state: Any) -> None:
 class _Member:
     """A rank of a generation, and of those that follow while its process lives."""
 
-    def __init__(self, launcher: Connection, call: int, answer: Message) -> None:
-        self._launcher, self._call, self._answer = launcher, call, answer
+    def __init__(self, launcher: Connection, call: int) -> None:
+        self._launcher, self._call = launcher, call
+        self._answer: Message
+        """The answer that began this generation."""
         self._is_held = False
         """Whether the launcher has the file of the State."""
         self._has_stepped = False
@@ -139,16 +142,23 @@ class _Member:
                 if self._suspect(error).kind == "raise":
                     comm.leave(_text_of(error))
                     raise
+            except _Leaves:
+                self._end(comm)
+                raise
             except BaseException as error:
                 comm.leave(_text_of(error))
                 raise
             comm = self._shrunk(comm)
+        self._end(comm)
+        return result
+
+    def _end(self, comm: Communicator) -> None:
+        """End the call of `elastic`, as all ranks do."""
         if self._saver is not None:
             self._saver.close()
             self._saver = None
         with suppress(PeerLostError, PeerTimeoutError):  # ranks that are lost now miss nothing
             comm.close_at_end_of("the call of elastic")
-        return result
 
     def _begin(self, make: State | Callable[[Communicator], State]) -> tuple[Communicator, State]:
         """Return the communicator, and the State with the arrays to begin with."""
@@ -156,6 +166,8 @@ class _Member:
             comm = init()
             try:
                 state = _made(make, comm)
+                # The generation before may train until now.
+                self._answer = self._ask("ready", call=self._call)
                 if not self._restore(state):
                     _begin_alike(comm, state)
             except BaseException as error:
@@ -181,7 +193,7 @@ class _Member:
             _catch_up(comm, state)
         if speaks and state.saving is None:
             self._saver = self._regular_saver(generation)
-        state.join(generation, self._after_update)
+        state.join(generation, self._after_update, self._pause)
         comm.barrier()  # the launcher has all states before it counts the first step
         if speaks:
             self._launcher.send("started")
@@ -253,6 +265,14 @@ class _Member:
             self._save(state)
         return True
 
+    def _pause(self, state: State) -> None:
+        """Wait for the other ranks after a step; end this process if another takes its place.
+
+        The `SystemExit` runs the ``finally`` clauses of the program.
+        """
+        if self._ask("paused", step=state.step, call=self._call).kind == "leave":
+            raise _Leaves(0)
+
     # --- regular checkpoints ---
 
     def _regular_saver(self, generation: int) -> RegularSaver | None:
@@ -274,6 +294,30 @@ class _Member:
 
     def _unsaved(self, text: str) -> None:
         self._launcher.send("unsaved", text=text)
+
+
+class _Leaves(SystemExit):
+    """This rank leaves the job, as planned."""
+
+
+@contextmanager
+def _notices(launcher: Connection) -> Iterator[None]:
+    """Tell the launcher of SIGTERM in place of ending at once, unless the program handles it."""
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    pid = os.getpid()
+
+    def told(number: int, _: object) -> None:
+        if os.getpid() != pid or not launcher.send("notice"):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _text_of(error: BaseException) -> str:

@@ -5,13 +5,17 @@ A program may call `elastic` several times; each call has a number and files of 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from ringreduce.recovery.saving import Saving
-from ringreduce.recovery.slots import Slots
+from ringreduce.recovery.slots import NEVER, Slots
+
+_VISIBLE_S = 1e-3
+"""Seconds after which all processes see what one has written to memory."""
 
 
 class Held:
@@ -36,6 +40,8 @@ class Held:
             self._sources[1] = begin
         self._otherwise = None if folder is None else Saving(str(folder.absolute()), {})
         self._every_s = every_s
+        self._pause: tuple[int, int] | None = None
+        """``(call, step)`` after which all ranks pause; None: they do not."""
 
     def take(self, call: int, file: int, ranks: int, owner: object = None) -> None:
         """Hold the file of a rank, `owner`, of the present generation, which has so many ranks.
@@ -45,6 +51,8 @@ class Held:
         slots = Slots.from_file(file)
         self._written[call].append(slots)
         self._owners[slots] = owner
+        if self._pause is not None:
+            slots.pause_at(0)
         if len(self._written[call]) == ranks and call in self._sources:
             self._sources.pop(call).close()  # every rank has its own copy
 
@@ -71,6 +79,40 @@ class Held:
         """When a rank of the present generation has committed last, by the monotonic clock."""
         every = [slots.committed_at for files in self._written.values() for slots in files]
         return max(every, default=0.0)
+
+    # --- a step after which all ranks pause ---
+
+    def pause(self) -> None:
+        """Have all ranks of the last call pause after the same step, one that none has passed.
+
+        Each rank looks after each step.  From the first store on, none makes more than one step
+        without a pause, so that step is later than those of all files.
+        """
+        call = max(self._written)
+        files = self._written[call]
+        for slots in files:
+            slots.pause_at(0)
+        time.sleep(_VISIBLE_S)  # a rank that has looked before shows the step of that time
+        step = max(slots.step for slots in files) + 1
+        for slots in files:
+            slots.pause_at(step)
+        self._pause = call, step
+
+    def is_early(self, call: int, step: int) -> bool:
+        """Return whether a rank that pauses after this step of a call has to go on."""
+        if self._pause is None:
+            return True
+        if call > self._pause[0]:  # this call began after the last was to pause
+            self.pause()
+        return (call, step) < self._pause
+
+    def go_on(self) -> None:
+        """Have no rank pause."""
+        if self._pause is not None:
+            self._pause = None
+            for files in self._written.values():
+                for slots in files:
+                    slots.pause_at(NEVER)
 
     def revoke(self) -> None:
         """Let no rank of the present generation commit any more."""
@@ -106,6 +148,7 @@ class Held:
             self._sources[call] = best
         self._written.clear()
         self._owners.clear()
+        self._pause = None
 
     def save(self, generation: int) -> str:
         """Save the state of the last call, and return a sentence that says so.

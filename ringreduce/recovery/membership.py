@@ -1,20 +1,26 @@
-"""Who belongs to a job, and what follows when a rank is lost: decisions alone, without a process.
+"""Who belongs to a job, and what follows a loss or a wish: decisions alone, without a process.
 
 The supervisor reports what happens to a `Membership`, and carries out the `Action` that it returns.
 A *generation* is one membership.  It starts (its processes begin), runs (it has a communicator),
-and ends.  There are two levels of recovery after a loss.
+and ends.  Another follows it at one of three levels.
 
 - Level 1, live: the ranks that are left make a communicator of their own, which is the next
   generation.  The MPI must go on after losses.
 - Level 2, relaunch: all ranks of the generation are killed, and none may write any more, before the
   processes of the next generation start.  It also follows a level 1 that is not over in time.
+- Level 3, handover: a number of ranks is wanted, or ranks are to leave.  The processes of the next
+  generation start beside the present ones.  When they are ready, the present ranks pause after the
+  same step, and end; the next generation begins with that step.
+
+A loss while the next generation starts is handled as without it; what starts takes over if the
+processes of the present generation are killed.
 """
 
 from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -45,6 +51,8 @@ class Rules:
     """The most ranks that may be lost within an hour; None: 3 for each of the most ranks."""
     wait_s: float = 60.0
     """Seconds to wait for more ranks where too few are left."""
+    grace_s: float = 30.0
+    """Seconds in which ranks end that are told to."""
     replace: bool = False
     """Whether the next generation has as many ranks as the one before, not those that are left."""
     recovery: str = "auto"
@@ -63,8 +71,20 @@ class Rules:
             raise ValueError("--recovery live cannot replace a rank; leave --replace out")
         if self.max_failures is not None and self.max_failures < 0:
             raise ValueError(f"--max-failures is {self.max_failures}; wanted at least 0")
-        if not self.wait_s >= 0:
-            raise ValueError(f"--wait-s is {self.wait_s:g}; wanted at least 0 seconds")
+        for option, seconds in (("--wait-s", self.wait_s), ("--grace-s", self.grace_s)):
+            if not seconds >= 0:
+                raise ValueError(f"{option} is {seconds:g}; wanted at least 0 seconds")
+
+    def check_size(self, size: int) -> None:
+        """Raise ValueError if a job may not have so many ranks."""
+        if not self.least <= size <= self.most:
+            raise ValueError(
+                f"{size} rank(s) are wanted; --elastic allows {self.least} to {self.most}"
+            )
+
+    def clamped(self, size: int) -> int:
+        """Return the number of ranks closest to `size` that a job may have."""
+        return min(max(size, self.least), self.most)
 
     @property
     def budget(self) -> int:
@@ -82,7 +102,7 @@ class Phase(StrEnum):
     SHRINKING = "shrinking"
     """Ranks were lost; the others make a communicator of their own."""
     FENCING = "fencing"
-    """Ranks were lost; the others are being killed."""
+    """The processes of the generation end: they are being killed, or leave."""
     WAITING = "waiting"
     """Too few ranks are left."""
     ENDED = "ended"
@@ -123,6 +143,39 @@ class Shrink:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """Start the processes of the next generation beside the present one.
+
+    Others that were started for it before are not wanted any more.
+    """
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Kill the processes that have started for the next generation."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Have all ranks pause after the same step."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Have all ranks end, which have paused after the same step."""
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """Begin a generation whose processes have started beside the one before."""
+
+    generation: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Stop:
     """Say why the job ends, and end with an exit code."""
 
@@ -132,7 +185,18 @@ class Stop:
     """Whether the state is worth saving: the job could not go on, or was told to end."""
 
 
-Action = Start | Fence | Shrink | Stop | None
+Action = Start | Fence | Shrink | Prepare | Drop | Pause | Leave | TakeOver | Stop | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A generation that is to follow without a loss."""
+
+    size: int
+    """Its ranks; 0: all ranks leave, and none follows at once."""
+    cause: str
+    leaving: tuple[int, ...] = ()
+    """The ranks of the present generation that have no place in it."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +226,14 @@ class Membership:
     """Committed steps, as far as the supervisor knows."""
     resize: Resize | None = None
     """The step to this generation; None for the first."""
+    plan: Plan | None = None
+    """The generation that is to follow; its processes start, or all ranks are to pause."""
+    _wish: tuple[int, str] | None = None
+    """``(size, cause)``: a number of ranks that is wanted."""
+    _last: Stop | None = None
+    """How the job ends when all ranks have paused; None: it goes on."""
+    _last_until: float = 0.0
+    """When the job ends though they have not."""
     _lost: list[Lost] = field(default_factory=list)
     _cause: str = ""
     _failures: deque[float] = field(default_factory=deque)
@@ -171,6 +243,8 @@ class Membership:
     _waits_until: float | None = None
     _level: int = 2
     """The level that the present generation came from."""
+    _has_left: bool = False
+    """Whether the ranks of the present generation leave by plan."""
     _live_until: float | None = None
     """When level 1 has to be over; None: not all ranks take part yet."""
     _under_way: bool = False
@@ -227,6 +301,7 @@ class Membership:
         if self._live_until is not None:  # all take part, and may hang because of this loss
             self._live_until = now + _LIVE_S
         goes_on = self.left >= self.rules.least and self._refusal(now) is None
+        goes_on &= self._last is None
         if self.live and is_live and lost and goes_on and not self.rules.replace:
             self.phase = Phase.SHRINKING
             return Shrink()
@@ -250,6 +325,82 @@ class Membership:
         self._live_until = None
         self._next(self.left, level=1)
 
+    # --- without a loss ---
+
+    def wish(self, size: int, cause: str) -> None:
+        """So many ranks are wanted.  Raises ValueError if the job may not have so many."""
+        self.rules.check_size(size)
+        self._wish = (size, cause)
+
+    def pursue(self, leaving: Mapping[int, str]) -> Action:
+        """Go on towards the ranks that are wanted.
+
+        `leaving` are the ranks that are to leave, with the cause.  Call it when either has changed,
+        and when a generation has started.
+        """
+        if self._last is not None:
+            return None
+        if self.phase is Phase.WAITING and self._wish is not None:
+            (size, _), self._wish = self._wish, None
+            return self._start(size)
+        if self.phase is not Phase.RUNNING:
+            return None
+        before, self.plan = self.plan, self._planned(leaving)
+        if self.plan is None:
+            return None if before is None else Drop()
+        if before is not None and before.size == self.plan.size:
+            return None
+        return Prepare(self.plan.size) if self.plan.size else Pause()
+
+    def _planned(self, leaving: Mapping[int, str]) -> Plan | None:
+        """Return the generation that is to follow; None: the present one is as is wanted."""
+        if self._wish is not None:
+            size, cause = self._wish
+            if size == self.size and not leaving:
+                self._wish = None
+                return None
+        elif leaving:
+            cause = next(iter(leaving.values()))
+            size = self.size if self.rules.replace else self.size - len(leaving)
+            if size < self.rules.least:
+                size = 0
+        else:
+            return None
+        # Of the others the last ones leave, if there are too many.
+        others = [rank for rank in range(self.size) if rank not in leaving]
+        return Plan(size, cause, (*sorted(leaving), *(others[size:] if size else ())))
+
+    @property
+    def wants_ranks(self) -> bool:
+        """Whether a number of ranks is wanted that the job does not have yet."""
+        return self._wish is not None
+
+    def prepared(self) -> Action:
+        """The processes of the next generation are ready."""
+        return Pause() if self.phase is Phase.RUNNING and self.plan is not None else None
+
+    def unprepared(self) -> None:
+        """The processes of the next generation cannot start: the present one goes on."""
+        self.plan = self._wish = None
+
+    def end_after_step(self, stop: Stop, now: float) -> Action:
+        """End the job when all ranks have paused after the same step; at once if none trains."""
+        if self.phase is not Phase.RUNNING or self._last is not None:
+            return stop
+        self._last, self._last_until = stop, now + self.rules.grace_s
+        self.plan = Plan(0, "")
+        return Pause()
+
+    def paused(self, now: float, committed_at: float) -> Action:
+        """All ranks have paused after the same step, which was committed at that time."""
+        assert self.plan is not None
+        self.phase, self._has_left = Phase.FENCING, True
+        self._cause, self._lost = self.plan.cause, [Lost(rank, 0) for rank in self.plan.leaving]
+        self._detected = committed_at or now, 0.0
+        return Leave()
+
+    # --- what follows a generation ---
+
     @property
     def left(self) -> int:
         """Ranks of the generation that are not lost."""
@@ -259,8 +410,17 @@ class Membership:
         """All ranks of the generation are gone, and none can write."""
         if self.phase is not Phase.FENCING:
             return None
+        if self._last is not None:
+            self.phase = Phase.ENDED
+            return self._last
         if (refusal := self._refusal(now)) is not None:
             return self._stop(refusal)
+        if self.plan is not None and self.plan.size:
+            size, level = self.plan.size, 3 if self._has_left else 2
+            self._next(size, level)
+            return TakeOver(self.generation, size)
+        if self._has_left and not self.left:
+            return self._stop("all ranks were told to end", TOO_FEW)
         if self.rules.replace:
             return self._start(self.size)
         if self.left >= self.rules.least:
@@ -272,6 +432,8 @@ class Membership:
         """Time has passed."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
+        if self._last is not None:
+            return self._last
         if self.phase is not Phase.WAITING:
             return self.give_up(now)  # it takes too long
         text = f"{self.left} rank(s) left, --elastic wants at least {self.rules.least}"
@@ -280,6 +442,10 @@ class Membership:
     @property
     def wakes_at(self) -> float | None:
         """When `tick` has something to do; None: never."""
+        if self.phase is Phase.ENDED:
+            return None
+        if self._last is not None:
+            return self._last_until
         if self.phase is Phase.WAITING:
             return self._waits_until
         return self._live_until if self.phase is Phase.SHRINKING else None
@@ -328,10 +494,17 @@ class Membership:
             self.resize = Resize(change, int(self._under_way), *self._detected)
         self.generation, self.size, self.phase = self.generation + 1, size, Phase.STARTING
         self._lost, self._level, self._under_way = [], level, False
+        if level != 1:
+            self._has_left, self.plan = False, None
+            if self._wish is not None and self._wish[0] == size:
+                self._wish = None
 
     def _stop(self, why: str, code: int | None = None) -> Stop:
         self.phase = Phase.ENDED
-        ends = ", ".join(map(str, self._lost)) or "mpiexec was killed"
         number = next((each.signal for each in self._lost if each.signal), int(signal.SIGKILL))
-        text = f"{why}; in step {self.step + 1} {ends}"
+        if self._has_left:
+            text = f"{why}; {', '.join(f'rank {each.rank}' for each in self._lost)} left"
+        else:
+            ends = ", ".join(map(str, self._lost)) or "mpiexec was killed"
+            text = f"{why}; in step {self.step + 1} {ends}"
         return Stop(128 + number if code is None else code, text, saves=True)

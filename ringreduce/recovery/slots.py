@@ -30,6 +30,8 @@ _MAGIC = b"ringreduce slots"
 _FORMAT = 1
 _WORD = 8
 _ALIGNMENT = 64
+NEVER = 2**63 - 1
+"""A step that is not reached."""
 
 
 class _Head(IntEnum):
@@ -46,6 +48,8 @@ class _Head(IntEnum):
     """Number of commits since the first step of the run.  Its store is the commit."""
     COMMITTED_AT = auto()
     """When the last commit was made: nanoseconds of the monotonic clock; 0: never."""
+    PAUSE_AT = auto()
+    """The rank asks the supervisor after this step and all later ones; `NEVER`: it does not."""
     ARRAYS = auto()
     """Number of arrays."""
     TEXT_BYTES = auto()
@@ -54,7 +58,9 @@ class _Head(IntEnum):
 
 _WORDS = len(_Head)
 # As whole numbers, for the code of every step: an enumeration takes several times as long.
-_GENERATION, _STEP, _COMMITTED_AT = map(int, (_Head.GENERATION, _Head.STEP, _Head.COMMITTED_AT))
+_GENERATION, _STEP, _COMMITTED_AT, _PAUSE_AT = map(
+    int, (_Head.GENERATION, _Head.STEP, _Head.COMMITTED_AT, _Head.PAUSE_AT)
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,8 @@ class Slots:
             os.close(file)
             raise
         head = memory[: _WORDS * _WORD].view(np.int64)
-        head[_Head.FORMAT :] = _FORMAT, nbytes, generation, step, 0, len(entries), len(text)
+        times = 0, NEVER
+        head[_Head.FORMAT :] = _FORMAT, nbytes, generation, step, *times, len(entries), len(text)
         begin = (_WORDS + 2 * len(entries)) * _WORD
         memory[begin : begin + len(text)] = np.frombuffer(text, np.uint8)
         slots = cls(file, memory)
@@ -166,6 +173,10 @@ class Slots:
         """When the last commit was made, in seconds of the monotonic clock; 0: never."""
         return self._head[_COMMITTED_AT] / 1e9
 
+    def pause_at(self, step: int) -> None:
+        """Have the rank ask the supervisor after this step; `NEVER`: it does not ask."""
+        self._head[_PAUSE_AT] = step
+
     def revoke(self) -> None:
         """Let no rank write the file any more: each looks at the generation before it commits."""
         self._head[_GENERATION] = 0
@@ -202,8 +213,11 @@ class Slots:
         number = self._numbers[name]
         return self._written[number][1 - self._tables[self._head[_STEP] % 2][number]]
 
-    def commit(self, names: Iterable[str]) -> None:
-        """Commit what was written to the slots of these arrays; the others keep their values."""
+    def commit(self, names: Iterable[str]) -> bool:
+        """Commit what was written to the slots of these arrays; the others keep their values.
+
+        Returns whether the rank is to ask the supervisor after this step.
+        """
         step, numbers = self._head[_STEP], self._numbers
         before, table = self._tables[step % 2], self._tables[(step + 1) % 2]
         table[:] = before
@@ -212,6 +226,7 @@ class Slots:
             table[number] = 1 - before[number]
         self._head[_COMMITTED_AT] = time.monotonic_ns()
         self._head[_STEP] = step + 1  # one store: a kill comes before it or after it
+        return step + 1 >= self._head[_PAUSE_AT]
 
     def close(self) -> None:
         """Close the descriptor.  Arrays that were handed out stay valid."""

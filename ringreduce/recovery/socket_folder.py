@@ -1,6 +1,6 @@
-"""The folder of a user's launchers: a socket for each launcher that has a supervisor.
+"""The folder of a user's launchers: the sockets of each launcher that has a supervisor.
 
-Only the user can enter the folder.  The socket of a launcher is found by its process id.
+Only the user can enter the folder.  The files of a launcher are found by its process id.
 """
 
 from __future__ import annotations
@@ -31,27 +31,39 @@ def folder() -> Path:
 
 
 def socket_of(launcher: int) -> Path:
-    """Return the path of a launcher's socket, given its process id."""
+    """Return the path of a launcher's socket for its ranks, given its process id."""
     return folder() / f"{launcher}.socket"
 
 
-def bound(launcher: int) -> socket.socket:
-    """Return a socket that is bound to the path of a launcher.
+def commands_of(launcher: int) -> Path:
+    """Return the path of a launcher's socket for commands of the user."""
+    return folder() / f"{launcher}.commands"
 
-    The sockets of launchers that are gone are removed, as after SIGKILL.
-    """
-    for path in folder().glob("*.socket"):
+
+def token_of(launcher: int) -> Path:
+    """Return the path of the file with the token of the commands."""
+    return folder() / f"{launcher}.token"
+
+
+def bound(path: Path) -> socket.socket:
+    """Return a socket that is bound to a path in the folder."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # another launcher has removed the folder
+            folder()
+            return wire.bound(str(path))
+
+
+def prepare(launcher: int) -> None:
+    """Remove the files of this process id, and of launchers that are gone, as after SIGKILL."""
+    for path in folder().glob("*.*"):
         with contextlib.suppress(ValueError, OSError):
             if int(path.stem) == launcher or not Path(f"/proc/{int(path.stem)}").exists():
                 path.unlink()
-    while True:
-        with contextlib.suppress(FileNotFoundError):  # another launcher has removed the folder
-            return wire.bound(str(socket_of(launcher)))
 
 
 def remove(launcher: int) -> None:
-    """Remove the socket of a launcher, and the folder if it is empty."""
-    path = socket_of(launcher)
-    path.unlink(missing_ok=True)
+    """Remove the files of a launcher, and the folder if it is empty."""
+    for path in (socket_of(launcher), commands_of(launcher), token_of(launcher)):
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         path.parent.rmdir()

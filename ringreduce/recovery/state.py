@@ -60,6 +60,8 @@ class State:
         self.saving: Saving | None = None
         self._after: Callable[[State], bool] | None = None
         """Called with this State after each update, until it returns False."""
+        self._pause: Callable[[State], None] | None = None
+        """Called with this State after the step that the supervisor has chosen."""
 
     @property
     def step(self) -> int:
@@ -297,12 +299,20 @@ class State:
         """
         return self._slots.file
 
-    def join(self, generation: int, after: Callable[[State], bool]) -> None:
-        """Belong to a generation; call ``after(self)`` after each update, until it returns False.
+    def join(
+        self,
+        generation: int,
+        after: Callable[[State], bool],
+        pause: Callable[[State], None] | None = None,
+    ) -> None:
+        """Belong to a generation.
+
+        ``after(self)`` is called after each update, until it returns False; ``pause(self)`` after
+        the step that the supervisor has chosen, and each later one.
 
         :meta private:
         """
-        self._generation, self._after = generation, after
+        self._generation, self._after, self._pause = generation, after, pause
         self._slots.begin_generation(generation)
 
     def resized(self, change: Change) -> None:
@@ -323,13 +333,13 @@ class State:
 
     def _end(self, commit: bool) -> None:
         """Commit what was written, or forget it."""
-        written, slots = self._written, self._slots
+        written, slots, pauses = self._written, self._slots, False
         assert written is not None
         try:
             if commit:
                 if slots.generation != self._generation:
                     os._exit(1)  # the lease is revoked: another generation takes over
-                slots.commit(written)
+                pauses = slots.commit(written)
         finally:
             for array in written.values():
                 array.flags.writeable = False
@@ -337,6 +347,8 @@ class State:
             refusals_here().allow()
         if commit and self._after is not None and not self._after(self):
             self._after = None
+        if pauses and self._pause is not None:
+            self._pause(self)
 
     def _new(self, name: str, written: dict[str, np.ndarray]) -> np.ndarray:
         """Return the slot for the new values of an array, as they are."""

@@ -122,15 +122,22 @@ def bound(name: str) -> socket.socket:
     return found
 
 
+def connected(name: str, token: str) -> Connection:
+    """Return a connection to the socket of a name.  Raises OSError if there is none."""
+    to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        to.connect(_address(name))
+    except BaseException:
+        to.close()
+        raise
+    return Connection(to, token)
+
+
 def connect(environment: Mapping[str, str]) -> Connection | None:
     """Connect to the launcher that the variables name; None if there is none on this host."""
-    to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    name = environment.get(ADDRESS, "")
     with contextlib.suppress(OSError):
-        if name:
-            to.connect(_address(name))
-            return Connection(to, environment.get(TOKEN, ""))
-    to.close()
+        if name := environment.get(ADDRESS, ""):
+            return connected(name, environment.get(TOKEN, ""))
     return None
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Writer
+from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Reader, Writer
 from ringreduce.picture import output
 from ringreduce.terminal import print_error
 from ringreduce.train import inputs, plot, strategy_options
@@ -141,7 +141,6 @@ class _Run:
         self._speaks = comm.rank == 0
         self.elapsed_s = 0.0
         """Seconds of training: steps, accuracies, proofs and checkpoints."""
-        self._folder: Folder | None = None
         self._writer: Writer | None = None
         """On rank 0 with a folder for checkpoints."""
         self._before: Checkpoint | None = None
@@ -186,8 +185,7 @@ class _Run:
             return
         self._stack.close()  # the outputs of this rank, if it has spoken before
         self._has_failed |= self._writer is not None and self._writer.failed
-        self._comm, self._speaks, self._folder, self._writer = comm, comm.rank == 0, None, None
-        together(comm, self._open if self._speaks else nothing)
+        self._comm, self._speaks, self._writer = comm, comm.rank == 0, None
         how = self._split, self.settings, self._xp, self._named, state
         self._trainer = together(comm, lambda: Trainer(comm, *how))
 
@@ -209,7 +207,7 @@ class _Run:
 
     def train(self) -> Result:
         """Train to the end, and print the result."""
-        together(self._comm, self._check_new if self._speaks else nothing)
+        together(self._comm, self._open if self._speaks else nothing)
         if self._speaks:
             self._print_heading()
         history = History()
@@ -249,27 +247,27 @@ class _Run:
 
     # --- before the run ---
 
-    def _open(self) -> None:
-        """Open the folder for checkpoints, if there is one; on rank 0 alone."""
-        if self._outputs.checkpoint_dir is not None:
-            self._folder = Folder(self._outputs.checkpoint_dir, self._outputs.keep)
-            self._stack.callback(self._folder.close)
-            self._writer = Writer(self._folder, _complain)
-            self._stack.callback(self._writer.wait)
-
     def _find(self) -> None:
         """Find the checkpoint to continue from, if there is one; on rank 0 alone."""
-        self._open()
-        if self._folder is not None and self._outputs.resume:
-            self._before = self._folder.last(
+        if self._outputs.checkpoint_dir is not None and self._outputs.resume:
+            self._before = Reader(self._outputs.checkpoint_dir).last(
                 self._fits, lambda why: _complain(f"passed over: {why}")
             )
 
-    def _check_new(self) -> None:
-        """Raise CheckpointError if a new run would mix its checkpoints with those of another."""
-        is_new = self._change is None and not self._outputs.resume
-        if is_new and self._folder is not None:
-            self._folder.check_new()
+    def _open(self) -> None:
+        """Open the folder for checkpoints, if there is one; on rank 0 alone.
+
+        The rank 0 of a generation before has closed it.  Raises CheckpointError if a new run would
+        mix its checkpoints with those of another.
+        """
+        if self._outputs.checkpoint_dir is None:
+            return
+        folder = Folder(self._outputs.checkpoint_dir, self._outputs.keep)
+        self._stack.callback(folder.close)
+        if self._change is None and not self._outputs.resume:
+            folder.check_new()
+        self._writer = Writer(folder, _complain)
+        self._stack.callback(self._writer.wait)
 
     def _fits(self, checkpoint: Checkpoint) -> None:
         try:

@@ -60,7 +60,7 @@ def test_a_job_goes_on_after_a_rank_is_killed(start, tmp_path, victim, recovery)
 def test_two_losses_one_after_another_leave_one_rank(start):
     job = start("-n", "3", "--elastic", "1")
     os.kill(job.await_generation(1)[2], signal.SIGKILL)
-    os.kill(job.await_step(2)[0], signal.SIGTERM)
+    os.kill(job.await_step(2)[0], signal.SIGKILL)
     code, output = job.end()
     assert code == 0, output
     assert counted_once_an_epoch(1) in output

@@ -71,8 +71,9 @@ def test_without_a_launcher_there_is_no_connection():
 
 def test_the_folder_of_sockets_is_private_and_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (socket_folder.folder() / "999999999.socket").touch()  # of a launcher that is gone
-    listening = socket_folder.bound(os.getpid())
+    (socket_folder.folder() / "999999999.token").touch()  # of a launcher that is gone
+    socket_folder.prepare(os.getpid())
+    listening = socket_folder.bound(socket_folder.socket_of(os.getpid()))
     listening.listen()
     assert [path.name for path in socket_folder.folder().iterdir()] == [f"{os.getpid()}.socket"]
     assert socket_folder.folder().stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,135 @@
+"""How many ranks this host has room for: a command of the user says it, again and again.
+
+The command prints a line ``host:slots`` for each host, as the scripts for Horovod's
+``--host-discovery-script`` and those of the MPI operator do; a host without slots counts one.  Only
+this host has ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import IO
+
+from ringreduce.recovery.membership import Rules
+
+_EVERY_S = 5.0
+"""Seconds between two questions."""
+_ANSWER_S = 30.0
+"""Seconds in which the command must end."""
+
+
+class DiscoveryError(ValueError):
+    """The command has failed; the text says how."""
+
+
+class Discovery:
+    """Runs the command, every 5 seconds."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._run: _Run | None = None
+        self.wakes_at = 0.0
+        """When `tick` has something to do: when the command is to run, or must have ended."""
+
+    def first(self, rules: Rules) -> int:
+        """Run the command, and return the number of ranks to begin with.
+
+        Raises DiscoveryError if it fails, or if there is room for too few ranks.
+        """
+        run = self._run = self._begin()
+        try:
+            run.process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            raise self._end(run, f"did not end within {_ANSWER_S:g} s") from None
+        slots = self._slots(run)
+        if slots < rules.least:
+            raise DiscoveryError(
+                f"--discover has room for {slots} rank(s), --elastic wants at least {rules.least}"
+            )
+        return min(slots, rules.ranks)
+
+    def tick(self, now: float) -> int | None:
+        """Run the command if it is time.  Returns the slots of this host, once for each run.
+
+        Raises DiscoveryError if it has failed.
+        """
+        run = self._run
+        if run is None:
+            if now >= self.wakes_at:
+                self._run = self._begin()
+        elif run.process.poll() is not None:
+            return self._slots(run)
+        elif now >= self.wakes_at:
+            raise self._end(run, f"did not end within {_ANSWER_S:g} s")
+        return None
+
+    def close(self) -> None:
+        """End the command if it runs."""
+        if self._run is not None:
+            self._end(self._run, "")
+
+    def _begin(self) -> _Run:
+        self.wakes_at = time.monotonic() + _ANSWER_S
+        output = tempfile.TemporaryFile()  # noqa: SIM115  # read when the command has ended
+        process = subprocess.Popen(
+            self._command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            start_new_session=True,
+        )
+        return _Run(process, output)
+
+    def _end(self, run: _Run, why: str) -> DiscoveryError:
+        """Kill the command, and return the error that says why."""
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.wait()
+        run.output.close()
+        self._run = None
+        self.wakes_at = time.monotonic() + _EVERY_S
+        return DiscoveryError(f"--discover {self._command!r} {why}")
+
+    def _slots(self, run: _Run) -> int:
+        """Return the slots of this host, from the output of the command, which has ended."""
+        run.output.seek(0)
+        text, code = run.output.read().decode(errors="replace"), run.process.returncode
+        error = self._end(run, f"ended with exit code {code}")
+        if code:
+            raise error
+        return slots_of(text)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The command while it runs."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+
+def slots_of(text: str) -> int:
+    """Return the slots of this host in the output of the command.
+
+    Raises DiscoveryError for a line that is none, or that names another host.
+
+    >>> slots_of("localhost:4")
+    4
+    """
+    total = 0
+    for line in filter(None, map(str.strip, text.splitlines())):
+        host, colon, count = line.partition(":")
+        if not host or (colon and not count.isdecimal()):
+            raise DiscoveryError(f"--discover printed {line!r}; wanted host:slots")
+        if host not in ("localhost", "127.0.0.1", platform.node()):
+            raise DiscoveryError(
+                f"--discover printed {line!r}; all ranks run on this host, {platform.node()}"
+            )
+        total += int(count) if colon else 1
+    return total

@@ -1,0 +1,67 @@
+"""What all ranks of a generation do together: each asks the supervisor and waits for the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from ringreduce.launch.ranks import Rank
+from ringreduce.recovery.wire import Message
+
+
+class Together:
+    """The ranks that wait for the others, and what each has asked."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._asking: dict[Rank, Message] = {}
+        self._timeout_s = timeout_s
+        self.until: float | None = None
+        """When ranks count as stopped that have not asked by then; None: no rank waits."""
+
+    def ask(self, rank: Rank, message: Message) -> None:
+        """Let a rank wait for the others."""
+        if self.until is None:
+            self.until = time.monotonic() + self._timeout_s
+        self._asking[rank] = message
+
+    @property
+    def asking(self) -> list[Rank]:
+        """The ranks that wait."""
+        return list(self._asking)
+
+    def have_asked(self, ranks: Collection[Rank]) -> bool:
+        """Return whether all these ranks wait."""
+        return self._asking.keys() >= set(ranks)
+
+    def silent(self, ranks: Iterable[Rank]) -> list[Rank]:
+        """Return those of the ranks that do not wait, though others do."""
+        return [rank for rank in ranks if rank not in self._asking] if self._asking else []
+
+    def asked(self, ranks: Iterable[Rank]) -> set[str]:
+        """Return the kinds of the messages with which these ranks have asked."""
+        return {self._asking[rank].kind for rank in ranks}
+
+    def sizes(self, ranks: Iterable[Rank]) -> set[int]:
+        """Return the sizes of the communicators that these ranks have made; 0: a rank has none."""
+        return {int(self._asking[rank].fields.get("size", 0)) for rank in ranks}
+
+    def who_asked(self, kind: str) -> list[Rank]:
+        """Return the ranks that have asked with a message of this kind."""
+        return [rank for rank, message in self._asking.items() if message.kind == kind]
+
+    def answer(
+        self, ranks: Sequence[Rank], kind: str, files: Sequence[int] = (), **fields: Any
+    ) -> None:
+        """Answer ranks that wait."""
+        for rank in ranks:
+            del self._asking[rank]
+        if not self._asking:
+            self.until = None
+        for rank in ranks:
+            rank.connection.send(kind, files, **fields)
+
+    def forget(self) -> None:
+        """Let no rank wait: they are being killed."""
+        self._asking.clear()
+        self.until = None
