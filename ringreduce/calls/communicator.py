@@ -333,6 +333,20 @@ class Communicator(Collectives, PointToPoint):
         at = range(0, len(before), _RANK_BYTES)
         return self._with(transport, [int.from_bytes(before[i : i + _RANK_BYTES]) for i in at])
 
+    def begin_meter(self) -> None:
+        """Measure the time that this thread spends in calls, until `end_meter`.
+
+        :meta private:
+        """
+        self._queue.begin_meter()
+
+    def end_meter(self) -> float:
+        """Return the seconds that this thread has spent in calls since `begin_meter`.
+
+        :meta private:
+        """
+        return self._queue.end_meter()
+
     def replace_world(self) -> None:
         """Have `init` without `mpi_comm` return a communicator of these ranks from now on.
 

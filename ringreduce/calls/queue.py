@@ -12,7 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
+
+from ringreduce.calls.meter import Meter, MeteredLock
 
 Program = Generator[bool, None, Any]
 T = TypeVar("T")
@@ -192,6 +195,9 @@ class CallQueue:
     def __init__(self, wait: Callable[[int, int], None], spins: int, threads: bool) -> None:
         self.lock: Any = threading.RLock()
         """Held while a call takes its place in the order."""
+        self._unmetered: Any = None
+        """The lock in whose place there is a metered one."""
+        self._meter: AbstractContextManager[None] = nullcontext()
         self._wait, self._spins, self._threads = wait, spins, threads
         self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
@@ -233,6 +239,10 @@ class CallQueue:
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
+        with self._meter:
+            return self._wait_for(completed, timeout_s)
+
+    def _wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         if self._threads:
             return completed.wait(timeout_s)
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -241,6 +251,20 @@ class CallQueue:
                 return False
             self.advance()
         return True
+
+    def begin_meter(self) -> None:
+        """Measure the calls of this thread, which makes none now, until `end_meter`."""
+        meter = Meter()
+        self._unmetered, self._meter = self.lock, meter
+        self.lock = MeteredLock(self.lock, meter)
+
+    def end_meter(self) -> float:
+        """Return the seconds that this thread has spent in calls since `begin_meter`."""
+        meter = self._meter
+        assert isinstance(meter, Meter)
+        self.lock, self._meter = self._unmetered, nullcontext()
+        meter.end()
+        return meter.seconds
 
     def advance(self) -> None:
         """Without a progress thread: run the first work until it waits for another rank."""

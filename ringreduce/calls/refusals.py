@@ -8,13 +8,15 @@ import numpy as np
 
 
 class Refusals:
-    """Whether the calls of one thread are refused, on the communicators that it has made."""
+    """Which calls of one thread are refused, or may not be compiled ones, on its communicators."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         memory = np.zeros(1, np.int64)
         self._depth = memory.data
-        """How often calls are refused and not yet allowed again."""
+        """How often calls are refused or metered, and not yet allowed again."""
+        self._refused = 0
+        """How often they are refused."""
         self._reason = ""
         self.address: int = memory.ctypes.data
         """Address of the depth.  Compiled code makes no call while it is not 0."""
@@ -25,15 +27,25 @@ class Refusals:
         Asynchronous calls that began before go on.  Calls of other threads are not affected.
         """
         self._reason = reason
+        self._refused += 1
         self._depth[0] += 1
 
     def allow(self) -> None:
         """End one `refuse`."""
+        self._refused -= 1
+        self._depth[0] -= 1
+
+    def keep_general(self) -> None:
+        """Have no call take the compiled path, until `end_general` is called as often."""
+        self._depth[0] += 1
+
+    def end_general(self) -> None:
+        """End one `keep_general`."""
         self._depth[0] -= 1
 
     def check(self) -> None:
         """Raise ValueError if the thread that calls this is this one, and its calls are refused."""
-        if self._depth[0] and threading.get_ident() == self._thread:
+        if self._refused and threading.get_ident() == self._thread:
             raise ValueError(self._reason)
 
 

@@ -18,7 +18,8 @@ from ringreduce.terminal import print_error
 
 _OF_ELASTIC = frozenset(
     [
-        *("max_failures", "wait_s", "grace_s", "replace", "recovery", "discover", "events"),
+        *("max_failures", "wait_s", "grace_s", "replace", "recovery", "discover"),
+        *("slow", "events"),
         *("state_dir", "save_every_s", "resume"),
     ]
 )
@@ -70,6 +71,13 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         help="go on in the same processes (live, under Open MPI), or in a new MPI job (relaunch); "
         "default: live where the MPI can",
     )
+    add(
+        "--slow",
+        choices=("report", "drop"),
+        default="report",
+        help="a rank that computes twice as long as the others: write an event (report), or have "
+        "it leave (drop); default: report",
+    )
     add("--events", type=Path, metavar="FILE", help="add a line of JSON for each event")
     if command == "train":  # which has a folder for checkpoints
         return
@@ -113,6 +121,7 @@ def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ru
         grace_s=options.grace_s,
         replace=options.replace,
         recovery=options.recovery,
+        slow=options.slow,
     )
 
 

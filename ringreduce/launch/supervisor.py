@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from ringreduce.recovery.membership import (
     Leave,
     Lost,
     Membership,
+    Part,
     Pause,
     Phase,
     Prepare,
@@ -57,6 +59,7 @@ from ringreduce.recovery.membership import (
     Stop,
     TakeOver,
 )
+from ringreduce.recovery.pace import Paces
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
 
@@ -112,6 +115,7 @@ class Supervisor:
         self._together = Together(job.timeout_s or _timeout_of(self._given))
         self._lost: list[Rank] = []
         """The ranks that the present generation has lost while it goes on."""
+        self._paces = Paces()
         self._unwritten: Resize | None = None
         """The step to the present generation, until that has committed a step of training."""
         self._stop: Stop | None = None
@@ -285,6 +289,8 @@ class Supervisor:
             self._complain(str(fields["text"]))
         elif message.kind == "notice":
             self._handover.leaves(rank, "notice")
+        elif message.kind == "pace":
+            self._compare(rank, int(fields["step"]), float(fields["seconds"]))
         else:
             self._handle_question(rank, message)
 
@@ -301,10 +307,22 @@ class Supervisor:
         self._together.ask(rank, message)
         if message.kind == "paused":
             if shrinks:
-                self._together.answer([rank], "raise", text="another rank was lost")
+                self._together.answer([rank], "raise", text="another rank has left")
             elif self._held.is_early(int(fields["call"]), int(fields["step"])):
                 self._together.answer([rank], "go on")
         self._answer_all()
+
+    def _compare(self, rank: Rank, step: int, seconds: float) -> None:
+        """Look whether a rank is slow, which has computed so long in a step."""
+        present = self._present
+        slow = self._paces.told(int(rank.number), step, seconds, present.size)
+        for number, (took, median) in slow.items():
+            times = {"compute_s": round(took, 6), "median_s": round(median, 6), "step": step}
+            where = {"rank": number, "host": platform.node(), "generation": present.number}
+            self._events.write("slow", **where, **times)
+            if self._rules.slow == "drop":
+                (slow_rank,) = (each for each in self._living if int(each.number) == number)
+                self._handover.leaves(slow_rank, "slow")
 
     def _complain(self, text: str) -> None:
         """Say once that a checkpoint could not be written; the job goes on."""
@@ -330,6 +348,7 @@ class Supervisor:
         self._membership.started()
         self._held.drop(self._lost)
         self._lost.clear()
+        self._paces = Paces()
         present = self._present
         self._events.write(
             "started", generation=present.number, size=present.size, pids=present.pids
@@ -476,11 +495,25 @@ class Supervisor:
         self._held.go_on()
         self._together.answer(self._together.who_asked("paused"), "go on")
 
+    def _pause(self) -> None:
+        """Have all ranks pause after the same step."""
+        if not self._handover.is_ready:  # what has started is not wanted any more
+            self._drop()
+        if not self._held.pauses:
+            self._held.pause()
+
+    def _part(self, leaving: Collection[int]) -> None:
+        """Have these ranks end, which have paused, and the others make a communicator."""
+        parted = [rank for rank in self._living if int(rank.number) in leaving]
+        self._together.answer(parted, "leave", alone=True)
+        self._lost += parted
+        self._shrink()
+
     def _leave(self) -> None:
         """Have all ranks end, which have paused."""
         self._held.revoke()
         self._present.expect_end(self._rules.grace_s)
-        self._together.answer(self._living, "leave")
+        self._together.answer(self._living, "leave", alone=False)
 
     def _take_over(self, generation: int) -> None:
         """Let the next generation begin."""
@@ -563,11 +596,12 @@ class Supervisor:
         elif isinstance(action, Drop):
             self._drop()
         elif isinstance(action, Pause):
-            if self._membership.plan is not None and not self._membership.plan.size:
-                self._drop()
-            self._held.pause()
+            self._pause()
         elif isinstance(action, Leave):
             self._leave()
+        elif isinstance(action, Part):
+            self._write_resize(None)
+            self._part(action.leaving)
         elif isinstance(action, TakeOver):
             self._take_over(action.generation)
         elif isinstance(action, Stop):
@@ -589,7 +623,7 @@ class Supervisor:
         """Have the ranks that are left make a communicator of their own, once all have asked."""
         self._held.go_on()
         paused = self._together.who_asked("paused")
-        self._together.answer(paused, "raise", text="another rank was lost")
+        self._together.answer(paused, "raise", text="another rank has left")
         suspicions, self._suspicions = self._suspicions, []
         for each in suspicions:
             self._together.ask(each.by, Message("suspect"))

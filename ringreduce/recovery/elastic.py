@@ -18,6 +18,7 @@ from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.process_exit import skip_finalize
 from ringreduce.recovery.change import Change
+from ringreduce.recovery.pace import Pace
 from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
@@ -121,6 +122,7 @@ class _Member:
         """Whether this generation has committed a step."""
         self._saver: RegularSaver | None = None
         """On rank 0, if the launcher has a folder for states."""
+        self._pace: Pace | None = None
 
     def run(
         self,
@@ -142,12 +144,18 @@ class _Member:
                 if self._suspect(error).kind == "raise":
                     comm.leave(_text_of(error))
                     raise
-            except _Leaves:
-                self._end(comm)
+            except _Leaves as leaves:
+                if leaves.alone:
+                    skip_finalize()
+                else:
+                    self._end(comm)
                 raise
             except BaseException as error:
                 comm.leave(_text_of(error))
                 raise
+            finally:
+                if self._pace is not None:
+                    self._pace.close()
             comm = self._shrunk(comm)
         self._end(comm)
         return result
@@ -193,7 +201,8 @@ class _Member:
             _catch_up(comm, state)
         if speaks and state.saving is None:
             self._saver = self._regular_saver(generation)
-        state.join(generation, self._after_update, self._pause)
+        self._pace = Pace(comm, self._tell_pace)
+        state.join(generation, self._after_update)
         comm.barrier()  # the launcher has all states before it counts the first step
         if speaks:
             self._launcher.send("started")
@@ -254,24 +263,30 @@ class _Member:
         stopped = isinstance(error, PeerTimeoutError)
         return self._ask("suspect", ranks=list(error.ranks), stopped=stopped)
 
-    def _after_update(self, state: State) -> bool:
-        """Tell the launcher of the first step, and save regularly."""
+    def _after_update(self, state: State, pauses: bool) -> None:
+        """Tell the launcher of the first step, and do what is due."""
+        step = state.step
         if not self._has_stepped:
             self._has_stepped = True
-            self._launcher.send("stepped", step=state.step)
-        if self._saver is None:
-            return False
-        if self._saver.is_due:
+            self._launcher.send("stepped", step=step)
+        if self._saver is not None and self._saver.is_due:
             self._save(state)
-        return True
+        assert self._pace is not None
+        self._pace.after(step)
+        if pauses:
+            self._pause(step)
 
-    def _pause(self, state: State) -> None:
-        """Wait for the other ranks after a step; end this process if another takes its place.
+    def _tell_pace(self, step: int, seconds: float) -> None:
+        self._launcher.send("pace", step=step, seconds=seconds)
+
+    def _pause(self, step: int) -> None:
+        """Wait for the other ranks after a step; end this process if it has no place any more.
 
         The `SystemExit` runs the ``finally`` clauses of the program.
         """
-        if self._ask("paused", step=state.step, call=self._call).kind == "leave":
-            raise _Leaves(0)
+        answer = self._ask("paused", step=step, call=self._call)
+        if answer.kind == "leave":
+            raise _Leaves(bool(answer.fields["alone"]))
 
     # --- regular checkpoints ---
 
@@ -297,7 +312,11 @@ class _Member:
 
 
 class _Leaves(SystemExit):
-    """This rank leaves the job, as planned."""
+    """This rank leaves the job, as planned; `alone`: other ranks stay."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__(0)
+        self.alone = alone
 
 
 @contextmanager

@@ -98,6 +98,11 @@ class Held:
             slots.pause_at(step)
         self._pause = call, step
 
+    @property
+    def pauses(self) -> bool:
+        """Whether all ranks are to pause."""
+        return self._pause is not None
+
     def is_early(self, call: int, step: int) -> bool:
         """Return whether a rank that pauses after this step of a call has to go on."""
         if self._pause is None:

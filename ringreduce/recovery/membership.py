@@ -10,7 +10,8 @@ and ends.  Another follows it at one of three levels.
   processes of the next generation start.  It also follows a level 1 that is not over in time.
 - Level 3, handover: a number of ranks is wanted, or ranks are to leave.  The processes of the next
   generation start beside the present ones.  When they are ready, the present ranks pause after the
-  same step, and end; the next generation begins with that step.
+  same step, and end; the next generation begins with that step.  If the MPI goes on after losses,
+  and no rank joins, nothing starts: the ranks that leave end, and the others go on as at level 1.
 
 A loss while the next generation starts is handled as without it; what starts takes over if the
 processes of the present generation are killed.
@@ -57,6 +58,9 @@ class Rules:
     """Whether the next generation has as many ranks as the one before, not those that are left."""
     recovery: str = "auto"
     """``"live"``: level 1 first; ``"relaunch"``: level 2; ``"auto"``: level 1 if there is one."""
+
+    slow: str = "report"
+    """``"report"``: an event names a slow rank; ``"drop"``: it leaves."""
 
     def __post_init__(self) -> None:
         if self.least < 1:
@@ -168,6 +172,13 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Have these ranks end, which have paused, and the others make a communicator of their own."""
+
+    leaving: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TakeOver:
     """Begin a generation whose processes have started beside the one before."""
 
@@ -185,7 +196,7 @@ class Stop:
     """Whether the state is worth saving: the job could not go on, or was told to end."""
 
 
-Action = Start | Fence | Shrink | Prepare | Drop | Pause | Leave | TakeOver | Stop | None
+Action = Start | Fence | Shrink | Prepare | Drop | Pause | Leave | Part | TakeOver | Stop | None
 
 
 @dataclass(frozen=True)
@@ -197,6 +208,8 @@ class Plan:
     cause: str
     leaving: tuple[int, ...] = ()
     """The ranks of the present generation that have no place in it."""
+    starts: bool = True
+    """Whether new processes start; otherwise the other ranks go on in theirs."""
 
 
 @dataclass(frozen=True)
@@ -317,13 +330,14 @@ class Membership:
 
     def all_take_part(self, now: float) -> None:
         """All ranks that are left begin to make a communicator."""
-        if self.phase is Phase.SHRINKING and self._live_until is None:
+        if self.phase is Phase.SHRINKING and (self._live_until is None or self._has_left):
             self._live_until = now + _LIVE_S
 
     def shrunk(self) -> None:
         """All ranks that are left have a communicator: the next generation begins."""
         self._live_until = None
-        self._next(self.left, level=1)
+        self._next(self.left, level=3 if self._has_left else 1)
+        self._level = 1
 
     # --- without a loss ---
 
@@ -348,9 +362,10 @@ class Membership:
         before, self.plan = self.plan, self._planned(leaving)
         if self.plan is None:
             return None if before is None else Drop()
-        if before is not None and before.size == self.plan.size:
-            return None
-        return Prepare(self.plan.size) if self.plan.size else Pause()
+        if not self.plan.starts:
+            return Pause()
+        is_same = before is not None and before.starts and before.size == self.plan.size
+        return None if is_same else Prepare(self.plan.size)
 
     def _planned(self, leaving: Mapping[int, str]) -> Plan | None:
         """Return the generation that is to follow; None: the present one is as is wanted."""
@@ -368,7 +383,9 @@ class Membership:
             return None
         # Of the others the last ones leave, if there are too many.
         others = [rank for rank in range(self.size) if rank not in leaving]
-        return Plan(size, cause, (*sorted(leaving), *(others[size:] if size else ())))
+        gone = (*sorted(leaving), *(others[size:] if size else ()))
+        starts = size > 0 and not (self.live and size == self.size - len(gone))
+        return Plan(size, cause, gone, starts)
 
     @property
     def wants_ranks(self) -> bool:
@@ -388,15 +405,19 @@ class Membership:
         if self.phase is not Phase.RUNNING or self._last is not None:
             return stop
         self._last, self._last_until = stop, now + self.rules.grace_s
-        self.plan = Plan(0, "")
+        self.plan = Plan(0, "", starts=False)
         return Pause()
 
     def paused(self, now: float, committed_at: float) -> Action:
         """All ranks have paused after the same step, which was committed at that time."""
         assert self.plan is not None
-        self.phase, self._has_left = Phase.FENCING, True
+        self._has_left = True
         self._cause, self._lost = self.plan.cause, [Lost(rank, 0) for rank in self.plan.leaving]
         self._detected = committed_at or now, 0.0
+        if self.plan.size and not self.plan.starts:
+            self.phase, self._live_until = Phase.SHRINKING, now + self.rules.grace_s
+            return Part(self.plan.leaving)
+        self.phase = Phase.FENCING
         return Leave()
 
     # --- what follows a generation ---
@@ -415,7 +436,7 @@ class Membership:
             return self._last
         if (refusal := self._refusal(now)) is not None:
             return self._stop(refusal)
-        if self.plan is not None and self.plan.size:
+        if self.plan is not None and self.plan.starts:
             size, level = self.plan.size, 3 if self._has_left else 2
             self._next(size, level)
             return TakeOver(self.generation, size)

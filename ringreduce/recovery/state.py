@@ -58,10 +58,8 @@ class State:
         """Name -> slot of the arrays that the update has read or replaced; None outside one."""
         self._hooks: list[Callable[[Change], None]] = []
         self.saving: Saving | None = None
-        self._after: Callable[[State], bool] | None = None
-        """Called with this State after each update, until it returns False."""
-        self._pause: Callable[[State], None] | None = None
-        """Called with this State after the step that the supervisor has chosen."""
+        self._after: Callable[[State, bool], None] | None = None
+        """Called after each update, in a job with a supervisor."""
 
     @property
     def step(self) -> int:
@@ -299,20 +297,14 @@ class State:
         """
         return self._slots.file
 
-    def join(
-        self,
-        generation: int,
-        after: Callable[[State], bool],
-        pause: Callable[[State], None] | None = None,
-    ) -> None:
-        """Belong to a generation.
+    def join(self, generation: int, after: Callable[[State, bool], None]) -> None:
+        """Belong to a generation; call ``after(self, pauses)`` after each update.
 
-        ``after(self)`` is called after each update, until it returns False; ``pause(self)`` after
-        the step that the supervisor has chosen, and each later one.
+        `pauses`: the supervisor has all ranks pause after this step.
 
         :meta private:
         """
-        self._generation, self._after, self._pause = generation, after, pause
+        self._generation, self._after = generation, after
         self._slots.begin_generation(generation)
 
     def resized(self, change: Change) -> None:
@@ -345,10 +337,8 @@ class State:
                 array.flags.writeable = False
             self._written = None
             refusals_here().allow()
-        if commit and self._after is not None and not self._after(self):
-            self._after = None
-        if pauses and self._pause is not None:
-            self._pause(self)
+        if commit and self._after is not None:
+            self._after(self, pauses)
 
     def _new(self, name: str, written: dict[str, np.ndarray]) -> np.ndarray:
         """Return the slot for the new values of an array, as they are."""
