@@ -470,8 +470,10 @@ class Supervisor:
             self._handover.leaves(rank, "notice")
 
     def _handle_end_of_newcomer(self, event: Said | Gone) -> None:
-        end = end_of(event)
-        if end is not None:
+        """A rank of the next generation has ended, if this event says so."""
+        if isinstance(event, Gone) and not event.rank.reported and (number := _signal_of(event)):
+            self._give_up_newcomers(str(Lost(int(event.rank.number), number)))
+        elif (end := end_of(event)) is not None:
             text = end.text(0, self._mpiexec.flavour) or f"rank {end.rank} is gone"
             self._give_up_newcomers(text)
 

@@ -4,12 +4,15 @@
     python -m tests.long_recovery points
     python -m tests.long_recovery stopped --times 50 --record
     python -m tests.long_recovery launchers --times 50 --record
+    python -m tests.long_recovery resizes --times 60 --record
 
 - ``random`` (the default): ranks are killed at random moments, a quarter of them two at once.
 - ``points``: each rank is killed before, in and after each call of a training step, at each part of
   an update, and in each state of the recovery itself; without ``--times`` at all points.
 - ``live`` and ``live-points``: the same under Open MPI, where survivors go on in their processes.
 - ``stopped``: ranks are stopped by SIGSTOP, with timeouts of 1, 2 and 5 s.
+- ``resizes`` and ``live-resizes``: jobs get more and fewer ranks, by command and by SIGTERM to a
+  rank; in some jobs ranks are killed while others start.
 - ``launchers``: launchers and mpiexecs are killed, and the jobs are resumed.
 
 All but the last count samples: each sample must count once in every epoch.  The last compares the

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.rows import replace
 from tests import long_recovery
-from tests.long_recovery import kill_points, killed_launchers, random_kills, stopped_ranks
+from tests.long_recovery import kill_points, killed_launchers, random_kills, resizes, stopped_ranks
 
 NAME = "recovery"
 PROOFS = {
@@ -19,6 +19,8 @@ PROOFS = {
     "live": (random_kills.prove_live, 500),
     "live-points": (kill_points.prove_live, 1_000_000),
     "stopped": (stopped_ranks.prove, 50),
+    "resizes": (resizes.prove, 60),
+    "live-resizes": (resizes.prove_live, 60),
     "launchers": (killed_launchers.prove, 50),
 }
 """Name -> function that makes so many faults and returns a row, and the default number."""

@@ -103,6 +103,33 @@ class Job:
             ),
         )
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events of a kind so far."""
+        return events_of(self._events, kind)
+
+    def started_after(self, generation: int) -> dict[str, Any]:
+        """Wait until a later generation trains, and return its event."""
+        return self._await(
+            f"a generation after {generation}",
+            lambda: (e for e in self.events("started") if e["generation"] > generation),
+        )
+
+    def settle(self) -> None:
+        """Wait until the last generation has made a step."""
+        self._await(
+            "a step of the last generation",
+            lambda: (
+                event
+                for event in self.events("started")[-1:]
+                if event["generation"] == 1
+                or event["generation"] in [e["generation"] for e in self.events("resized")]
+            ),
+        )
+
+    def ranks(self) -> list[int]:
+        """Return the process ids of all ranks, also of those that start."""
+        return [pid for pid in descendants(self.process.pid) if is_rank(pid)]
+
     def held(self) -> tuple[int, int]:
         """Return the numbers of open files and of mappings of the launcher."""
         of_launcher = Path(f"/proc/{self.process.pid}")
@@ -121,6 +148,30 @@ class Job:
         if files:
             sys.exit(f"files are left: {sorted(files)}")
         return output
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids of all processes below this one."""
+    found = []
+    for child in _children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_rank(pid: int) -> bool:
+    """Return whether a process is a rank of a job, and not its mpiexec."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"python" in words[0] and b"ringreduce.launch.rank_main" in words
 
 
 def check_counts(output: str) -> dict[str, Any]:

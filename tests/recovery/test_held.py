@@ -151,3 +151,40 @@ def test_what_cannot_be_saved_is_said(tmp_path):
     held.saving[1] = Saving(str(tmp_path / "file"), {})
     assert "step 0 was the last; it cannot be saved: " in held.save(1)
     held.close()
+
+
+def of_steps(held: Held, *steps: int, call: int = 1) -> list[Slots]:
+    """Files of ranks that have made so many steps."""
+    files = []
+    for step in steps:
+        slots = Slots.new({"x": np.zeros(1)}, step)
+        held.take(call, os.dup(slots.file), len(steps))
+        files.append(slots)
+    return files
+
+
+def test_all_ranks_pause_after_the_same_step_that_none_has_passed():
+    held = Held()
+    files = of_steps(held, 7, 6)
+    held.pause()
+    assert held.pauses
+    assert [files[0].commit([])] == [True]
+    assert [files[1].commit([]), files[1].commit([])] == [False, True]
+    assert [held.is_early(1, step) for step in (6, 7, 8)] == [True, True, False]
+    held.go_on()
+    assert not held.pauses
+    assert not files[0].commit([])
+    held.close()
+
+
+def test_ranks_of_a_later_call_pause_too():
+    held = Held()
+    of_steps(held, 9)
+    held.pause()
+    (later,) = of_steps(held, 0, call=2)
+    assert later.commit([])
+    assert held.is_early(2, 1)
+    assert later.commit([])
+    assert not held.is_early(2, 2)
+    assert held.is_early(1, 10), "the call before is over"
+    held.close()

@@ -98,6 +98,6 @@ def test_a_lease_that_is_ignored_is_found(monkeypatch):
     assert found_by(range(300))
 
 
-def join_as_generation_1(state, generation, on_first):
-    state._on_first = on_first
+def join_as_generation_1(state, generation, after):
+    state._after = after
     state._slots.begin_generation(generation)

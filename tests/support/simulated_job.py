@@ -118,7 +118,7 @@ class Job:
         if source is not None:
             state.restore({name: source.committed(name) for name in source.entries}, source.step)
         yield
-        state.join(generation, self._stepped)
+        state.join(generation, lambda state, _: self._members.stepped(state.step))
         self._states[comm.rank] = state
         self.held.take(1, os.dup(state.file), comm.size)
         while len(self._states) < comm.size:  # the barrier
@@ -141,10 +141,6 @@ class Job:
                     if sample % 4 == 0:
                         yield
             yield
-
-    def _stepped(self, state: State) -> bool:
-        self._members.stepped(state.step)
-        return False
 
     def _prove_whole(self, step: int) -> None:
         """Prove that the most advanced file has each sample of so many steps, counted once."""

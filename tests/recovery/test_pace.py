@@ -1,0 +1,80 @@
+"""How long ranks compute, and which are slow."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.recovery.pace import Pace, Paces
+
+
+def told(paces: Paces, step: int, times: list[float]) -> dict[int, tuple[float, float]]:
+    slow = {}
+    for rank, seconds in enumerate(times):
+        slow |= paces.told(rank, step, seconds, len(times))
+    return slow
+
+
+def test_a_rank_is_slow_that_takes_twice_the_median_three_times_running():
+    paces = Paces()
+    assert told(paces, 51, [1.0, 2.1, 1.0]) == {}
+    assert told(paces, 101, [1.0, 2.1, 1.0]) == {}
+    assert told(paces, 151, [1.0, 1.9, 1.0]) == {}
+    assert told(paces, 201, [1.0, 2.1, 1.0]) == {}
+    assert told(paces, 251, [1.0, 2.1, 1.0]) == {}
+    assert told(paces, 301, [1.0, 2.5, 1.1]) == {1: (2.5, 1.1)}
+    assert told(paces, 351, [1.0, 2.5, 1.1]) == {}, "it is named once"
+
+
+def test_one_of_two_ranks_can_be_slow():
+    paces = Paces()
+    found = [told(paces, step, [0.5, 0.1]) for step in (51, 101, 151)]
+    assert found == [{}, {}, {0: (0.5, 0.1)}]
+
+
+def test_a_step_that_not_all_have_told_of_is_passed_over():
+    paces = Paces()
+    assert paces.told(0, 51, 9.0, 2) == {}
+    for step in (101, 151):
+        assert told(paces, step, [1.0, 1.0]) == {}
+    assert paces.told(1, 51, 9.0, 2) == {}
+    assert told(paces, 201, [1.0, 1.0]) == {}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_time_in_calls_is_no_computation(is_async):
+    """Rank 1 computes longer, and rank 0 waits for it."""
+
+    def program(comm):
+        found = []
+        pace = Pace(comm, lambda step, seconds: found.append((step, seconds)))
+        pace.after(50)
+        if comm.rank == 1:
+            time.sleep(0.1)
+        if is_async:
+            comm.all_reduce(np.ones(3), async_op=True).wait()
+        else:
+            comm.all_reduce(np.ones(3))
+        pace.after(51)
+        pace.after(52)
+        pace.close()
+        comm.all_reduce(np.ones(3))
+        return found
+
+    (first,), (second,) = rr.spawn(program, 2)
+    assert first[0] == second[0] == 51
+    assert second[1] >= 0.1 > first[1]
+
+
+def test_a_measurement_that_is_given_up_leaves_calls_as_they_were():
+    def program(comm):
+        pace = Pace(comm, lambda step, seconds: None)
+        pace.after(100)
+        pace.close()
+        return comm.all_reduce(1).item(), type(comm._queue.lock).__name__
+
+    before = rr.spawn(lambda comm: type(comm._queue.lock).__name__, 2)
+    assert rr.spawn(program, 2) == [(2, name) for name in before]
