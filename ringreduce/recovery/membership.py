@@ -440,7 +440,7 @@ class Membership:
             size, level = self.plan.size, 3 if self._has_left else 2
             self._next(size, level)
             return TakeOver(self.generation, size)
-        if self._has_left and not self.left:
+        if self.plan is not None and len(self.plan.leaving) == self.size:
             return self._stop("all ranks were told to end", TOO_FEW)
         if self.rules.replace:
             return self._start(self.size)

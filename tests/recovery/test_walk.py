@@ -17,6 +17,18 @@ def test_no_interleaving_loses_or_mixes_steps(live, fault, ranks):
 
 
 @pytest.mark.parametrize(
+    ("wish", "fault"),
+    [(1, "crash"), *(pytest.param(3, fault, marks=pytest.mark.long) for fault in FAULTS)],
+)
+@pytest.mark.parametrize("live", [False, True])
+def test_no_interleaving_of_two_ranks_and_a_wish_loses_or_mixes_steps(live, wish, fault):
+    """A rank leaves, or one joins; nobody would miss a single rank that is stopped."""
+    walk = Walk(live, fault=fault, ranks=2, wish=wish)
+    walk.run()
+    assert walk.states > 20_000
+
+
+@pytest.mark.parametrize(
     ("mistake", "live", "ranks", "text"),
     [
         ("no agreement", True, 3, "a step has other samples"),
@@ -24,8 +36,10 @@ def test_no_interleaving_loses_or_mixes_steps(live, fault, ranks):
         ("commit before write", False, 2, "the next generation begins with a mixture"),
         ("lease ignored", False, 2, "a rank commits without a lease"),
         ("old manifest", False, 2, "an old generation writes a checkpoint"),
+        ("no second look", False, 2, "nothing can happen"),
     ],
 )
 def test_a_mistake_in_the_protocol_is_found(mistake, live, ranks, text):
+    wish = 1 if mistake == "no second look" else 0
     with pytest.raises(WalkError, match=text):
-        Walk(live, mistake, ranks=ranks).run()
+        Walk(live, mistake, ranks=ranks, wish=wish).run()

@@ -1,13 +1,15 @@
-"""Walk every interleaving of a job of two or three ranks, its supervisor and one fault.
+"""Walk every interleaving of a job of two or three ranks, its supervisor, one fault and one wish.
 
 The decisions are those of `ringreduce.recovery.membership` itself.  Ranks, files, communicators and
 the supervisor's answers are modelled: a rank trains, one write or message a step of the walk, and a
-fault kills or stops one rank anywhere.  In each state the walk proves that
+fault kills or stops one rank anywhere.  At any time another number of ranks may be wanted.  In each
+state the walk proves that
 
 - a committed slot has the samples of exactly so many whole steps,
 - no rank commits that has looked at its lease after it was revoked,
 - ranks of a generation begin with the same step, and no committed step is lost,
 - checkpoints are written by generations in their order,
+- ranks that leave by plan have made the same step,
 - the job can go on, until it has made all steps.
 """
 
@@ -20,19 +22,27 @@ from typing import Any, NamedTuple
 
 from ringreduce.recovery.membership import (
     Action,
+    Drop,
     Fence,
+    Leave,
     Lost,
     Membership,
+    Part,
+    Pause,
     Phase,
+    Prepare,
     Rules,
     Shrink,
     Start,
     Stop,
+    TakeOver,
 )
 
 STEPS, SAMPLES = 2, 3
 FAULTS = ("crash", "stop")
-_FINISHED, _NONE = -1, 0
+_PAUSED, _FINISHED, _NONE = -2, -1, 0
+NEVER = 99
+"""A step after which no rank pauses."""
 _LATE = 1e9
 Contents = tuple[int, ...]
 """How often each sample of each step was counted."""
@@ -50,6 +60,7 @@ class File(NamedTuple):
     committed: Contents = (0,) * STEPS * SAMPLES
     other: Contents = TORN
     lease: int = 0
+    pause_at: int = NEVER
 
 
 class Process(NamedTuple):
@@ -70,6 +81,8 @@ class Process(NamedTuple):
     stopped: bool = False
     is_being_killed: bool = False
     asks: int | None = None
+    pauses: bool = False
+    """Whether it has seen that it is to pause after this step."""
 
 
 class Comm(NamedTuple):
@@ -96,6 +109,13 @@ class World(NamedTuple):
     """Generation and step of the last checkpoint."""
     faults: int
     """Faults that may still come."""
+    wishes: int = 0
+    """Ranks that may still be wanted; 0: no wish comes."""
+    newcomers: tuple[int, ...] = ()
+    """The processes that start for the next generation."""
+    pause: tuple[str, int, int] = ("", 0, 0)
+    """What the supervisor does to have all ranks pause: to which of the files, and for which step;
+    when all is done ``("set", 0, step)``."""
 
 
 def expected(step: int) -> Contents:
@@ -119,15 +139,18 @@ class Walk:
     mistake: str = ""
     fault: str = "crash"
     ranks: int = 3
+    wish: int = 0
+    """The number of ranks that is wanted at some time; 0: no other is."""
     states: int = 0
     _known: dict[str, Membership] = field(default_factory=dict)
     """The memberships, by their text."""
 
     def run(self) -> None:
         """Walk.  Raises WalkError at the first state that must not be."""
-        members = Membership(Rules(self.ranks, least=1, most=self.ranks), self.live)
+        members = Membership(Rules(self.ranks, least=1, most=self.ranks + 1), self.live)
         assert isinstance(members.begin(), Start)
-        world = World((), (), (), (), (), None, self._text(members), (0, 0), faults=1)
+        text = self._text(members)
+        world = World((), (), (), (), (), None, text, (0, 0), faults=1, wishes=self.wish)
         first = self._started(world, self.ranks, generation=1)
         seen, left = {first}, [first]
         while left:
@@ -135,7 +158,7 @@ class Walk:
             followers = list(self._followers(world))
             if not followers and not self._is_over(world):
                 raise WalkError(f"nothing can happen: {world}")
-            for follower in followers:
+            for follower in (*followers, *self._after_faults(world)):
                 if follower not in seen:
                     seen.add(follower)
                     left.append(follower)
@@ -167,13 +190,20 @@ class Walk:
                     yield _with(world, number, stopped=False)  # it may go on before it is killed
                 continue
             yield from self._of_rank(world, number, process)
-            if world.faults and number in world.present and process.at != "over":
-                less = world._replace(faults=0)
+        yield from self._of_supervisor(world)
+
+    def _after_faults(self, world: World) -> Iterator[World]:
+        """What a fault can make of a state."""
+        if not world.faults:
+            return
+        less = world._replace(faults=0)
+        for number in (*world.present, *world.newcomers):
+            process = world.processes[number]
+            if process.alive and process.at != "over":
                 if self.fault == "crash":
                     yield self._gone(less, number)
                 else:
                     yield _with(less, number, stopped=True)
-        yield from self._of_supervisor(world)
 
     def _gone(self, world: World, number: int) -> World:
         return self._answered(_with(world, number, alive=False, asks=None))
@@ -191,7 +221,14 @@ class Walk:
 
     def _of_rank(self, world: World, number: int, process: Process) -> Iterator[World]:
         file, at = world.files[number], process.at
-        if at == "copy arrays":
+        if at == "newcomer":
+            if number in world.present:
+                yield _with(world, number, at="copy arrays")
+            else:
+                yield self._ready(_with(world, number, at="ready"))
+        elif at == "leaving":
+            yield self._gone(world, number)
+        elif at == "copy arrays":
             if world.source is not None:
                 file = file._replace(committed=world.files[world.source].committed)
             yield _filed(_with(world, number, at="copy step"), number, file)
@@ -238,8 +275,13 @@ class Walk:
                 yield _with(world, number, at="commit", result=(seen, process.result))
         elif at == "commit":
             yield self._committed(world, number, process, file)
+        elif at == "see":
+            pauses = file.step >= file.pause_at
+            yield self._reported(_with(world, number, pauses=pauses), number, process, file)
         elif at == "save":
             yield from self._saved(world, number, process, file)
+        elif at == "pause":
+            yield self._asked(_with(world, number, pauses=False), number, _PAUSED)
         elif at == "finish":
             yield self._asked(world, number, _FINISHED)
         elif at == "ask":
@@ -297,7 +339,7 @@ class Walk:
         now = _filed(world, number, file)
         if early:
             return _with(now, number, at="fill", result=result)
-        return self._reported(now, number, process, file)
+        return _with(now, number, at="see", result=None)
 
     def _reported(self, world: World, number: int, process: Process, file: File) -> World:
         """Tell the supervisor of the first step of a generation; go on after a step."""
@@ -308,21 +350,22 @@ class Walk:
                 members = self._copy(now)
                 members.stepped(file.step)
                 now = now._replace(members=self._text(members))
-        return _with(now, number, at="save" if process.rank == 0 else _next(file), result=None)
+        at = "save" if process.rank == 0 else _next(file, now.processes[number])
+        return _with(now, number, at=at, result=None)
 
     def _saved(self, world: World, number: int, process: Process, file: File) -> Iterator[World]:
         """Rank 0 holds the lock of the folder from its first checkpoint until it is gone."""
         holders = [
             each
             for each, other in enumerate(world.processes)
-            if other.alive and other.rank == 0 and other.generation < process.generation
+            if other.alive and other.rank == 0 and 0 < other.generation < process.generation
         ]
         if holders and self.mistake != "old manifest":
             return
         if world.manifest[0] > process.generation:
             raise WalkError(f"an old generation writes a checkpoint: {world}")
         now = world._replace(manifest=(process.generation, file.step))
-        yield _with(now, number, at=_next(file))
+        yield _with(now, number, at=_next(file, process))
 
     def _call(self, world: World, number: int, passed: Any, at: str) -> World:
         """Begin a call on the communicator of a process."""
@@ -353,12 +396,25 @@ class Walk:
         if world.processes[number].rank == 0 and self._phase(world) is Phase.STARTING:
             members = self._copy(world)
             members.started()
-            now = now._replace(members=self._text(members), lost=())
+            now = self._done(now._replace(lost=()), members, members.pursue({}))
+            now = self._ready(now)
         return now
 
     # --- the supervisor ---
 
     def _of_supervisor(self, world: World) -> Iterator[World]:
+        if world.pause[0] not in ("", "set"):
+            yield self._pause_on(world)
+            return  # it does nothing else meanwhile
+        if world.wishes and self._phase(world) is Phase.RUNNING:
+            members = self._copy(world)
+            members.wish(world.wishes, "command")
+            yield self._done(world._replace(wishes=0), members, members.pursue({}))
+        new = [world.processes[number] for number in world.newcomers]
+        if any(not process.alive or process.stopped for process in new):
+            members = self._copy(world)
+            members.unprepared()
+            yield self._dropped(world._replace(members=self._text(members)))
         phase, living = self._phase(world), [n for n in world.present if n not in world.lost]
         if phase in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
             for number in living:
@@ -401,18 +457,112 @@ class Walk:
 
     def _done(self, world: World, members: Membership, action: Action) -> World:
         """Carry out an action of the membership."""
-        assert not isinstance(action, Stop), action
         now = world._replace(members=self._text(members))
+        if isinstance(action, Stop):
+            assert members.left < members.rules.least, action
+            return now._replace(present=(), lost=())
         if isinstance(action, Start):
             return self._started(now, action.size, action.generation)
+        if isinstance(action, Prepare):
+            before = now
+            now = self._started(self._dropped(now), action.size, generation=0)
+            new = now.present
+            now = now._replace(present=before.present, lost=before.lost, newcomers=new)
+            for number in new:
+                now = _with(now, number, at="newcomer")
+        elif isinstance(action, Drop):
+            now = self._dropped(now)
+        elif isinstance(action, Pause):
+            if not self._are_ready(now):
+                now = self._dropped(now)
+            if not now.pause[0]:
+                first = "read" if self.mistake == "no second look" else "stop"
+                now = now._replace(pause=(first, 0, 0))
+        elif isinstance(action, Leave | Part):
+            now = self._left(now, action)
+        elif isinstance(action, TakeOver):
+            now = now._replace(present=now.newcomers, newcomers=(), lost=(), pause=("", 0, 0))
+            for number in now.present:
+                at = "newcomer" if now.processes[number].at == "newcomer" else "copy arrays"
+                now = _with(now, number, at=at, generation=action.generation)
         if isinstance(action, Fence):
-            now = now._replace(lost=())
+            now = now._replace(lost=(), pause=("", 0, 0))
             for number in now.present:
                 now = _filed(now, number, now.files[number]._replace(lease=0))
                 now = _with(now, number, is_being_killed=True, asks=None)
         if isinstance(action, Shrink):
-            return self._answered(now)
+            return self._answered(self._interrupted(now))
         return now
+
+    # --- another number of ranks ---
+
+    def _are_ready(self, world: World) -> bool:
+        new = [world.processes[number] for number in world.newcomers]
+        return bool(new) and all(process.at == "ready" and process.alive for process in new)
+
+    def _ready(self, world: World) -> World:
+        """Have all ranks pause if those of the next generation are ready."""
+        if not self._are_ready(world):
+            return world
+        members = self._copy(world)
+        return self._done(world, members, members.prepared())
+
+    def _dropped(self, world: World) -> World:
+        """Kill what has started for the next generation; no rank pauses for it."""
+        now = world
+        for number in world.newcomers:
+            now = _with(now, number, is_being_killed=True)
+        now = self._unpaused(now._replace(newcomers=()))
+        for number in now.present:
+            if now.processes[number].asks == _PAUSED:
+                now = _with(now, number, at=_next(now.files[number]), asks=None)
+        return now
+
+    def _unpaused(self, world: World) -> World:
+        now = world._replace(pause=("", 0, 0))
+        for number in now.present:
+            now = _filed(now, number, now.files[number]._replace(pause_at=NEVER))
+        return now
+
+    def _interrupted(self, world: World) -> World:
+        """Have no rank pause, for some make a communicator."""
+        now = self._unpaused(world)
+        for number in now.present:
+            if now.processes[number].asks == _PAUSED:
+                now = _with(now, number, at="ask", asks=None)
+        return now
+
+    def _pause_on(self, world: World) -> World:
+        """Make one store, or one load, to have all ranks pause after the same step."""
+        what, place, step = world.pause
+        number = world.present[place]
+        file, last = world.files[number], place + 1 == len(world.present)
+        now = world
+        if what == "read":
+            step = max(step, file.step + 1)
+        else:
+            now = _filed(now, number, file._replace(pause_at=0 if what == "stop" else step))
+        following = {"stop": "read", "read": "choose", "choose": "set"}[what]
+        now = now._replace(pause=(following, 0, step) if last else (what, place + 1, step))
+        return self._answered(now) if now.pause[0] == "set" else now
+
+    def _left(self, world: World, action: Leave | Part) -> World:
+        """Have ranks end, all or some, after the same step."""
+        steps = {world.files[n].step for n in world.present if n not in world.lost}
+        if len(steps) > 1:
+            raise WalkError(f"ranks pause after the steps {steps}: {world}")
+        if isinstance(action, Leave):
+            now = world
+            for number in now.present:
+                now = _filed(now, number, now.files[number]._replace(lease=0))
+                if now.processes[number].alive:
+                    now = _with(now, number, at="leaving", asks=None, is_being_killed=True)
+            return now
+        leaving = tuple(n for n in world.present if world.processes[n].rank in action.leaving)
+        now = world._replace(lost=leaving)
+        for number in leaving:
+            now = _with(now, number, at="leaving", asks=None)
+        return self._answered(self._interrupted(now))
 
     def _started(self, world: World, size: int, generation: int) -> World:
         first, comm = len(world.processes), len(world.comms)
@@ -428,18 +578,37 @@ class Walk:
 
     def _asked(self, world: World, number: int, what: int) -> World:
         now = _with(world, number, at="answer", asks=what)
-        if self._phase(world) is Phase.FENCING or number not in world.present:
+        phase = self._phase(world)
+        if phase is Phase.FENCING or number not in world.present:
             return now  # it is being killed
+        if what == _PAUSED and phase is Phase.SHRINKING:
+            return _with(now, number, at="ask", asks=None)
         return self._answered(now)
+
+    def _early(self, world: World) -> World:
+        """Answer the ranks that pause after an earlier step than all do."""
+        now = world
+        for number in world.present:
+            file = world.files[number]
+            step = world.pause[2] if world.pause[0] else NEVER
+            if world.processes[number].asks == _PAUSED and file.step < step:
+                now = _with(now, number, at=_next(file), asks=None)
+        return now
 
     def _answered(self, world: World) -> World:
         """Answer all that are alive, if all have asked."""
+        if world.pause[0] not in ("", "set"):
+            return world  # the supervisor hears nothing meanwhile
+        world = self._early(world)
         living = [n for n in world.present if n not in world.lost]
         asks = [world.processes[n].asks for n in living]
         gone = self.mistake == "no fence" or all(not world.processes[n].alive for n in world.lost)
         if not living or None in asks or not gone:
             return world
         phase, now = self._phase(world), world
+        if set(asks) == {_PAUSED} and phase is Phase.RUNNING:
+            members = self._copy(world)
+            return self._done(world, members, members.paused(1.0, 1.0))
         if phase is not Phase.SHRINKING:
             over = phase in (Phase.STARTING, Phase.RUNNING) and set(asks) == {_FINISHED}
             if over:
@@ -477,8 +646,10 @@ class Walk:
         return now._replace(members=self._text(members))
 
 
-def _next(file: File) -> str:
+def _next(file: File, process: Process | None = None) -> str:
     """What a process does after a step."""
+    if process is not None and process.pauses:
+        return "pause"
     return "finish" if file.step == STEPS else "train"
 
 
