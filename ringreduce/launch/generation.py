@@ -17,6 +17,8 @@ from ringreduce.launch.launcher import GRACE_S, Job, prepared, tie_to_launcher
 from ringreduce.launch.mpiexec import Mpiexec
 from ringreduce.launch.ranks import Rank
 
+_CONNECTING_S = 30.0
+"""Seconds from the first rank that connects to the last; an MPI may not notice that one is gone."""
 _DRAIN_S = 0.1
 """Seconds that mpiexec has to pass on the last output of killed ranks."""
 
@@ -45,6 +47,8 @@ class Generation:
         self.exiting: list[Rank] = []
         """When a rank was lost: those that were about to end as well."""
         self._since = time.time()
+        self._connect_until: float | None = None
+        """When all ranks must have connected; None: none has."""
         self._kill_at: float | None = None
         """When mpiexec is killed unless it has ended; None: it may run."""
         self.is_killed = False
@@ -59,6 +63,20 @@ class Generation:
             preexec_fn=partial(tie_to_launcher, os.getpid(), set()),
             restore_signals=False,
         )
+
+    def connect(self, rank: Rank) -> None:
+        """A rank has connected."""
+        if self._connect_until is None:
+            self._connect_until = time.monotonic() + _CONNECTING_S
+        self.ranks.append(rank)
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the ranks that have not connected in time."""
+        if self.is_complete or self._connect_until is None:
+            return []
+        late = time.monotonic() >= self._connect_until
+        return sorted(set(range(self.size)) - {int(rank.number) for rank in self.ranks}) * late
 
     @property
     def is_complete(self) -> bool:
@@ -98,7 +116,11 @@ class Generation:
     @property
     def wakes_at(self) -> float | None:
         """When `tick` has something to do; None: never."""
-        return None if self.is_killed else self._kill_at
+        if self.is_killed:
+            return None
+        return (
+            self._connect_until if self._kill_at is None and not self.is_complete else self._kill_at
+        )
 
     def tick(self, now: float) -> None:
         """Kill mpiexec if its time is over; its ranks go with it."""

@@ -66,8 +66,7 @@ class Handover:
         assert self.next is not None
         taken, ready = self.next, list(self._ready)
         self.next = None
-        new = {rank: each for rank, each in self._leaving.items() if rank in taken.ranks}
-        self._leaving = new
+        self._leaving.clear()  # they belonged to the generation before
         return taken, ready
 
     def drop(self) -> None:

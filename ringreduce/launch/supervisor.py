@@ -24,6 +24,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ringreduce.config import DEFAULT_TIMEOUT_S
@@ -67,6 +68,7 @@ _OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
 """Phases in which ranks have nothing more to say."""
 _ANSWER_S = 2.0
 """Seconds in which the end of a process must be seen whose loss another rank reports."""
+_NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 _BLAME_S = 0.05
 """Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
 
@@ -175,6 +177,8 @@ class Supervisor:
             self._blame_silent()
         if self._membership.phase is Phase.FENCING and self._present.is_gone:
             self._fenced(now)
+        if self._membership.phase is Phase.STARTING and (missing := self._present.missing):
+            self._lose([Lost(number, 0) for number in missing], "stopped")
         if self._stop is None:
             self._do(self._membership.tick(now))
             self._discover(now)
@@ -250,7 +254,9 @@ class Supervisor:
             self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
         elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
             self._end(Stop(0, ""))
-        elif code < 0 and not present.is_killed:
+        elif (code < 0 and not present.is_killed) or (
+            present.number > 1 and not present.is_complete  # a rank is gone that had not connected
+        ):
             self._lose([], "killed")
         else:
             self._end(Stop(exit_code(code, 0), ""))
@@ -260,9 +266,9 @@ class Supervisor:
         fields, present = message.fields, self._present
         if message.kind == "hello" and self._stop is None:
             if self._handover.next is not None:
-                self._handover.next.ranks.append(rank)
+                self._handover.next.connect(rank)
             elif self._membership.phase in (Phase.STARTING, Phase.RUNNING):
-                present.ranks.append(rank)
+                present.connect(rank)
             else:
                 rank.kill()
         elif self._handover.owns(rank):
@@ -284,7 +290,7 @@ class Supervisor:
         elif message.kind == "started":
             self._started()
         elif message.kind == "stepped":
-            self._stepped(int(fields["step"]))
+            self._stepped(int(fields["step"]), dict(fields["facts"]))
         elif message.kind == "unsaved":
             self._complain(str(fields["text"]))
         elif message.kind == "notice":
@@ -449,6 +455,8 @@ class Supervisor:
             self._lose(lost, next(iter(overdue.values())))
         if handover.is_due:
             self._pursue()
+        if handover.next is not None and handover.next.missing:
+            self._give_up_newcomers(f"rank {handover.next.missing[0]} has not connected")
         if handover.is_late:
             self._give_up_newcomers("they are not ready in time")
 
@@ -466,8 +474,6 @@ class Supervisor:
             self._handover.ready(rank)
             if self._handover.is_ready:
                 self._do(self._membership.prepared())
-        elif message.kind == "notice":
-            self._handover.leaves(rank, "notice")
 
     def _handle_end_of_newcomer(self, event: Said | Gone) -> None:
         """A rank of the next generation has ended, if this event says so."""
@@ -526,9 +532,9 @@ class Supervisor:
 
     # --- what a generation has done ---
 
-    def _stepped(self, step: int) -> None:
+    def _stepped(self, step: int, facts: Mapping[str, Any]) -> None:
         self._membership.stepped(step)
-        self._write_resize(step)
+        self._write_resize(step, facts)
         self._clean_up(0)  # now, for it takes some ms
 
     def _clean_up(self, dying_s: float) -> None:
@@ -537,7 +543,7 @@ class Supervisor:
             generation.clean_up(dying_s)
         self._ended.clear()
 
-    def _write_resize(self, step: int | None) -> None:
+    def _write_resize(self, step: int | None, facts: Mapping[str, Any] = _NO_FACTS) -> None:
         """Write the event that began the present generation, unless it is written.
 
         `step` was committed just now; None: the generation has committed none, and is over.
@@ -546,7 +552,7 @@ class Supervisor:
             self._unwritten = None
             since = None if step is None else time.monotonic() - resize.detected_at
             step = self._held.step if step is None else step
-            self._events.resized(resize, since, step)
+            self._events.resized(resize, since, step, facts)
             if not self._membership.wants_ranks:
                 self._commands.done(resized_text(resize.change, step, since))
 

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OF_A_RESIZE = frozenset(
+    [
+        *("event", "time", "before", "after", "lost", "joined", "cause", "level", "generation"),
+        *("detected_s", "recovered_s", "redone", "step"),
+    ]
+)
+"""Names of the fields of an event ``resized`` that a program cannot add."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -22,12 +30,15 @@ class Change:
     after: int
     """Ranks now."""
     lost: tuple[int, ...]
-    """The ranks that were lost, numbered as before."""
+    """The ranks that were lost or have left, numbered as before."""
     joined: int
     """How many ranks are new."""
     cause: str
-    """``"killed"``, or ``"stopped"`` for a rank that did not answer."""
+    """``"killed"``; ``"stopped"`` for a rank that did not answer; ``"notice"`` for one that was
+    told to end; ``"slow"``; or who wanted another number of ranks, ``"command"`` or
+    ``"discover"``."""
     level: int
-    """How training goes on: 1 in the same processes, 2 in a new MPI job."""
+    """How training goes on: 1 in the same processes; 2 in a new MPI job; 3 as planned, with no step
+    made twice."""
     generation: int
     """Number of the membership that begins; the first is 1."""

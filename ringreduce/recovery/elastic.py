@@ -87,8 +87,7 @@ def elastic(
         raise TypeError(f"elastic: train is {train!r}; pass a function train(comm, state)")
     launcher, call = to_launcher(), next(_calls)
     if launcher is not None and _answer(launcher, "join").kind == "member":
-        with _notices(launcher):
-            return _Member(launcher, call).run(train, state)
+        return _Member(launcher, call).run(train, state)
     with init() as comm:
         made = _made(state, comm)
         _begin_alike(comm, made)
@@ -131,6 +130,15 @@ class _Member:
     ) -> Result:
         """Call `train` in this generation, and in those that follow."""
         comm, state = self._begin(make)
+        with _notices(self._launcher):  # not before: MPI may wait for a rank that is gone
+            return self._train(comm, state, train)
+
+    def _train(
+        self,
+        comm: Communicator,
+        state: State,
+        train: Callable[[Communicator, State], Result],
+    ) -> Result:
         while True:
             try:
                 self._start(comm, state)
@@ -268,7 +276,7 @@ class _Member:
         step = state.step
         if not self._has_stepped:
             self._has_stepped = True
-            self._launcher.send("stepped", step=step)
+            self._launcher.send("stepped", step=step, facts=state.described)
         if self._saver is not None and self._saver.is_due:
             self._save(state)
         assert self._pace is not None

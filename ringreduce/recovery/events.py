@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from ringreduce.recovery.membership import Resize
@@ -30,11 +32,17 @@ class Events:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
-    def resized(self, resize: Resize, recovered_s: float | None, step: int) -> None:
+    def resized(
+        self,
+        resize: Resize,
+        recovered_s: float | None,
+        step: int,
+        facts: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Write that a generation follows another.
 
         `recovered_s` are the seconds from the detection to the next committed step, number `step`;
-        None: there was none.
+        None: there was none.  `facts` are those of the program.
         """
         self.write(
             "resized",
@@ -43,6 +51,7 @@ class Events:
             recovered_s=None if recovered_s is None else round(recovered_s, 6),
             redone=resize.redone,
             step=step,
+            **facts,
         )
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from ringreduce.calls.refusals import refusals_here
 from ringreduce.checkpoint import RESERVED
-from ringreduce.recovery.change import Change
+from ringreduce.recovery.change import OF_A_RESIZE, Change
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots, is_storable
 
@@ -35,6 +35,7 @@ class State:
     Attributes:
         sampler: as passed.
         saving: what `save_to` has set; None before.
+        described: what `describe` has set.
 
     Raises:
         TypeError: `arrays` is empty, or no mapping of names to arrays of numbers.
@@ -58,6 +59,7 @@ class State:
         """Name -> slot of the arrays that the update has read or replaced; None outside one."""
         self._hooks: list[Callable[[Change], None]] = []
         self.saving: Saving | None = None
+        self.described: dict[str, Any] = {}
         self._after: Callable[[State, bool], None] | None = None
         """Called after each update, in a job with a supervisor."""
 
@@ -215,11 +217,31 @@ class State:
             raise ValueError(
                 f"save_to: the manifest has {', '.join(used)} of its own; rename yours"
             )
-        if (length := len(json.dumps(dict(facts)))) > _MOST_BYTES:
-            raise ValueError(
-                f"save_to: facts of {length:,} bytes as JSON, more than {_MOST_BYTES:,}"
-            )
+        _check_length("save_to", facts)
         self.saving = Saving(os.path.abspath(folder), dict(facts))
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Add facts to the events ``resized`` of ``--events``, such as the learning rate.
+
+        The event that tells of a generation's first step has those that were last passed before
+        it.  Call it on every rank alike.
+
+        Args:
+            facts: names and values that JSON can represent.
+
+        Raises:
+            TypeError: JSON cannot represent the facts.
+            ValueError: a fact has a name that the event uses itself, or the facts have more than
+                32 KiB as JSON.
+
+        Example:
+            >>> state = rr.State({"x": np.zeros(2)})
+            >>> state.describe({"batch": 96, "lr": 0.3})
+        """
+        if used := sorted(OF_A_RESIZE & facts.keys()):
+            raise ValueError(f"describe: the event has {', '.join(used)} of its own; rename yours")
+        _check_length("describe", facts)
+        self.described = dict(facts)
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Begin after `step` updates with these arrays, such as those of a checkpoint.
@@ -364,6 +386,12 @@ class _Update:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._state._end(commit=kind is None)
+
+
+def _check_length(where: str, facts: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError if facts are no JSON, or too long."""
+    if (length := len(json.dumps(dict(facts)))) > _MOST_BYTES:
+        raise ValueError(f"{where}: facts of {length:,} bytes as JSON, more than {_MOST_BYTES:,}")
 
 
 def _checked(arrays: Any) -> dict[str, np.ndarray]:

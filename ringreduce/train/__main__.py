@@ -18,7 +18,7 @@ from ringreduce.terminal import print_error
 from ringreduce.train import inputs, plot, strategy_options
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
-from ringreduce.train.journal import PROGRESS, ROWS, State
+from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
 from ringreduce.train.loop import Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
@@ -182,6 +182,7 @@ class _Run:
     def go_on(self, comm: rr.Communicator, state: rr.State) -> None:
         """Go on with the ranks that are left, if `comm` is another communicator than before."""
         if comm is self._comm:
+            self._trainer.go_on_with_store()  # which may be that of other ranks now
             return
         self._stack.close()  # the outputs of this rank, if it has spoken before
         self._has_failed |= self._writer is not None and self._writer.failed
@@ -201,7 +202,7 @@ class _Run:
             return
         if self._is_first:
             chosen, verbose = trainer.strategy, self._outputs.verbose
-            print(heading(comm, self._split, self.settings, chosen, verbose), flush=True)
+            print(heading(comm, self._split, trainer.settings, chosen, verbose), flush=True)
         if self._facts is not None:
             print(f"{after}, saved by {self._facts['ranks']} rank(s)", flush=True)
 
@@ -281,7 +282,7 @@ class _Run:
         if split.digest != checkpoint.facts["data_sha256"]:
             raise CheckpointError("it was made with other data")
         sizes = split.widths(settings.hidden)
-        progress = (PROGRESS, ROWS)  # in checkpoints of a launcher
+        progress = (PROGRESS, ROWS, STRETCH)  # in checkpoints of a launcher
         arrays = checkpoint.arrays.items()
         found = {name: array.shape for name, array in arrays if name not in progress}
         if found != shapes(sizes, settings):
@@ -290,7 +291,8 @@ class _Run:
     def _restore(self, facts: dict[str, Any]) -> None:
         # Those of a launcher have the losses among the arrays.
         last_loss = math.nan if facts.get("last_loss") is None else facts["last_loss"]
-        state = State(facts["step"], facts.get("epoch_loss", 0.0), last_loss)
+        stretch = tuple(facts.get("stretch", ()))
+        state = State(facts["step"], facts.get("epoch_loss", 0.0), last_loss, stretch)
         self._trainer.restore(None if self._before is None else self._before.arrays, state)
 
     # --- outputs ---
@@ -302,6 +304,7 @@ class _Run:
             return
         facts = {
             "epoch_loss": state.epoch_loss,
+            "stretch": state.stretch,
             "last_loss": state.last_loss if math.isfinite(state.last_loss) else None,
             "generation": trainer.store.generation,
             **self._unchanging(),
@@ -344,7 +347,7 @@ class _Run:
         title = f"{100 * result.accuracy:.1f} % accuracy on the held-out {self._split.name}"
         facts = (
             f"Layers of {', '.join(map(str, self._trainer.sizes))} on {ranks}, global batch "
-            f"{self.settings.batch}, {self.settings.optimizer}, "
+            f"{self._trainer.settings.batch}, {self.settings.optimizer}, "
             f"{described(self._trainer.strategy, self.settings)}."
         )
         if result.step_s:

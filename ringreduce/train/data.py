@@ -119,7 +119,8 @@ def load(settings: Settings) -> Split:
         (1000, 20)
     """
     split = read(settings)
-    split.check(settings.batch)
+    if not settings.batch_per_rank:
+        split.check(settings.batch)
     return split
 
 

@@ -20,7 +20,8 @@ def load(settings: Settings) -> data.Split:
     if settings.data == "synthetic":
         names += ["samples", "inputs", "classes", "seed"]
     split = _read_data(tuple((name, getattr(settings, name)) for name in names))
-    split.check(settings.batch)
+    if not settings.batch_per_rank:  # which makes a batch with the number of ranks
+        split.check(settings.batch)
     return split
 
 

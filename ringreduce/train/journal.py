@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.train.course import Course
 from ringreduce.train.results import Step
-from ringreduce.train.sampler import Sampler
 from ringreduce.train.stores import Store
 
-PROGRESS, ROWS = "progress", "rows"
+PROGRESS, ROWS, STRETCH = "progress", "rows", "stretch"
 """Names of the journal's arrays in the store, and in a checkpoint of it."""
 MOST = 128
 """The most steps that are kept; the watchers must receive them before there are more."""
-_NUMBERS = 7
+_NUMBERS = 8
 """Numbers of a step that are kept, in the order of `Journal.record`."""
 
 
@@ -48,15 +48,18 @@ class State:
     """Sum of the losses of this epoch's samples so far."""
     last_loss: float
     """Mean loss of the last complete epoch; NaN before."""
+    stretch: tuple[float, ...] = ()
+    """The numbers of the stretch of steps; () with a fixed batch."""
 
 
-def journal_arrays(state: State | None = None, epoch_steps: int = 1) -> dict[str, Any]:
+def journal_arrays(course: Course, state: State | None = None) -> dict[str, Any]:
     """Return the arrays of a journal: a new one, or one whose steps are all reported."""
     progress = np.array([0.0, math.nan, 0.0, 0.0])
     if state is not None:
-        reported = state.step, state.step // epoch_steps
+        reported = state.step, course.epochs(state.step)
         progress[:] = state.epoch_loss, state.last_loss, *reported
-    return {PROGRESS: progress, ROWS: np.zeros((MOST, _NUMBERS))}
+    rows = np.zeros((MOST, _NUMBERS))
+    return {PROGRESS: progress, ROWS: rows, STRETCH: course.stretch.numbers}
 
 
 class Journal:
@@ -67,8 +70,8 @@ class Journal:
             count alike.  The next update stores them.
     """
 
-    def __init__(self, store: Store, sampler: Sampler) -> None:
-        self._store, self._sampler = store, sampler
+    def __init__(self, store: Store, course: Course) -> None:
+        self._store, self._course = store, course
         self.steps, self.epochs = self.reported
 
     @property
@@ -81,7 +84,8 @@ class Journal:
     def state(self) -> State:
         """The progress of the run."""
         epoch_loss, last_loss = self._store[PROGRESS][: _At.REPORTED_STEPS].tolist()
-        return State(self._store.step, epoch_loss, last_loss)
+        stretch = tuple(self._store[STRETCH].tolist())
+        return State(self._store.step, epoch_loss, last_loss, stretch)
 
     @property
     def is_full(self) -> bool:
@@ -95,22 +99,25 @@ class Journal:
 
         `times` are those of the step, of its communication and of its exposed communication.
         """
-        number, epoch_steps = self._store.step, self._sampler.epoch_steps
-        self._store[ROWS][number % MOST] = loss, lr, samples, *times, self._store.generation
+        number, course = self._store.step, self._course
+        row = loss, lr, samples, *times, self._store.generation, course.epoch_of(number)
+        self._store[ROWS][number % MOST] = row
+        if number == course.stretch.first:
+            self._store[STRETCH][:] = course.stretch.numbers
         progress = self._store[PROGRESS]
         epoch_loss, last_loss = progress[: _At.REPORTED_STEPS].tolist()
         if counts:
             epoch_loss += loss * samples
-            if (number + 1) % epoch_steps == 0:
-                epoch_loss, last_loss = 0.0, epoch_loss / self._sampler.samples
+            if course.ends_epoch(number):
+                epoch_loss, last_loss = 0.0, epoch_loss / course.samples
         else:  # as if the watchers had received it
-            self.steps, self.epochs = number + 1, (number + 1) // epoch_steps
+            self.steps, self.epochs = number + 1, course.epochs(number + 1)
         progress[:] = epoch_loss, last_loss, self.steps, self.epochs
 
     def of_epoch(self) -> list[Step]:
         """Return the kept steps of the present epoch that watchers have received already."""
         made = self._store.step
-        epoch = self._sampler.epoch_of(max(0, made - 1))
+        epoch = int(self._store[ROWS][(made - 1) % MOST][-1])
         known = self._between(max(0, made - MOST), self.steps)
         # Steps before a checkpoint are not known: their times are 0.
         return [step for step in known if step.epoch == epoch and step.step_s]
@@ -126,11 +133,11 @@ class Journal:
         rows, found = self._store[ROWS], []
         for number in range(start, end):
             row = rows[number % MOST].tolist()
-            loss, lr, samples, step_s, communication_s, exposed_s, generation = row
+            loss, lr, samples, step_s, communication_s, exposed_s, generation, epoch = row
             found.append(
                 Step(
                     step=number + 1,
-                    epoch=self._sampler.epoch_of(number),
+                    epoch=int(epoch),
                     loss=loss,
                     lr=lr,
                     samples=int(samples),

@@ -11,6 +11,7 @@ checkpoint, and at the end.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,12 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.train import data, mlp, optimizers, strategies
+from ringreduce.train.course import Course, Stretch
 from ringreduce.train.equality import check_equal
-from ringreduce.train.journal import Journal, State, journal_arrays
+from ringreduce.train.journal import STRETCH, Journal, State, journal_arrays
 from ringreduce.train.parts import Run
 from ringreduce.train.placement import part_of
 from ringreduce.train.results import Epoch, Result, Step, Watcher
-from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
 from ringreduce.train.stores import InPlace, Store
 
@@ -79,6 +80,8 @@ class Trainer:
         strategy: strategies.Strategy | None = None,
         elastic: bool | rr.State = False,
     ) -> None:
+        samples = len(split.train_labels)
+        settings = _of_ranks(settings, comm.size, samples)
         self.comm, self.settings, self._xp = comm, settings, xp
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy):
@@ -86,8 +89,7 @@ class Trainer:
                 f"strategy is {self.strategy!r}; pass a value such as "
                 "rr.train.strategies.Zero(stage=1)"
             )
-        samples = len(split.train_labels)
-        self._sampler = Sampler(samples, min(settings.batch, samples), settings.seed)
+        self._course = Course(samples, settings, Stretch.new(min(settings.batch, samples)))
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
         if settings.warm_up > self.steps:
@@ -102,14 +104,14 @@ class Trainer:
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)
-        arrays = part.stored | journal_arrays()
+        arrays = part.stored | journal_arrays(self._course)
         self.store: Store
         if isinstance(elastic, rr.State):
             self.store = elastic
         else:
-            self.store = rr.State(arrays, self._sampler) if elastic else InPlace(arrays)
+            self.store = rr.State(arrays) if elastic else InPlace(arrays)
         part.use(self.store)
-        self._journal = Journal(self.store, self._sampler)
+        self.go_on_with_store()
         self._saved = -1
         """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
@@ -117,6 +119,17 @@ class Trainer:
         self._times = np.zeros(3)
         self._steps_made = 0
         self._sent_bytes = 0
+
+    def go_on_with_store(self) -> None:
+        """Begin with the step, the losses and the stretch of steps in the store.
+
+        :meta private:
+        """
+        samples, batch = self._course.samples, min(self.settings.batch, self._course.samples)
+        self._course = Course(samples, self.settings, Stretch.of(self.store[STRETCH]))
+        if self._course.stretch.batch != batch:
+            self._course = self._course.following(self.store.step, batch)
+        self._journal = Journal(self.store, self._course)
 
     @property
     def state(self) -> State:
@@ -139,12 +152,12 @@ class Trainer:
     @property
     def epoch_steps(self) -> int:
         """Number of steps in an epoch."""
-        return self._sampler.epoch_steps
+        return self._course.epoch_steps
 
     @property
     def steps(self) -> int:
         """Number of steps in the whole run."""
-        return self._sampler.steps(self.settings.epochs)
+        return self._course.steps
 
     # --- the contents of a checkpoint ---
 
@@ -189,16 +202,21 @@ class Trainer:
             >>> rr.spawn(program, 2)
             [True, True]
         """
+        if state.stretch:
+            self._course = Course(
+                self._course.samples, self.settings, Stretch.of(np.array(state.stretch))
+            )
         if state.step > self.steps:
             raise ValueError(
                 f"{state.step} steps were made, {state.step / self.epoch_steps:.3g} epochs; with "
                 f"epochs = {self.settings.epochs} there is nothing left to do"
             )
         loaded = self._part.load(arrays)
-        for name, array in journal_arrays(state, self.epoch_steps).items():
+        for name, array in journal_arrays(self._course, state).items():
             of_rank_0 = array if arrays is None else arrays.get(name, array)
             loaded[name] = self.comm.broadcast(of_rank_0, root=0)
         self.store.restore(loaded, state.step)
+        self.go_on_with_store()
         self._saved = state.step
 
     # --- training ---
@@ -237,18 +255,22 @@ class Trainer:
         every = self.settings.check_every
         made = self.store.step
         # Another process may have made steps, or have received them from a checkpoint.
-        self._journal = journal = Journal(self.store, self._sampler)
+        self.go_on_with_store()
+        course, journal = self._course, self._journal
+        if isinstance(self.store, rr.State):
+            lr = course.learning_rate(self.store.step)
+            self.store.describe({"batch": self.settings.batch, "lr": lr})
         self._steps_of_epoch = journal.of_epoch()
         if journal.steps < made:
             self._report_steps(watchers)
-        if journal.epochs < made // self.epoch_steps:
+        if journal.epochs < course.epochs(made):
             self._end_epoch(watchers)
         while made < self.steps:
             # An infinite loss is an error below; NumPy need not warn of it as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._make_step()
             made = self.store.step
-            ends = made % self.epoch_steps == 0
+            ends = course.ends_epoch(made - 1)
             saves = save is not None and (
                 made == self.steps or (made % save_every == 0 if save_every else ends)
             )
@@ -390,12 +412,13 @@ class Trainer:
         """Make a step, and return its seconds; `counts`: it is a step of the run, and reported."""
         begin = time.perf_counter()
         settings, part, number = self.settings, self._part, self.store.step
-        epoch, batch = self._sampler.epoch_of(number), self._sampler.batch_of(number)
+        course = self._course
+        epoch, batch = course.epoch_of(number), course.batch_of(number)
         rows = data.part(len(batch), part.replica, part.replicas)
         mine = self._xp.asarray(batch[rows])
         x = self._x[mine]
         if settings.noise:
-            key = settings.seed, epoch, number % self.epoch_steps
+            key = settings.seed, epoch, course.number_in_epoch(number)
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
         share = part.gradients(x, self._labels[mine], len(batch))
         if settings.clip:
@@ -403,7 +426,7 @@ class Trainer:
         self._loss[0] = share if part.counts else 0.0
         # In every step: after a loss of ranks nobody has their shares of the losses.
         loss = self.comm.all_reduce(self._loss, out=self._loss).item()
-        lr = optimizers.learning_rate(settings, number, self.steps)
+        lr = course.learning_rate(number)
         # One rank makes the same calls, and communicates with nobody.
         communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
@@ -447,7 +470,7 @@ class Trainer:
         )
         samples = sum(step.samples for step in steps)
         epoch = Epoch(
-            epoch=self.store.step // self.epoch_steps,
+            epoch=self._course.epochs(self.store.step),
             loss=self.state.last_loss,
             accuracy=self.accuracy(),
             samples_per_s=samples / step_s,
@@ -467,6 +490,19 @@ class Trainer:
         totals = self.comm.all_reduce(self._times, op="mean", algorithm=self.settings.algorithm)
         means: list[float] = (totals / max(1, self._steps_made)).tolist()
         return means
+
+
+def _of_ranks(settings: Settings, ranks: int, samples: int) -> Settings:
+    """Return the settings with the global batch for so many ranks."""
+    if not settings.batch_per_rank:
+        return settings
+    batch = settings.batch_per_rank * ranks
+    if batch > samples:
+        raise ValueError(
+            f"batch_per_rank is {settings.batch_per_rank}: {ranks} ranks make a batch of {batch}, "
+            f"and there are {samples} training samples"
+        )
+    return dataclasses.replace(settings, batch=batch)
 
 
 def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:

@@ -129,9 +129,16 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     lr = settings.lr
     if settings.lr_batch:
         lr = linear_scaling(lr, settings.batch, settings.lr_batch)
-    if settings.lr_schedule == "linear":
-        lr = linear_decay(lr, step, steps)
-    return warm_up(lr, step, settings.warm_up)
+    return warm_up(_decayed(settings, lr, step, steps), step, settings.warm_up)
+
+
+def scheduled(settings: Settings, made: int, whole: int) -> float:
+    """Return the learning rate after `made` of `whole` samples, without warming up."""
+    return _decayed(settings, settings.lr, made, whole)
+
+
+def _decayed(settings: Settings, lr: float, made: int, whole: int) -> float:
+    return linear_decay(lr, made, whole) if settings.lr_schedule == "linear" else lr
 
 
 def linear_decay(lr: float, step: int, steps: int) -> float:

@@ -34,6 +34,7 @@ class Progress:
         """Show the last of `steps`."""
         if steps:
             made = steps[-1].step - (steps[-1].epoch - 1) * self._epoch_steps
+            made = min(max(made, 0), self._epoch_steps)  # epochs before may have had other steps
             self._show(steps[-1].epoch, made, steps[-1].loss)
 
     def epoch(self, epoch: Epoch) -> None:

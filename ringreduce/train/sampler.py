@@ -109,13 +109,20 @@ class Sampler:
             >>> [len(sampler.batch_of(step)) for step in range(3)]
             [4, 4, 2]
         """
-        epoch, known = self.epoch_of(step), self._order
+        first = step % self.epoch_steps * self.batch
+        return self.order_of(self.epoch_of(step))[first : first + self.batch]
+
+    def order_of(self, epoch: int) -> NDArray[np.intp]:
+        """Return the indices of all samples in the order of an epoch.
+
+        :meta private:
+        """
+        known = self._order
         if known[0] != epoch:
             order = data.order(self.samples, self.seed, epoch)
             order.flags.writeable = False
             self._order = known = epoch, order
-        first = step % self.epoch_steps * self.batch
-        return known[1][first : first + self.batch]
+        return known[1]
 
     def indices(self, step: int, comm: rr.Communicator) -> NDArray[np.intp]:
         """Return the indices of this rank's samples in a step.

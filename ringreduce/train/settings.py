@@ -57,6 +57,15 @@ class Settings:
     dtype: str = setting("float32", "type of parameters and gradients", DTYPES, fixed=True)
     epochs: int = setting(30, "passes over the training samples")
     batch: int = setting(32, "samples a step, over all ranks", fixed=True)
+    batch_per_rank: int = setting(
+        0,
+        "samples a step on each rank, in place of batch: the batch follows the number of ranks, "
+        "and lr in proportion; 0: batch is fixed",
+        fixed=True,
+    )
+    ramp_steps: int = setting(
+        0, "steps in which lr changes evenly when the number of ranks has changed"
+    )
     optimizer: str = setting("sgd", "sgd with momentum, or adam", OPTIMIZERS, fixed=True)
     lr: float = setting(0.2, "learning rate after warming up")
     lr_batch: int = setting(
@@ -88,11 +97,14 @@ class Settings:
             _want(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
         for name in ("inputs", "epochs", "batch", "first_bucket_bytes", "bucket_bytes"):
             _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("lr_batch", "warm_up", "seed", "check_every"):
+        numbers = ("batch_per_rank", "ramp_steps", "lr_batch", "warm_up", "seed", "check_every")
+        for name in numbers:
             _want(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("weight_decay", "clip", "noise"):
             value = getattr(self, name)
             _want(0 <= value < math.inf, name, value, "a finite number of at least 0")
+        if self.ramp_steps and not self.batch_per_rank:
+            raise ValueError(f"ramp_steps is {self.ramp_steps}; it is for batch_per_rank")
         _want(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")
         _want(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 up to, but not, 1")
         _want(min(self.hidden, default=1) >= 1, "hidden", self.hidden, "widths of at least 1")

@@ -115,6 +115,32 @@ def test_a_rank_killed_before_there_is_a_communicator_is_survived(start, tmp_pat
     assert "2 ranks, step 8: counted [2] times" in output
 
 
+DIES_EARLY = """
+import os, signal
+rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+if rank == "1":
+    try: os.unlink({here!r})
+    except FileNotFoundError: pass
+    else: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_rank_killed_before_it_has_connected_is_survived(start, tmp_path, monkeypatch):
+    """In a generation that follows a loss."""
+    here = tmp_path / "dies"
+    (tmp_path / "sitecustomize.py").write_text(DIES_EARLY.format(here=str(here)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = start("-n", "3", "--elastic", "1:3", "--recovery", "relaunch")
+    pids = job.await_generation(1)
+    here.touch()
+    os.kill(pids[2], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    # An MPI that has not noticed it leaves the rank without a place.
+    assert counted_once_an_epoch(2) in output or counted_once_an_epoch(1) in output
+    assert not here.exists()
+
+
 BUG = """
 import ringreduce as rr, numpy as np
 def train(comm, state):
