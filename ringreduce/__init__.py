@@ -10,6 +10,7 @@ Every rank of an MPI job runs the same program::
 - `init` returns the communicator of an MPI job; `spawn` runs ranks as threads, without MPI.
 - `Communicator` has the collectives, and messages between two ranks.
 - `Work` is an asynchronous call; `wait_any` waits for one of several.
+- `exact_sum` adds arrays with the same bits for any number of ranks.
 - `SharedArray` is an array that all ranks of a node add to.
 - `State` keeps arrays that outlive a rank; `elastic` goes on with them after ranks are lost.
 - `Config` has the settings; `register_algorithm` adds an algorithm.
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
+    from ringreduce.exact import exact_sum
     from ringreduce.recovery.change import Change
     from ringreduce.recovery.elastic import elastic, is_elastic
     from ringreduce.recovery.state import State
@@ -54,6 +56,7 @@ __all__ = [
     "State",
     "Work",
     "elastic",
+    "exact_sum",
     "init",
     "is_elastic",
     "pipeline",
@@ -72,6 +75,7 @@ _MODULES = {
     "State": "recovery.state",
     "Work": "calls.queue",
     "elastic": "recovery.elastic",
+    "exact_sum": "exact",
     "init": "bootstrap",
     "is_elastic": "recovery.elastic",
     "register_algorithm": "algorithms.register",

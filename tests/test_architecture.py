@@ -73,6 +73,7 @@ MAY_IMPORT = {
     "process_exit": {"calls", "launch"},
     "launch": {*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "the public names"},
     "__main__": {"launch"},
+    "exact": {"calls", "devices"},
     "recovery": {"bootstrap", "calls", "process_exit", "shm"},
     "train": {"the public names", "picture"},
     "bench": {"the public names", "algorithms", "devices", "picture", "planning", "schedules"},

@@ -115,7 +115,7 @@ class Trainer:
         self._saved = -1
         """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
-        self._loss = np.zeros(1)
+        self._loss = np.zeros(part.losses)
         self._times = np.zeros(3)
         self._steps_made = 0
         self._sent_bytes = 0
@@ -332,7 +332,7 @@ class Trainer:
             (True, (64, 8))
         """
         share = self._part.gradients(x, labels, count)
-        return share, self._part.reduced()
+        return float(np.sum(share)), self._part.reduced()
 
     def accuracy(self) -> float:
         """Return the accuracy on the held-out samples; each rank computes a part.  Collective.
@@ -414,7 +414,7 @@ class Trainer:
         settings, part, number = self.settings, self._part, self.store.step
         course = self._course
         epoch, batch = course.epoch_of(number), course.batch_of(number)
-        rows = data.part(len(batch), part.replica, part.replicas)
+        rows = part.rows(len(batch))
         mine = self._xp.asarray(batch[rows])
         x = self._x[mine]
         if settings.noise:
@@ -423,9 +423,9 @@ class Trainer:
         share = part.gradients(x, self._labels[mine], len(batch))
         if settings.clip:
             part.clip(settings.clip)
-        self._loss[0] = share if part.counts else 0.0
+        self._loss[...] = share if part.counts else 0.0
         # In every step: after a loss of ranks nobody has their shares of the losses.
-        loss = self.comm.all_reduce(self._loss, out=self._loss).item()
+        loss = float(self.comm.all_reduce(self._loss, out=self._loss).sum())
         lr = course.learning_rate(number)
         # One rank makes the same calls, and communicates with nobody.
         communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train import mlp, optimizers
+from ringreduce.train import data, mlp, optimizers
 from ringreduce.train.clipping import clip, global_norm
 from ringreduce.train.data_parallel import DataParallel
 from ringreduce.train.equality import check_equal, on_host
@@ -110,6 +110,9 @@ class Part(ABC):
     """Whether the loss and the right predictions of this rank count: of the ranks that compute
     the same samples, one does."""
 
+    losses = 1
+    """The number of losses that `gradients` returns."""
+
     def __init__(self, run: Run) -> None:
         self.run = run
         self._update = optimizers.update(run.settings)
@@ -130,14 +133,20 @@ class Part(ABC):
             self._most_rows = rows
             self.activation_bytes = activation_bytes(kept)
 
+    def rows(self, count: int) -> slice:
+        """Return the rows of a global batch of `count` that this replica computes."""
+        return data.part(count, self.replica, self.replicas)
+
     def use(self, store: Store) -> None:  # noqa: B027  # most parts keep their arrays
         """Take the arrays of `stored` from the store, which has copies of them."""
 
     # --- a step ---
 
     @abstractmethod
-    def gradients(self, x: Any, labels: Any, count: int) -> float:
+    def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
         """Compute and reduce the gradients of a batch.  Return this rank's share of the loss.
+
+        If `losses` is more than 1, return this rank's shares of so many losses.
 
         `x` and `labels` are the samples of this replica, `count` those of all replicas.
         """
@@ -289,7 +298,7 @@ class Replica(Part):
         for layer in self._network:
             layer.take(arrays)
 
-    def gradients(self, x: Any, labels: Any, count: int) -> float:
+    def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
         """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
         self._normalising.begin()
         loss, kept, gradients = mlp.step(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from ringreduce.train import sharded_part, strategies
 from ringreduce.train.divided_part import Divided
+from ringreduce.train.exact_replica import ExactReplica
 from ringreduce.train.nccl import NcclCommunicator
 from ringreduce.train.parts import Part, Replica, Run
 
 
 def part_of(strategy: strategies.Strategy, run: Run) -> Part:
     """Return this rank's part of the model.  Collective."""
-    strategy.check_device("cpu" if run.xp.__name__ == "numpy" else "cuda")
+    device = "cpu" if run.xp.__name__ == "numpy" else "cuda"
+    strategy.check_device(device)
+    if run.settings.batch_shards:
+        strategies.check_shards(strategy, run.settings.batch_shards, run.comm.size, device)
+        return ExactReplica(run)
     match strategy:
         case strategies.Mirrored(cross_device="nccl"):
             return Replica(run, NcclCommunicator(run.comm, run.xp.cuda))

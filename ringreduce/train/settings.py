@@ -63,6 +63,12 @@ class Settings:
         "and lr in proportion; 0: batch is fixed",
         fixed=True,
     )
+    batch_shards: int = setting(
+        0,
+        "compute each batch in so many parts, and add their gradients exactly: the parameters have "
+        "the same bits for any number of ranks up to it; 0: one part for each rank",
+        fixed=True,
+    )
     ramp_steps: int = setting(
         0, "steps in which lr changes evenly when the number of ranks has changed"
     )
@@ -97,17 +103,30 @@ class Settings:
             _want(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
         for name in ("inputs", "epochs", "batch", "first_bucket_bytes", "bucket_bytes"):
             _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        numbers = ("batch_per_rank", "ramp_steps", "lr_batch", "warm_up", "seed", "check_every")
-        for name in numbers:
+        numbers = ("lr_batch", "warm_up", "seed", "check_every")
+        for name in ("batch_per_rank", "batch_shards", "ramp_steps", *numbers):
             _want(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("weight_decay", "clip", "noise"):
             value = getattr(self, name)
             _want(0 <= value < math.inf, name, value, "a finite number of at least 0")
+        if self.batch_shards:
+            self._check_shards()
         if self.ramp_steps and not self.batch_per_rank:
             raise ValueError(f"ramp_steps is {self.ramp_steps}; it is for batch_per_rank")
         _want(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")
         _want(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 up to, but not, 1")
         _want(min(self.hidden, default=1) >= 1, "hidden", self.hidden, "widths of at least 1")
+
+    def _check_shards(self) -> None:
+        """Raise ValueError for a setting that makes the bits depend on the ranks."""
+        refused = {
+            "batch_per_rank": (self.batch_per_rank > 0, "the batch follows the ranks"),
+            "batch_norm": (self.batch_norm, "the means of all ranks are rounded"),
+            "wire": (self.wire != "none", "gradients are added as whole numbers"),
+        }
+        for name, (given, why) in refused.items():
+            if given:
+                raise ValueError(f"{name} cannot be combined with batch_shards: {why}")
 
 
 @dataclass(frozen=True)

@@ -550,13 +550,24 @@ def default(nodes: Sequence[Sequence[int]]) -> Strategy:
 
 def check_elastic(strategy: Strategy, device: str) -> None:
     """Raise ValueError unless each rank has the whole model in NumPy's arrays."""
+    _check_replicas(strategy, device, "--elastic goes on")
+
+
+def check_shards(strategy: Strategy, shards: int, ranks: int, device: str) -> None:
+    """Raise ValueError unless so many ranks can compute that many shards of a batch."""
+    _check_replicas(strategy, device, "batch_shards works")
+    if shards < ranks:
+        raise ValueError(f"batch_shards is {shards}; wanted at least as many as ranks, {ranks}")
+
+
+def _check_replicas(strategy: Strategy, device: str, what: str) -> None:
     if not isinstance(strategy, (OneDevice, Mirrored, MultiWorkerMirrored)):
         raise ValueError(
-            f"strategy {strategy.name} divides the model or keeps it elsewhere; --elastic goes on "
-            "with strategies one_device, mirrored and multi_worker_mirrored"
+            f"strategy {strategy.name} divides the model or keeps it elsewhere; {what} with "
+            "strategies one_device, mirrored and multi_worker_mirrored"
         )
     if device != "cpu":
-        raise ValueError(f"device is {device}; --elastic goes on with arrays on the cpu")
+        raise ValueError(f"device is {device}; {what} with arrays on the cpu")
 
 
 def check_jax() -> None:

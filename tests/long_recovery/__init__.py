@@ -13,6 +13,8 @@
 - ``stopped``: ranks are stopped by SIGSTOP, with timeouts of 1, 2 and 5 s.
 - ``resizes`` and ``live-resizes``: jobs get more and fewer ranks, by command and by SIGTERM to a
   rank; in some jobs ranks are killed while others start.
+- ``handover-points`` and ``live-handover-points``: each rank is killed at each point of such a
+  change.
 - ``launchers``: launchers and mpiexecs are killed, and the jobs are resumed.
 
 All but the last count samples: each sample must count once in every epoch.  The last compares the

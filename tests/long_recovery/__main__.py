@@ -10,7 +10,14 @@ from typing import Any
 
 from benchmarks.rows import replace
 from tests import long_recovery
-from tests.long_recovery import kill_points, killed_launchers, random_kills, resizes, stopped_ranks
+from tests.long_recovery import (
+    handover_points,
+    kill_points,
+    killed_launchers,
+    random_kills,
+    resizes,
+    stopped_ranks,
+)
 
 NAME = "recovery"
 PROOFS = {
@@ -19,6 +26,8 @@ PROOFS = {
     "live": (random_kills.prove_live, 500),
     "live-points": (kill_points.prove_live, 1_000_000),
     "stopped": (stopped_ranks.prove, 50),
+    "handover-points": (handover_points.prove, 1_000_000),
+    "live-handover-points": (handover_points.prove_live, 1_000_000),
     "resizes": (resizes.prove, 60),
     "live-resizes": (resizes.prove_live, 60),
     "launchers": (killed_launchers.prove, 50),

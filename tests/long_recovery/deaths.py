@@ -43,7 +43,9 @@ OF_THE_FIRST = "after started"
 """A point of rank 0 in the first generation: in a later one the same step would be lost again."""
 _IN_A_CALL_S = 1e-3
 """Seconds from the begin of a call until the rank dies in it; the others come later."""
-_MESSAGES = {"join", "state", "started", "stepped", "suspect", "shrunk"}
+_MESSAGES = {
+    *("join", "ready", "state", "started", "stepped", "paused", "suspect", "shrunk"),
+}
 
 
 class Deaths:

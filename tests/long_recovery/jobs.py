@@ -126,6 +126,16 @@ class Job:
             ),
         )
 
+    def scale(self, size: int) -> subprocess.Popen[bytes]:
+        """Start `ringreduce scale`, which waits until the job has so many ranks."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "ringreduce", "scale", str(self.process.pid), str(size)],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(self.folder)},
+        )
+
     def ranks(self) -> list[int]:
         """Return the process ids of all ranks, also of those that start."""
         return [pid for pid in descendants(self.process.pid) if is_rank(pid)]

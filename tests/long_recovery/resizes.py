@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,6 @@ from typing import Any
 
 from ringreduce.cores import cores
 from tests.long_recovery.jobs import SILENCE_S, Job, check_counts, quantile
-from tests.support.mpi import ROOT
 
 _WALK = (5, 3, 6, 1, 4)
 _MOST = 6
@@ -99,7 +97,7 @@ class _Walk:
     def make(self, job: Job) -> None:
         for size in self._sizes:
             time.sleep(0.2)
-            if _scale(job, size).wait(SILENCE_S):
+            if job.scale(size).wait(SILENCE_S):
                 sys.exit(f"the job cannot have {size} ranks")
 
 
@@ -120,7 +118,7 @@ class _Turns:
                 job.started_after(started["generation"])
                 continue
             other = self._chosen.choice([each for each in self._sizes if each != size])
-            asked = _scale(job, other)
+            asked = job.scale(other)
             if self._kills and size > 1 and self._chosen.random() < 0.4:
                 time.sleep(self._chosen.uniform(0, 1.0))
                 with contextlib.suppress(ProcessLookupError):
@@ -130,13 +128,3 @@ class _Turns:
             if code and not self._kills:
                 sys.exit(f"the job cannot have {other} ranks")
             job.settle()
-
-
-def _scale(job: Job, size: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ringreduce", "scale", str(job.process.pid), str(size)],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(job.folder)},
-    )

@@ -1,0 +1,38 @@
+"""Loops that turn floating-point numbers into whole ones, for Numba to compile."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from ringreduce.compiler.jit import Loop
+
+
+def _largest(bits: np.ndarray, mask: int, into: np.ndarray) -> None:
+    """Write the largest of the numbers without their signs, as bits."""
+    most = into[0]
+    for i in range(bits.size):
+        magnitude = np.int64(bits[i]) & mask
+        most = max(most, magnitude)
+    into[0] = most
+
+
+def _add(numbers: np.ndarray, scale: float, into: np.ndarray) -> None:
+    """Add the numbers times `scale`, each rounded to a whole number."""
+    for i in range(into.size):
+        into[i] += np.int64(np.rint(np.float64(numbers[i]) * scale))
+
+
+def _read(element: types.Type) -> types.Array:
+    return types.Array(element, 1, "C", readonly=True, aligned=False)
+
+
+_SUMS = types.Array(types.int64, 1, "C")
+_FLOATS = {"float32": (types.float32, types.int32), "float64": (types.float64, types.int64)}
+LOOPS = {
+    f"fixed-largest-{name}": Loop(_largest, (_read(bits), types.int64, _SUMS))
+    for name, (_, bits) in _FLOATS.items()
+} | {
+    f"fixed-add-{name}": Loop(_add, (_read(number), types.float64, _SUMS))
+    for name, (number, _) in _FLOATS.items()
+}

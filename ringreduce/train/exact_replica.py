@@ -1,0 +1,104 @@
+"""Replicas whose parameters have the same bits for any number of ranks.
+
+A batch is cut into logical shards.  Each is computed by itself, in its own shape, so its gradients
+do not depend on the rank that computes it.  `exact_sum` adds the gradients of all shards without
+rounding, so they do not depend on the order.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+import ringreduce as rr
+from ringreduce.train import data, mlp
+from ringreduce.train.parts import Replica, Run
+
+
+class ExactReplica(Replica):
+    """All parameters on every rank; the gradients of logical shards are added exactly."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._shards = run.settings.batch_shards
+        self.losses = self._shards
+        parameters = self.whole_like()
+        mine = data.part(self._shards, run.comm.rank, run.comm.size)
+        self._mine = range(mine.start, mine.stop)
+        """The logical shards of this rank."""
+        self._groups: list[np.ndarray] = []
+        """For each bucket, the gradients of the shards of this rank: (shards, numbers)."""
+        self._of_shards: list[dict[str, np.ndarray]] = [{} for _ in self._mine]
+        """For each shard, name of a parameter -> its gradient, a view."""
+        self._places: list[tuple[str, ...]] = []
+        for names in self.dp.buckets:
+            sizes = [parameters[name].size for name in names]
+            group = np.zeros((len(self._mine), sum(sizes)), run.settings.dtype)
+            ends = np.cumsum(sizes).tolist()
+            for row, places in zip(group, self._of_shards, strict=True):
+                for name, size, end in zip(names, sizes, ends, strict=True):
+                    places[name] = row[end - size : end].reshape(parameters[name].shape)
+            self._groups.append(group)
+            self._places.append(names)
+        self._seconds = 0.0
+
+    def whole_like(self) -> dict[str, Any]:
+        """Return arrays of the shapes of all parameters."""
+        return {name: self.stored[name] for name in self._names}
+
+    def rows(self, count: int) -> slice:
+        """Return the rows of a global batch that this rank computes."""
+        first = data.part(count, self._mine.start, self._shards).start
+        last = data.part(count, self._mine.stop - 1, self._shards).stop
+        return slice(first, last)
+
+    def gradients(self, x: Any, labels: Any, count: int) -> np.ndarray:
+        """Compute and add the gradients of a batch.  Return the losses of all shards.
+
+        The losses of shards of other ranks are 0.
+        """
+        losses, first = np.zeros(self._shards), self.rows(count).start
+        for shard, buffers in zip(self._mine, self._of_shards, strict=True):
+            part = data.part(count, shard, self._shards)
+            rows = slice(part.start - first, part.stop - first)
+            loss, kept, computed = mlp.step(
+                self._network, x[rows], labels[rows], count, buffers, self.run.xp
+            )
+            for _ in computed:  # each gradient, into its buffer
+                pass
+            losses[shard] = loss
+            self._hold(part.stop - part.start, kept)
+        begin = time.perf_counter()
+        sums = rr.exact_sum(self.run.comm, self._groups)
+        self._seconds = time.perf_counter() - begin
+        self._reduced = {}
+        for names, flat in zip(self._places, sums, strict=True):
+            start = 0
+            for name in names:
+                like = self._arrays[name]
+                self._reduced[name] = flat[start : start + like.size].reshape(like.shape)
+                start += like.size
+        return losses
+
+    def counted(self) -> list[Any]:
+        """Return the gradients that this rank counts in the norm: rank 0 counts all."""
+        return list(self._reduced.values()) if self.run.comm.rank == 0 else []
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds of communication in the last step; all of it is exposed."""
+        return self._seconds, self._seconds
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank has sent in the last step."""
+        numbers = sum(group.shape[1] for group in self._groups)
+        sums = np.empty(numbers, np.int64)
+        return self.run.comm.sent_bytes("all_reduce", sums)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters, gradients and optimizer's arrays."""
+        return super().state_bytes + sum(group.nbytes for group in self._groups)
