@@ -191,7 +191,12 @@ def test_jax_is_imported_by_the_strategy_that_names_it_alone():
 
 
 COMPILED = {
-    *("compiler.intrinsics", "devices.float16_elements", "devices.float16_kernels"),
+    *(
+        "compiler.intrinsics",
+        "devices.float16_elements",
+        "devices.fixed_point_kernels",
+        "devices.float16_kernels",
+    ),
     *("devices.folds", "devices.vectors"),
 }
 """Modules that are imported to compile them, and at no other time."""

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from ringreduce.compiler import jit
 
-DTYPES = ("float32", "float64")
-_BITS: dict[str, Any] = {"float32": np.dtype(np.int32), "float64": np.dtype(np.int64)}
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _SUM_BITS = 62
 """The sum of all addends is less than 2 ** 62 in magnitude."""
 _LARGEST_EXPONENT = 1023
 """Of a power of two that is a finite float64."""
 
 
-def magnitude(addends: Sequence[np.ndarray], dtype: np.dtype[Any]) -> int:
-    """Return the largest number of some arrays without its sign, as bits; 0 without numbers.
+def magnitude(numbers: np.ndarray) -> int:
+    """Return the largest of the numbers without its sign, as bits; 0 without numbers.
 
     Such bits have the order of the numbers; those of infinity and NaN are the largest.
     """
-    bits = _BITS[dtype.name]
-    mask, loop = int(np.iinfo(bits).max), _loop(f"fixed-largest-{dtype.name}")
-    found = np.zeros(1, np.int64)
-    for addend in addends:
-        seen = addend.reshape(-1).view(bits)
-        if loop is not None:
-            loop(seen, mask, found)
-        elif seen.size:
-            found[0] = max(found[0], int((seen & bits.type(mask)).max()))
+    bits, mask, loop, _ = _functions(numbers.dtype)
+    seen, found = numbers.reshape(-1).view(bits), np.zeros(1, np.int64)
+    if loop is not None:
+        loop(seen, mask, found)
+    elif seen.size:
+        found[0] = int((seen & bits.type(mask)).max())
     return int(found[0])
 
 
@@ -41,22 +36,26 @@ def exponent_for(largest: int, count: int, dtype: np.dtype[Any]) -> int | None:
 
     `largest` is the `magnitude` of all, `count` their number.  None: a number is not finite.
     """
-    number = float(np.array([largest], np.int64).astype(_BITS[dtype.name]).view(dtype)[0])
+    bits = _functions(dtype)[0]
+    number = float(np.array([largest], np.int64).astype(bits).view(dtype)[0])
     if not math.isfinite(number):
         return None
     _, above = math.frexp(number)  # number < 2 ** above
     return min(_SUM_BITS - (count - 1).bit_length() - above, _LARGEST_EXPONENT)
 
 
-def add(addends: Sequence[np.ndarray], exponent: int, into: np.ndarray) -> None:
-    """Add numbers times 2 ** `exponent`, each rounded to a whole number, to int64 `into`."""
-    scale = math.ldexp(1.0, exponent)
-    for addend in addends:
-        flat, loop = addend.reshape(-1), _loop(f"fixed-add-{addend.dtype.name}")
-        if loop is not None:
-            loop(flat, scale, into)
-        else:
-            into += np.rint(flat.astype(np.float64) * scale).astype(np.int64)
+def add(rows: np.ndarray, exponent: int, into: np.ndarray) -> None:
+    """Add each row times 2 ** `exponent`, rounded to whole numbers, to int64 `into`.
+
+    `rows` is contiguous, and has a whole number of rows as long as `into`.
+    """
+    flat, scale = rows.reshape(-1), math.ldexp(1.0, exponent)
+    loop = _functions(rows.dtype)[3]
+    if loop is not None:
+        loop(flat, scale, into)
+    elif into.size:
+        for row in flat.reshape(-1, into.size):
+            into += np.rint(row.astype(np.float64) * scale).astype(np.int64)
 
 
 def to_floats(sums: np.ndarray, exponent: int, out: np.ndarray) -> None:
@@ -65,9 +64,18 @@ def to_floats(sums: np.ndarray, exponent: int, out: np.ndarray) -> None:
         np.multiply(sums, math.ldexp(1.0, -exponent), out=out.reshape(-1), casting="unsafe")
 
 
-def _loop(name: str) -> Any:
-    """Return a compiled loop; None where nothing can be compiled."""
-    return jit.kernel(name, partial(_described, name))
+@cache
+def _functions(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int, Any, Any]:
+    """Return the dtype of the bits, the mask of the sign, and the compiled loops.
+
+    The loops are None where nothing can be compiled.
+    """
+    bits: np.dtype[Any] = np.dtype(f"int{8 * dtype.itemsize}")
+    largest, adds = (
+        jit.kernel(name, partial(_described, name))
+        for name in (f"fixed-largest-{dtype.name}", f"fixed-add-{dtype.name}")
+    )
+    return bits, int(np.iinfo(bits).max), largest, adds
 
 
 def _described(name: str) -> jit.Loop:

@@ -7,6 +7,9 @@ from numba import types
 
 from ringreduce.compiler.jit import Loop
 
+_BLOCK = 1024
+"""Sums that stay in the nearest cache while the rows are added."""
+
 
 def _largest(bits: np.ndarray, mask: int, into: np.ndarray) -> None:
     """Write the largest of the numbers without their signs, as bits."""
@@ -18,9 +21,13 @@ def _largest(bits: np.ndarray, mask: int, into: np.ndarray) -> None:
 
 
 def _add(numbers: np.ndarray, scale: float, into: np.ndarray) -> None:
-    """Add the numbers times `scale`, each rounded to a whole number."""
-    for i in range(into.size):
-        into[i] += np.int64(np.rint(np.float64(numbers[i]) * scale))
+    """Add each row of the numbers times `scale`, rounded to whole numbers, to `into`."""
+    count = into.size
+    for block in range(0, count, _BLOCK):
+        length = min(_BLOCK, count - block)
+        for start in range(block, numbers.size, count):
+            for i in range(length):
+                into[block + i] += np.int64(np.rint(np.float64(numbers[start + i]) * scale))
 
 
 def _read(element: types.Type) -> types.Array:

@@ -1,9 +1,9 @@
 """Remove the files that an MPI job leaves behind when it ends badly.
 
 Most are files in shared memory: 2 MiB with MPICH, 16 MiB a rank with Open MPI.  The /dev/shm of a
-container has 64 MiB.  Intel MPI's files have a name for a moment alone, and keep it if the rank
-is killed then.  The memory of ringreduce itself never has a name: the kernel frees it with the last
-process that maps it.
+container has 64 MiB.  The files of Intel MPI and of UCX have a name for a moment alone, and keep it
+if the rank is killed then.  The memory of ringreduce itself never has a name: the kernel frees it
+with the last process that maps it.
 
 A file is removed only if it is a regular file of this user with a name that an MPI gives, no
 process has it open or mapped, and the kernel confirms that.
@@ -31,6 +31,7 @@ HYDRA_FILES = Path("/tmp")
 _PROCESSES = Path("/proc")
 _SHARED_MEMORY_NAME = re.compile(
     r"mpich_shm_[0-9a-f]+_\d+"  # MPICH
+    r"|ucx_shm_posix_[0-9a-f]+"  # MPICH, with UCX
     r"|Intel_MPI_\w{6}"
     r"|(sm|vader)_segment\..+\.\d+\.[0-9a-f]+\.\d+"  # Open MPI: host, user, job, rank
 )

@@ -200,7 +200,7 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         nodes = _ranks_of_nodes(job)
         module.check_ranks(given, nodes)
         if options.command == "train" and options.elastic is not None:
-            module.check_elastic_run(given, nodes)
+            module.check_elastic_run(given, nodes, options.elastic[1] or job.ranks)
     return job
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -77,13 +78,17 @@ class Discovery:
     def _begin(self) -> _Run:
         self.wakes_at = time.monotonic() + _ANSWER_S
         output = tempfile.TemporaryFile()  # noqa: SIM115  # read when the command has ended
-        process = subprocess.Popen(
-            self._command,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                shlex.split(self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                start_new_session=True,
+            )
+        except (OSError, ValueError, IndexError) as error:
+            output.close()
+            self.wakes_at = time.monotonic() + _EVERY_S
+            raise DiscoveryError(f"--discover {self._command!r} cannot run: {error}") from None
         return _Run(process, output)
 
     def _end(self, run: _Run, why: str) -> DiscoveryError:

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +38,7 @@ from ringreduce.launch.launcher import ENDING, PASSED_ON, Job, exit_code, job_en
 from ringreduce.launch.mpiexec import find_mpiexec
 from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
 from ringreduce.launch.signals import Signals
+from ringreduce.launch.suspicions import Suspicions
 from ringreduce.launch.together import Together
 from ringreduce.recovery import socket_folder
 from ringreduce.recovery.events import Events
@@ -66,11 +67,7 @@ from ringreduce.recovery.wire import Message
 
 _OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
 """Phases in which ranks have nothing more to say."""
-_ANSWER_S = 2.0
-"""Seconds in which the end of a process must be seen whose loss another rank reports."""
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
-_BLAME_S = 0.05
-"""Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
 
 
 class Supervisor:
@@ -112,8 +109,8 @@ class Supervisor:
         """Those that may have left files behind."""
         self._present: Generation
         """The last one that was started."""
-        self._suspicions: list[_Suspicion] = []
-        """What ranks of the present generation suspect; they wait for an answer."""
+        self._suspicions = Suspicions()
+        """What ranks of the present generation suspect."""
         self._together = Together(job.timeout_s or _timeout_of(self._given))
         self._lost: list[Rank] = []
         """The ranks that the present generation has lost while it goes on."""
@@ -153,8 +150,7 @@ class Supervisor:
     def _turn(self, signals: Signals) -> None:
         """Wait until something happens, and handle it."""
         wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
-        wakes += [self._together.until, self._handover.wakes_at]
-        wakes += [each.until for each in self._suspicions]
+        wakes += [self._together.until, self._handover.wakes_at, self._suspicions.wakes_at]
         wakes += [] if self._discovery is None else [self._discovery.wakes_at]
         at = min((each for each in wakes if each is not None), default=None)
         left = None if at is None else max(0.0, at - time.monotonic())
@@ -172,7 +168,7 @@ class Supervisor:
         """Do what is due."""
         for generation in self._generations:
             generation.tick(now)
-        self._judge(now)
+        self._judge()
         if self._together.until is not None and now >= self._together.until:
             self._blame_silent()
         if self._membership.phase is Phase.FENCING and self._present.is_gone:
@@ -304,9 +300,7 @@ class Supervisor:
         """Handle a message whose sender waits for an answer."""
         fields, shrinks = message.fields, self._membership.phase is Phase.SHRINKING
         if message.kind == "suspect" and not shrinks:
-            ranks, stopped = frozenset(fields["ranks"]), bool(fields["stopped"])
-            until = time.monotonic() + (_BLAME_S if stopped else _ANSWER_S)
-            self._suspicions.append(_Suspicion(rank, ranks, stopped, until))
+            self._suspicions.add(rank, fields["ranks"], stopped=bool(fields["stopped"]))
             return
         if message.kind == "unable":
             print(f"ringreduce: no live recovery: {fields['text']}", file=sys.stderr, flush=True)
@@ -556,20 +550,15 @@ class Supervisor:
             if not self._membership.wants_ranks:
                 self._commands.done(resized_text(resize.change, step, since))
 
-    def _judge(self, now: float) -> None:
-        """Decide about suspected ranks, once all others have had time to report."""
-        due = [each for each in self._suspicions if each.until <= now]
-        if not due:
-            return
-        alive = {int(each.by.number) for each in self._suspicions}
-        stopped = frozenset().union(*(s.ranks for s in self._suspicions if s.stopped)) - alive
+    def _judge(self) -> None:
+        """Decide about suspected ranks."""
+        stopped = self._suspicions.blamed()
         blamed = [rank for rank in self._present.ranks if int(rank.number) in stopped]
         if blamed:
             self._lose([Lost(int(rank.number), 0) for rank in blamed], "stopped")
             return
-        for each in due:
-            self._suspicions.remove(each)
-            each.by.connection.send("raise", text="")
+        for rank in self._suspicions.take_due():
+            rank.connection.send("raise", text="")
 
     # --- what follows ---
 
@@ -632,14 +621,13 @@ class Supervisor:
         self._held.go_on()
         paused = self._together.who_asked("paused")
         self._together.answer(paused, "raise", text="another rank has left")
-        suspicions, self._suspicions = self._suspicions, []
-        for each in suspicions:
-            self._together.ask(each.by, Message("suspect"))
+        for rank in self._suspicions.take():
+            self._together.ask(rank, Message("suspect"))
         self._answer_all()
 
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
-        self._suspicions.clear()
+        self._suspicions.take()
         self._together.forget()
         self._lost.clear()
         self._held.revoke()
@@ -663,18 +651,6 @@ class Supervisor:
         self._held.close()
         self._events.close()
         socket_folder.remove(os.getpid())
-
-
-@dataclass(frozen=True)
-class _Suspicion:
-    """A rank suspects that others are lost."""
-
-    by: Rank
-    ranks: frozenset[int]
-    stopped: bool
-    """Whether they do not answer; otherwise they are gone."""
-    until: float
-    """When it is judged, by the monotonic clock."""
 
 
 def _timeout_of(given: Mapping[str, str]) -> float:

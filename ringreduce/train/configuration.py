@@ -115,10 +115,12 @@ def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
     strategy.check(nodes, given.settings())
 
 
-def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]]) -> None:
-    """Check that the run can go on after a rank is lost.  Raises ValueError if it cannot.
+def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]], most: int = 0) -> None:
+    """Check that the run can go on after a rank is lost, and with up to `most` ranks.
 
     The ranks check the strategy of a run that continues from a checkpoint.
+
+    Raises ValueError if it cannot.
     """
     outputs = given.outputs()
     if outputs.seeds > 1:
@@ -127,8 +129,12 @@ def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]]) -> None:
         raise ValueError(
             "plot needs metrics with --elastic: a new rank 0 reads the earlier steps from there"
         )
-    if not outputs.resume:
-        check_elastic(given.strategy() or default(nodes), outputs.device)
+    if outputs.resume:
+        return
+    check_elastic(given.strategy() or default(nodes), outputs.device)
+    shards = given.settings().batch_shards
+    if shards and shards < most:
+        raise ValueError(f"batch_shards is {shards}; --elastic allows up to {most} ranks")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ rounding, so they do not depend on the order.
 from __future__ import annotations
 
 import time
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class ExactReplica(Replica):
         super().__init__(run)
         self._shards = run.settings.batch_shards
         self.losses = self._shards
-        parameters = self.whole_like()
+        parameters = {name: self.stored[name] for name in self._names}
         mine = data.part(self._shards, run.comm.rank, run.comm.size)
         self._mine = range(mine.start, mine.stop)
         """The logical shards of this rank."""
@@ -32,21 +33,23 @@ class ExactReplica(Replica):
         """For each bucket, the gradients of the shards of this rank: (shards, numbers)."""
         self._of_shards: list[dict[str, np.ndarray]] = [{} for _ in self._mine]
         """For each shard, name of a parameter -> its gradient, a view."""
-        self._places: list[tuple[str, ...]] = []
+        self._places: list[dict[str, tuple[slice, tuple[int, ...]]]] = []
+        """For each bucket, name of a parameter -> place and shape of its gradient."""
         for names in self.dp.buckets:
-            sizes = [parameters[name].size for name in names]
-            group = np.zeros((len(self._mine), sum(sizes)), run.settings.dtype)
-            ends = np.cumsum(sizes).tolist()
-            for row, places in zip(group, self._of_shards, strict=True):
-                for name, size, end in zip(names, sizes, ends, strict=True):
-                    places[name] = row[end - size : end].reshape(parameters[name].shape)
+            ends = list(accumulate((parameters[name].size for name in names), initial=0))
+            places = {
+                name: (slice(*ends[number : number + 2]), parameters[name].shape)
+                for number, name in enumerate(names)
+            }
+            group = np.zeros((len(self._mine), ends[-1]), run.settings.dtype)
+            for row, of_shard in zip(group, self._of_shards, strict=True):
+                for name, (part, shape) in places.items():
+                    of_shard[name] = row[part].reshape(shape)
             self._groups.append(group)
-            self._places.append(names)
+            self._places.append(places)
         self._seconds = 0.0
-
-    def whole_like(self) -> dict[str, Any]:
-        """Return arrays of the shapes of all parameters."""
-        return {name: self.stored[name] for name in self._names}
+        numbers = np.empty(sum(group.shape[1] for group in self._groups), np.int64)
+        self._sent_bytes = run.comm.sent_bytes("all_reduce", numbers)
 
     def rows(self, count: int) -> slice:
         """Return the rows of a global batch that this rank computes."""
@@ -74,12 +77,9 @@ class ExactReplica(Replica):
         sums = rr.exact_sum(self.run.comm, self._groups)
         self._seconds = time.perf_counter() - begin
         self._reduced = {}
-        for names, flat in zip(self._places, sums, strict=True):
-            start = 0
-            for name in names:
-                like = self._arrays[name]
-                self._reduced[name] = flat[start : start + like.size].reshape(like.shape)
-                start += like.size
+        for places, flat in zip(self._places, sums, strict=True):
+            for name, (part, shape) in places.items():
+                self._reduced[name] = flat[part].reshape(shape)
         return losses
 
     def counted(self) -> list[Any]:
@@ -94,9 +94,7 @@ class ExactReplica(Replica):
     @property
     def sent_bytes(self) -> int:
         """Bytes of data that this rank has sent in the last step."""
-        numbers = sum(group.shape[1] for group in self._groups)
-        sums = np.empty(numbers, np.int64)
-        return self.run.comm.sent_bytes("all_reduce", sums)
+        return self._sent_bytes
 
     @property
     def state_bytes(self) -> int:

@@ -17,9 +17,11 @@ import pytest
 from ringreduce.launch import cleanup, cli, doctor
 from ringreduce.launch.cleanup import abandoned_files, clean_up_job, remove_abandoned_files
 
-MPICH, OPEN_MPI, HYDRA = (
+MPICH, OPEN_MPI, INTEL, UCX, HYDRA = (
     "mpich_shm_11321613_0",
     "sm_segment.host.0.1.0",
+    "Intel_MPI_a6Juc2",
+    "ucx_shm_posix_292eeb92",
     "hydra_hwloc_xmlfile_0cYbLK",
 )
 HOLD = "import mmap, sys; {held}; print(flush=True); sys.stdin.read()"
@@ -66,7 +68,9 @@ def found(folder: Path) -> list[Path]:
     return list(abandoned_files(directory=folder, hydra_files=folder))
 
 
-@pytest.mark.parametrize("name", [MPICH, OPEN_MPI, "vader_segment.a.b-c.1000.2f0001.3", HYDRA])
+@pytest.mark.parametrize(
+    "name", [MPICH, OPEN_MPI, "vader_segment.a.b-c.1000.2f0001.3", INTEL, UCX, HYDRA]
+)
 def test_a_file_of_an_mpi_that_nobody_uses_is_abandoned(tmp_path: Path, name: str) -> None:
     assert found(tmp_path) == []
     put(tmp_path, name)

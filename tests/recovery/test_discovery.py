@@ -62,6 +62,12 @@ def test_the_command_is_asked_again_and_may_fail(monkeypatch, tmp_path):
     asked.close()
 
 
+@pytest.mark.parametrize("command", ["no-such-command-here", "", "unbalanced 'quote"])
+def test_a_command_that_cannot_run_is_refused(command):
+    with pytest.raises(DiscoveryError, match="cannot run"):
+        Discovery(command).first(RULES)
+
+
 def test_a_command_that_hangs_is_killed(monkeypatch):
     monkeypatch.setattr(discovery, "_ANSWER_S", 0.05)
     with pytest.raises(DiscoveryError, match=r"did not end within 0\.05 s"):

@@ -19,7 +19,7 @@ from ringreduce.train.strategies import Zero
 from tests.support.mpi import ROOT
 from tests.support.rounding import split_of
 
-EPOCHS, EPOCH_STEPS = 60, 45
+EPOCHS, EPOCH_STEPS = 90, 45
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -126,6 +126,7 @@ def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(s
         ("--device cuda", "device is cuda; --elastic goes on with arrays on the cpu"),
         ("--seeds 2", "seeds is 2; --elastic is for one run"),
         ("--plot run.svg", "plot needs metrics with --elastic"),
+        ("--batch-shards 1", "batch_shards is 1; --elastic allows up to 2 ranks"),
     ],
 )
 def test_runs_that_cannot_go_on_are_refused_before_a_rank_starts(given, text):
@@ -133,6 +134,58 @@ def test_runs_that_cannot_go_on_are_refused_before_a_rank_starts(given, text):
     done = subprocess.run([*command, *given.split()], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2, done
     assert text in done.stderr
+
+
+def scaled(job, size: int, folder: Path) -> None:
+    """Change the number of ranks of a job, whose temporary files are in a folder."""
+    command = [sys.executable, "-m", "ringreduce", "scale", str(job.process.pid), str(size)]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done
+
+
+@pytest.mark.mpi
+def test_with_shards_no_loss_and_no_change_of_the_ranks_changes_a_bit(start, tmp_path):
+    """A kill, ranks that join, and a rank that leaves; each step is reported once."""
+    epochs = 90
+    more = f"--epochs {epochs} --batch-shards 4".split()
+    command = [sys.executable, "-m", "ringreduce.train", *more]
+    alone = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    metrics, folder = tmp_path / "steps.jsonl", tmp_path / "checkpoints"
+    more += ["--metrics", str(metrics), "--checkpoint-dir", str(folder)]
+    job = start("-n", "3", "--elastic", "1:4", *more, command="train")
+    os.kill(job.await_step(1)[0], signal.SIGKILL)
+    job.await_step(2)
+    scaled(job, 4, tmp_path)
+    started = job.events("started")[-1]
+    os.kill(started["pids"][0], signal.SIGTERM)
+    job.await_step(started["generation"] + 1)
+    code, output = job.end()
+    assert code == 0, output
+    assert [event["after"] for event in job.events("resized")] == [2, 4, 3]
+    assert trained(output) == trained(alone.stdout)
+    steps = [line["step"] for line in lines_of(metrics) if "step" in line]
+    assert steps == list(range(1, epochs * EPOCH_STEPS + 1))
+
+
+@pytest.mark.mpi
+def test_a_batch_that_follows_the_ranks_has_each_sample_once_an_epoch(start, tmp_path):
+    metrics = tmp_path / "steps.jsonl"
+    more = f"--epochs {EPOCHS} --batch-per-rank 16 --ramp-steps 20 --metrics {metrics}"
+    job = start("-n", "1", "--elastic", "1:3", *more.split(), command="train")
+    job.await_step(1)
+    scaled(job, 3, tmp_path)
+    code, output = job.end()
+    assert code == 0, output
+    (event,) = job.events("resized")
+    assert (event["batch"], event["before"], event["after"]) == (48, 1, 3)
+    lines = lines_of(metrics)
+    samples = dict.fromkeys(range(1, EPOCHS + 1), 0)
+    for line in lines:
+        if "step" in line:
+            samples[line["epoch"]] += line["samples"]
+    assert set(samples.values()) == {1438}
+    assert [line["epoch"] for line in lines if "step" not in line] == list(samples)
 
 
 @pytest.mark.mpi

@@ -34,7 +34,7 @@ def train(comm, state):
             state["made"] += made
             state["stops"] += stops
     if comm.rank == 0:
-        print(comm.size, "ranks", state["made"].item() == state.step, flush=True)
+        print(f"{{comm.size}} ranks {{state['made'].item() == state.step}}\\n", end="", flush=True)
 {call}
 """
 CALL = "rr.elastic(train, rr.State({'made': np.zeros(1), 'stops': np.zeros(1, np.int64)}))"
@@ -183,7 +183,7 @@ def train(comm, state):
     try:
         train_all(comm, state)
     finally:
-        print(f"rank {comm.rank} of {comm.size} cleans up", flush=True)
+        print(f"rank {comm.rank} of {comm.size} cleans up\\n", end="", flush=True)
 """
 
 
