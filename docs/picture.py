@@ -2,10 +2,10 @@
 
     python docs/picture.py [FOLDER]
 
-Writes ring.svg, ring-animated.svg, hierarchical.svg and the pictures of `strategies.py` into the
-folder, by default that of this file.  A picture adapts to the page by its style sheet.  Where
-Markdown chooses the file, it needs one in dark colours alone: for each picture X.svg in the folder
-this program writes X-dark.svg.
+Writes ring.svg, ring-animated.svg, hierarchical.svg and the pictures of `strategies.py` and
+`recovery_states.py` into the folder, by default that of this file.  A picture adapts to the page by
+its style sheet.  Where Markdown chooses the file, it needs one in dark colours alone: for each
+picture X.svg in the folder this program writes X-dark.svg.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import recovery_states
 import strategies
 
 from ringreduce.algorithms import build
@@ -308,6 +309,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "ring-animated": ring_animated,
     "hierarchical": hierarchical,
     **strategies.PICTURES,
+    **recovery_states.PICTURES,
 }
 
 

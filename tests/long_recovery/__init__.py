@@ -15,6 +15,8 @@
   rank; in some jobs ranks are killed while others start.
 - ``handover-points`` and ``live-handover-points``: each rank is killed at each point of such a
   change.
+- ``soak``: for 60 minutes a rank is killed every 10 seconds, and the number of ranks changes every
+  minute; the memory of launcher and ranks stays within 5 %.
 - ``launchers``: launchers and mpiexecs are killed, and the jobs are resumed.
 
 All but the last count samples: each sample must count once in every epoch.  The last compares the

@@ -16,6 +16,7 @@ from tests.long_recovery import (
     killed_launchers,
     random_kills,
     resizes,
+    soak,
     stopped_ranks,
 )
 
@@ -30,6 +31,7 @@ PROOFS = {
     "live-handover-points": (handover_points.prove_live, 1_000_000),
     "resizes": (resizes.prove, 60),
     "live-resizes": (resizes.prove_live, 60),
+    "soak": (soak.prove, 60),
     "launchers": (killed_launchers.prove, 50),
 }
 """Name -> function that makes so many faults and returns a row, and the default number."""
@@ -38,7 +40,7 @@ PROOFS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=long_recovery.__doc__.splitlines()[0])
     parser.add_argument("proof", nargs="?", choices=PROOFS, default="random")
-    parser.add_argument("--times", type=int, help="faults to make")
+    parser.add_argument("--times", type=int, help="faults to make; minutes of a soak")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write to bench_results/")
     options = parser.parse_args()
