@@ -4,7 +4,7 @@
 
 Trains the digits with the trainer's default network, and with a wide one, in turns: without
 ``batch_shards``, with one shard for each rank, and with 12 in all.  Beside it the sum alone: an
-all-reduce of as many float32 as the network has parameters, and `rr.exact_sum` of one addend for
+all-reduce of as many float32 as the network has parameters, and `rr.ExactSum` of one addend for
 each rank.  Checks that both sums agree.  Writes a row for each network to
 ``bench_results/batch_shards.jsonl``: the medians over the turns.
 """
@@ -51,9 +51,10 @@ def _row(
     }
     size = trainers["plain"].flat.size
     mine = np.random.default_rng(comm.rank).normal(size=(1, size)).astype(np.float32)
+    exact = rr.ExactSum(comm)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: comm.all_reduce(mine[0]),
-        "exact_sum": lambda: rr.exact_sum(comm, [mine])[0],
+        "exact_sum": lambda: exact.sum([mine])[0],
     }
     np.testing.assert_allclose(calls["exact_sum"](), calls["all_reduce"](), rtol=1e-5, atol=1e-5)
     times: dict[str, list[float]] = {kind: [] for kind in (*trainers, *calls)}

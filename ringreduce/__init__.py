@@ -10,7 +10,7 @@ Every rank of an MPI job runs the same program::
 - `init` returns the communicator of an MPI job; `spawn` runs ranks as threads, without MPI.
 - `Communicator` has the collectives, and messages between two ranks.
 - `Work` is an asynchronous call; `wait_any` waits for one of several.
-- `exact_sum` adds arrays with the same bits for any number of ranks.
+- `ExactSum` adds arrays with the same bits for any number of ranks.
 - `SharedArray` is an array that all ranks of a node add to.
 - `State` keeps arrays that outlive a rank; `elastic` goes on with them after ranks are lost.
 - `Config` has the settings; `register_algorithm` adds an algorithm.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
-    from ringreduce.exact import exact_sum
+    from ringreduce.exact import ExactSum
     from ringreduce.recovery.change import Change
     from ringreduce.recovery.elastic import elastic, is_elastic
     from ringreduce.recovery.state import State
@@ -47,6 +47,7 @@ __all__ = [
     "Change",
     "Communicator",
     "Config",
+    "ExactSum",
     "MismatchError",
     "PeerLostError",
     "PeerTimeoutError",
@@ -56,7 +57,6 @@ __all__ = [
     "State",
     "Work",
     "elastic",
-    "exact_sum",
     "init",
     "is_elastic",
     "pipeline",
@@ -71,11 +71,11 @@ _MODULES = {
     "Change": "recovery.change",
     "Communicator": "calls.communicator",
     "Config": "config",
+    "ExactSum": "exact",
     "SharedArray": "calls.shared_array",
     "State": "recovery.state",
     "Work": "calls.queue",
     "elastic": "recovery.elastic",
-    "exact_sum": "exact",
     "init": "bootstrap",
     "is_elastic": "recovery.elastic",
     "register_algorithm": "algorithms.register",

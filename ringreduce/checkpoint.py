@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 class Reader:
-    """A folder of checkpoints that may be of a run that goes on: it is read alone.
+    """A folder of checkpoints that is only read: its run may go on meanwhile.
 
     Raises CheckpointError if the folder is a file.
     """

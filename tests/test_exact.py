@@ -19,8 +19,8 @@ def summed(addends: np.ndarray, ranks: int, order: list[int] | None = None) -> n
 
     def program(comm):
         ends = [len(ordered) * rank // comm.size for rank in (comm.rank, comm.rank + 1)]
-        (total,) = rr.exact_sum(comm, [ordered[ends[0] : ends[1]]])
-        return total
+        (total,) = rr.ExactSum(comm).sum([ordered[ends[0] : ends[1]]])
+        return total.copy()
 
     found = rr.spawn(program, ranks)
     assert len({total.tobytes() for total in found}) == 1
@@ -62,7 +62,7 @@ def test_a_number_that_is_not_finite_makes_its_group_nan(bad):
         groups = [np.ones((1, 2), np.float32), np.ones((1, 2), np.float32)]
         if comm.rank == 1:
             groups[0][0, 1] = bad
-        return [total.tolist() for total in rr.exact_sum(comm, groups)]
+        return [total.tolist() for total in rr.ExactSum(comm).sum(groups)]
 
     first, second = rr.spawn(program, 2)[0]
     assert np.isnan(first).all()
@@ -72,7 +72,7 @@ def test_a_number_that_is_not_finite_makes_its_group_nan(bad):
 def test_ranks_may_have_different_numbers_of_addends():
     def program(comm):
         mine = np.full((comm.rank, 2, 3), 1.0)
-        (total,) = rr.exact_sum(comm, [mine])
+        (total,) = rr.ExactSum(comm).sum([mine])
         return total.shape, total.sum()
 
     assert rr.spawn(program, 3) == [((2, 3), 18.0)] * 3
@@ -93,7 +93,7 @@ def test_without_compiled_loops_the_bits_are_the_same(monkeypatch):
     addends = np.random.default_rng(1).normal(size=(5, 100)).astype(np.float32)
     compiled = summed(addends, 2).tobytes()
     known = fixed_point._functions(addends.dtype)
-    monkeypatch.setattr(fixed_point, "_functions", lambda dtype: (*known[:2], None, None))
+    monkeypatch.setattr(fixed_point, "_functions", lambda dtype: (*known[:2], None, None, None))
     assert summed(addends, 2).tobytes() == compiled
 
 
@@ -108,13 +108,13 @@ def test_without_compiled_loops_the_bits_are_the_same(monkeypatch):
         ([[np.ones((2, 2))[:, 0]]], TypeError, "wanted a contiguous array"),
         ([[np.ones(2), np.ones(3)]], ValueError, r"float64\[2\] and float64\[3\]"),
         ([[np.ones(2)], [np.ones(2, np.float32)]], ValueError, "groups of float32, float64"),
-        ([[np.ones(2)], [np.ones(2)] * 2], ValueError, "different numbers of arrays"),
+        ([[np.ones(2)], [np.ones(2)] * 2], ValueError, "different numbers of addends"),
     ],
 )
 def test_wrong_addends_are_refused_before_anything_is_sent(addends, error, text):
     def program(comm):
         with pytest.raises(error, match=text):
-            rr.exact_sum(comm, addends)
+            rr.ExactSum(comm).sum(addends)
         return comm.all_reduce(1).item()
 
     assert rr.spawn(program, 2) == [2, 2]
@@ -123,6 +123,17 @@ def test_wrong_addends_are_refused_before_anything_is_sent(addends, error, text)
 def test_ranks_with_different_groups_get_an_error():
     def program(comm):
         with pytest.raises(rr.MismatchError):
-            rr.exact_sum(comm, [np.ones((1, 2 + comm.rank))])
+            rr.ExactSum(comm).sum([np.ones((1, 2 + comm.rank))])
 
     rr.spawn(program, 2)
+
+
+def test_a_call_reuses_the_memory_of_the_call_before():
+    def program(comm):
+        exact = rr.ExactSum(comm)
+        (first,) = exact.sum([np.ones((1, 4))])
+        (second,) = exact.sum([np.full((1, 4), 2.0)])
+        (other,) = exact.sum([np.full((1, 3), 2.0, np.float32)])
+        return np.shares_memory(first, second), second.tolist(), other.dtype.name
+
+    assert rr.spawn(program, 2) == [(True, [4.0] * 4, "float32")] * 2

@@ -11,7 +11,8 @@ from ringreduce.calls.refusals import refusals_here
 class Meter:
     """The seconds that this thread has spent in calls, or waiting for them, since it was made.
 
-    Messages between two ranks are not measured.  Until `end` all calls take the general path.
+    Another thread must make no calls meanwhile.  Messages between two ranks are not measured.  All
+    calls take the general path until `end`.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Refusals:
-    """Which calls of one thread are refused, or may not be compiled ones, on its communicators."""
+    """Refuses calls of one thread on its communicators, or keeps them from the compiled path."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

@@ -12,7 +12,7 @@ from ringreduce.compiler import jit
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _SUM_BITS = 62
-"""The sum of all addends is less than 2 ** 62 in magnitude."""
+"""The sum of all addends is at most 2 ** 62 in magnitude."""
 _LARGEST_EXPONENT = 1023
 """Of a power of two that is a finite float64."""
 
@@ -22,7 +22,7 @@ def magnitude(numbers: np.ndarray) -> int:
 
     Such bits have the order of the numbers; those of infinity and NaN are the largest.
     """
-    bits, mask, loop, _ = _functions(numbers.dtype)
+    bits, mask, loop = _functions(numbers.dtype)[:3]
     seen, found = numbers.reshape(-1).view(bits), np.zeros(1, np.int64)
     if loop is not None:
         loop(seen, mask, found)
@@ -59,23 +59,27 @@ def add(rows: np.ndarray, exponent: int, into: np.ndarray) -> None:
 
 
 def to_floats(sums: np.ndarray, exponent: int, out: np.ndarray) -> None:
-    """Write the sums divided by 2 ** `exponent`, rounded to the dtype of `out`."""
-    with np.errstate(over="ignore"):  # then the result is infinite, as any sum
-        np.multiply(sums, math.ldexp(1.0, -exponent), out=out.reshape(-1), casting="unsafe")
+    """Write the sums divided by 2 ** `exponent`, rounded to the dtype of `out`, which is 1-d."""
+    scale, loop = math.ldexp(1.0, -exponent), _functions(out.dtype)[4]
+    if loop is not None:
+        loop(sums, scale, out)
+    else:
+        with np.errstate(over="ignore"):  # then the result is infinite, as any sum
+            np.multiply(sums, scale, out=out, casting="unsafe")
 
 
 @cache
-def _functions(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int, Any, Any]:
+def _functions(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int, Any, Any, Any]:
     """Return the dtype of the bits, the mask of the sign, and the compiled loops.
 
     The loops are None where nothing can be compiled.
     """
     bits: np.dtype[Any] = np.dtype(f"int{8 * dtype.itemsize}")
-    largest, adds = (
+    largest, adds, divides = (
         jit.kernel(name, partial(_described, name))
-        for name in (f"fixed-largest-{dtype.name}", f"fixed-add-{dtype.name}")
+        for name in (f"fixed-{what}-{dtype.name}" for what in ("largest", "add", "divide"))
     )
-    return bits, int(np.iinfo(bits).max), largest, adds
+    return bits, int(np.iinfo(bits).max), largest, adds, divides
 
 
 def _described(name: str) -> jit.Loop:

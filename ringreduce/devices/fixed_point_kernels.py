@@ -30,16 +30,31 @@ def _add(numbers: np.ndarray, scale: float, into: np.ndarray) -> None:
                 into[block + i] += np.int64(np.rint(np.float64(numbers[start + i]) * scale))
 
 
+def _divide(sums: np.ndarray, scale: float, out: np.ndarray) -> None:
+    """Write the whole numbers times `scale`."""
+    for i in range(sums.size):
+        out[i] = np.float64(sums[i]) * scale
+
+
 def _read(element: types.Type) -> types.Array:
     return types.Array(element, 1, "C", readonly=True, aligned=False)
 
 
 _SUMS = types.Array(types.int64, 1, "C")
 _FLOATS = {"float32": (types.float32, types.int32), "float64": (types.float64, types.int64)}
-LOOPS = {
-    f"fixed-largest-{name}": Loop(_largest, (_read(bits), types.int64, _SUMS))
-    for name, (_, bits) in _FLOATS.items()
-} | {
-    f"fixed-add-{name}": Loop(_add, (_read(number), types.float64, _SUMS))
-    for name, (number, _) in _FLOATS.items()
-}
+LOOPS = (
+    {
+        f"fixed-largest-{name}": Loop(_largest, (_read(bits), types.int64, _SUMS))
+        for name, (_, bits) in _FLOATS.items()
+    }
+    | {
+        f"fixed-add-{name}": Loop(_add, (_read(number), types.float64, _SUMS))
+        for name, (number, _) in _FLOATS.items()
+    }
+    | {
+        f"fixed-divide-{name}": Loop(
+            _divide, (_SUMS, types.float64, types.Array(number, 1, "C", aligned=False))
+        )
+        for name, (number, _) in _FLOATS.items()
+    }
+)

@@ -1,7 +1,7 @@
 """Remove the files that an MPI job leaves behind when it ends badly.
 
 Most are files in shared memory: 2 MiB with MPICH, 16 MiB a rank with Open MPI.  The /dev/shm of a
-container has 64 MiB.  The files of Intel MPI and of UCX have a name for a moment alone, and keep it
+container has 64 MiB.  The files of Intel MPI and of UCX have a name only for a moment, and keep it
 if the rank is killed then.  The memory of ringreduce itself never has a name: the kernel frees it
 with the last process that maps it.
 

@@ -48,6 +48,9 @@ class Discovery:
             run.process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
             raise self._end(run, f"did not end within {_ANSWER_S:g} s") from None
+        except BaseException:  # the user does not want to wait
+            self.close()
+            raise
         slots = self._slots(run)
         if slots < rules.least:
             raise DiscoveryError(

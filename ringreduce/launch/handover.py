@@ -105,7 +105,7 @@ class Handover:
 
     @property
     def wakes_at(self) -> float | None:
-        """When one of these is true; None: never."""
+        """When something has to be looked at; None: never."""
         times = [each.until for each in self._leaving.values()]
         if self._pursue_at is not None:
             times.append(self._pursue_at)

@@ -65,6 +65,10 @@ from ringreduce.recovery.pace import Paces
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
 
+_QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
+"""Messages whose sender waits for the other ranks."""
+_AGAIN_S = 60.0
+"""Seconds until ranks that could not start are tried again for --discover."""
 _OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
 """Phases in which ranks have nothing more to say."""
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
@@ -123,6 +127,10 @@ class Supervisor:
         """Whether a checkpoint could not be written."""
         self._has_failed_to_discover = False
         """Whether the command of --discover has failed last time."""
+        self._slots = -1
+        """The slots that it has found last; -1: none yet."""
+        self._discover_after = 0.0
+        """When ranks that could not start are tried again for as many slots."""
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
@@ -260,7 +268,10 @@ class Supervisor:
     def _handle_message(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
         fields, present = message.fields, self._present
-        if message.kind == "hello" and self._stop is None:
+        if message.kind == "hello" and rank.connection.token != self._ranks.token:
+            rank.kill()  # of a generation that is not wanted any more
+            self._ranks.forget(rank)
+        elif message.kind == "hello" and self._stop is None:
             if self._handover.next is not None:
                 self._handover.next.connect(rank)
             elif self._membership.phase in (Phase.STARTING, Phase.RUNNING):
@@ -271,8 +282,9 @@ class Supervisor:
             self._handle_newcomer(rank, message)
         elif rank not in self._living or self._membership.phase in _OVER:
             message.close()
-        elif message.kind == "end" and not fields.get("code"):
-            present.done.add(rank)
+        elif message.kind == "end":
+            if not fields.get("code"):
+                present.done.add(rank)
         elif message.kind == "join":
             rank.connection.send("member")
         elif message.kind == "ready":
@@ -290,11 +302,14 @@ class Supervisor:
         elif message.kind == "unsaved":
             self._complain(str(fields["text"]))
         elif message.kind == "notice":
-            self._handover.leaves(rank, "notice")
+            if present.bug is None:  # after which the MPI ends ranks by this signal
+                self._handover.leaves(rank, "notice")
         elif message.kind == "pace":
             self._compare(rank, int(fields["step"]), float(fields["seconds"]))
-        else:
+        elif message.kind in _QUESTIONS:
             self._handle_question(rank, message)
+        else:
+            message.close()
 
     def _handle_question(self, rank: Rank, message: Message) -> None:
         """Handle a message whose sender waits for an answer."""
@@ -320,8 +335,9 @@ class Supervisor:
             times = {"compute_s": round(took, 6), "median_s": round(median, 6), "step": step}
             where = {"rank": number, "host": platform.node(), "generation": present.number}
             self._events.write("slow", **where, **times)
-            if self._rules.slow == "drop":
-                (slow_rank,) = (each for each in self._living if int(each.number) == number)
+            enough = self._rules.replace or present.size > self._rules.least
+            slow_rank = next((e for e in self._living if int(e.number) == number), None)
+            if self._rules.slow == "drop" and enough and slow_rank is not None:
                 self._handover.leaves(slow_rank, "slow")
 
     def _complain(self, text: str) -> None:
@@ -382,15 +398,17 @@ class Supervisor:
             return
         if not together.have_asked(living) or not all(rank.gone for rank in self._lost):
             return
-        asked = together.asked(living)
+        asked, shrinks = together.asked(living), members.phase is Phase.SHRINKING
         if "unable" in asked:
             self._do(members.give_up(time.monotonic()))
         elif asked == {"paused"}:
             self._do(members.paused(time.monotonic(), self._held.committed_at))
-        elif asked == {"finished"}:
+        elif asked == {"finished"} and not shrinks:
             members.finished()
             together.answer(living, "done")
-        elif "finished" in asked:  # no other rank makes the step at which these pause
+        elif (
+            "finished" in asked and not shrinks
+        ):  # no other rank makes the step at which these pause
             together.answer(together.who_asked("paused"), "go on")
         elif asked == {"shrunk"} and together.sizes(living) == {len(living)}:
             self._shrunk(living)
@@ -422,8 +440,6 @@ class Supervisor:
                 continue
             self._commands.begin(sender)
             self._pursue()
-            if not self._membership.wants_ranks:
-                self._commands.done(f"{self._present.size} ranks, as before")
 
     def _discover(self, now: float) -> None:
         """Have as many ranks as the command of the user finds room for."""
@@ -436,10 +452,18 @@ class Supervisor:
                 print(f"ringreduce: {error}; the ranks stay", file=sys.stderr, flush=True)
             self._has_failed_to_discover = True
             return
-        if slots is not None:
-            self._has_failed_to_discover = False
-            self._membership.wish(self._rules.clamped(slots), "discover")
-            self._pursue()
+        if slots is None:
+            return
+        self._has_failed_to_discover = False
+        is_known, self._slots = slots == self._slots, slots
+        waits = self._membership.phase is Phase.WAITING and slots < self._rules.least
+        if waits or (is_known and now < self._discover_after):
+            return
+        size = self._rules.clamped(slots)
+        if self._membership.wants_ranks_by_command(size):
+            self._commands.fail(f"--discover has room for {slots} rank(s)")
+        self._membership.wish(size, "discover")
+        self._pursue()
 
     def _look_at_handover(self) -> None:
         """Do what is due for ranks that are to leave, and for the next generation."""
@@ -459,6 +483,8 @@ class Supervisor:
         self._do(self._membership.pursue(self._handover.leaving(self._living)))
         if self._handover.is_ready:
             self._do(self._membership.prepared())
+        if not self._membership.wants_ranks and self._unwritten is None:
+            self._commands.done(f"{self._present.size} ranks, as before")
 
     def _handle_newcomer(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank of the next generation, while it starts."""
@@ -474,21 +500,24 @@ class Supervisor:
         if isinstance(event, Gone) and not event.rank.reported and (number := _signal_of(event)):
             self._give_up_newcomers(str(Lost(int(event.rank.number), number)))
         elif (end := end_of(event)) is not None:
-            text = end.text(0, self._mpiexec.flavour) or f"rank {end.rank} is gone"
-            self._give_up_newcomers(text)
+            self._give_up_newcomers(f"rank {end.rank} {end.how or 'is gone'}")
 
     def _give_up_newcomers(self, text: str) -> None:
         """The next generation cannot start; the present one goes on."""
         print(f"ringreduce: no other ranks take over: {text}", file=sys.stderr, flush=True)
         self._events.write("not_resized", generation=self._present.number, text=text)
         self._membership.unprepared()
+        self._discover_after = time.monotonic() + _AGAIN_S
         self._drop()
         self._commands.fail(f"no other ranks can start: {text}")
 
     def _prepare(self, size: int) -> None:
         """Start the next generation beside the present one."""
         self._drop()
-        self._handover.begin(self._new_generation(self._present.number + 1, size))
+        try:
+            self._handover.begin(self._new_generation(self._present.number + 1, size))
+        except OSError as error:
+            self._give_up_newcomers(f"mpiexec cannot be started: {error}")
 
     def _drop(self) -> None:
         """Kill what has started for the next generation; no rank pauses for it."""
@@ -499,8 +528,9 @@ class Supervisor:
 
     def _pause(self) -> None:
         """Have all ranks pause after the same step."""
-        if not self._handover.is_ready:  # what has started is not wanted any more
-            self._drop()
+        plan = self._membership.plan
+        if self._handover.next is not None and plan is not None and not plan.starts:
+            self._drop()  # what has started is not wanted any more
         if not self._held.pauses:
             self._held.pause()
 
@@ -567,6 +597,7 @@ class Supervisor:
         present.exiting = [rank for rank in self._living if rank.is_exiting]
         numbers = {each.rank for each in lost}
         self._lost += [rank for rank in self._living if int(rank.number) in numbers]
+        self._together.forget(self._lost)
         for rank in self._lost:
             rank.kill()  # one that was stopped must not go on beside the others
         self._do(
@@ -628,7 +659,7 @@ class Supervisor:
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
         self._suspicions.take()
-        self._together.forget()
+        self._together.forget(self._together.asking)
         self._lost.clear()
         self._held.revoke()
         self._present.kill()

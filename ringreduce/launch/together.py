@@ -61,7 +61,9 @@ class Together:
         for rank in ranks:
             rank.connection.send(kind, files, **fields)
 
-    def forget(self) -> None:
-        """Let no rank wait: they are being killed."""
-        self._asking.clear()
-        self.until = None
+    def forget(self, ranks: Iterable[Rank]) -> None:
+        """Let these ranks wait no longer: they are lost."""
+        for rank in ranks:
+            self._asking.pop(rank, None)
+        if not self._asking:
+            self.until = None

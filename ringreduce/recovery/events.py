@@ -25,7 +25,7 @@ class Events:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a")  # noqa: SIM115  # held until close
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, /, **fields: Any) -> None:
         """Write a line, with the Unix time."""
         if self._file is not None:
             line = {"event": event, **fields, "time": time.time()}

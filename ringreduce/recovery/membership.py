@@ -19,6 +19,7 @@ processes of the present generation are killed.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -76,8 +77,10 @@ class Rules:
         if self.max_failures is not None and self.max_failures < 0:
             raise ValueError(f"--max-failures is {self.max_failures}; wanted at least 0")
         for option, seconds in (("--wait-s", self.wait_s), ("--grace-s", self.grace_s)):
-            if not seconds >= 0:
-                raise ValueError(f"{option} is {seconds:g}; wanted at least 0 seconds")
+            if not 0 <= seconds < math.inf:
+                raise ValueError(
+                    f"{option} is {seconds:g}; wanted a finite number of at least 0 seconds"
+                )
 
     def check_size(self, size: int) -> None:
         """Raise ValueError if a job may not have so many ranks."""
@@ -183,7 +186,6 @@ class TakeOver:
     """Begin a generation whose processes have started beside the one before."""
 
     generation: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -368,7 +370,7 @@ class Membership:
         return None if is_same else Prepare(self.plan.size)
 
     def _planned(self, leaving: Mapping[int, str]) -> Plan | None:
-        """Return the generation that is to follow; None: the present one is as is wanted."""
+        """Return the generation that is to follow; None: no other one is wanted."""
         if self._wish is not None:
             size, cause = self._wish
             if size == self.size and not leaving:
@@ -391,6 +393,10 @@ class Membership:
     def wants_ranks(self) -> bool:
         """Whether a number of ranks is wanted that the job does not have yet."""
         return self._wish is not None
+
+    def wants_ranks_by_command(self, size: int) -> bool:
+        """Whether a command of the user wants another number of ranks than `size`."""
+        return self._wish is not None and self._wish[1] == "command" and self._wish[0] != size
 
     def prepared(self) -> Action:
         """The processes of the next generation are ready."""
@@ -439,7 +445,7 @@ class Membership:
         if self.plan is not None and self.plan.starts:
             size, level = self.plan.size, 3 if self._has_left else 2
             self._next(size, level)
-            return TakeOver(self.generation, size)
+            return TakeOver(self.generation)
         if self.plan is not None and len(self.plan.leaving) == self.size:
             return self._stop("all ranks were told to end", TOO_FEW)
         if self.rules.replace:

@@ -1,4 +1,4 @@
-"""How long ranks compute: each measures one step in 50, and the launcher compares them."""
+"""How long ranks compute: each measures one step in 53, and the launcher compares them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import median_low
 
 from ringreduce.calls.communicator import Communicator
 
-_EVERY = 50
-"""One step in so many is measured."""
+_EVERY = 53
+"""One step in so many is measured: a prime number, for other work is done every 50 or 100 steps."""
 _TIMES, _RUNNING = 2.0, 3
 """A rank is slow that takes more than so many times the median, so often in a row."""
 

@@ -51,7 +51,7 @@ class Connection:
     """One end of a connection.  A child that this process forks sends nothing."""
 
     def __init__(self, to: socket.socket, token: str) -> None:
-        self.socket, self._token = to, token
+        self.socket, self.token = to, token
         self._pid = os.getpid()
 
     def send(self, kind: str, files: Sequence[int] = (), **fields: Any) -> bool:
@@ -61,7 +61,7 @@ class Connection:
         """
         if os.getpid() != self._pid:
             return False
-        packet = json.dumps({"token": self._token, "kind": kind, **fields}).encode()
+        packet = json.dumps({"token": self.token, "kind": kind, **fields}).encode()
         if len(packet) > _MOST_BYTES:
             raise ValueError(f"a message {kind!r} of {len(packet)} bytes, more than {_MOST_BYTES}")
         try:
@@ -106,7 +106,7 @@ class Connection:
             raise WireError("a message that is no JSON with a token") from None
         if not isinstance(token, str) or not isinstance(kind, str):
             raise WireError("a message whose token or kind is no text")
-        if not hmac.compare_digest(token.encode(), self._token.encode()):
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
             raise WireError(f"a message {kind!r} with a wrong token")
         return Message(kind, fields, tuple(files))
 

@@ -112,7 +112,7 @@ def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
         return
     strategy = given.strategy() or default(nodes)
     strategy.check_device(given.outputs().device)
-    strategy.check(nodes, given.settings())
+    strategy.check(nodes, given.settings().for_ranks(sum(map(len, nodes))))
 
 
 def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]], most: int = 0) -> None:

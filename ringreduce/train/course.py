@@ -100,7 +100,10 @@ class Course:
         return self._sampler.order_of(epoch)[position : position + self.stretch.batch]
 
     def number_in_epoch(self, step: int) -> int:
-        """Return the number of a batch in its epoch; a stretch that begins there may repeat one."""
+        """Return the number of a batch in its epoch.
+
+        After a change of the batch, two batches of an epoch may have the same number.
+        """
         return self.place(step)[1] // self.stretch.batch
 
     def learning_rate(self, step: int) -> float:

@@ -119,9 +119,17 @@ def load(settings: Settings) -> Split:
         (1000, 20)
     """
     split = read(settings)
+    check_batch(split, settings)
+    return split
+
+
+def check_batch(split: Split, settings: Settings) -> None:
+    """Raise ValueError if a fixed global batch has more samples than there are to train on.
+
+    :meta private:
+    """
     if not settings.batch_per_rank:
         split.check(settings.batch)
-    return split
 
 
 def read(settings: Settings) -> Split:

@@ -1,7 +1,7 @@
 """Replicas whose parameters have the same bits for any number of ranks.
 
 A batch is cut into logical shards.  Each is computed by itself, in its own shape, so its gradients
-do not depend on the rank that computes it.  `exact_sum` adds the gradients of all shards without
+do not depend on the rank that computes it.  `ExactSum` adds the gradients of all shards without
 rounding, so they do not depend on the order.
 """
 
@@ -47,6 +47,7 @@ class ExactReplica(Replica):
                     of_shard[name] = row[part].reshape(shape)
             self._groups.append(group)
             self._places.append(places)
+        self._exact = rr.ExactSum(run.comm)
         self._seconds = 0.0
         numbers = np.empty(sum(group.shape[1] for group in self._groups), np.int64)
         self._sent_bytes = run.comm.sent_bytes("all_reduce", numbers)
@@ -74,7 +75,7 @@ class ExactReplica(Replica):
             losses[shard] = loss
             self._hold(part.stop - part.start, kept)
         begin = time.perf_counter()
-        sums = rr.exact_sum(self.run.comm, self._groups)
+        sums = self._exact.sum(self._groups)
         self._seconds = time.perf_counter() - begin
         self._reduced = {}
         for places, flat in zip(self._places, sums, strict=True):
@@ -88,7 +89,7 @@ class ExactReplica(Replica):
 
     @property
     def times(self) -> tuple[float, float]:
-        """Seconds of communication in the last step; all of it is exposed."""
+        """Seconds of the exact sums in the last step, conversions included; all are exposed."""
         return self._seconds, self._seconds
 
     @property

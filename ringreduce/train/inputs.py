@@ -20,8 +20,7 @@ def load(settings: Settings) -> data.Split:
     if settings.data == "synthetic":
         names += ["samples", "inputs", "classes", "seed"]
     split = _read_data(tuple((name, getattr(settings, name)) for name in names))
-    if not settings.batch_per_rank:  # which makes a batch with the number of ranks
-        split.check(settings.batch)
+    data.check_batch(split, settings)
     return split
 
 

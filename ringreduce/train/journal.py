@@ -49,7 +49,7 @@ class State:
     last_loss: float
     """Mean loss of the last complete epoch; NaN before."""
     stretch: tuple[float, ...] = ()
-    """The numbers of the stretch of steps; () with a fixed batch."""
+    """The numbers of the stretch of steps; (): those of the store, or of a new run."""
 
 
 def journal_arrays(course: Course, state: State | None = None) -> dict[str, Any]:

@@ -11,7 +11,6 @@ checkpoint, and at the end.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +80,12 @@ class Trainer:
         elastic: bool | rr.State = False,
     ) -> None:
         samples = len(split.train_labels)
-        settings = _of_ranks(settings, comm.size, samples)
+        settings, per_rank = settings.for_ranks(comm.size), settings.batch_per_rank
+        if per_rank and settings.batch > samples:
+            raise ValueError(
+                f"batch_per_rank is {per_rank}: {comm.size} ranks make a batch of "
+                f"{settings.batch}, and there are {samples} training samples"
+            )
         self.comm, self.settings, self._xp = comm, settings, xp
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy):
@@ -92,7 +96,7 @@ class Trainer:
         self._course = Course(samples, settings, Stretch.new(min(settings.batch, samples)))
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
-        if settings.warm_up > self.steps:
+        if settings.warm_up > self.steps and not per_rank:  # with which the run may get longer
             raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)
@@ -202,10 +206,11 @@ class Trainer:
             >>> rr.spawn(program, 2)
             [True, True]
         """
-        if state.stretch:
-            self._course = Course(
-                self._course.samples, self.settings, Stretch.of(np.array(state.stretch))
-            )
+        stretch = np.array(state.stretch) if state.stretch else self._course.stretch.numbers
+        if arrays is not None:
+            stretch = arrays.get(STRETCH, stretch)
+        stretch = self.comm.broadcast(np.asarray(stretch, np.float64), root=0)
+        self._course = Course(self._course.samples, self.settings, Stretch.of(stretch))
         if state.step > self.steps:
             raise ValueError(
                 f"{state.step} steps were made, {state.step / self.epoch_steps:.3g} epochs; with "
@@ -490,19 +495,6 @@ class Trainer:
         totals = self.comm.all_reduce(self._times, op="mean", algorithm=self.settings.algorithm)
         means: list[float] = (totals / max(1, self._steps_made)).tolist()
         return means
-
-
-def _of_ranks(settings: Settings, ranks: int, samples: int) -> Settings:
-    """Return the settings with the global batch for so many ranks."""
-    if not settings.batch_per_rank:
-        return settings
-    batch = settings.batch_per_rank * ranks
-    if batch > samples:
-        raise ValueError(
-            f"batch_per_rank is {settings.batch_per_rank}: {ranks} ranks make a batch of {batch}, "
-            f"and there are {samples} training samples"
-        )
-    return dataclasses.replace(settings, batch=batch)
 
 
 def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:

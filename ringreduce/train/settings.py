@@ -5,6 +5,7 @@ The command line, TOML files and checkpoints use the names of their fields.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -116,6 +117,15 @@ class Settings:
         _want(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")
         _want(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 up to, but not, 1")
         _want(min(self.hidden, default=1) >= 1, "hidden", self.hidden, "widths of at least 1")
+
+    def for_ranks(self, ranks: int) -> Settings:
+        """Return the settings with the global batch of so many ranks.
+
+        :meta private:
+        """
+        if not self.batch_per_rank:
+            return self
+        return dataclasses.replace(self, batch=self.batch_per_rank * ranks)
 
     def _check_shards(self) -> None:
         """Raise ValueError for a setting that makes the bits depend on the ranks."""

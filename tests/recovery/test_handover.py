@@ -339,7 +339,7 @@ def test_the_ranks_follow_a_command_that_discovers_room(counts, finish, tmp_path
         ("--discover 'echo localhost:x'", "printed 'localhost:x'; wanted host:slots"),
         ("--discover 'echo far:2'", "printed 'far:2'; all ranks run on this host"),
         ("--discover true", "has room for 0 rank(s), --elastic wants at least 1"),
-        ("--grace-s -1", "--grace-s is -1; wanted at least 0 seconds"),
+        ("--grace-s -1", "--grace-s is -1; wanted a finite number of at least 0 seconds"),
         ("--slow never", "invalid choice: 'never'"),
     ],
 )

@@ -292,7 +292,10 @@ def refused(*words: str) -> str:
         ("-n 4 --elastic 2 --save-every-s 9", "--save-every-s to where? name a --state-dir"),
         ("-n 4 --elastic 2 --resume", "--resume from where? name a --state-dir"),
         ("-n 4 --max-failures 3", "--max-failures is for --elastic MIN:MAX; add it"),
-        ("-n 4 --elastic 2 --wait-s -1", "--wait-s is -1; wanted at least 0 seconds"),
+        (
+            "-n 4 --elastic 2 --wait-s -1",
+            "--wait-s is -1; wanted a finite number of at least 0 seconds",
+        ),
         ("-n 4 --elastic 2 --nodes 2,2", "for the ranks of one host, without --nodes"),
     ],
 )

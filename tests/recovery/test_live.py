@@ -26,7 +26,7 @@ import numpy as np, ringreduce as rr
 {before}
 def train(comm, state):
     while state.step < 60:
-        time.sleep(0.005)
+        time.sleep({step_s})
         total = comm.all_reduce(np.ones(1))
         with state.update():
             state["made"] += total / comm.size
@@ -50,9 +50,12 @@ def once(name):
 def counts(start, tmp_path):
     """Start a program that counts steps, with more code before, at the end and after."""
 
-    def started(*words: str, before: str = "", at_end: str = "", after: str = ""):
+    def started(
+        *words: str, before: str = "", at_end: str = "", after: str = "", step_s: str = "0.005"
+    ):
         program = tmp_path / "counts.py"
-        text = COUNTS.format(before=ONCE + before, at_end=at_end, after=after)
+        more = {"before": ONCE + before, "at_end": at_end, "after": after}
+        text = COUNTS.format(**more, step_s=step_s)
         program.write_text(text)
         return start(*words, program=(str(program),))
 
@@ -117,6 +120,36 @@ def test_a_rank_that_dies_while_the_others_shrink(counts):
     assert code == 0, output
     assert "2 ranks counted 60.0" in output
     assert sorted(job.events("resized")[-1]["lost"]) in ([1, 3], [1])
+
+
+ASKS = """
+from ringreduce.recovery import elastic
+ask = elastic._answer
+def asking(launcher, kind, **fields):
+    if kind == "shrunk" and os.environ["OMPI_COMM_WORLD_RANK"] == "1" and once("died"):
+        import threading
+        threading.Timer(0.05, os.kill, (os.getpid(), 9)).start()
+    return ask(launcher, kind, **fields)
+elastic._answer = asking
+shrink = rr.Communicator.shrink
+def late(comm):
+    made = shrink(comm)
+    if made.rank == 0:
+        time.sleep(0.3)
+    return made
+rr.Communicator.shrink = late
+"""
+
+
+@live
+def test_the_others_go_on_after_a_rank_has_died_that_waited_for_them(counts):
+    """Longer than the timeout, after which ranks that others wait for count as stopped."""
+    job = counts("-n", "4", "--elastic", "1", "--timeout-s", "1", before=ASKS, step_s="0.05")
+    os.kill(job.await_step(1)[3], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0, output
+    assert "2 ranks counted 60.0" in output
+    assert levels(job)[-1] == (2, 1)
 
 
 @live

@@ -222,7 +222,7 @@ def test_two_losses_at_once_do_not_show_that_a_step_is_at_fault():
         ({"ranks": 6, "most": 5}, "-n is 6; --elastic allows 2 to 5 ranks"),
         ({"max_failures": -1}, "--max-failures is -1; wanted at least 0"),
         ({"replace": True, "recovery": "live"}, "--recovery live cannot replace a rank"),
-        ({"wait_s": -1.0}, "--wait-s is -1; wanted at least 0 seconds"),
+        ({"wait_s": -1.0}, "--wait-s is -1; wanted a finite number of at least 0 seconds"),
     ],
 )
 def test_rules_that_contradict_each_other_are_refused(wrong, text):

@@ -36,7 +36,7 @@ def test_the_next_generation_starts_beside_the_present_one():
     assert members.phase is Phase.RUNNING
     assert members.prepared() == Pause()
     assert members.paused(7.0, committed_at=6.5) == Leave()
-    assert members.fenced(7.1) == TakeOver(2, 6)
+    assert members.fenced(7.1) == TakeOver(2)
     assert changed(members) == (4, 6, (), 2, "command", 3)
     assert (members.resize.redone, members.resize.detected_at) == (0, 6.5)
     assert not members.wants_ranks
@@ -50,7 +50,7 @@ def test_the_last_ranks_leave_if_there_are_too_many():
     assert members.pursue({}) == Prepare(2)
     members.prepared()
     assert members.paused(7.0, 6.5) == Leave()
-    assert members.fenced(7.1) == TakeOver(2, 2)
+    assert members.fenced(7.1) == TakeOver(2)
     assert changed(members) == (4, 2, (2, 3), 0, "discover", 3)
 
 
@@ -59,7 +59,7 @@ def test_ranks_that_are_told_to_leave_do_and_others_stay():
     assert members.pursue({1: "notice"}) == Prepare(3)
     members.prepared()
     assert members.paused(7.0, 6.5) == Leave()
-    assert members.fenced(7.1) == TakeOver(2, 3)
+    assert members.fenced(7.1) == TakeOver(2)
     assert changed(members) == (4, 3, (1,), 0, "notice", 3)
 
 
@@ -69,7 +69,7 @@ def test_a_wish_and_a_notice_are_one_change():
     assert members.pursue({0: "notice"}) == Prepare(4)
     members.prepared()
     members.paused(7.0, 6.5)
-    assert members.fenced(7.1) == TakeOver(2, 4)
+    assert members.fenced(7.1) == TakeOver(2)
     assert changed(members) == (4, 4, (0,), 1, "command", 3)
 
 
@@ -98,7 +98,7 @@ def test_what_has_started_takes_over_after_a_loss():
     members.wish(6, "command")
     members.pursue({})
     assert members.lost([Lost(1, 9)], 5.0, step=10) == Fence()
-    assert members.fenced(5.1) == TakeOver(2, 6)
+    assert members.fenced(5.1) == TakeOver(2)
     assert changed(members) == (4, 6, (1,), 3, "killed", 2)
     assert members.resize.redone == 1
 
