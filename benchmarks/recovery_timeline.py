@@ -165,7 +165,7 @@ def _panel(row: dict[str, Any]) -> Panel:
         notes.append(note)
     x = linear([0, _END_S])
     how = "new processes after a loss" if _relaunches(row) else "survivors go on in their processes"
-    mpi = row["mpi"].split("  ")[0].removesuffix(":")
+    mpi = row["mpi"].split(" Version")[0]
     return Panel(f"samples/s, {mpi}: {how}", x, y, lines, notes=notes, x_name="seconds")
 
 

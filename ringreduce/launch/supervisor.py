@@ -60,6 +60,7 @@ from ringreduce.recovery.membership import (
     Start,
     Stop,
     TakeOver,
+    Verdict,
 )
 from ringreduce.recovery.pace import Paces
 from ringreduce.recovery.saving import Saving
@@ -398,23 +399,21 @@ class Supervisor:
             return
         if not together.have_asked(living) or not all(rank.gone for rank in self._lost):
             return
-        asked, shrinks = together.asked(living), members.phase is Phase.SHRINKING
-        if "unable" in asked:
-            self._do(members.give_up(time.monotonic()))
-        elif asked == {"paused"}:
-            self._do(members.paused(time.monotonic(), self._held.committed_at))
-        elif asked == {"finished"} and not shrinks:
-            members.finished()
-            together.answer(living, "done")
-        elif (
-            "finished" in asked and not shrinks
-        ):  # no other rank makes the step at which these pause
-            together.answer(together.who_asked("paused"), "go on")
-        elif asked == {"shrunk"} and together.sizes(living) == {len(living)}:
-            self._shrunk(living)
-        else:
-            members.all_take_part(time.monotonic())
-            together.answer(living, "shrink")
+        match members.verdict(together.asked(living)):
+            case Verdict.GIVE_UP:
+                self._do(members.give_up(time.monotonic()))
+            case Verdict.PAUSED:
+                self._do(members.paused(time.monotonic(), self._held.committed_at))
+            case Verdict.DONE:
+                members.finished()
+                together.answer(living, "done")
+            case Verdict.GO_ON:
+                together.answer(together.who_asked("paused"), "go on")
+            case Verdict.BEGIN:
+                self._shrunk(living)
+            case Verdict.SHRINK:
+                members.all_take_part(time.monotonic())
+                together.answer(living, "shrink")
 
     def _shrunk(self, living: Sequence[Rank]) -> None:
         """All ranks that are left have a communicator: they are the next generation."""

@@ -38,13 +38,13 @@ class Together:
         """Return those of the ranks that do not wait, though others do."""
         return [rank for rank in ranks if rank not in self._asking] if self._asking else []
 
-    def asked(self, ranks: Iterable[Rank]) -> set[str]:
-        """Return the kinds of the messages with which these ranks have asked."""
-        return {self._asking[rank].kind for rank in ranks}
+    def asked(self, ranks: Iterable[Rank]) -> list[tuple[str, int]]:
+        """Return the kinds of the messages with which these ranks have asked.
 
-    def sizes(self, ranks: Iterable[Rank]) -> set[int]:
-        """Return the sizes of the communicators that these ranks have made; 0: a rank has none."""
-        return {int(self._asking[rank].fields.get("size", 0)) for rank in ranks}
+        Each with the size of the communicator that the rank has made; 0: it has made none.
+        """
+        asked = (self._asking[rank] for rank in ranks)
+        return [(message.kind, int(message.fields.get("size", 0))) for message in asked]
 
     def who_asked(self, kind: str) -> list[Rank]:
         """Return the ranks that have asked with a message of this kind."""

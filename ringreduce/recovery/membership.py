@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -227,6 +227,23 @@ class Resize:
     """Seconds from the last commit of any rank until then; 0 if there was none."""
 
 
+class Verdict(StrEnum):
+    """What follows when all ranks have asked the supervisor."""
+
+    GIVE_UP = "give up"
+    """They cannot make a communicator."""
+    PAUSED = "paused"
+    """All have paused after the same step."""
+    DONE = "done"
+    """All have finished what they make together."""
+    GO_ON = "go on"
+    """Some have finished, so no rank pauses any more."""
+    BEGIN = "begin"
+    """All have a communicator of the ranks that are left."""
+    SHRINK = "shrink"
+    """They are to make such a communicator."""
+
+
 @dataclass
 class Membership:
     """The state of the decisions."""
@@ -340,6 +357,22 @@ class Membership:
         self._live_until = None
         self._next(self.left, level=3 if self._has_left else 1)
         self._level = 1
+
+    def verdict(self, asked: Collection[tuple[str, int]]) -> Verdict:
+        """Return what follows when all ranks that are left have asked.
+
+        Each has asked with a kind of message, and with the size of the communicator that it has
+        made; 0: it has made none.
+        """
+        kinds, shrinks = {kind for kind, _ in asked}, self.phase is Phase.SHRINKING
+        if "unable" in kinds:
+            return Verdict.GIVE_UP
+        if shrinks:
+            is_made = set(asked) == {("shrunk", self.left)}
+            return Verdict.BEGIN if is_made else Verdict.SHRINK
+        if kinds == {"paused"}:
+            return Verdict.PAUSED
+        return Verdict.DONE if kinds == {"finished"} else Verdict.GO_ON
 
     # --- without a loss ---
 

@@ -13,6 +13,7 @@ from ringreduce.recovery.membership import (
     Shrink,
     Start,
     Stop,
+    Verdict,
 )
 
 
@@ -228,3 +229,33 @@ def test_two_losses_at_once_do_not_show_that_a_step_is_at_fault():
 def test_rules_that_contradict_each_other_are_refused(wrong, text):
     with pytest.raises(ValueError, match=text):
         Rules(**{"ranks": 4, "least": 2, "most": 4, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict"),
+    [
+        ([("finished", 0), ("finished", 0)], Verdict.DONE),
+        ([("paused", 0), ("paused", 0)], Verdict.PAUSED),
+        ([("paused", 0), ("finished", 0)], Verdict.GO_ON),
+        ([("unable", 0), ("shrunk", 2)], Verdict.GIVE_UP),
+    ],
+)
+def test_what_follows_when_all_ranks_have_asked(asked, verdict):
+    assert running().verdict(asked) is verdict
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict"),
+    [
+        ([("finished", 0), ("suspect", 0), ("finished", 0)], Verdict.SHRINK),
+        ([("finished", 0)] * 3, Verdict.SHRINK),
+        ([("shrunk", 3), ("shrunk", 0), ("shrunk", 3)], Verdict.SHRINK),
+        ([("shrunk", 4)] * 3, Verdict.SHRINK),
+        ([("shrunk", 3)] * 3, Verdict.BEGIN),
+        ([("shrunk", 3), ("unable", 0), ("shrunk", 3)], Verdict.GIVE_UP),
+    ],
+)
+def test_after_a_loss_ranks_shrink_until_all_have_the_same_communicator(asked, verdict):
+    members = running(live=True)
+    assert killed(members, 1) == Shrink()
+    assert members.verdict(asked) is verdict

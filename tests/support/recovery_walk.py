@@ -16,7 +16,7 @@ state the walk proves that
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from ringreduce.recovery.membership import (
     Start,
     Stop,
     TakeOver,
+    Verdict,
 )
 
 STEPS, SAMPLES = 2, 3
@@ -605,45 +606,50 @@ class Walk:
         gone = self.mistake == "no fence" or all(not world.processes[n].alive for n in world.lost)
         if not living or None in asks or not gone:
             return world
-        phase, now = self._phase(world), world
-        if set(asks) == {_PAUSED} and phase is Phase.RUNNING:
-            members = self._copy(world)
-            return self._done(world, members, members.paused(1.0, 1.0))
-        if phase is not Phase.SHRINKING:
-            over = phase in (Phase.STARTING, Phase.RUNNING) and set(asks) == {_FINISHED}
-            if over:
-                members = self._copy(world)
-                members.finished()
-                now = now._replace(members=self._text(members))
-                for number in living:
-                    now = _with(now, number, at="over", asks=None)
+        members, now = self._copy(world), world
+        if members.phase in (Phase.FENCING, Phase.WAITING, Phase.ENDED):
             return now
-        members = self._copy(world)
-        if set(asks) == {len(living)}:
+        kinds = {_PAUSED: "paused", _FINISHED: "finished", _NONE: "suspect"}
+        verdict = members.verdict([(kinds.get(a, "shrunk"), max(0, a)) for a in asks])
+        if verdict is Verdict.PAUSED:
+            return self._done(world, members, members.paused(1.0, 1.0))
+        if verdict is Verdict.DONE:
+            members.finished()
+            for number in living:
+                now = _with(now, number, at="over", asks=None)
+        elif verdict is Verdict.GO_ON:
+            for number in living:
+                if world.processes[number].asks == _PAUSED:
+                    now = _with(now, number, at=_next(now.files[number]), asks=None)
+        elif verdict is Verdict.BEGIN:
             members.shrunk()
-            now = now._replace(present=tuple(living))
-            files = world.files
-            ahead = max(world.lost, key=lambda n: files[n].step)
-            if files[ahead].step <= max(files[n].step for n in living):
-                ahead = -1
-            for rank, number in enumerate(living):
-                now = _with(
-                    now,
-                    number,
-                    at="agree" if ahead < 0 else "take",
-                    result=ahead,
-                    asks=None,
-                    rank=rank,
-                    comm=world.processes[number].result,
-                    calls=0,
-                    generation=members.generation,
-                    has_stepped=False,
-                )
+            now = self._begun_again(now, living, members.generation)
         else:
             members.all_take_part(0.0)
             for number in living:
                 now = _with(now, number, at="shrink", asks=None)
         return now._replace(members=self._text(members))
+
+    def _begun_again(self, world: World, living: Sequence[int], generation: int) -> World:
+        """Begin a generation of the ranks that are left."""
+        now, files = world._replace(present=tuple(living)), world.files
+        ahead = max(world.lost, key=lambda n: files[n].step)
+        if files[ahead].step <= max(files[n].step for n in living):
+            ahead = -1
+        for rank, number in enumerate(living):
+            now = _with(
+                now,
+                number,
+                at="agree" if ahead < 0 else "take",
+                result=ahead,
+                asks=None,
+                rank=rank,
+                comm=world.processes[number].result,
+                calls=0,
+                generation=generation,
+                has_stepped=False,
+            )
+        return now
 
 
 def _next(file: File, process: Process | None = None) -> str:
