@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ringreduce.recovery.membership import Membership, Verdict
 from tests.support.recovery_walk import FAULTS, Walk, WalkError
 
 
@@ -26,6 +27,20 @@ def test_no_interleaving_of_two_ranks_and_a_wish_loses_or_mixes_steps(live, wish
     walk = Walk(live, fault=fault, ranks=2, wish=wish)
     walk.run()
     assert walk.states > 20_000
+
+
+def test_ranks_that_finish_although_others_were_lost_are_found(monkeypatch):
+    verdict = Membership.verdict
+
+    def hasty(members, asked):
+        kinds = {kind for kind, _ in asked}
+        if "finished" in kinds:
+            return Verdict.DONE if len(kinds) == 1 else Verdict.GO_ON
+        return verdict(members, asked)
+
+    monkeypatch.setattr(Membership, "verdict", hasty)
+    with pytest.raises(WalkError, match="nothing can happen"):
+        Walk(live=True, ranks=3).run()
 
 
 @pytest.mark.parametrize(
