@@ -33,7 +33,7 @@ from benchmarks import environments
 from benchmarks.rows import RESULTS, environment, replace
 from ringreduce.picture.chart import Line, Note, Panel, chart
 from ringreduce.picture.scales import linear
-from ringreduce.picture.style import BLUE, FAINT, INK, in_dark
+from ringreduce.picture.style import BLUE, DASHED, GREEN, ORANGE, in_dark
 
 NAME = "recovery_timeline"
 PICTURE = environments.ROOT / "docs" / "recovery.svg"
@@ -143,7 +143,7 @@ def _resized(events: Path) -> list[dict[str, Any]]:
 
 def _drawn(rows: Sequence[dict[str, Any]]) -> str:
     """Draw the rows below each other."""
-    title = "Training goes on while ranks are killed, leave and join"
+    title = "Training goes on while 1 to 4 ranks are killed, leave and join"
     facts = (
         f"Samples a second, in bins of {1e3 * _BIN_S:g} ms, of a job with 1 to 4 ranks. A sample "
         f"takes {1e3 * _SAMPLE_S:g} ms, asleep; a step has {_BATCH} samples and reduces "
@@ -160,8 +160,9 @@ def _panel(row: dict[str, Any]) -> Panel:
     words = {"kill": "{} killed", "scale": "scale {}", "notice": "SIGTERM to {}"}
     lines, notes = [Line(points, BLUE)], []
     for at, what, count in row["happened"]:
-        lines.append(Line([(at, 0), (at, y.high)], FAINT, dashes="3 3", width=1))
-        note = Note((at, y.high), f" {words[what].format(count)}", INK, anchor="start", above=-12)
+        colour = GREEN if what == "scale" else ORANGE
+        lines.append(Line([(at, 0), (at, y.high)], colour, dashes=DASHED, width=1.5))
+        note = Note((at, y.high), f" {words[what].format(count)}", colour, "start", above=-12)
         notes.append(note)
     x = linear([0, _END_S])
     how = "new processes after a loss" if _relaunches(row) else "survivors go on in their processes"

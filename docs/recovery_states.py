@@ -21,6 +21,7 @@ from ringreduce.picture.style import (
 from ringreduce.picture.svg import element, text
 from ringreduce.recovery.membership import Phase
 
+TITLE = "The 6 states of a job that goes on after losses"
 WIDTH, HEIGHT = 880.0, 440.0
 BOX_WIDTH, BOX_HEIGHT = 150.0, 44.0
 PLACES = {
@@ -121,27 +122,30 @@ WORDS = {
 def recovery_states() -> str:
     """Draw the states and the steps between them."""
     head = [
-        text(MARGIN, 36, "What a job does after a loss", TITLE_SIZE, font_weight="bold"),
+        text(MARGIN, 36, TITLE, TITLE_SIZE, font_weight="bold"),
         text(
             MARGIN,
             58,
-            "The states of the supervisor, and what leads from one to another.",
+            "Those of its supervisor, and what leads from one to another.",
             FACTS_SIZE,
             fill=FAINT,
         ),
     ]
     elements = [*head, *(each for edge in EDGES for each in _drawn(edge))]
     elements += [each for phase in PLACES for each in _box(phase)]
-    return document(WIDTH, HEIGHT, "What a job does after a loss", elements)
+    return document(WIDTH, HEIGHT, TITLE, elements)
 
 
 def _drawn(edge: Edge) -> Iterator[str]:
     points = " ".join(f"{x:g},{y:g}" for x, y in edge.points)
     yield element("polyline", points=points, fill="none", stroke=FAINT, stroke_width=1.5)
     (x1, y1), (x2, y2) = edge.points[-2:]
-    angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
-    place = f"translate({x2:g},{y2:g}) rotate({angle:.4g})"
-    yield element("path", d="M0,0L-9,-4.5V4.5z", fill=FAINT, transform=place)
+    length = math.hypot(x2 - x1, y2 - y1)
+    along = (x2 - x1) / length, (y2 - y1) / length
+    back = x2 - 9 * along[0], y2 - 9 * along[1]
+    sides = [(back[0] - side * along[1], back[1] + side * along[0]) for side in (4.5, -4.5)]
+    head = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(x2, y2), *sides])
+    yield element("polygon", points=head, fill=FAINT)
     x, y = edge.at
     halo = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
     how = {"text_anchor": edge.anchor, "fill": INK, **halo}

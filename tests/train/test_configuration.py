@@ -127,6 +127,7 @@ def test_every_option_sets_its_field(name):
         wanted = {int: 3, float: 0.5, str: text, type(None): "x.png"}[type(field.default)]
         flags = [str(wanted)]
     besides = ["--checkpoint-dir", "c"] if name in ("resume", "checkpoint_every") else []
+    besides += ["--batch-per-rank", "2"] if name == "ramp_steps" else []
     owners = [each for each, kind in STRATEGIES.items() if name in options(kind)]
     besides += ["--strategy", *owners[:1]] if owners else []
     values = read(["--" + name.replace("_", "-"), *flags, *besides]).values
