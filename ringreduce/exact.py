@@ -1,4 +1,4 @@
-"""A sum over ranks that has the same bits whichever rank has which addends."""
+"""Sums over ranks, with the same bits for any number of ranks."""
 
 from __future__ import annotations
 

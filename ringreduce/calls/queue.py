@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
 from ringreduce.calls.meter import Meter, MeteredLock
@@ -197,7 +196,7 @@ class CallQueue:
         """Held while a call takes its place in the order."""
         self._unmetered: Any = None
         """The lock in whose place there is a metered one."""
-        self._meter: AbstractContextManager[None] = nullcontext()
+        self._meter: Meter | None = None
         self._wait, self._spins, self._threads = wait, spins, threads
         self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
@@ -239,6 +238,8 @@ class CallQueue:
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
+        if self._meter is None:
+            return self._wait_for(completed, timeout_s)
         with self._meter:
             return self._wait_for(completed, timeout_s)
 
@@ -261,8 +262,8 @@ class CallQueue:
     def end_meter(self) -> float:
         """Return the seconds that this thread has spent in calls since `begin_meter`."""
         meter = self._meter
-        assert isinstance(meter, Meter)
-        self.lock, self._meter = self._unmetered, nullcontext()
+        assert meter is not None
+        self.lock, self._meter = self._unmetered, None
         meter.end()
         return meter.seconds
 

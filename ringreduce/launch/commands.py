@@ -17,7 +17,7 @@ from ringreduce.recovery.wire import Connection, WireError, connected
 
 
 class Commands:
-    """The commands that come to this launcher.  It is ready to be read (`fileno`) when some have.
+    """The commands that come to this launcher.  Its descriptor, `fileno`, can be read if one has.
 
     Raises OSError if there can be no socket.
     """

@@ -1,4 +1,4 @@
-"""How many ranks this host has room for: a command of the user says it, again and again.
+"""The ranks that this host has room for: a command of the user prints them, every 5 seconds.
 
 The command prints a line ``host:slots`` for each host, as the scripts for Horovod's
 ``--host-discovery-script`` and those of the MPI operator do; a host without slots counts one.  Only
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
@@ -23,6 +24,8 @@ _EVERY_S = 5.0
 """Seconds between two questions."""
 _ANSWER_S = 30.0
 """Seconds in which the command must end."""
+_AGAIN_S = 60.0
+"""Seconds until the same number of slots is news again, after ranks could not start."""
 
 
 class DiscoveryError(ValueError):
@@ -35,6 +38,12 @@ class Discovery:
     def __init__(self, command: str) -> None:
         self._command = command
         self._run: _Run | None = None
+        self._has_failed = False
+        """Whether it has failed last time."""
+        self._found = -1
+        """The slots that it has found last; -1: none yet."""
+        self._news_at = 0.0
+        """When the same slots are news again."""
         self.wakes_at = 0.0
         """When `tick` has something to do: when the command is to run, or must have ended."""
 
@@ -72,6 +81,28 @@ class Discovery:
         elif now >= self.wakes_at:
             raise self._end(run, f"did not end within {_ANSWER_S:g} s")
         return None
+
+    def news(self, now: float, complain: Callable[[str], None]) -> int | None:
+        """Run the command if it is time.  Returns the slots that ranks are to follow.
+
+        Calls `complain` with the text of the first of several failures in a row.
+        """
+        try:
+            slots = self.tick(now)
+        except DiscoveryError as error:
+            if not self._has_failed:
+                complain(str(error))
+            self._has_failed = True
+            return None
+        if slots is None:
+            return None
+        self._has_failed = False
+        is_known, self._found = slots == self._found, slots
+        return None if is_known and now < self._news_at else slots
+
+    def put_off(self) -> None:
+        """Ranks could not start: the same slots are no news for a minute."""
+        self._news_at = time.monotonic() + _AGAIN_S
 
     def close(self) -> None:
         """End the command if it runs."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ringreduce.launch.generation import Generation
 from ringreduce.launch.ranks import Rank
 
-GATHER_S = 0.1
+_GATHER_S = 0.1
 """Seconds in which notices to several ranks are taken for one wish."""
 _READY_S = 120.0
 """Seconds in which the next generation must be ready."""
 
 
 @dataclass(frozen=True)
-class Departure:
+class _Departure:
     """Why a rank is to leave, and when it counts as lost if it has not left by then."""
 
     cause: str
@@ -34,7 +34,7 @@ class Handover:
         self._until = 0.0
         """When it must be ready."""
         self._grace_s = grace_s
-        self._leaving: dict[Rank, Departure] = {}
+        self._leaving: dict[Rank, _Departure] = {}
         self._pursue_at: float | None = None
         """When what is wanted is looked at again; None: nothing has changed."""
 
@@ -81,8 +81,8 @@ class Handover:
         """A rank is to leave."""
         now = time.monotonic()
         if rank not in self._leaving:
-            self._leaving[rank] = Departure(cause, now + self._grace_s)
-            self._pursue_at = self._pursue_at or now + GATHER_S
+            self._leaving[rank] = _Departure(cause, now + self._grace_s)
+            self._pursue_at = self._pursue_at or now + _GATHER_S
 
     def leaving(self, living: Collection[Rank]) -> dict[int, str]:
         """Return the number of each living rank that is to leave, with the cause."""

@@ -30,7 +30,7 @@ from typing import Any
 from ringreduce.config import DEFAULT_TIMEOUT_S
 from ringreduce.launch.cleanup import DYING_S
 from ringreduce.launch.commands import Commands, resized_text
-from ringreduce.launch.discovery import Discovery, DiscoveryError
+from ringreduce.launch.discovery import Discovery
 from ringreduce.launch.ends import end_of
 from ringreduce.launch.generation import Generation
 from ringreduce.launch.handover import Handover
@@ -68,8 +68,6 @@ from ringreduce.recovery.wire import Message
 
 _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
 """Messages whose sender waits for the other ranks."""
-_AGAIN_S = 60.0
-"""Seconds until ranks that could not start are tried again for --discover."""
 _OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
 """Phases in which ranks have nothing more to say."""
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
@@ -126,12 +124,6 @@ class Supervisor:
         """How the job ends; None: it goes on."""
         self._has_complained = False
         """Whether a checkpoint could not be written."""
-        self._has_failed_to_discover = False
-        """Whether the command of --discover has failed last time."""
-        self._slots = -1
-        """The slots that it has found last; -1: none yet."""
-        self._discover_after = 0.0
-        """When ranks that could not start are tried again for as many slots."""
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
@@ -152,7 +144,7 @@ class Supervisor:
         if stop.saves:
             text = f"{text}; {self._held.save(self._membership.generation)}"
         if text:
-            print(f"ringreduce: {text}", file=sys.stderr)
+            _print(text)
 
     # --- what happens ---
 
@@ -319,7 +311,7 @@ class Supervisor:
             self._suspicions.add(rank, fields["ranks"], stopped=bool(fields["stopped"]))
             return
         if message.kind == "unable":
-            print(f"ringreduce: no live recovery: {fields['text']}", file=sys.stderr, flush=True)
+            _print(f"no live recovery: {fields['text']}")
         self._together.ask(rank, message)
         if message.kind == "paused":
             if shrinks:
@@ -329,7 +321,7 @@ class Supervisor:
         self._answer_all()
 
     def _compare(self, rank: Rank, step: int, seconds: float) -> None:
-        """Look whether a rank is slow, which has computed so long in a step."""
+        """Compare the time that a rank has computed in a step, and name the ranks that are slow."""
         present = self._present
         slow = self._paces.told(int(rank.number), step, seconds, present.size)
         for number, (took, median) in slow.items():
@@ -345,7 +337,7 @@ class Supervisor:
         """Say once that a checkpoint could not be written; the job goes on."""
         if not self._has_complained:
             self._has_complained = True
-            print(f"ringreduce: {text}", file=sys.stderr, flush=True)
+            _print(text)
 
     def _begin(self, ranks: Iterable[Rank], call: int) -> None:
         """Tell ranks of their generation, and send the state to begin with, if there is one."""
@@ -444,19 +436,9 @@ class Supervisor:
         """Have as many ranks as the command of the user finds room for."""
         if self._discovery is None:
             return
-        try:
-            slots = self._discovery.tick(now)
-        except DiscoveryError as error:
-            if not self._has_failed_to_discover:
-                print(f"ringreduce: {error}; the ranks stay", file=sys.stderr, flush=True)
-            self._has_failed_to_discover = True
-            return
-        if slots is None:
-            return
-        self._has_failed_to_discover = False
-        is_known, self._slots = slots == self._slots, slots
-        waits = self._membership.phase is Phase.WAITING and slots < self._rules.least
-        if waits or (is_known and now < self._discover_after):
+        slots = self._discovery.news(now, lambda text: _print(f"{text}; the ranks stay"))
+        is_waiting = self._membership.phase is Phase.WAITING
+        if slots is None or (is_waiting and slots < self._rules.least):
             return
         size = self._rules.clamped(slots)
         if self._membership.wants_ranks_by_command(size):
@@ -503,10 +485,11 @@ class Supervisor:
 
     def _give_up_newcomers(self, text: str) -> None:
         """The next generation cannot start; the present one goes on."""
-        print(f"ringreduce: no other ranks take over: {text}", file=sys.stderr, flush=True)
+        _print(f"no other ranks take over: {text}")
         self._events.write("not_resized", generation=self._present.number, text=text)
         self._membership.unprepared()
-        self._discover_after = time.monotonic() + _AGAIN_S
+        if self._discovery is not None:
+            self._discovery.put_off()
         self._drop()
         self._commands.fail(f"no other ranks can start: {text}")
 
@@ -534,14 +517,14 @@ class Supervisor:
             self._held.pause()
 
     def _part(self, leaving: Collection[int]) -> None:
-        """Have these ranks end, which have paused, and the others make a communicator."""
+        """Have some ranks end, and the others make a communicator; all have paused."""
         parted = [rank for rank in self._living if int(rank.number) in leaving]
         self._together.answer(parted, "leave", alone=True)
         self._lost += parted
         self._shrink()
 
     def _leave(self) -> None:
-        """Have all ranks end, which have paused."""
+        """Have all ranks end; all have paused."""
         self._held.revoke()
         self._present.expect_end(self._rules.grace_s)
         self._together.answer(self._living, "leave", alone=False)
@@ -681,6 +664,11 @@ class Supervisor:
         self._held.close()
         self._events.close()
         socket_folder.remove(os.getpid())
+
+
+def _print(text: str) -> None:
+    """Tell the user."""
+    print(f"ringreduce: {text}", file=sys.stderr, flush=True)
 
 
 def _timeout_of(given: Mapping[str, str]) -> float:

@@ -54,7 +54,7 @@ class Rules:
     wait_s: float = 60.0
     """Seconds to wait for more ranks where too few are left."""
     grace_s: float = 30.0
-    """Seconds in which ranks end that are told to."""
+    """Seconds in which ranks must end that were told to end."""
     replace: bool = False
     """Whether the next generation has as many ranks as the one before, not those that are left."""
     recovery: str = "auto"
@@ -171,12 +171,12 @@ class Pause:
 
 @dataclass(frozen=True)
 class Leave:
-    """Have all ranks end, which have paused after the same step."""
+    """Have all ranks end; all have paused after the same step."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Have these ranks end, which have paused, and the others make a communicator of their own."""
+    """Have some ranks end, and the others make a communicator of their own; all have paused."""
 
     leaving: tuple[int, ...]
 
@@ -377,7 +377,7 @@ class Membership:
     # --- without a loss ---
 
     def wish(self, size: int, cause: str) -> None:
-        """So many ranks are wanted.  Raises ValueError if the job may not have so many."""
+        """Want a number of ranks.  Raises ValueError if the job may not have so many."""
         self.rules.check_size(size)
         self._wish = (size, cause)
 

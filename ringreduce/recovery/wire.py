@@ -12,7 +12,7 @@ import hmac
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -113,24 +113,12 @@ class Connection:
 
 def bound(name: str) -> socket.socket:
     """Return a socket with an address: a path, or else a name that needs no file."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        found.bind(_address(name))
-    except BaseException:
-        found.close()
-        raise
-    return found
+    return _prepared(lambda found: found.bind(_address(name)))
 
 
 def connected(name: str, token: str) -> Connection:
     """Return a connection to the socket of a name.  Raises OSError if there is none."""
-    to = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        to.connect(_address(name))
-    except BaseException:
-        to.close()
-        raise
-    return Connection(to, token)
+    return Connection(_prepared(lambda to: to.connect(_address(name))), token)
 
 
 def connect(environment: Mapping[str, str]) -> Connection | None:
@@ -145,6 +133,17 @@ def connect(environment: Mapping[str, str]) -> Connection | None:
 def to_launcher() -> Connection | None:
     """Return this process's connection to its launcher; None if it has none on this host."""
     return connect(os.environ)
+
+
+def _prepared(prepare: Callable[[socket.socket], None]) -> socket.socket:
+    """Return a new socket after `prepare`; close it if that raises."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        prepare(found)
+    except BaseException:
+        found.close()
+        raise
+    return found
 
 
 def _address(name: str) -> str | bytes:

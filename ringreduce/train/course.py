@@ -16,9 +16,6 @@ from ringreduce.train import optimizers
 from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
 
-NUMBERS = 6
-"""Numbers of a `Stretch`."""
-
 
 @dataclass(frozen=True)
 class Stretch:

@@ -15,17 +15,17 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.train import data, mlp
-from ringreduce.train.parts import Replica, Run
+from ringreduce.train.buckets import cut
+from ringreduce.train.parts import Run, WholeModel
 
 
-class ExactReplica(Replica):
+class ExactReplica(WholeModel):
     """All parameters on every rank; the gradients of logical shards are added exactly."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._shards = run.settings.batch_shards
         self.losses = self._shards
-        parameters = {name: self.stored[name] for name in self._names}
         mine = data.part(self._shards, run.comm.rank, run.comm.size)
         self._mine = range(mine.start, mine.stop)
         """The logical shards of this rank."""
@@ -35,11 +35,12 @@ class ExactReplica(Replica):
         """For each shard, name of a parameter -> its gradient, a view."""
         self._places: list[dict[str, tuple[slice, tuple[int, ...]]]] = []
         """For each bucket, name of a parameter -> place and shape of its gradient."""
-        for names in self.dp.buckets:
-            ends = list(accumulate((parameters[name].size for name in names), initial=0))
+        sizes = run.settings.first_bucket_bytes, run.settings.bucket_bytes
+        for bucket in cut([*reversed(self._parameters.items())], *sizes):
+            ends = list(accumulate((array.size for _, array in bucket), initial=0))
             places = {
-                name: (slice(*ends[number : number + 2]), parameters[name].shape)
-                for number, name in enumerate(names)
+                name: (slice(*ends[number : number + 2]), array.shape)
+                for number, (name, array) in enumerate(bucket)
             }
             group = np.zeros((len(self._mine), ends[-1]), run.settings.dtype)
             for row, of_shard in zip(group, self._of_shards, strict=True):

@@ -246,24 +246,13 @@ class Part(ABC):
         return xp.concatenate([array.reshape(-1) for array in self.whole().values()])
 
 
-class Replica(Part):
-    """All parameters on every rank; an all-reduce adds up the gradients."""
+class WholeModel(Part):
+    """All parameters on every rank.  Subclasses add up the gradients."""
 
-    def __init__(self, run: Run, reduces: Any = None) -> None:
-        """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
-        settings = run.settings
         self.replica, self.replicas = run.comm.rank, run.comm.size
         parameters = run.init_params()
-        self.dp = DataParallel(
-            run.comm if reduces is None else reduces,
-            parameters,
-            first_bucket_bytes=settings.first_bucket_bytes,
-            bucket_bytes=settings.bucket_bytes,
-            op="sum",
-            wire=None if settings.wire == "none" else settings.wire,
-            algorithm=run.algorithm,
-        )
         self._names = {
             name: (name, *(f"{slot}/{name}" for slot in run.slots)) for name in parameters
         }
@@ -282,8 +271,12 @@ class Replica(Part):
         self._normalising = Metered(run.comm, run.algorithm)
         layers = tuple(mlp.by_layer(parameters).values())
         self._network = mlp.layers(layers, run.xp, self._normalising)
-        self._buffers = {name: self.dp.buffer(name) for name in parameters}
         self._reduced: dict[str, Any] = {}
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        """The parameters of a new part, by name."""
+        return {name: self.stored[name] for name in self._names}
 
     def use(self, store: Store) -> None:
         """Take all arrays from the store."""
@@ -298,26 +291,9 @@ class Replica(Part):
         for layer in self._network:
             layer.take(arrays)
 
-    def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
-        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
-        self._normalising.begin()
-        loss, kept, gradients = mlp.step(
-            self._network, x, labels, count, self._buffers, self.run.xp
-        )
-        self.statistics = mlp.statistics_in(self._network)
-        self._hold(len(x), kept)
-        for name, _ in gradients:
-            self.dp.ready(name)
-        self._reduced = self.dp.finish()
-        return float(loss)
-
     def reduced(self) -> dict[str, Any]:
         """Return the gradients that `gradients` has reduced."""
         return self._reduced
-
-    def counted(self) -> list[Any]:
-        """Return this rank's shard of the gradients."""
-        return self.dp.shard
 
     def update(self, lr: float, step: int) -> None:
         """Make the optimizer's step on all parameters."""
@@ -331,17 +307,6 @@ class Replica(Part):
         for name in self._running.values():
             new[name] = self._store[name]
         self._show(new)
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """Seconds of communication and of exposed communication in the last step."""
-        more, times = self._normalising.seconds, self.dp.times
-        return times.communication_s + more, times.exposed_s + more
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of data that this rank has sent in the last step."""
-        return self.dp.sent_bytes + self._normalising.sent_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -376,6 +341,53 @@ class Replica(Part):
         own = {name: self.run.xp.empty_like(array) for name, array in self.stored.items()}
         spread(self.run, own, arrays)
         return own
+
+
+class Replica(WholeModel):
+    """All parameters on every rank; an all-reduce adds up the gradients."""
+
+    def __init__(self, run: Run, reduces: Any = None) -> None:
+        """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
+        super().__init__(run)
+        settings, parameters = run.settings, self._parameters
+        self.dp = DataParallel(
+            run.comm if reduces is None else reduces,
+            parameters,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            bucket_bytes=settings.bucket_bytes,
+            op="sum",
+            wire=None if settings.wire == "none" else settings.wire,
+            algorithm=run.algorithm,
+        )
+        self._buffers = {name: self.dp.buffer(name) for name in parameters}
+
+    def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
+        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
+        self._normalising.begin()
+        loss, kept, gradients = mlp.step(
+            self._network, x, labels, count, self._buffers, self.run.xp
+        )
+        self.statistics = mlp.statistics_in(self._network)
+        self._hold(len(x), kept)
+        for name, _ in gradients:
+            self.dp.ready(name)
+        self._reduced = self.dp.finish()
+        return float(loss)
+
+    def counted(self) -> list[Any]:
+        """Return this rank's shard of the gradients."""
+        return self.dp.shard
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds of communication and of exposed communication in the last step."""
+        more, times = self._normalising.seconds, self.dp.times
+        return times.communication_s + more, times.exposed_s + more
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank has sent in the last step."""
+        return self.dp.sent_bytes + self._normalising.sent_bytes
 
 
 def of_running(running: Arrays) -> dict[str, Any]:

@@ -68,22 +68,37 @@ def finish(tmp_path):
 
 
 @pytest.fixture
-def scale(tmp_path):
-    """Run `ringreduce scale` for a job."""
+def scaling(tmp_path):
+    """Start `ringreduce scale` for a job, or for a process id."""
 
-    def scaled(job, size: int | str) -> subprocess.CompletedProcess[str]:
-        pid = getattr(job, "process", job)
-        words = ["scale", str(getattr(pid, "pid", pid)), str(size)]
-        return subprocess.run(
-            [sys.executable, "-m", "ringreduce", *words],
-            capture_output=True,
+    def started(job, size: int | str) -> subprocess.Popen[str]:
+        pid = job if isinstance(job, int) else job.process.pid
+        return subprocess.Popen(
+            [sys.executable, "-m", "ringreduce", "scale", str(pid), str(size)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            timeout=120,
             env={**os.environ, "TMPDIR": str(tmp_path)},
         )
 
+    return started
+
+
+@pytest.fixture
+def scale(scaling):
+    """Run `ringreduce scale` for a job, or for a process id."""
+
+    def scaled(job, size: int | str) -> subprocess.CompletedProcess[str]:
+        return ended(scaling(job, size))
+
     return scaled
+
+
+def ended(command: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for the end of a command."""
+    output, errors = command.communicate(timeout=120)
+    return subprocess.CompletedProcess(command.args, command.returncode, output, errors)
 
 
 def sizes(job) -> list[tuple[int, int, str]]:
@@ -229,24 +244,18 @@ def test_a_rank_that_does_not_leave_in_time_is_lost(counts, finish, tmp_path):
 JOINS_LATE = "if (here / 'late').exists(): time.sleep(600)\n"
 
 
-def test_a_loss_while_others_start_is_survived(counts, scale, finish, tmp_path):
+def test_a_loss_while_others_start_is_survived(counts, scaling, finish, tmp_path):
     """The newcomers come late: a rank is lost before they are ready."""
     late = "if (here / 'late').exists(): time.sleep(2)\n"
     job = counts("-n", "2", "--elastic", "1:3", "--recovery", "relaunch", before=late)
     pids = job.await_step(1)
     (tmp_path / "late").touch()
-    asked = subprocess.Popen(
-        [sys.executable, "-m", "ringreduce", "scale", str(job.process.pid), "3"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    asked = scaling(job, 3)
     time.sleep(1)
     os.kill(pids[0], signal.SIGKILL)
-    output, _ = asked.communicate(timeout=120)
-    assert asked.returncode == 0
-    assert "2 -> 3 ranks from step" in output
+    done = ended(asked)
+    assert done.returncode == 0
+    assert "2 -> 3 ranks from step" in done.stdout
     assert "3 ranks True" in finish(job)
     (event,) = job.events("resized")
     assert (event["before"], event["after"], event["lost"]) == (2, 3, [0])
@@ -275,24 +284,18 @@ def test_newcomers_that_cannot_start_leave_the_job_as_it_is(
     assert len(job.events("not_resized")) == 1
 
 
-def test_training_that_ends_while_others_start(counts, scale, tmp_path):
+def test_training_that_ends_while_others_start(counts, scaling, tmp_path):
     job = counts("-n", "2", "--elastic", "1:3", before=JOINS_LATE)
     job.await_step(1)
     (tmp_path / "late").touch()
-    asked = subprocess.Popen(
-        [sys.executable, "-m", "ringreduce", "scale", str(job.process.pid), "3"],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    asked = scaling(job, 3)
     time.sleep(1)
     (tmp_path / "stop").touch()
     code, output = job.end()
     assert code == 0, output
-    _, errors = asked.communicate(timeout=60)
-    assert asked.returncode == 1
-    assert "the job has ended" in errors
+    done = ended(asked)
+    assert done.returncode == 1
+    assert "the job has ended" in done.stderr
 
 
 TWICE = CALL + "\n(here / 'second').touch()\n" + CALL.replace("train,", "again,")
