@@ -52,7 +52,7 @@ def main() -> int:
     origin["command"] = f"python -m tests.long_recovery {' '.join(sys.argv[1:])}".strip()
     row = {"benchmark": NAME, "proof": options.proof, **found, "seed": options.seed}
     if options.record:
-        replace(NAME, [row | origin], same=("mpi", "proof"))
+        replace(NAME, [row | origin], same=("mpi", "proof", "cpu"))
     print(json.dumps(row | origin))
     return 0
 
