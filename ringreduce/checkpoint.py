@@ -89,22 +89,23 @@ class Reader:
         search.  `refused` is called with the reason for every checkpoint that is passed over.
         Raises CheckpointError if there are checkpoints, but none can be used.
         """
-        manifests = self.manifests()
-        for manifest in manifests:
-            try:
-                checkpoint = self._load(manifest)
-            except CheckpointError as error:
-                refused(str(error))
-                continue
-            try:
-                fits(checkpoint)
-                return checkpoint
-            except CheckpointError as error:
-                refused(f"{manifest}: {error}")
-        if manifests:
-            raise CheckpointError(
-                f"none of the {len(manifests)} checkpoints in {self.path} can be used"
-            )
+        while manifests := self.manifests():
+            for manifest in manifests:
+                try:
+                    checkpoint = self._load(manifest)
+                except CheckpointError as error:
+                    if manifest.exists():  # otherwise a run that goes on has removed it
+                        refused(str(error))
+                    continue
+                try:
+                    fits(checkpoint)
+                    return checkpoint
+                except CheckpointError as error:
+                    refused(f"{manifest}: {error}")
+            if manifests == self.manifests():
+                raise CheckpointError(
+                    f"none of the {len(manifests)} checkpoints in {self.path} can be used"
+                )
         return None
 
     def _load(self, path: Path) -> Checkpoint:

@@ -83,6 +83,7 @@ class PeerTimeoutError(RingReduceError, TimeoutError):
 
     Attributes:
         ranks: the ranks that did not answer.
+        job_ranks: their numbers in the communicator of `init`, from which this one was split.
 
     Example:
         >>> import time
@@ -101,7 +102,7 @@ class PeerTimeoutError(RingReduceError, TimeoutError):
 
     def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(text)
-        self.ranks = ranks
+        self.ranks = self.job_ranks = ranks
 
 
 class PeerLostError(RingReduceError, ConnectionError):
@@ -109,6 +110,7 @@ class PeerLostError(RingReduceError, ConnectionError):
 
     Attributes:
         ranks: the ranks that are known to be lost; empty if MPI does not tell.
+        job_ranks: their numbers in the communicator of `init`, from which this one was split.
 
     Example:
         >>> def program(comm):
@@ -126,7 +128,7 @@ class PeerLostError(RingReduceError, ConnectionError):
 
     def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(text)
-        self.ranks = ranks
+        self.ranks = self.job_ranks = ranks
 
 
 class ScheduleError(RingReduceError):

@@ -299,7 +299,9 @@ class Communicator(Collectives, PointToPoint):
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
             return None
-        return self._with(self._transport.split(members, self._splits, self._timeout_s), members)
+        part = self._transport.split(members, self._splits, self._timeout_s)
+        part.job_ranks = [self._transport.job_ranks[member] for member in members]
+        return self._with(part, members)
 
     def shrink(self) -> Communicator:
         """Return a communicator of the ranks that are not lost, in the same order.

@@ -44,7 +44,7 @@ class Runner:
         segments: Segments | None = None,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self._given = config
+        self._given, self._job_ranks = config, transport.job_ranks
         if len(topology.nodes) > 1:
             segments = None
         if segments is not None:
@@ -190,7 +190,9 @@ class Runner:
         how = self._crowded, self._timeout_s
         with self._queue.lock:
             self._engine.check_usable()
-            return share_blocks(nbytes, dtype, owner, self.rank, collect, *how)
+            blocks = share_blocks(nbytes, dtype, owner, self.rank, collect, *how)
+            blocks.job_ranks = self._job_ranks
+            return blocks
 
     def _gather_unknown(
         self,

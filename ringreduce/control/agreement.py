@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ringreduce.control.diagnostics import describe_mismatch, describe_timeout
@@ -120,7 +120,8 @@ class Agreement:
         self._statuses: dict[int, dict[str, Any]] = {}
         """By rank: its answer to an alarm."""
         self._left: dict[int, dict[str, Any]] = {}
-        """By rank that has left: the number of calls it completed, and its reason."""
+        """By rank that has left: the number of calls it completed, its reason, and the ranks whose
+        loss is the reason."""
         self._alarm: dict[str, Any] | None = None
         """The first alarm: a rank has waited for the timeout without progress."""
         self._verdicts: dict[int, dict[str, Any]] = {}
@@ -320,9 +321,13 @@ class Agreement:
             return self._settle_left()
         return self._settle_timeout(recovery, schedule)
 
-    def leave(self, reason: str) -> None:
-        """Send all ranks that this rank makes no further call, because of `reason`."""
-        self._send_all("left", completed=self.completed, reason=reason[:_LONGEST_REASON])
+    def leave(self, reason: str, lost: Sequence[int] = ()) -> None:
+        """Send all ranks that this rank makes no further call, because of `reason`.
+
+        `lost` are the ranks whose loss is the reason.
+        """
+        reason = reason[:_LONGEST_REASON]
+        self._send_all("left", completed=self.completed, reason=reason, lost=lost)
 
     def farewell(self, seconds: float) -> None:
         """Send all ranks that this process ends; wait for the same from all living ranks.
@@ -386,10 +391,11 @@ class Agreement:
 
     def _settle_left(self) -> RingReduceError:
         rank, message = min(self._left.items())
+        gone = {each for left, why in self._left.items() for each in why["lost"] or [left]}
         return PeerLostError(
             f"rank {rank} has left the communicator: {message['reason']}; "
             "the communicator is broken, calls on it can no longer complete",
-            tuple(sorted(self._left)),
+            tuple(sorted(gone)),
         )
 
     def _settle_timeout(self, recovery: Recovery, schedule: Schedule) -> RingReduceError:

@@ -195,6 +195,7 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         nodes=options.nodes,
         timeout_s=options.timeout_s,
         tag_output=options.tag_output,
+        threads=_threads(options, given) if module is not None else None,
     )
     if module is not None and options.command in ("train", "search"):
         nodes = _ranks_of_nodes(job)
@@ -202,6 +203,14 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         if options.command == "train" and options.elastic is not None:
             module.check_elastic_run(given, nodes, options.elastic[1] or job.ranks)
     return job
+
+
+def _threads(options: argparse.Namespace, given: Any) -> int | None:
+    """Return the threads of each rank; None: they depend on the number of ranks.
+
+    With --batch-shards they may not, for the bits of a product could depend on them.
+    """
+    return 1 if options.command == "train" and given.settings().batch_shards else None
 
 
 def _ranks_of_nodes(job: Job) -> list[range]:

@@ -48,9 +48,9 @@ class Commands:
                 found.append((event.rank, size))
         return found
 
-    def refuse(self, sender: Rank, text: str) -> None:
-        """Answer that a command is wrong."""
-        sender.connection.send("refused", text=text)
+    def refuse(self, sender: Rank, text: str, *, is_wrong: bool) -> None:
+        """Answer that a command is wrong, or that it comes too late."""
+        sender.connection.send("refused" if is_wrong else "failed", text=text)
 
     def begin(self, sender: Rank) -> None:
         """Begin to carry out a command; another one that waits is given up."""

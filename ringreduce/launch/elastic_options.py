@@ -148,7 +148,7 @@ def supervise(
         command.error(f"--events: {error}")
     held = _held(command, options)
     if held.step:
-        events.write("resumed", step=held.step, folder=str(options.state_dir))
+        events.write("resumed", generation=1, step=held.step, folder=str(options.state_dir))
     discovery = None if options.discover is None else Discovery(options.discover)
     try:
         if discovery is not None:

@@ -90,6 +90,10 @@ class Handover:
         found = {rank: each for rank, each in self._leaving.items() if rank in living}
         return {int(rank.number): each.cause for rank, each in found.items()}
 
+    def departures(self, living: Collection[Rank]) -> int:
+        """Return how many living ranks are to leave."""
+        return sum(rank in living for rank in self._leaving)
+
     def overdue(self, living: Collection[Rank]) -> dict[Rank, str]:
         """Return the living ranks that should have left by now, once, with the cause."""
         now = time.monotonic()

@@ -68,6 +68,8 @@ class Job:
     """Whether each line of output begins with its rank."""
     goes_on: bool = False
     """Whether Open MPI lets ranks go on after others are lost."""
+    threads: int | None = None
+    """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -106,7 +108,7 @@ def rank_environment(
     variable that the user has given keeps its value, unless an option of the command line says
     otherwise.
     """
-    wanted = _thread_counts(given, max(1, cores // job.ranks_per_host))
+    wanted = _thread_counts(given, job.threads or max(1, cores // job.ranks_per_host))
     crowded = job.ranks_per_host > cores
     if mpiexec.flavour is Flavour.OPEN_MPI:
         wanted |= _open_mpi_settings(mpiexec.version, crowded=crowded, root=root)

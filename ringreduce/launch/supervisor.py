@@ -122,8 +122,9 @@ class Supervisor:
         """The step to the present generation, until that has committed a step of training."""
         self._stop: Stop | None = None
         """How the job ends; None: it goes on."""
-        self._has_complained = False
-        """Whether a checkpoint could not be written."""
+        self._complaints: set[str] = set()
+        """What could not be written: "output" of the ranks, "events"."""
+        events.complain = lambda text: self._complain("events", text)
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
@@ -132,11 +133,11 @@ class Supervisor:
                 self._do(self._membership.begin())
                 while self._stop is None or self._generations:
                     self._turn(signals)
+                self._report(self._stop)  # before the clean-up, which may take a second
                 self._clean_up(DYING_S)
-                self._report(self._stop)
             finally:
                 self._close()
-        return self._stop.code or int(self._has_complained)
+        return self._stop.code or int(bool(self._complaints))
 
     def _report(self, stop: Stop) -> None:
         """Save the state if the job has ended too early, and say how it has ended."""
@@ -152,7 +153,8 @@ class Supervisor:
         """Wait until something happens, and handle it."""
         wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
         wakes += [self._together.until, self._handover.wakes_at, self._suspicions.wakes_at]
-        wakes += [] if self._discovery is None else [self._discovery.wakes_at]
+        if self._discovery is not None and self._stop is None:
+            wakes.append(self._discovery.wakes_at)
         at = min((each for each in wakes if each is not None), default=None)
         left = None if at is None else max(0.0, at - time.monotonic())
         waited = [self._ranks.fileno(), self._commands.fileno(), signals.woken]
@@ -293,7 +295,7 @@ class Supervisor:
         elif message.kind == "stepped":
             self._stepped(int(fields["step"]), dict(fields["facts"]))
         elif message.kind == "unsaved":
-            self._complain(str(fields["text"]))
+            self._complain("output", str(fields["text"]))
         elif message.kind == "notice":
             if present.bug is None:  # after which the MPI ends ranks by this signal
                 self._handover.leaves(rank, "notice")
@@ -328,15 +330,20 @@ class Supervisor:
             times = {"compute_s": round(took, 6), "median_s": round(median, 6), "step": step}
             where = {"rank": number, "host": platform.node(), "generation": present.number}
             self._events.write("slow", **where, **times)
-            enough = self._rules.replace or present.size > self._rules.least
             slow_rank = next((e for e in self._living if int(e.number) == number), None)
-            if self._rules.slow == "drop" and enough and slow_rank is not None:
+            if self._rules.slow == "drop" and self._can_spare_one and slow_rank is not None:
                 self._handover.leaves(slow_rank, "slow")
 
-    def _complain(self, text: str) -> None:
-        """Say once that a checkpoint could not be written; the job goes on."""
-        if not self._has_complained:
-            self._has_complained = True
+    @property
+    def _can_spare_one(self) -> bool:
+        """Whether enough ranks are left if one more leaves than those that are to leave."""
+        staying = len(self._living) - self._handover.departures(self._living)
+        return self._rules.replace or staying > self._rules.least
+
+    def _complain(self, what: str, text: str) -> None:
+        """Say once that something could not be written; the job goes on, and ends with 1."""
+        if what not in self._complaints:
+            self._complaints.add(what)
             _print(text)
 
     def _begin(self, ranks: Iterable[Rank], call: int) -> None:
@@ -409,7 +416,7 @@ class Supervisor:
 
     def _shrunk(self, living: Sequence[Rank]) -> None:
         """All ranks that are left have a communicator: they are the next generation."""
-        self._membership.shrunk()
+        self._membership.shrunk(time.monotonic())
         self._unwritten = self._membership.resize
         self._present.shrink(self._membership.generation, self._lost)
         for rank in self._lost:
@@ -422,12 +429,13 @@ class Supervisor:
 
     def _handle_commands(self) -> None:
         for sender, size in self._commands.received():
+            if self._stop is not None:
+                self._commands.refuse(sender, "the job ends", is_wrong=False)
+                continue
             try:
-                if self._stop is not None:
-                    raise ValueError("the job ends")
                 self._membership.wish(size, "command")
             except ValueError as error:
-                self._commands.refuse(sender, str(error))
+                self._commands.refuse(sender, str(error), is_wrong=True)
                 continue
             self._commands.begin(sender)
             self._pursue()

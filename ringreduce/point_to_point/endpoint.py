@@ -23,7 +23,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,8 @@ _ABSENT_S, _GAP_COUNTS_S = 1.0, 0.1
 """A time between two polls that is longer counts as this: the rank itself was stopped, or did not
 poll."""
 _GAVE_UP = "it has given up a message with this rank"
+
+_AboutRanks = TypeVar("_AboutRanks", PeerLostError, PeerTimeoutError)
 
 _ABANDONED: list[Any] = []
 """Arrays of messages that were given up.  Peers may still read them, and MPI may still write them,
@@ -164,14 +166,16 @@ class Endpoint:
         self,
         road: Road,
         rank: int,
-        size: int,
+        job_ranks: Sequence[int],
         timeout_s: float,
         pause: Callable[[int], None],
         spins: int,
         threads: bool,
         advance_calls: Callable[[], None],
     ) -> None:
-        self.road, self.rank, self.size, self.timeout_s = road, rank, size, timeout_s
+        self.road, self.rank, self.size, self.timeout_s = road, rank, len(job_ranks), timeout_s
+        self._job_ranks = job_ranks
+        """By rank: its number in the job, for errors."""
         self._pause, self._spins, self._threads = pause, spins, threads
         self._advance_calls = advance_calls
         """Makes progress with asynchronous collectives, if no thread does."""
@@ -396,10 +400,11 @@ class Endpoint:
         if answered.status == DIFFERENT:
             error = self._mismatch(operation, operation.kind.text, answered.text)
         elif answered.status == REFUSED:
-            error = PeerLostError(
+            error = self._about(
+                PeerLostError,
                 f"{operation.where}: rank {operation.peer} has closed the communicator without a "
                 f"receive for {operation}",
-                (operation.peer,),
+                operation.peer,
             )
         self._end(operation, error)
         pair.offered.pop(answered.number, None)
@@ -508,7 +513,13 @@ class Endpoint:
 
     def _lost_error(self, peer: int, reason: str) -> PeerLostError:
         text = f"rank {peer} takes part in no more messages with this rank: {reason}"
-        return PeerLostError(text, (peer,))
+        return self._about(PeerLostError, text, peer)
+
+    def _about(self, kind: type[_AboutRanks], text: str, peer: int) -> _AboutRanks:
+        """Return an error of this kind about a rank."""
+        error = kind(text, (peer,))
+        error.job_ranks = (self._job_ranks[peer],)
+        return error
 
     def _time_out(self, peer: int, pair: _Pair, operation: Operation) -> None:
         did = f"has not received {operation}" if operation.sends else f"has not sent {operation}"
@@ -516,7 +527,7 @@ class Endpoint:
         if others and not operation.sends:
             did += f"; messages with tag {', '.join(map(str, others))} have arrived"
         text = f"{operation.where}: waited {operation.timeout_s:g} s; rank {peer} {did}"
-        self._give_up(operation, PeerTimeoutError(text, (peer,)))
+        self._give_up(operation, self._about(PeerTimeoutError, text, peer))
 
     def _give_up_all(self, operations: Sequence[Operation], error: BaseException) -> None:
         for operation in operations:

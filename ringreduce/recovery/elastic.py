@@ -53,8 +53,8 @@ def elastic(
     a new one, which begins the program again.  `train` must therefore begin at ``state.step``.
     Without ``--elastic`` this is one call of `train`.
 
-    All ranks begin with the arrays of rank 0, or with those of the last update.  No rank returns
-    before all have finished `train`.
+    All ranks begin with the arrays and the step of rank 0, or with those of the last update.  No
+    rank returns before all have finished `train`.
 
     Args:
         train: a function that makes steps: it computes a rank's part, reduces it over `comm`, and
@@ -210,7 +210,7 @@ class _Member:
         if speaks and state.saving is None:
             self._saver = self._regular_saver(generation)
         self._pace = Pace(comm, self._tell_pace)
-        state.join(generation, self._after_update)
+        state.join(generation, self._after_update, self._unsaved)
         comm.barrier()  # the launcher has all states before it counts the first step
         if speaks:
             self._launcher.send("started")
@@ -269,7 +269,7 @@ class _Member:
         on; or this rank is to shrink its communicator.  Otherwise the error is a bug: "raise".
         """
         stopped = isinstance(error, PeerTimeoutError)
-        return self._ask("suspect", ranks=list(error.ranks), stopped=stopped)
+        return self._ask("suspect", ranks=list(error.job_ranks), stopped=stopped)
 
     def _after_update(self, state: State, pauses: bool) -> None:
         """Tell the launcher of the first step, and do what is due."""
@@ -356,7 +356,7 @@ def _catch_up(comm: Communicator, state: State) -> None:
     steps = comm.all_gather(np.array([state.step])).tolist()
     if min(steps) < max(steps):
         ahead = steps.index(max(steps))
-        arrays = {name: comm.broadcast(state[name], root=ahead) for name in state}
+        arrays = _arrays_of(ahead, comm, state)
         if state.step < max(steps):
             state.restore(arrays, max(steps))
 
@@ -370,5 +370,10 @@ def _answer(launcher: Connection, kind: str, **fields: Any) -> Message:
 
 
 def _begin_alike(comm: Communicator, state: State) -> None:
-    """Give all ranks the arrays of rank 0."""
-    state.restore({name: comm.broadcast(state[name], root=0) for name in state}, state.step)
+    """Give all ranks the arrays of rank 0, and its number of steps."""
+    step = int(comm.broadcast(np.array([state.step]), root=0)[0])
+    state.restore(_arrays_of(0, comm, state), step)
+
+
+def _arrays_of(root: int, comm: Communicator, state: State) -> dict[str, np.ndarray]:
+    return {name: comm.broadcast(state[name], root=root) for name in state}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +17,13 @@ from ringreduce.recovery.membership import Resize
 class Events:
     """Writes events.  Without a path it writes nothing.
 
-    Raises OSError if the file cannot be opened.
+    If an event cannot be written, it writes no more.  Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._file: TextIO | None = None
+        self.complain: Callable[[str], None] = _nothing
+        """Called with a text when an event could not be written."""
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a")  # noqa: SIM115  # held until close
@@ -29,8 +32,12 @@ class Events:
         """Write a line, with the Unix time."""
         if self._file is not None:
             line = {"event": event, **fields, "time": time.time()}
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            try:
+                self._file.write(json.dumps(line) + "\n")
+                self._file.flush()
+            except OSError as error:
+                self.close()
+                self.complain(f"no more events are written: {error}")
 
     def resized(
         self,
@@ -56,5 +63,11 @@ class Events:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # of the line that could not be written
+                file.close()
+
+
+def _nothing(_: str) -> None:
+    """Do nothing."""

@@ -36,7 +36,11 @@ _AT_ONCE_S = 0.1
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 """Signals by which a process ends itself: while ranks shrink, the MPI has failed."""
 _LIVE_S = 3.0
-"""Seconds that level 1 may take from the moment at which all ranks that are left take part."""
+"""Seconds in which ranks make a communicator of their own, once all that are left take part."""
+_CATCHING_UP_S = 10.0
+"""Seconds in which ranks then get the arrays of the last step."""
+_SAVING_S = 5.0
+"""Seconds of the grace in which the state is saved; half the grace, if that is less."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,7 @@ class Membership:
     _has_left: bool = False
     """Whether the ranks of the present generation leave by plan."""
     _live_until: float | None = None
-    """When level 1 has to be over; None: not all ranks take part yet."""
+    """When level 1 has to be over; None: not all ranks take part yet, or it is over."""
     _under_way: bool = False
     """Whether a step was under way when the generation was lost."""
     _detected: tuple[float, float] = (0.0, 0.0)
@@ -291,7 +295,7 @@ class Membership:
     def started(self) -> None:
         """The generation has its communicator and the state."""
         if self.phase is Phase.STARTING:
-            self.phase = Phase.RUNNING
+            self.phase, self._live_until = Phase.RUNNING, None
 
     def finished(self) -> None:
         """All ranks have finished what they make together: a loss is followed by level 2."""
@@ -352,9 +356,9 @@ class Membership:
         if self.phase is Phase.SHRINKING and (self._live_until is None or self._has_left):
             self._live_until = now + _LIVE_S
 
-    def shrunk(self) -> None:
+    def shrunk(self, now: float) -> None:
         """All ranks that are left have a communicator: the next generation begins."""
-        self._live_until = None
+        self._live_until = now + _CATCHING_UP_S
         self._next(self.left, level=3 if self._has_left else 1)
         self._level = 1
 
@@ -443,7 +447,8 @@ class Membership:
         """End the job when all ranks have paused after the same step; at once if none trains."""
         if self.phase is not Phase.RUNNING or self._last is not None:
             return stop
-        self._last, self._last_until = stop, now + self.rules.grace_s
+        grace_s = self.rules.grace_s
+        self._last, self._last_until = stop, now + max(grace_s - _SAVING_S, grace_s / 2)
         self.plan = Plan(0, "", starts=False)
         return Pause()
 
@@ -508,7 +513,7 @@ class Membership:
             return self._last_until
         if self.phase is Phase.WAITING:
             return self._waits_until
-        return self._live_until if self.phase is Phase.SHRINKING else None
+        return self._live_until if self.phase in (Phase.SHRINKING, Phase.STARTING) else None
 
     def end(self) -> None:
         """No generation follows."""

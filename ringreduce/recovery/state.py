@@ -16,6 +16,7 @@ from ringreduce.checkpoint import RESERVED
 from ringreduce.recovery.change import OF_A_RESIZE, Change
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots, is_storable
+from ringreduce.terminal import print_error
 
 _MOST_BYTES = 1 << 15
 """Bytes of the longest facts, as JSON."""
@@ -62,6 +63,7 @@ class State:
         self.described: dict[str, Any] = {}
         self._after: Callable[[State, bool], None] | None = None
         """Called after each update, in a job with a supervisor."""
+        self._tell_unsaved: Callable[[str], None] = print_error
 
     @property
     def step(self) -> int:
@@ -243,6 +245,22 @@ class State:
         _check_length("describe", facts)
         self.described = dict(facts)
 
+    def report_unsaved(self, text: str) -> None:
+        """Say that an output could not be written, such as a checkpoint or a file of metrics.
+
+        Under ``--elastic`` the launcher prints the first such text, and the job ends with exit code
+        1, also if the rank that said so is lost.  Otherwise the text goes to stderr.  Any thread
+        may call it.
+
+        Args:
+            text: what could not be written, and why.
+
+        Example:
+            >>> state = rr.State({"x": np.zeros(2)})
+            >>> state.report_unsaved("losses.csv: No space left on device")
+        """
+        self._tell_unsaved(text)
+
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Begin after `step` updates with these arrays, such as those of a checkpoint.
 
@@ -319,14 +337,20 @@ class State:
         """
         return self._slots.file
 
-    def join(self, generation: int, after: Callable[[State, bool], None]) -> None:
+    def join(
+        self,
+        generation: int,
+        after: Callable[[State, bool], None],
+        tell_unsaved: Callable[[str], None],
+    ) -> None:
         """Belong to a generation; call ``after(self, pauses)`` after each update.
 
-        `pauses`: the supervisor has all ranks pause after this step.
+        `pauses`: the supervisor has all ranks pause after this step.  `tell_unsaved` is called by
+        `report_unsaved`.
 
         :meta private:
         """
-        self._generation, self._after = generation, after
+        self._generation, self._after, self._tell_unsaved = generation, after, tell_unsaved
         self._slots.begin_generation(generation)
 
     def resized(self, change: Change) -> None:

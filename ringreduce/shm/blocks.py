@@ -215,6 +215,8 @@ class Blocks:
     ) -> None:
         self.array = memory[layout.array : layout.array + nbytes].view(dtype)
         """The array itself, flat.  It keeps the memory mapped."""
+        self.job_ranks: Sequence[int] = range(len(processes))
+        """By rank: its number in the job, for errors."""
         self._processes, self._timeout_s = processes, timeout_s
         self._process = processes[rank].number
         self._result = memory[layout.results + rank * layout.block_bytes :]
@@ -315,11 +317,13 @@ class Blocks:
             return TAKE_OVER
         if waited_s > self._timeout_s:
             doing = "add" if access.operation == ADD else "read"
-            raise PeerTimeoutError(
+            error = PeerTimeoutError(
                 f"{doing}: rank {holder} has held the lock of block {next_block(access)} of the "
                 f"shared array for {waited_s:.1f} s; it has stopped, or has no core",
                 (holder,),
             )
+            error.job_ranks = (self.job_ranks[holder],)
+            raise error
         return CONTINUE
 
     def _fold_block(self, array: Any) -> None:

@@ -148,8 +148,6 @@ class _Run:
         self._change: rr.Change | None = None
         """How the ranks have changed before; None in the first generation."""
         self._is_first = not seed
-        self._has_failed = False
-        """Whether an output of an earlier generation could not be written."""
         together(comm, self._find if self._speaks else nothing)
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_settings_in(facts) if facts is not None else None)
@@ -185,7 +183,6 @@ class _Run:
             self._trainer.go_on_with_store()  # which may be that of other ranks now
             return
         self._stack.close()  # the outputs of this rank, if it has spoken before
-        self._has_failed |= self._writer is not None and self._writer.failed
         self._comm, self._speaks, self._writer = comm, comm.rank == 0, None
         how = self._split, self.settings, self._xp, self._named, state
         self._trainer = together(comm, lambda: Trainer(comm, *how))
@@ -237,8 +234,7 @@ class _Run:
             careful.close()
             if self._writer is not None:
                 self._writer.wait()
-            failed = careful.failed or self._has_failed
-            if failed or (self._writer is not None and self._writer.failed):
+            if careful.failed or (self._writer is not None and self._writer.failed):
                 raise OSError("not all was written that was asked for")
 
         try:
@@ -267,7 +263,7 @@ class _Run:
         self._stack.callback(folder.close)
         if self._change is None and not self._outputs.resume:
             folder.check_new()
-        self._writer = Writer(folder, _complain)
+        self._writer = Writer(folder, self._complain)
         self._stack.callback(self._writer.wait)
 
     def _fits(self, checkpoint: Checkpoint) -> None:
@@ -336,10 +332,18 @@ class _Run:
             history.again(lines.kept)
             sinks.append(lines)
         if outputs.tensorboard is not None:
-            sinks.append(TensorBoard(outputs.tensorboard))
-        careful = Careful(sinks, _complain)
+            sinks.append(TensorBoard(outputs.tensorboard, reported[0]))
+        careful = Careful(sinks, self._complain)
         self._stack.callback(careful.close)
         return [careful]
+
+    def _complain(self, text: str) -> None:
+        """Say that an output could not be written."""
+        store = self._trainer.store
+        if isinstance(store, rr.State):
+            store.report_unsaved(f"{_PROG}: {text}")
+        else:
+            _complain(text)
 
     def _draw(self, history: History, result: Result) -> None:
         assert self._outputs.plot is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,9 +114,12 @@ class TensorBoard:
     Raises ImportError, saying what to install, without tensorboard.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = self.writer_type()(str(folder))
-        self._step = 0
+    def __init__(self, folder: Path, steps_made: int = 0) -> None:
+        """Begin after so many steps.  TensorBoard forgets later ones in files of the folder."""
+        writer_type = self.writer_type()
+        _write_start(folder, steps_made + 1)
+        self._writer = writer_type(str(folder))
+        self._step = steps_made
 
     @staticmethod
     def writer_type() -> Any:
@@ -146,6 +150,20 @@ class TensorBoard:
     def close(self) -> None:
         """Close the event files."""
         self._writer.close()
+
+
+def _write_start(folder: Path, step: int) -> None:
+    """Write an event after which TensorBoard forgets all from `step` on that it has read.
+
+    It does so from the second of these events on.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    start = SessionLog(status=SessionLog.START)
+    writer = EventFileWriter(str(folder))
+    writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
+    writer.close()
 
 
 class History:

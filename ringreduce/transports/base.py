@@ -35,6 +35,8 @@ class Transport(Protocol):
     rank: int
     size: int
     """Number of ranks."""
+    job_ranks: Sequence[int]
+    """By rank: its number in the transport from which this one was split."""
     name: str
     """For people: ``"mpi"``, ``"thread"``."""
     spins: int

@@ -74,6 +74,7 @@ class MpiTransport:
         """
         parent = self._parent = world() if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
+        self.job_ranks: Sequence[int] = range(self.size)
         self._assembly = _Assembly(parent, timeout_s)
         data = self._data = parent if owns_parent else self._assembly.duplicate()
         self._control = self._assembly.duplicate()

@@ -130,6 +130,7 @@ class ThreadTransport:
     def __init__(self, switchboard: Switchboard, rank: int, timeout_s: float = 600.0) -> None:
         self.rank = rank
         self.size = len(switchboard.mailboxes)
+        self.job_ranks: Sequence[int] = range(self.size)
         self._boxes = switchboard.mailboxes
         self._switchboard = switchboard
         self._timeout_s = timeout_s

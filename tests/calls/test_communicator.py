@@ -90,6 +90,39 @@ def test_a_communicator_shows_in_a_child_process_that_it_is_the_parents():
     assert rr.spawn(program, 1)[0].endswith(f"among threads, {said}>")
 
 
+# --- errors that name ranks -----------------------------------------------------------------------
+
+
+def test_errors_of_a_part_name_its_ranks_and_those_of_the_job():
+    def program(comm):
+        part = comm.split(comm.rank // 2)
+        if comm.rank == 3:
+            part.leave("no more")
+            return None
+        try:
+            part.barrier()
+            return "nothing was raised"
+        except rr.PeerLostError as error:
+            return error.ranks, error.job_ranks
+
+    found = rr.spawn(program, 4)
+    assert found[2] == ((1,), (3,))
+
+
+def test_a_rank_that_loses_another_tells_which_one():
+    def program(comm):
+        if comm.rank == 2:
+            comm.leave("no more")
+            return None
+        try:
+            comm.barrier()
+            comm.barrier()
+        except rr.PeerLostError as error:
+            return error.ranks
+
+    assert set(rr.spawn(program, 3)[:2]) == {(2,)}
+
+
 # --- names of other libraries ---------------------------------------------------------------------
 
 

@@ -138,6 +138,11 @@ def test_threads_are_cores_shared_among_ranks(flavour, ranks, cores, threads):
         assert added[f"{library}_NUM_THREADS"] == threads
 
 
+def test_threads_that_are_asked_for_do_not_depend_on_the_ranks():
+    for ranks in (1, 2, 8):
+        assert added_for(Flavour.MPICH, ranks=ranks, cores=8, threads=1)["OMP_NUM_THREADS"] == "1"
+
+
 def test_threads_are_counted_for_each_host():
     added = added_for(Flavour.MPICH, ranks=4, cores=4, hosts=TWO_HOSTS)
     assert added["OMP_NUM_THREADS"] == "2"

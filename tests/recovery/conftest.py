@@ -62,7 +62,7 @@ def start(tmp_path):
 
     def started(*words: str, program: tuple[str, ...] = (), command: str = "run") -> Job:
         events = tmp_path / f"events{len(jobs)}.jsonl"
-        ours = [sys.executable, "-m", "ringreduce", command, *words, "--events", str(events)]
+        ours = [sys.executable, "-m", "ringreduce", command, "--events", str(events), *words]
         process = subprocess.Popen(
             [*ours, *program],
             cwd=ROOT,

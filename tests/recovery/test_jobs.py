@@ -19,6 +19,7 @@ from tests.support.mpi import PROGRAMS, ROOT, alive_in_the_end, is_alive, mpiexe
 pytestmark = pytest.mark.mpi
 SAMPLES, BATCH, EPOCHS, STEP_S = 120, 30, 25, 0.02
 STEPS = SAMPLES // BATCH * EPOCHS
+COUNTING = tuple(map(str, (PROGRAMS / "counts_samples.py", SAMPLES, BATCH, EPOCHS, STEP_S)))
 LIVE = ask(Path(mpiexec())).flavour is Flavour.OPEN_MPI
 """Whether ranks of this MPI can go on after a loss."""
 
@@ -28,8 +29,7 @@ def start(start):
     """Start a program, by default the one that counts samples."""
 
     def started(*words, program=()):
-        counting = PROGRAMS / "counts_samples.py", SAMPLES, BATCH, EPOCHS, STEP_S
-        return start(*words, program=program or tuple(map(str, counting)))
+        return start(*words, program=program or COUNTING)
 
     return started
 
@@ -248,6 +248,45 @@ def test_a_full_disk_is_reported_once_and_ends_a_job_with_1(start, tmp_path):
     assert "No space left on device" in output
 
 
+def test_events_that_cannot_be_written_are_given_up_and_the_job_ends_with_1(start, tmp_path):
+    job = start("-n", "2", "--elastic", "1", "--events", "/dev/full")
+    code, output = job.end()
+    assert code == 1, output
+    assert counted_once_an_epoch(2) in output
+    assert output.count("no more events are written: [Errno 28]") == 1
+    assert "Traceback" not in output
+
+
+def test_a_full_disk_is_not_forgotten_with_the_rank_that_met_it(start, tmp_path):
+    full = tmp_path / "full"
+    full.touch()
+    program = tmp_path / "trains.py"
+    program.write_text(
+        "import os, pathlib, sys\n"
+        "from ringreduce.train.__main__ import main\n"
+        "written = os.fsync\n"
+        "def sync(file):\n"
+        f"    if pathlib.Path({str(full)!r}).exists():\n"
+        "        raise OSError(28, 'No space left on device')\n"
+        "    written(file)\n"
+        "if __name__ == '__main__':\n"
+        "    os.fsync = sync\n"
+        "    sys.exit(main(sys.argv[1:]))\n"
+    )
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    words = f"--epochs 40 --checkpoint-dir {folder} --checkpoint-every 100".split()
+    job = start("-n", "2", "--elastic", "1", "--replace", program=(str(program), *words))
+    pids = job.await_generation(1)
+    time.sleep(0.5)  # it begins to write
+    full.unlink()
+    os.kill(pids[0], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 1, output
+    assert output.count("no checkpoint after step") == 1
+    assert list(folder.glob("*.json")), output
+
+
 def full_disk(path: Path) -> tuple[str, ...]:
     """The program that counts samples, on a disk without space."""
     program = path / "full.py"
@@ -326,6 +365,28 @@ def test_events_that_cannot_be_written_are_refused(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2, done
     assert "--events" in done.stderr
+
+
+def test_all_ranks_begin_with_the_arrays_and_the_step_of_rank_0(tmp_path):
+    program = tmp_path / "begins.py"
+    program.write_text(
+        "import numpy as np, ringreduce as rr\n"
+        "def make(comm):\n"
+        "    state = rr.State({'x': np.zeros(1)})\n"
+        "    if comm.rank == 0:\n"
+        "        state.restore({'x': np.ones(1)}, 7)\n"
+        "    return state\n"
+        "def train(comm, state):\n"
+        "    found = comm.all_gather(np.array([state.step, state['x'][0]]))\n"
+        "    if comm.rank == 0:\n"
+        "        print(found.tolist())\n"
+        "rr.elastic(train, make)\n"
+    )
+    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2", str(program)]
+    for more in ([], ["--elastic", "1"]):
+        words = [*command[:-1], *more, command[-1]]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+        assert done.stdout == "[7.0, 1.0, 7.0, 1.0]\n", done
 
 
 def test_without_elastic_the_function_is_called_once():

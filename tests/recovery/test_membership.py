@@ -113,7 +113,7 @@ def test_ranks_that_can_go_on_shrink():
     members = running(live=True)
     assert killed(members, 1) == Shrink()
     members.all_take_part(0.1)
-    members.shrunk()
+    members.shrunk(0.2)
     change = members.resize.change
     assert (change.before, change.after, change.lost, change.level) == (4, 3, (1,), 1)
     assert (members.phase, members.generation, members.resize.redone) == (Phase.STARTING, 2, 1)
@@ -131,7 +131,7 @@ def test_a_second_loss_while_ranks_shrink_starts_that_again():
     assert members.wakes_at == 5.0
     members.all_take_part(2.1)
     assert members.wakes_at == 5.0
-    members.shrunk()
+    members.shrunk(0.2)
     assert members.resize.change.lost == (1, 3)
     assert members.size == 2
 
@@ -139,9 +139,9 @@ def test_a_second_loss_while_ranks_shrink_starts_that_again():
 def test_a_loss_before_the_shrunk_generation_has_started_shrinks_it_again():
     members = running(live=True)
     assert killed(members, 1) == Shrink()
-    members.shrunk()
+    members.shrunk(0.2)
     assert killed(members, 0) == Shrink()
-    members.shrunk()
+    members.shrunk(0.2)
     assert (members.size, members.generation, members.resize.redone) == (2, 3, 0)
 
 
@@ -154,6 +154,17 @@ def test_a_shrink_that_hangs_is_followed_by_a_new_job():
     assert members.fenced(4.1) == Start(2, 3)
     assert members.resize.change.level == 2
     assert members.wakes_at is None
+
+
+def test_ranks_that_hang_after_a_shrink_are_followed_by_a_new_job():
+    members = running(live=True)
+    assert killed(members, 1) == Shrink()
+    members.all_take_part(1.0)
+    members.shrunk(2.0)
+    assert members.wakes_at == 12.0
+    assert members.tick(11.9) is None
+    assert members.tick(12.0) == Fence()
+    assert members.fenced(12.1) == Start(3, 3)
 
 
 def test_a_loss_after_all_have_finished_is_followed_by_a_new_job():
@@ -169,7 +180,7 @@ def test_ranks_that_crash_while_they_shrink_have_a_place_in_the_next_job(is_made
     members = running(live=True)
     assert killed(members, 1) == Shrink()
     if is_made:
-        members.shrunk()
+        members.shrunk(0.2)
     assert members.lost([Lost(0, 11)], 0.1, step=10) == Fence()
     assert members.fenced(0.2) == Start(3 if is_made else 2, 3)
 
@@ -197,7 +208,7 @@ def test_a_killed_mpiexec_or_a_loss_at_the_start_is_followed_by_a_new_job():
 def test_a_step_that_is_lost_twice_is_not_made_a_third_time():
     members = running(live=True)
     assert killed(members, 1) == Shrink()
-    members.shrunk()
+    members.shrunk(0.2)
     members.started()
     assert killed(members, 0, at=0.2) == Fence()
     assert isinstance(members.fenced(0.2), Stop)
@@ -206,10 +217,10 @@ def test_a_step_that_is_lost_twice_is_not_made_a_third_time():
 def test_two_losses_at_once_do_not_show_that_a_step_is_at_fault():
     members = running(live=True, least=1)
     assert killed(members, 1, at=0.0) == Shrink()
-    members.shrunk()
+    members.shrunk(0.2)
     members.started()
     assert killed(members, 0, at=0.05) == Shrink()
-    members.shrunk()
+    members.shrunk(0.2)
     members.started()
     assert killed(members, 0, at=0.08) == Fence()
     assert "step 11 was lost 3 times running" in members.fenced(0.1).text

@@ -109,7 +109,7 @@ def test_survivors_go_on_until_the_newcomers_are_ready():
     members.pursue({})
     assert members.lost([Lost(1, 9)], 5.0, step=10) == Shrink()
     assert members.prepared() is None
-    members.shrunk()
+    members.shrunk(5.2)
     members.started()
     assert members.pursue({}) is None, "they start already"
     assert members.prepared() == Pause()
@@ -122,7 +122,7 @@ def test_ranks_only_leave_where_the_mpi_goes_on():
     assert members.wakes_at == 37.0
     members.all_take_part(7.1)
     assert members.wakes_at == pytest.approx(10.1)
-    members.shrunk()
+    members.shrunk(5.2)
     assert changed(members) == (4, 3, (0,), 0, "notice", 3)
     members.started()
     assert members.pursue({}) is None
@@ -135,7 +135,7 @@ def test_a_loss_while_ranks_leave_is_part_of_the_change():
     members.pursue({0: "notice"})
     members.paused(7.0, 6.5)
     assert members.lost([Lost(2, 9)], 7.1, step=10) == Shrink()
-    members.shrunk()
+    members.shrunk(5.2)
     assert changed(members) == (4, 2, (0, 2), 0, "notice", 3)
     assert members.resize.redone == 0
 

@@ -622,7 +622,7 @@ class Walk:
                 if world.processes[number].asks == _PAUSED:
                     now = _with(now, number, at=_next(now.files[number]), asks=None)
         elif verdict is Verdict.BEGIN:
-            members.shrunk()
+            members.shrunk(0.0)
             now = self._begun_again(now, living, members.generation)
         else:
             members.all_take_part(0.0)

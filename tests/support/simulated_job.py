@@ -118,7 +118,7 @@ class Job:
         if source is not None:
             state.restore({name: source.committed(name) for name in source.entries}, source.step)
         yield
-        state.join(generation, lambda state, _: self._members.stepped(state.step))
+        state.join(generation, lambda state, _: self._members.stepped(state.step), print)
         self._states[comm.rank] = state
         self.held.take(1, os.dup(state.file), comm.size)
         while len(self._states) < comm.size:  # the barrier

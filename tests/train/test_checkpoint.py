@@ -196,6 +196,20 @@ def test_one_of_another_run_is_refused(tmp_path):
     assert refused == [f"{tmp_path}/step-000000005.json: it is another network's"]
 
 
+def test_one_that_is_removed_meanwhile_is_no_damaged_one(tmp_path):
+    with opened(tmp_path, keep=1) as folder:
+        folder.save(checkpoint(3))
+
+        def fits(found):
+            if found.step == 3:  # the run that goes on saves the next one, and removes this
+                folder.save(checkpoint(5))
+                raise CheckpointError("it is gone")
+
+        found, refused = last(folder, fits)
+    assert found.step == 5
+    assert refused == [f"{tmp_path}/step-000000003.json: it is gone"]
+
+
 def test_none_that_is_good_is_an_error(tmp_path):
     with opened(tmp_path) as folder:
         with_a_flipped_bit(folder.save(checkpoint(3)))

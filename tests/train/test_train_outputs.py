@@ -157,6 +157,16 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     }
 
 
+def test_tensorboard_shows_each_step_once_when_a_run_goes_on(tmp_path):
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    tell(TensorBoard(tmp_path), 1, 2)
+    tell(TensorBoard(tmp_path, 2), 2, 2)
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0}).Reload()
+    assert [event.step for event in events.Tensors("train/loss")] == [1, 2, 3, 4]
+    assert [event.step for event in events.Tensors("epoch/loss")] == [2, 4]
+
+
 def test_without_tensorboard_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     with pytest.raises(ImportError, match=r"pip install 'ringreduce\[tensorboard\]'"):
