@@ -169,7 +169,7 @@ class Held:
         if saving is None:
             return f"step {slots.step} was the last; nothing is saved, for no folder is named"
         try:
-            saving.save(slots, generation)
+            saving.save(slots, generation, call)
         except (OSError, ValueError) as error:
             return f"step {slots.step} was the last; it cannot be saved: {error}"
         return f"step {slots.step} is saved in {saving.folder}"

@@ -15,6 +15,8 @@ import numpy as np
 from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Writer
 from ringreduce.recovery.slots import Slots
 
+_CALL = "call"
+"""The fact of a checkpoint that tells in which call of `elastic` it was saved."""
 _KEPT = 3
 """Regular checkpoints that are kept."""
 
@@ -26,14 +28,14 @@ class Saving:
     folder: str
     facts: Mapping[str, Any]
 
-    def save(self, slots: Slots, generation: int) -> None:
-        """Write the committed arrays, after the last step of a generation.
+    def save(self, slots: Slots, generation: int, call: int) -> None:
+        """Write the committed arrays, after the last step of a generation in a call of `elastic`.
 
         All older checkpoints are kept.  One of the same step is not written again.  Raises OSError
         or ValueError if they cannot be written.
         """
         arrays = {name: slots.committed(name) for name in slots.entries}
-        facts = {**self.facts, "generation": generation}
+        facts = {**self.facts, "generation": generation, _CALL: call}
         with _opened(Path(self.folder)) as folder:
             if _last_step(folder) != slots.step:
                 folder.save(Checkpoint(slots.step, arrays, facts))
@@ -92,10 +94,16 @@ def last_saved(folder: Path, complain: Callable[[str], None]) -> Slots | None:
     """Return the state of the last usable checkpoint, or None if the folder has none.
 
     `complain` is called with the reason for each that is passed over.  Raises OSError or ValueError
-    if there are checkpoints, but none can be used.
+    if there are checkpoints, but none can be used, or if the last is of another call of `elastic`
+    than the first.
     """
     with _opened(folder) as opened:
         found = opened.last(lambda _: None, lambda why: complain(f"passed over: {why}"))
+    if found is not None and (call := found.facts.get(_CALL, 1)) != 1:
+        raise ValueError(
+            f"step {found.step} was saved in call {call} of rr.elastic; --resume goes on with "
+            "programs that call it once"
+        )
     return None if found is None else Slots.new(found.arrays, found.step)
 
 

@@ -188,3 +188,13 @@ def test_ranks_of_a_later_call_pause_too():
     assert not held.is_early(2, 2)
     assert held.is_early(1, 10), "the call before is over"
     held.close()
+
+
+def test_the_state_of_a_later_call_is_saved_but_no_run_goes_on_with_it(tmp_path):
+    held = Held(tmp_path)
+    held.take(1, file_after(9), 1)
+    held.take(2, file_after(4), 1)
+    assert held.save(1) == f"step 4 is saved in {tmp_path}"
+    with pytest.raises(ValueError, match=r"step 4 was saved in call 2 of rr\.elastic"):
+        last_saved(tmp_path, print)
+    held.close()
