@@ -22,15 +22,16 @@ from ringreduce.picture.svg import element, text
 from ringreduce.recovery.membership import Phase
 
 TITLE = "The 6 states of a job that goes on after losses"
-WIDTH, HEIGHT = 880.0, 440.0
+WIDTH, HEIGHT = 880.0, 668.0
 BOX_WIDTH, BOX_HEIGHT = 150.0, 44.0
+LINE_HEIGHT = 16.0
 PLACES = {
-    Phase.WAITING: (120.0, 120.0),
-    Phase.STARTING: (440.0, 120.0),
-    Phase.SHRINKING: (760.0, 200.0),
-    Phase.FENCING: (120.0, 280.0),
-    Phase.RUNNING: (440.0, 280.0),
-    Phase.ENDED: (440.0, 395.0),
+    Phase.STARTING: (270.0, 150.0),
+    Phase.RUNNING: (760.0, 150.0),
+    Phase.SHRINKING: (480.0, 290.0),
+    Phase.FENCING: (480.0, 430.0),
+    Phase.WAITING: (130.0, 530.0),
+    Phase.ENDED: (480.0, 610.0),
 }
 """The middle of each state's box."""
 Point = tuple[float, float]
@@ -40,73 +41,105 @@ class Edge(NamedTuple):
     """A step from one state to another: its line, and its words with their place."""
 
     points: Sequence[Point]
-    words: str
+    words: Sequence[str]
+    """The lines of its text."""
     at: Point
-    anchor: str = "middle"
-
-
-def _side(phase: Phase, x: float, y: float) -> Point:
-    """A point of a box: (-1, 0) is the middle of its left side."""
-    middle_x, middle_y = PLACES[phase]
-    return middle_x + x * BOX_WIDTH / 2, middle_y + y * BOX_HEIGHT / 2
+    """The place of the first line of the text."""
+    anchor: str = "start"
 
 
 EDGES = (
-    Edge(
-        [_side(Phase.STARTING, 0, 1), _side(Phase.RUNNING, 0, -1)],
-        "all ranks have the arrays",
-        (450, 204),
-        "start",
+    Edge(  # starting -> running
+        [(345, 142), (685, 142)],
+        ["all ranks have the communicator and the arrays"],
+        (515, 135),
+        "middle",
     ),
-    Edge(
-        [_side(Phase.RUNNING, 1, -0.5), _side(Phase.SHRINKING, -1, 0.5)],
-        "a rank is lost or leaves (Open MPI)",
-        (752, 287),
+    Edge(  # running -> starting
+        [(685, 158), (345, 158)],
+        ["all ranks have finished rr.elastic"],
+        (515, 175),
+        "middle",
+    ),
+    Edge(  # running -> shrinking
+        [(730, 172), (730, 290), (555, 290)],
+        ["a rank is lost or", "leaves (Open MPI)"],
+        (722, 267),
         "end",
     ),
-    Edge(
-        [_side(Phase.SHRINKING, -1, -0.5), _side(Phase.STARTING, 1, 0.5)],
-        "the others have a communicator",
-        (705, 136),
-    ),
-    Edge(
-        [_side(Phase.RUNNING, -1, 0), _side(Phase.FENCING, 1, 0)],
-        "a rank is lost, or all leave",
-        (280, 274),
-    ),
-    Edge(
-        [_side(Phase.FENCING, 0.6, -1), _side(Phase.STARTING, -1, 0.6)],
-        "all processes are gone",
-        (262, 222),
-        "start",
-    ),
-    Edge(
-        [_side(Phase.FENCING, 0, -1), _side(Phase.WAITING, 0, 1)],
-        "fewer than MIN",
-        (130, 204),
-        "start",
-    ),
-    Edge(
-        [_side(Phase.WAITING, 1, 0), _side(Phase.STARTING, -1, 0)],
-        "ranks are added",
-        (280, 114),
-    ),
-    Edge(
-        [(45, 120), (30, 120), (30, 395), _side(Phase.ENDED, -1, 0)],
-        "--wait-s are over: exit code 75",
-        (200, 389),
-    ),
-    Edge(
-        [_side(Phase.RUNNING, 0, 1), _side(Phase.ENDED, 0, -1)],
-        "the program has ended, or a signal came",
-        (450, 360),
-        "start",
-    ),
-    Edge(
-        [(760, 222), (760, 330), (160, 330), (160, 302)],
-        "a rank crashes, or 3 s without a communicator",
-        (752, 324),
+    Edge(  # running -> fencing
+        [(770, 172), (770, 430), (555, 430)],
+        ["a rank is lost, or all leave"],
+        (762, 423),
         "end",
+    ),
+    Edge(  # running -> ended
+        [(810, 172), (810, 610), (555, 610)],
+        ["an exception, or an", "exit code other than 0"],
+        (802, 587),
+        "end",
+    ),
+    Edge(  # shrinking -> starting
+        [(405, 280), (325, 280), (325, 172)],
+        ["the others have", "a communicator"],
+        (333, 246),
+    ),
+    Edge(  # starting -> shrinking
+        [(295, 172), (295, 300), (405, 300)],
+        ["a rank is lost", "after shrinking"],
+        (303, 317),
+    ),
+    Edge(  # shrinking -> shrinking
+        [(460, 268), (460, 242), (500, 242), (500, 268)],
+        ["another rank is lost"],
+        (508, 247),
+    ),
+    Edge(  # shrinking -> fencing
+        [(480, 312), (480, 408)],
+        ["3 s without a communicator,", "a crash, mpiexec is killed,", "or too few ranks are left"],
+        (488, 344),
+    ),
+    Edge(  # starting -> fencing
+        [(265, 172), (265, 420), (405, 420)],
+        ["a rank is lost, or", "it takes too long"],
+        (273, 397),
+    ),
+    Edge(  # fencing -> starting
+        [(405, 440), (235, 440), (235, 172)],
+        ["MIN ranks or more are", "left, or others take over"],
+        (243, 457),
+    ),
+    Edge(  # fencing -> waiting
+        [(430, 452), (430, 530), (205, 530)],
+        ["fewer than MIN ranks are left"],
+        (422, 523),
+        "end",
+    ),
+    Edge(  # fencing -> ended
+        [(480, 452), (480, 588)],
+        [
+            "SIGTERM to the launcher: 143",
+            "too many losses, or one step lost twice:",
+            "128 and the signal",
+            "all ranks were told to leave: 75",
+            "a bug: its exit code",
+        ],
+        (488, 486),
+    ),
+    Edge(  # waiting -> starting
+        [(65, 508), (65, 160), (195, 160)],
+        ["scale or --discover", "adds ranks"],
+        (73, 330),
+    ),
+    Edge(  # waiting -> ended
+        [(130, 552), (130, 600), (405, 600)],
+        ["--wait-s are over: 75"],
+        (138, 593),
+    ),
+    Edge(  # starting -> ended
+        [(195, 140), (30, 140), (30, 620), (405, 620)],
+        ["the program has ended: 0; a bug: its exit code"],
+        (38, 637),
     ),
 )
 WORDS = {
@@ -121,15 +154,15 @@ WORDS = {
 
 def recovery_states() -> str:
     """Draw the states and the steps between them."""
-    head = [
-        text(MARGIN, 36, TITLE, TITLE_SIZE, font_weight="bold"),
-        text(
-            MARGIN,
-            58,
-            "Those of its supervisor, and what leads from one to another.",
-            FACTS_SIZE,
-            fill=FAINT,
-        ),
+    facts = (
+        "Those of its supervisor, what leads from one to another, and the exit code of the job.",
+        "From each state, SIGINT to the launcher leads to ended (130). So does SIGTERM (143), "
+        "unless ranks train: they end their step first.",
+    )
+    head = [text(MARGIN, 36, TITLE, TITLE_SIZE, font_weight="bold")]
+    head += [
+        text(MARGIN, 58 + row * LINE_HEIGHT, line, FACTS_SIZE, fill=FAINT)
+        for row, line in enumerate(facts)
     ]
     elements = [*head, *(each for edge in EDGES for each in _drawn(edge))]
     elements += [each for phase in PLACES for each in _box(phase)]
@@ -147,9 +180,8 @@ def _drawn(edge: Edge) -> Iterator[str]:
     head = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(x2, y2), *sides])
     yield element("polygon", points=head, fill=FAINT)
     x, y = edge.at
-    halo = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
-    how = {"text_anchor": edge.anchor, "fill": INK, **halo}
-    yield text(x, y, edge.words, FACTS_SIZE, **how)
+    for row, line in enumerate(edge.words):
+        yield text(x, y + row * LINE_HEIGHT, line, FACTS_SIZE, text_anchor=edge.anchor, fill=INK)
 
 
 def _box(phase: Phase) -> Iterator[str]:

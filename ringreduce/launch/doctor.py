@@ -31,9 +31,14 @@ from ringreduce.launch.mpiexec import (
     installed_wheels,
 )
 from ringreduce.launch.probe import Answer, answer_of, ask, command
+from ringreduce.recovery import socket_folder
 
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30
+_PROBE = "-m", "ringreduce.launch.probe"
+
+Problem = tuple[str, str]
+"""What is wrong, and what to do about it; both "" if nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ def _cpu_quota() -> float:
 
 
 def mpi() -> Iterable[Finding]:
-    """The MPI, its mpiexec, and whether a job of two ranks has the size 2."""
+    """The MPI, its mpiexec, whether a job of two ranks has the size 2, and the recovery levels."""
     wheels = installed_wheels()
     if len(wheels) > 1:
         value = " and ".join(wheels)
@@ -145,18 +150,19 @@ def mpi() -> Iterable[Finding]:
         yield Finding("MPI", value, advice or INSTALL, essential=True)
         return
     yield Finding("mpiexec", str(mpiexec))
-    yield Finding("after a loss", _recovery(mpiexec))
-    job = Job(ranks=2, program=("-m", "ringreduce.launch.probe", "mpi"))
+    found = [*job_findings(_asked(Job(ranks=2, program=(*_PROBE, "mpi")), mpiexec, given))]
+    yield from found
+    if any(each.essential and each.advice for each in found):
+        yield Finding("levels 1 to 3", "not here: no job of 2 ranks runs", "repair that first")
+        return
+    shrinks = Job(ranks=2, program=(*_PROBE, "shrink"), goes_on=mpiexec.goes_on)
+    yield from level_findings(_asked(shrinks, mpiexec, given), _why_not_elastic(), mpiexec)
+
+
+def _asked(job: Job, mpiexec: Mpiexec, given: Mapping[str, str]) -> Answer:
+    """Run a job of probes as the launcher would start it.  `given` is the user's environment."""
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
-    answer = answer_of(command_line(job, mpiexec, given, added), {**given, **added})
-    yield from job_findings(answer)
-
-
-def _recovery(mpiexec: Mpiexec) -> str:
-    """Return how a job with ``--elastic`` goes on after a lost rank."""
-    if mpiexec.goes_on:
-        return "--elastic goes on in the same processes (level 1) or in a new job (level 2)"
-    return f"--elastic goes on in a new job (level 2): {mpiexec.flavour} ends that of a lost rank"
+    return answer_of(command_line(job, mpiexec, given, added), {**given, **added})
 
 
 def job_findings(answer: Answer) -> Iterable[Finding]:
@@ -175,6 +181,66 @@ def job_findings(answer: Answer) -> Iterable[Finding]:
     level = first["thread_level"]
     advice = "" if level == "MULTIPLE" else "asynchronous calls advance only inside wait and done"
     yield Finding("thread level", level, advice)
+
+
+def level_findings(answer: Answer, problem: Problem, mpiexec: Mpiexec) -> Iterable[Finding]:
+    """Yield for each level of recovery what it does; or that it does not hold here, and why not.
+
+    `answer` is that of two probes `shrink`, started with fault tolerance if `mpiexec` has it.
+    `problem` is why no job with ``--elastic`` starts.
+    """
+    why, advice = problem
+    reason = why or _why_not_live(answer)
+    if not reason:
+        yield Finding("level 1", "live: after a loss the other ranks go on in their processes")
+    else:
+        # Without `goes_on` the launcher takes level 2 by itself.
+        other = "add --recovery relaunch to --elastic" if mpiexec.goes_on else ""
+        yield Finding("level 1", f"live, not here: {reason}", advice or other)
+    if why:
+        yield Finding("level 2", f"relaunch, not here: {why}", advice)
+        yield Finding("level 3", f"handover, not here: {why}", advice)
+        return
+    yield Finding("level 2", "relaunch: after a loss a new job goes on after the last update")
+    handover = "handover: other ranks, in a new job, take over at a step"
+    if not reason:
+        handover += "; if ranks only leave, the others go on in their processes"
+    yield Finding("level 3", handover)
+
+
+def _why_not_live(answer: Answer) -> str:
+    """Return why ranks cannot go on in their processes after a loss; "" if they can."""
+    if not answer.lines:
+        return f"no job of 2 ranks runs with fault tolerance: {answer.complaint}"
+    for line in answer.lines:
+        if line["reason"]:
+            return " ".join(line["reason"].split())  # MPICH's name has tabs
+    sizes = [line["size"] for line in answer.lines]
+    return "" if sizes == [2, 2] else f"the shrunk communicators of 2 ranks have the sizes {sizes}"
+
+
+def _why_not_elastic() -> Problem:
+    """Return why the launcher cannot supervise a job, and the advice; both "" if it can."""
+    try:
+        os.close(os.memfd_create("ringreduce"))
+    except OSError as error:
+        advice = "allow memfd_create in the container's seccomp"
+        return f"no memory for a State, {error.strerror}", advice
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        advice = "allow pidfd_open in the container's seccomp; it needs Linux 5.3"
+        return f"no view of the ranks' processes, {error.strerror}", advice
+    pid = os.getpid()
+    try:
+        socket_folder.prepare(pid)
+        try:
+            socket_folder.bound(socket_folder.socket_of(pid)).close()
+        finally:
+            socket_folder.remove(pid)
+    except OSError as error:
+        return f"no socket for the ranks, {error}", "set TMPDIR to a folder of your own"
+    return "", ""
 
 
 def shared_memory() -> Iterable[Finding]:

@@ -1,6 +1,7 @@
 """Checks in a separate process.  Each prints one line of JSON, and `ask` reads the line.
 
     python -m ringreduce.launch.probe mpi                  under mpiexec: this rank's MPI
+    python -m ringreduce.launch.probe shrink               under mpiexec: whether ranks go on
     python -m ringreduce.launch.probe module NAME          an optional package
     python -m ringreduce.launch.probe kernels              which 16-bit floats have compiled loops
     python -m ringreduce.launch.probe memory               whether ranks would share memory
@@ -78,8 +79,14 @@ def main(argv: Sequence[str]) -> int:
         hold()
     else:
         probes: dict[str, Callable[..., dict[str, Any]]]
-        probes = {"mpi": mpi, "module": module, "kernels": kernels, "memory": memory}
-        probes |= {"gpus": gpus, "read": read}
+        probes = {
+            "mpi": mpi,
+            "shrink": shrink,
+            "module": module,
+            "kernels": kernels,
+            "memory": memory,
+        }
+        probes |= {"memory": memory, "gpus": gpus, "read": read}
         _print(probes[argv[0]](*argv[1:]))
     return 0
 
@@ -94,6 +101,18 @@ def mpi() -> dict[str, Any]:
         "rank": module.COMM_WORLD.Get_rank(),
         "size": module.COMM_WORLD.Get_size(),
     }
+
+
+def shrink() -> dict[str, Any]:
+    """Why ranks of this job cannot go on after a loss, and the size of a shrunk communicator.
+
+    The reason is "" if the ranks can go on, and the size 0 if they cannot.  Call it on every rank.
+    """
+    transports = importlib.import_module("ringreduce.transports.mpi")
+    if reason := transports.why_not_shrink():
+        return {"reason": reason, "size": 0}
+    shrunk = importlib.import_module("mpi4py.MPI").COMM_WORLD.Shrink()
+    return {"reason": "", "size": shrunk.Get_size()}
 
 
 def module(name: str) -> dict[str, Any]:

@@ -258,7 +258,9 @@ class Supervisor:
         ):
             self._lose([], "killed")
         else:
-            self._end(Stop(exit_code(code, 0), ""))
+            ended = f"mpiexec ended with exit code {exit_code(code, 0)}"
+            text = "" if present.is_complete else f"{ended} before all ranks had connected"
+            self._end(Stop(exit_code(code, 0), text))
 
     def _handle_message(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ringreduce.colours import Colours
 from ringreduce.launch import doctor, probe
 from ringreduce.launch.doctor import Finding
-from ringreduce.launch.mpiexec import LaunchError
+from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec
 from ringreduce.launch.probe import Answer
 
 PLAIN = Colours(enabled=False)
@@ -156,6 +157,124 @@ def test_a_missing_package_is_told_from_a_broken_one(monkeypatch):
     assert doctor._package("x", "x", "get it").value == "ImportError: libx.so"
 
 
+OPEN_MPI = Mpiexec(Path("mpiexec"), Flavour.OPEN_MPI, "5.0.11")
+OTHER = Mpiexec(Path("mpiexec"), Flavour.MPICH, "5.0.2")
+GOES_ON = Answer([{"reason": "", "size": 2}] * 2)
+RELAUNCH = "ok   level 2        relaunch: after a loss a new job goes on after the last update"
+HANDOVER = "ok   level 3        handover: other ranks, in a new job, take over at a step"
+
+
+def lines_of(answer, mpiexec, problem=("", "")):
+    findings = doctor.level_findings(answer, problem, mpiexec)
+    return [finding.line(PLAIN) for finding in findings]
+
+
+def test_an_mpi_that_goes_on_has_all_three_levels():
+    assert lines_of(GOES_ON, OPEN_MPI) == [
+        "ok   level 1        live: after a loss the other ranks go on in their processes",
+        RELAUNCH,
+        f"{HANDOVER}; if ranks only leave, the others go on in their processes",
+    ]
+
+
+def test_an_mpi_that_ends_the_job_has_two_levels_and_says_why():
+    why = "MPICH Version: 5.0.2 ends the whole job if a rank is lost; Open MPI 5 does not"
+    answer = Answer([{"reason": why.replace(": ", ":\t"), "size": 0}] * 2)
+    live = f"ok   level 1        live, not here: {why}"
+    assert lines_of(answer, OTHER) == [live, RELAUNCH, HANDOVER]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            Answer((), "unrecognized option '--with-ft'"),
+            "no job of 2 ranks runs with fault tolerance: unrecognized option '--with-ft'",
+        ),
+        (
+            Answer([{"reason": "", "size": 2}, {"reason": "", "size": 1}]),
+            "the shrunk communicators of 2 ranks have the sizes [2, 1]",
+        ),
+        (Answer([{"reason": "it was built without", "size": 0}] * 2), "it was built without"),
+    ],
+)
+def test_an_open_mpi_without_fault_tolerance_says_what_to_add(answer, why):
+    """The version alone does not decide."""
+    advice = "add --recovery relaunch to --elastic"
+    live = f"fix  level 1        live, not here: {why}: {advice}"
+    assert lines_of(answer, OPEN_MPI) == [live, RELAUNCH, HANDOVER]
+
+
+def test_where_the_launcher_cannot_supervise_no_level_holds():
+    problem = "no memory for a State, Operation not permitted", "allow memfd_create"
+    assert lines_of(GOES_ON, OPEN_MPI, problem) == [
+        f"fix  level {level}        {word}, not here: {': '.join(problem)}"
+        for level, word in enumerate(("live", "relaunch", "handover"), 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "why", "advice"),
+    [
+        ("os", "memfd_create", "no memory for a State, Operation not permitted", "seccomp"),
+        ("os", "pidfd_open", "no view of the ranks' processes, Operation not", "Linux 5.3"),
+        ("socket_folder", "prepare", "no socket for the ranks", "set TMPDIR"),
+        ("socket_folder", "bound", "no socket for the ranks", "set TMPDIR"),
+    ],
+)
+def test_what_the_launcher_needs_is_named(monkeypatch, tmp_path, module, name, why, advice):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert doctor._why_not_elastic() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(getattr(doctor, module), name, refuse)
+    found = doctor._why_not_elastic()
+    assert why in found[0]
+    assert advice in found[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def asking(monkeypatch, mpiexec, answers):
+    """Give the probes of jobs these answers; return the command lines of the jobs."""
+    asked = []
+
+    def answer(argv, _):
+        asked.append(argv)
+        return answers[argv[-1]]
+
+    monkeypatch.setattr(doctor, "find_mpiexec", lambda *_: mpiexec)
+    monkeypatch.setattr(doctor, "installed_wheels", list)
+    monkeypatch.setattr(doctor, "answer_of", answer)
+    return asked
+
+
+@pytest.mark.parametrize("mpiexec", [OPEN_MPI, OTHER])
+def test_the_second_job_is_started_as_the_launcher_starts_one_that_goes_on(monkeypatch, mpiexec):
+    answers = {"mpi": Answer([rank(), rank(rank=1)]), "shrink": GOES_ON}
+    asked = asking(monkeypatch, mpiexec, answers)
+    names = [finding.name for finding in doctor.mpi()]
+    assert names[-3:] == ["level 1", "level 2", "level 3"]
+    assert ["--with-ft" in argv for argv in asked] == [False, mpiexec is OPEN_MPI]
+
+
+def test_without_a_job_there_is_no_level(monkeypatch):
+    asked = asking(monkeypatch, OPEN_MPI, {"mpi": Answer((), "no slots")})
+    *_, broken, levels = doctor.mpi()
+    assert broken.essential
+    assert levels.line(PLAIN) == (
+        "fix  levels 1 to 3  not here: no job of 2 ranks runs: repair that first"
+    )
+    assert len(asked) == 1
+
+
+def facts_of(lines: list[str], name: str) -> str:
+    """The value of the fact of a name."""
+    return next(line[20:] for line in lines if line[5:19].strip() == name)
+
+
 @pytest.mark.smoke
 @pytest.mark.mpi
 def test_a_healthy_environment_is_well():
@@ -170,16 +289,22 @@ def test_a_healthy_environment_is_well():
     *lines, last = ended.stdout.splitlines()
     facts = {line[5:19].strip(): line[:3].strip() for line in lines}
     problems = [name for name, state in facts.items() if state == "fix"]
+    is_live = "Open MPI" in facts_of(lines, "mpiexec")
+    live = "live: after a loss the other ranks go on in their processes"
+    assert (facts_of(lines, "level 1") == live) == is_live
+    assert ("if ranks only leave" in facts_of(lines, "level 3")) == is_live
     assert last == "no problems" or last.endswith(f": {', '.join(problems)}; jobs still run")
     for name in (
         "ringreduce",
         "Python",
         "cores",
         "mpiexec",
-        "after a loss",
         "MPI",
         "job",
         "thread level",
+        "level 1",
+        "level 2",
+        "level 3",
         "NumPy",
     ):
         assert facts[name] == "ok"

@@ -16,7 +16,13 @@ from tests.support.mpi import ROOT, alive_in_the_end, events_of
 
 SILENCE_S = 90.0
 """Seconds without the next event after which a job counts as hanging."""
+HELD = ("launcher_files", "launcher_mappings", "ranks_files", "ranks_mappings")
+"""Names of the numbers that `Job.held` returns."""
+_VARIES = (0, 0, 0, 8)
+"""By how many each may differ.  How many mappings a rank has depends on when its threads begin."""
 _SHARED = Path("/dev/shm")
+_SETTLING_S = 5.0
+"""Seconds in which a job must give up what a change has needed."""
 
 
 class Job:
@@ -140,11 +146,28 @@ class Job:
         """Return the process ids of all ranks, also of those that start."""
         return [pid for pid in descendants(self.process.pid) if is_rank(pid)]
 
-    def held(self) -> tuple[int, int]:
-        """Return the numbers of open files and of mappings of the launcher."""
-        of_launcher = Path(f"/proc/{self.process.pid}")
-        maps = (of_launcher / "maps").read_text().splitlines()
-        return len(list((of_launcher / "fd").iterdir())), len(maps)
+    def held(self, ranks: Collection[int] = ()) -> tuple[int, ...]:
+        """Return the numbers of open files and of mappings of the launcher.
+
+        With process ids of ranks also the most files and the most mappings of one of these.
+        """
+        of_launcher = held_by(self.process.pid)
+        if not ranks:
+            return of_launcher
+        files, mappings = zip(*map(held_by, ranks), strict=True)
+        return *of_launcher, max(files), max(mappings)
+
+    def check_held(self, before: Sequence[int], ranks: Collection[int] = ()) -> tuple[int, ...]:
+        """Return what the launcher and these ranks hold.  Exits if it is more than before."""
+        deadline = time.monotonic() + _SETTLING_S
+        most = [then + varies for then, varies in zip(before, _VARIES, strict=False)]
+        held = self.held(ranks)
+        while any(now > limit for now, limit in zip(held, most, strict=True)):
+            if time.monotonic() > deadline:
+                sys.exit(f"{', '.join(HELD)}: {before} before, now {held}")
+            time.sleep(0.05)
+            held = self.held(ranks)
+        return held
 
     def end(self) -> str:
         """Wait for the end; return the output.  Exits if the job fails or leaves something."""
@@ -158,6 +181,12 @@ class Job:
         if files:
             sys.exit(f"files are left: {sorted(files)}")
         return output
+
+
+def held_by(pid: int) -> tuple[int, int]:
+    """Return the numbers of open files and of mappings of a process."""
+    process = Path(f"/proc/{pid}")
+    return len(os.listdir(process / "fd")), len((process / "maps").read_text().splitlines())
 
 
 def descendants(pid: int) -> list[int]:
@@ -190,6 +219,11 @@ def check_counts(output: str) -> dict[str, Any]:
     if found["least"] != found["epochs"] or found["most"] != found["epochs"]:
         sys.exit(f"samples are lost or counted twice: {found}")
     return found
+
+
+def parameters(output: str) -> str:
+    """Return the line of a trainer's output with the hash of the parameters."""
+    return next(line for line in output.splitlines() if line.startswith("parameters "))
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import environment
-from tests.long_recovery.jobs import SILENCE_S, Job
+from tests.long_recovery.jobs import SILENCE_S, Job, parameters
 from tests.support.mpi import ROOT, alive_in_the_end
 
 _RANKS = 2
@@ -40,8 +40,8 @@ def prove(chosen: random.Random, times: int) -> dict[str, Any]:
         sys.exit(f"the run was over after {kills} kills")
     command = [sys.executable, "-m", "ringreduce", "train", "-n", str(_RANKS), *train[:2]]
     plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    if _parameters(output) != _parameters(plain):
-        sys.exit(f"{_parameters(output)}, without kills {_parameters(plain)}")
+    if parameters(output) != parameters(plain):
+        sys.exit(f"{parameters(output)}, without kills {parameters(plain)}")
     return {"kills": kills, "same_bits": True, **killed, "environment": environment("")}
 
 
@@ -81,7 +81,3 @@ def _await_checkpoint(job: Job, checkpoints: Path) -> None:
         if job.process.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"no further checkpoint; the launcher's exit code: {job.process.poll()}")
         time.sleep(0.003)
-
-
-def _parameters(output: str) -> str:
-    return next(line for line in output.splitlines() if line.startswith("parameters "))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce.cores import cores
+from tests.long_recovery.disturbances import notice, scale
 from tests.long_recovery.jobs import SILENCE_S, Job, check_counts, quantile
 
 _WALK = (5, 3, 6, 1, 4)
@@ -97,8 +98,7 @@ class _Walk:
     def make(self, job: Job) -> None:
         for size in self._sizes:
             time.sleep(0.2)
-            if job.scale(size).wait(SILENCE_S):
-                sys.exit(f"the job cannot have {size} ranks")
+            scale(job, size)
 
 
 class _Turns:
@@ -112,10 +112,9 @@ class _Turns:
         for _ in range(self._count):
             time.sleep(self._chosen.uniform(0.05, 0.3))
             started = job.events("started")[-1]
-            size, pids = started["size"], started["pids"]
+            size = started["size"]
             if size > 1 and size - 1 in self._sizes and self._chosen.random() < 0.3:
-                os.kill(self._chosen.choice(pids), signal.SIGTERM)
-                job.started_after(started["generation"])
+                notice(self._chosen, started, job)
                 continue
             other = self._chosen.choice([each for each in self._sizes if each != size])
             asked = job.scale(other)
