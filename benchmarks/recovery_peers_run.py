@@ -39,10 +39,10 @@ class Job:
     def stops(self) -> bool:
         return (self._folder / STOP).exists()
 
-    def done(self, step: int, rank: int) -> None:
+    def done(self, step: int, rank: int, ranks: int) -> None:
         """Write that a step is complete."""
         if rank == 0:
-            line = f"{time.time()} {step} {os.getpid()}.{self._generations}\n"
+            line = f"{time.time()} {step} {os.getpid()}.{self._generations} {ranks}\n"
             _append(self._folder / STEPS, line)
 
     def compute(self, gradient: Any, all_reduce: Callable[[Any], Any], size: int) -> None:
@@ -71,7 +71,7 @@ def ringreduce(folder: Path) -> None:
             stops = comm.all_reduce(np.array([job.stops()], np.int64))
             with state.update():
                 state["stops"] += stops
-            job.done(state.step, comm.rank)
+            job.done(state.step, comm.rank, comm.size)
 
     rr.elastic(train, rr.State({"stops": np.zeros(1, np.int64)}))
 
@@ -99,7 +99,7 @@ def torch(folder: Path, every: int) -> None:
         if rank == 0 and state["step"] % every == 0:
             torch.save(state, f"{saved}.new")
             os.replace(f"{saved}.new", saved)
-        job.done(state["step"], rank)
+        job.done(state["step"], rank, size)
     distributed.destroy_process_group()
 
 
@@ -123,9 +123,9 @@ def horovod(folder: Path, every: int) -> None:
             state.step += 1
             if state.step % every == 0:
                 state.commit()
-            job.done(state.step, hvd.rank())
+            job.done(state.step, hvd.rank(), hvd.size())
 
-    train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, stops=0.0))
+    train(hvd.elastic.TorchState(step=0, stops=0.0))
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
