@@ -421,6 +421,7 @@ class Supervisor:
         self._membership.shrunk(time.monotonic())
         self._unwritten = self._membership.resize
         self._present.shrink(self._membership.generation, self._lost)
+        self._held.begin_generation(self._membership.generation, self._lost)
         for rank in self._lost:
             self._ranks.forget(rank)
         ahead = self._held.ahead(self._lost)

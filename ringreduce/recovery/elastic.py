@@ -199,6 +199,7 @@ class _Member:
         generation, speaks = self._answer.fields["generation"], comm.rank == 0
         self._has_stepped = False
         if not self._is_held:
+            state.begin_generation(generation)
             self._launcher.send("state", (state.file,), call=self._call)
             self._is_held = True
             if speaks and state.saving is not None:

@@ -119,6 +119,13 @@ class Held:
                 for slots in files:
                     slots.pause_at(NEVER)
 
+    def begin_generation(self, generation: int, lost: Collection[object]) -> None:
+        """Let ranks go on in another generation, all but those that are lost."""
+        for files in self._written.values():
+            for slots in files:
+                if self._owners[slots] not in lost:
+                    slots.begin_generation(generation)
+
     def revoke(self) -> None:
         """Let no rank of the present generation commit any more."""
         for files in self._written.values():

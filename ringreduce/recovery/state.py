@@ -346,11 +346,18 @@ class State:
         """Belong to a generation; call ``after(self, pauses)`` after each update.
 
         `pauses`: the supervisor has all ranks pause after this step.  `tell_unsaved` is called by
-        `report_unsaved`.
+        `report_unsaved`.  A supervisor that holds the file has already written the generation to
+        it; or it has revoked the lease, which stays revoked.
 
         :meta private:
         """
         self._generation, self._after, self._tell_unsaved = generation, after, tell_unsaved
+
+    def begin_generation(self, generation: int) -> None:
+        """Write the first generation to the file, which no supervisor holds yet.
+
+        :meta private:
+        """
         self._slots.begin_generation(generation)
 
     def resized(self, change: Change) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from ringreduce.recovery.held import Held
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
-from tests.support.simulated_job import STEPS, Job, RevokedError
+from tests.support.simulated_job import EVENTS, STEPS, Job, RevokedError
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,7 +44,10 @@ def test_every_generation_begins_with_a_whole_step(seed):
 
 def test_the_seeds_draw_faults_of_all_kinds():
     jobs = [run(seed) for seed in range(300)]
-    assert sum(job.generations > 3 for job in jobs) > 30
+    seen = Counter(what for job in jobs for what in job.events)
+    for what in EVENTS:
+        assert seen[what] > 10, what
+    assert sum(job.events["generations"] > 3 for job in jobs) > 30
     assert sum(job.stop is None for job in jobs) > 150
     assert any("lost twice running" in job.stop.text for job in jobs if job.stop is not None)
     assert any("rank(s) left" in job.stop.text for job in jobs if job.stop is not None)
@@ -98,6 +102,16 @@ def test_a_lease_that_is_ignored_is_found(monkeypatch):
     assert found_by(range(300))
 
 
-def join_as_generation_1(state, generation, after):
+def join_as_generation_1(state, generation, after, _):
     state._after = after
-    state._slots.begin_generation(generation)
+
+
+def test_a_rank_that_renews_its_lease_itself_is_found(monkeypatch):
+    join = State.join
+
+    def renews(state, generation, *rest):
+        join(state, generation, *rest)
+        state.begin_generation(generation)
+
+    monkeypatch.setattr(State, "join", renews)
+    assert found_by(range(1500))

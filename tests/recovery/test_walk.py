@@ -29,6 +29,7 @@ def test_no_interleaving_of_two_ranks_and_a_wish_loses_or_mixes_steps(live, wish
     assert walk.states > 20_000
 
 
+@pytest.mark.long
 def test_ranks_that_finish_although_others_were_lost_are_found(monkeypatch):
     verdict = Membership.verdict
 
@@ -46,7 +47,9 @@ def test_ranks_that_finish_although_others_were_lost_are_found(monkeypatch):
 @pytest.mark.parametrize(
     ("mistake", "live", "ranks", "text"),
     [
-        ("no agreement", True, 3, "a step has other samples"),
+        pytest.param(
+            *("no agreement", True, 3, "a step has other samples"), marks=pytest.mark.slow
+        ),
         ("no fence", False, 2, "a rank begins with a mixture"),
         ("commit before write", False, 2, "the next generation begins with a mixture"),
         ("lease ignored", False, 2, "a rank commits without a lease"),

@@ -114,6 +114,8 @@ class World(NamedTuple):
     """Ranks that may still be wanted; 0: no wish comes."""
     newcomers: tuple[int, ...] = ()
     """The processes that start for the next generation."""
+    kept: tuple[int, ...] = ()
+    """Processes that were lost before, whose files are held until the present generation trains."""
     pause: tuple[str, int, int] = ("", 0, 0)
     """What the supervisor does to have all ranks pause: to which of the files, and for which step;
     when all is done ``("set", 0, step)``."""
@@ -326,8 +328,7 @@ class Walk:
             now = _filed(world, number, file._replace(step=step, committed=contents))
             yield _with(now, number, at=following)
         elif at == "join":
-            now = _filed(world, number, file._replace(lease=process.generation))
-            yield self._call(now, number, file.step, "barrier")
+            yield self._call(world, number, file.step, "barrier")
 
     def _committed(self, world: World, number: int, process: Process, file: File) -> World:
         seen, result = process.result
@@ -397,7 +398,7 @@ class Walk:
         if world.processes[number].rank == 0 and self._phase(world) is Phase.STARTING:
             members = self._copy(world)
             members.started()
-            now = self._done(now._replace(lost=()), members, members.pursue({}))
+            now = self._done(now._replace(lost=(), kept=()), members, members.pursue({}))
             now = self._ready(now)
         return now
 
@@ -431,7 +432,8 @@ class Walk:
         if phase is Phase.FENCING and self._is_fenced(world):
             members = self._copy(world)
             begun = ("copy arrays", "copy step")
-            held = [n for n in world.present if world.processes[n].at not in begun]
+            files = (*world.present, *world.kept)
+            held = [n for n in files if world.processes[n].at not in begun]
             if world.source is not None and len(held) < len(world.present):
                 held.append(world.source)
             best = max(held, key=lambda n: world.files[n].step, default=None)
@@ -482,7 +484,8 @@ class Walk:
         elif isinstance(action, Leave | Part):
             now = self._left(now, action)
         elif isinstance(action, TakeOver):
-            now = now._replace(present=now.newcomers, newcomers=(), lost=(), pause=("", 0, 0))
+            now = now._replace(present=now.newcomers, newcomers=(), lost=(), kept=())
+            now = now._replace(pause=("", 0, 0))
             for number in now.present:
                 at = "newcomer" if now.processes[number].at == "newcomer" else "copy arrays"
                 now = _with(now, number, at=at, generation=action.generation)
@@ -575,6 +578,7 @@ class Walk:
             comms=(*world.comms, Comm(numbers, ((),) * size)),
             present=numbers,
             lost=(),
+            kept=(),
         )
 
     def _asked(self, world: World, number: int, what: int) -> World:
@@ -632,7 +636,8 @@ class Walk:
 
     def _begun_again(self, world: World, living: Sequence[int], generation: int) -> World:
         """Begin a generation of the ranks that are left."""
-        now, files = world._replace(present=tuple(living)), world.files
+        kept = (*world.kept, *world.lost)
+        now, files = world._replace(present=tuple(living), kept=kept), world.files
         ahead = max(world.lost, key=lambda n: files[n].step)
         if files[ahead].step <= max(files[n].step for n in living):
             ahead = -1
@@ -649,6 +654,7 @@ class Walk:
                 generation=generation,
                 has_stepped=False,
             )
+            now = _filed(now, number, now.files[number]._replace(lease=generation))
         return now
 
 
