@@ -147,8 +147,6 @@ def supervise(
     except OSError as error:
         command.error(f"--events: {error}")
     held = _held(command, options)
-    if held.step:
-        events.write("resumed", generation=1, step=held.step, folder=str(options.state_dir))
     discovery = None if options.discover is None else Discovery(options.discover)
     try:
         if discovery is not None:

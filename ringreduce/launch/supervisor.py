@@ -122,6 +122,8 @@ class Supervisor:
         """The step to the present generation, until that has committed a step of training."""
         self._stop: Stop | None = None
         """How the job ends; None: it goes on."""
+        self._has_begun = False
+        """Whether a generation has begun to train."""
         self._complaints: set[str] = set()
         """What could not be written: "output" of the ranks, "events"."""
         events.complain = lambda text: self._complain("events", text)
@@ -368,6 +370,9 @@ class Supervisor:
         self._lost.clear()
         self._paces = Paces()
         present = self._present
+        if not self._has_begun and self._held.step:
+            self._events.write("resumed", generation=present.number, step=self._held.step)
+        self._has_begun = True
         self._events.write(
             "started", generation=present.number, size=present.size, pids=present.pids
         )

@@ -103,6 +103,8 @@ def test_a_run_that_ends_too_early_is_saved_and_resumed(start, tmp_path, options
     ended, output = job.end()
     assert ended == 0, output
     assert f"goes on after step {facts['step']} of" in output
+    (resumed,) = job.events("resumed")
+    assert resumed["step"] == facts["step"]
     assert trained(output) == trained(undisturbed())
     steps = [line["step"] for line in lines_of(tmp_path / "steps.jsonl") if "step" in line]
     assert steps == list(range(1, EPOCHS * EPOCH_STEPS + 1))

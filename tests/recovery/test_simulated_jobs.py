@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,12 +107,14 @@ def join_as_generation_1(state, generation, after, _):
     state._after = after
 
 
-def test_a_rank_that_renews_its_lease_itself_is_found(monkeypatch):
-    join = State.join
-
-    def renews(state, generation, *rest):
-        join(state, generation, *rest)
-        state.begin_generation(generation)
-
-    monkeypatch.setattr(State, "join", renews)
-    assert found_by(range(1500))
+def test_a_rank_does_not_renew_a_lease_that_is_revoked():
+    held, state = Held(), State({"x": np.zeros(2)})
+    state.begin_generation(1)
+    held.take(1, os.dup(state.file), 1)
+    held.begin_generation(2, ())
+    held.revoke()
+    state.join(2, lambda state, pauses: None, print)
+    with pytest.raises(RevokedError), state.update():
+        state["x"] += 1
+    assert held.step == 0
+    held.close()
