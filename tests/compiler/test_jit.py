@@ -519,7 +519,16 @@ PACKED = {
     "float16-float64": ("vcvtps2pd",),
 }
 """Kernel -> instructions that work on whole vectors in its loops."""
-VECTOR = r"{}\s[^\n]*%[yz]mm"
+if FEATURES.get("avx512fp16"):  # which computes with 16-bit floats, and rounds to the same bits
+    PACKED |= {
+        "sum-float16": ("vaddph",),
+        "prod-float16": ("vmulph",),
+        "accumulate-sum-float16": ("vcvtph2psx", "vaddps"),
+        "float32-float16": ("vcvtps2phx",),
+        "float16-float64": ("vcvtph2pd",),
+    }
+VECTOR = r"{}(?:\s[^\n]*%[yz]mm|y\s)"
+"""On registers of a whole vector, or on one in memory."""
 
 
 @pytest.mark.skipif(
