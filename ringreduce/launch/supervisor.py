@@ -225,7 +225,9 @@ class Supervisor:
                 present.bug, present.code = end, _code_of(event)
             return
         if isinstance(event, Gone) and (number := _signal_of(event)):
-            self._lose([Lost(int(event.rank.number), number)], "killed")
+            # The ranks of an mpiexec that is killed end with it, and count as none.
+            ended_with_it = (present.process.poll() or 0) < 0 and not present.is_killed
+            self._lose([] if ended_with_it else [Lost(int(event.rank.number), number)], "killed")
         else:
             present.bug, present.code = end, _code_of(event)
             present.expect_end()
