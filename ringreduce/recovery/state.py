@@ -255,10 +255,15 @@ class State:
         Args:
             text: what could not be written, and why.
 
+        Raises:
+            TypeError: `text` is no string.
+
         Example:
             >>> state = rr.State({"x": np.zeros(2)})
             >>> state.report_unsaved("losses.csv: No space left on device")
         """
+        if not isinstance(text, str):
+            raise TypeError(f"report_unsaved: text is {text!r}; pass a string")
         self._tell_unsaved(text)
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:

@@ -320,3 +320,11 @@ def test_an_empty_array_is_written_in_place_inside_an_update():
     assert (before.tolist(), state["x"].tolist()) == ([0, 0], [1, 1])
     with pytest.raises(ValueError, match="read-only"):
         new += 1
+
+
+def test_what_is_unsaved_goes_to_stderr_without_a_launcher(capsys):
+    state = rr.State({"x": np.zeros(1)})
+    state.report_unsaved("losses.csv: the disk is full")
+    assert capsys.readouterr().err == "losses.csv: the disk is full\n"
+    with pytest.raises(TypeError, match="report_unsaved: text is 3; pass a string"):
+        state.report_unsaved(3)
