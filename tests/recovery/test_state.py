@@ -323,7 +323,7 @@ def test_an_empty_array_is_written_in_place_inside_an_update():
 
 
 def test_what_is_unsaved_goes_to_stderr_without_a_launcher(capsys):
-    state = rr.State({"x": np.zeros(1)})
+    state = State({"x": np.zeros(1)})
     state.report_unsaved("losses.csv: the disk is full")
     assert capsys.readouterr().err == "losses.csv: the disk is full\n"
     with pytest.raises(TypeError, match="report_unsaved: text is 3; pass a string"):
