@@ -167,16 +167,15 @@ def _job(name: str, kills: int) -> list[Recovery]:
         try:
             found = [_kill(folder, job, chosen, name != _ONE_KILL) for _ in range(kills)]
             (folder / STOP).touch()
-            job.wait(_SILENCE_S)
+            if job.wait(_SILENCE_S) == 0:
+                return found
         except (TimeoutError, subprocess.TimeoutExpired):
-            job.returncode = 1
-        finally:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGKILL)
-        if job.returncode:
-            print(errors.read_text()[-4000:], file=sys.stderr)
-            sys.exit(f"{name} ended with {job.returncode}")
-    return found
+            pass  # it has ended too early, or does not end
+        code = job.poll()
+        if code is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        print(errors.read_text()[-4000:], file=sys.stderr)
+        sys.exit(f"{name}: no step any more" if code is None else f"{name} ended with {code}")
 
 
 def _kill(

@@ -7,7 +7,8 @@ the same text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 
 def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
@@ -76,7 +77,18 @@ class MismatchError(RingReduceError, ValueError):
         self.speaks = speaks
 
 
-class PeerTimeoutError(RingReduceError, TimeoutError):
+class PeerError(RingReduceError):
+    """An error that names ranks.
+
+    :meta private:
+    """
+
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = self.job_ranks = ranks
+
+
+class PeerTimeoutError(PeerError, TimeoutError):
     """A rank stopped answering.  The communicator is broken: later calls raise this error again.
 
     If `SharedArray.add` or `SharedArray.read` raises it, nothing is broken.
@@ -100,12 +112,8 @@ class PeerTimeoutError(RingReduceError, TimeoutError):
 
     __module__ = "ringreduce"
 
-    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(text)
-        self.ranks = self.job_ranks = ranks
 
-
-class PeerLostError(RingReduceError, ConnectionError):
+class PeerLostError(PeerError, ConnectionError):
     """A rank died, raised an exception, or left.  The communicator is broken.
 
     Attributes:
@@ -125,10 +133,6 @@ class PeerLostError(RingReduceError, ConnectionError):
     """
 
     __module__ = "ringreduce"
-
-    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(text)
-        self.ranks = self.job_ranks = ranks
 
 
 class ScheduleError(RingReduceError):
@@ -152,3 +156,15 @@ class ScheduleError(RingReduceError):
     def __init__(self, text: str, places: Iterable[tuple[int, int]] = ()) -> None:
         super().__init__(text)
         self.places = tuple(places)
+
+
+_PeerError = TypeVar("_PeerError", bound=PeerError)
+
+
+def numbered(error: _PeerError, job_ranks: Sequence[int]) -> _PeerError:
+    """Return an error, with the numbers in the job of the ranks that it names.
+
+    `job_ranks` has the number in the job of each rank of the communicator.
+    """
+    error.job_ranks = tuple(job_ranks[rank] for rank in error.ranks)
+    return error

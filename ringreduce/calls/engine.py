@@ -26,7 +26,7 @@ from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement, Interrupt
 from ringreduce.control.executable import Control, Executable, LoggedMessage, Note
 from ringreduce.devices.base import Stream
-from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
+from ringreduce.errors import MismatchError, PeerError, PeerLostError, RingReduceError, numbered
 from ringreduce.messages.binding import Arithmetic
 from ringreduce.messages.executor import Executable as MessagesExecutable
 from ringreduce.messages.flows import FlowCache, Task
@@ -564,7 +564,8 @@ class Engine:
             except BaseException as worse:
                 error = worse
             else:
-                self._number_in_job(settled)
+                if isinstance(settled, PeerError):
+                    numbered(settled, self._transport.job_ranks)
                 if not isinstance(settled, MismatchError):
                     self.ended = copy.copy(settled)
                     self.endpoint.end(self.ended, f"{type(settled).__name__}: {settled}")
@@ -572,17 +573,13 @@ class Engine:
                 return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
-        self._number_in_job(error)
+        if isinstance(error, PeerError):
+            numbered(error, self._transport.job_ranks)
         reason = (
             error.reason if isinstance(error, LeavingError) else f"{type(error).__name__}: {error}"
         )
         self._break(error if isinstance(error, RingReduceError) else PeerLostError(reason), reason)
         return error
-
-    def _number_in_job(self, error: BaseException) -> None:
-        """Add the numbers in the job to an error that names ranks of this communicator."""
-        if isinstance(error, (PeerLostError, PeerTimeoutError)):
-            error.job_ranks = tuple(self._transport.job_ranks[rank] for rank in error.ranks)
 
     def _break(self, error: Exception, reason: str) -> None:
         self.ended = copy.copy(error)  # `error` itself keeps the caller's frames alive

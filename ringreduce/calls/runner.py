@@ -187,12 +187,10 @@ class Runner:
             return everybody
 
         nbytes = prod(shape) * dtype.itemsize
-        how = self._crowded, self._timeout_s
+        how = self._crowded, self._timeout_s, self._job_ranks
         with self._queue.lock:
             self._engine.check_usable()
-            blocks = share_blocks(nbytes, dtype, owner, self.rank, collect, *how)
-            blocks.job_ranks = self._job_ranks
-            return blocks
+            return share_blocks(nbytes, dtype, owner, self.rank, collect, *how)
 
     def _gather_unknown(
         self,

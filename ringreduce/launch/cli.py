@@ -206,9 +206,9 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
 
 
 def _threads(options: argparse.Namespace, given: Any) -> int | None:
-    """Return the threads of each rank; None: they depend on the number of ranks.
+    """Return the number of threads of each rank; None: it depends on the number of ranks.
 
-    With --batch-shards they may not, for the bits of a product could depend on them.
+    With --batch-shards each rank has one: the bits of a product could depend on the number.
     """
     return 1 if options.command == "train" and given.settings().batch_shards else None
 

@@ -79,13 +79,7 @@ def main(argv: Sequence[str]) -> int:
         hold()
     else:
         probes: dict[str, Callable[..., dict[str, Any]]]
-        probes = {
-            "mpi": mpi,
-            "shrink": shrink,
-            "module": module,
-            "kernels": kernels,
-            "memory": memory,
-        }
+        probes = {"mpi": mpi, "shrink": shrink, "module": module, "kernels": kernels}
         probes |= {"memory": memory, "gpus": gpus, "read": read}
         _print(probes[argv[0]](*argv[1:]))
     return 0

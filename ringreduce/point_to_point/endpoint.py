@@ -23,11 +23,17 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
+from ringreduce.errors import (
+    MismatchError,
+    PeerLostError,
+    PeerTimeoutError,
+    RingReduceError,
+    numbered,
+)
 from ringreduce.point_to_point.road import (
     CLOSED,
     CLOSING,
@@ -53,8 +59,6 @@ _ABSENT_S, _GAP_COUNTS_S = 1.0, 0.1
 """A time between two polls that is longer counts as this: the rank itself was stopped, or did not
 poll."""
 _GAVE_UP = "it has given up a message with this rank"
-
-_AboutRanks = TypeVar("_AboutRanks", PeerLostError, PeerTimeoutError)
 
 _ABANDONED: list[Any] = []
 """Arrays of messages that were given up.  Peers may still read them, and MPI may still write them,
@@ -400,12 +404,11 @@ class Endpoint:
         if answered.status == DIFFERENT:
             error = self._mismatch(operation, operation.kind.text, answered.text)
         elif answered.status == REFUSED:
-            error = self._about(
-                PeerLostError,
+            text = (
                 f"{operation.where}: rank {operation.peer} has closed the communicator without a "
-                f"receive for {operation}",
-                operation.peer,
+                f"receive for {operation}"
             )
+            error = numbered(PeerLostError(text, (operation.peer,)), self._job_ranks)
         self._end(operation, error)
         pair.offered.pop(answered.number, None)
 
@@ -513,13 +516,7 @@ class Endpoint:
 
     def _lost_error(self, peer: int, reason: str) -> PeerLostError:
         text = f"rank {peer} takes part in no more messages with this rank: {reason}"
-        return self._about(PeerLostError, text, peer)
-
-    def _about(self, kind: type[_AboutRanks], text: str, peer: int) -> _AboutRanks:
-        """Return an error of this kind about a rank."""
-        error = kind(text, (peer,))
-        error.job_ranks = (self._job_ranks[peer],)
-        return error
+        return numbered(PeerLostError(text, (peer,)), self._job_ranks)
 
     def _time_out(self, peer: int, pair: _Pair, operation: Operation) -> None:
         did = f"has not received {operation}" if operation.sends else f"has not sent {operation}"
@@ -527,7 +524,8 @@ class Endpoint:
         if others and not operation.sends:
             did += f"; messages with tag {', '.join(map(str, others))} have arrived"
         text = f"{operation.where}: waited {operation.timeout_s:g} s; rank {peer} {did}"
-        self._give_up(operation, self._about(PeerTimeoutError, text, peer))
+        error = numbered(PeerTimeoutError(text, (peer,)), self._job_ranks)
+        self._give_up(operation, error)
 
     def _give_up_all(self, operations: Sequence[Operation], error: BaseException) -> None:
         for operation in operations:

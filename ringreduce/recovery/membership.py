@@ -559,10 +559,10 @@ class Membership:
             self.resize = Resize(change, int(self._under_way), *self._detected)
         self.generation, self.size, self.phase = self.generation + 1, size, Phase.STARTING
         self._lost, self._level, self._under_way = [], level, False
-        if level == 1 and self.plan is not None and not self.plan.starts:
-            self.plan = None  # its ranks have other numbers now
+        if self.plan is not None and (level != 1 or not self.plan.starts):
+            self.plan = None  # it is carried out, or its ranks have other numbers now
         if level != 1:
-            self._has_left, self.plan = False, None
+            self._has_left = False
             if self._wish is not None and self._wish[0] == size:
                 self._wish = None
 

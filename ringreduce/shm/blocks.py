@@ -24,7 +24,7 @@ from ringreduce.control.diagnostics import ranks_text
 from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.devices.cpu import address_of as array_address
-from ringreduce.errors import PeerTimeoutError
+from ringreduce.errors import PeerTimeoutError, numbered
 from ringreduce.shm import functions
 from ringreduce.shm.block_access import (
     ADD,
@@ -106,11 +106,13 @@ def share_blocks(
     collect: Collect,
     crowded: bool,
     timeout_s: float,
+    job_ranks: Sequence[int] = (),
 ) -> Blocks:
     """Make an array of zeros in memory of rank `owner`, which all ranks map.  Collective.
 
     The array has `nbytes` bytes, its elements are of `dtype`.  `crowded`: there are more ranks than
-    cores.  A rank that has waited `timeout_s` seconds for a lock gives up.
+    cores.  A rank that has waited `timeout_s` seconds for a lock gives up.  `job_ranks` are the
+    ranks' numbers in the job, for errors; the same numbers if they are left out.
 
     Raises ValueError if some rank cannot share memory, MemoryError if the owner cannot allocate it:
     on all ranks, with the same text.
@@ -124,7 +126,7 @@ def share_blocks(
     layout = _layout(nbytes, len(able))
     memory, processes = _map_together(layout.end, owner, rank, collect)
     polls = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
-    return Blocks(memory, layout, nbytes, dtype, rank, processes, polls, timeout_s)
+    return Blocks(memory, layout, nbytes, dtype, rank, processes, polls, timeout_s, job_ranks)
 
 
 def _is_able(dtype: np.dtype[Any]) -> bool:
@@ -212,10 +214,11 @@ class Blocks:
         processes: Sequence[_Process],
         spins_and_yields: tuple[int, int],
         timeout_s: float,
+        job_ranks: Sequence[int],
     ) -> None:
         self.array = memory[layout.array : layout.array + nbytes].view(dtype)
         """The array itself, flat.  It keeps the memory mapped."""
-        self.job_ranks: Sequence[int] = range(len(processes))
+        self._job_ranks = job_ranks or range(len(processes))
         """By rank: its number in the job, for errors."""
         self._processes, self._timeout_s = processes, timeout_s
         self._process = processes[rank].number
@@ -322,8 +325,7 @@ class Blocks:
                 f"shared array for {waited_s:.1f} s; it has stopped, or has no core",
                 (holder,),
             )
-            error.job_ranks = (self.job_ranks[holder],)
-            raise error
+            raise numbered(error, self._job_ranks)
         return CONTINUE
 
     def _fold_block(self, array: Any) -> None:

@@ -48,7 +48,7 @@ def _prove(chosen: random.Random, times: int, level: int, *recovery: str) -> dic
             last = job.check_held(first, _aged_ranks(chosen, job, level, kills))
             (folder / "stop").touch()
             found = check_counts(job.end())
-    row: dict[str, Any] = {"kills": len(kills), "survived": len(kills)}
+    row: dict[str, Any] = {"kills": len(kills)}
     row["double_kills"] = sum(int(each["double"]) for each in kills)
     for name, before, after in zip(HELD, first, last, strict=True):
         row |= {f"{name}_first": before, f"{name}_last": after}

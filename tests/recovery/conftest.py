@@ -79,3 +79,16 @@ def start(tmp_path):
         if job.process.poll() is None:
             job.process.kill()
         job.process.communicate()
+
+
+@pytest.fixture
+def finish(tmp_path):
+    """End the program of a job after its step; return its output."""
+
+    def finished(job) -> str:
+        (tmp_path / "stop").touch()
+        code, output = job.end()
+        assert code == 0, output
+        return output
+
+    return finished

@@ -55,19 +55,6 @@ def steps(start, tmp_path):
     return started
 
 
-@pytest.fixture
-def finish(tmp_path):
-    """End the program of a job after its step; return its output."""
-
-    def finished(job) -> str:
-        (tmp_path / "stop").touch()
-        code, output = job.end()
-        assert code == 0, output
-        return output
-
-    return finished
-
-
 # --- a rank that leaves ---
 
 

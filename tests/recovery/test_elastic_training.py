@@ -16,6 +16,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.train import Settings, Trainer
 from ringreduce.train.strategies import Zero
+from tests.long_recovery.jobs import parameters
 from tests.support.mpi import ROOT
 from tests.support.rounding import split_of
 
@@ -24,11 +25,6 @@ EPOCHS, EPOCH_STEPS = 90, 45
 
 def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def trained(output: str) -> str:
-    """The line with the hash of the parameters."""
-    return next(line for line in output.splitlines() if line.startswith("parameters "))
 
 
 def words(path: Path, *more: str) -> list[str]:
@@ -68,7 +64,7 @@ def test_a_replaced_rank_changes_no_bit(start, tmp_path):
     code, output = job.end()
     assert code == 0, output
     assert job.events("resized")[0]["redone"] <= 1
-    assert trained(output) == trained(undisturbed())
+    assert parameters(output) == parameters(undisturbed())
 
 
 def undisturbed() -> str:
@@ -105,7 +101,7 @@ def test_a_run_that_ends_too_early_is_saved_and_resumed(start, tmp_path, options
     assert f"goes on after step {facts['step']} of" in output
     (resumed,) = job.events("resumed")
     assert resumed["step"] == facts["step"]
-    assert trained(output) == trained(undisturbed())
+    assert parameters(output) == parameters(undisturbed())
     steps = [line["step"] for line in lines_of(tmp_path / "steps.jsonl") if "step" in line]
     assert steps == list(range(1, EPOCHS * EPOCH_STEPS + 1))
 
@@ -165,7 +161,7 @@ def test_with_shards_no_loss_and_no_change_of_the_ranks_changes_a_bit(start, tmp
     code, output = job.end()
     assert code == 0, output
     assert [event["after"] for event in job.events("resized")] == [2, 4, 3]
-    assert trained(output) == trained(alone.stdout)
+    assert parameters(output) == parameters(alone.stdout)
     steps = [line["step"] for line in lines_of(metrics) if "step" in line]
     assert steps == list(range(1, epochs * EPOCH_STEPS + 1))
 

@@ -55,19 +55,6 @@ def counts(start, tmp_path):
 
 
 @pytest.fixture
-def finish(tmp_path):
-    """End the program of a job after its step; return its output."""
-
-    def finished(job) -> str:
-        (tmp_path / "stop").touch()
-        code, output = job.end()
-        assert code == 0, output
-        return output
-
-    return finished
-
-
-@pytest.fixture
 def scaling(tmp_path):
     """Start `ringreduce scale` for a job, or for a process id."""
 

@@ -49,9 +49,9 @@ EVENTS = (
     *("killed", "stopped", "lost while others shrink", "newcomers lost"),
     *("shrunk", "handed over", "only left", "generations"),
 )
-"""What can happen in a job."""
+"""Names of the events of a job."""
 BUSY, CALLS, PAUSED, FINISHED, SHRINKS = "busy", "calls", "paused", "finished", "shrinks"
-"""What a rank does: it computes, waits in a call, or has asked the launcher."""
+"""States of a rank: it computes, waits in a call, or has asked the launcher."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Job:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.events: Counter[str] = Counter()
-        """What has happened how often."""
+        """Name of an event -> how often it has happened."""
         self.stop: Stop | None = None
         self.held = Held()
         chosen = self._random = random.Random(seed)
@@ -110,9 +110,9 @@ class Job:
         self._present: list[_Rank] = []
         """The ranks of the present generation that are not lost."""
         self._lost: list[_Rank] = []
-        """Those that it has lost while it goes on."""
+        """Ranks that the generation has lost while it goes on."""
         self._stopped: list[_Rank] = []
-        """Those of them that did not answer, and may run on until they are killed."""
+        """Lost ranks that did not answer: they may run on until they are killed."""
         self._newcomers: list[_Rank] = []
         self._leaving: list[_Rank] = []
         self._arrived: dict[int, dict[int, np.ndarray]] = {}
@@ -140,7 +140,7 @@ class Job:
         self._prove_whole(step)
         return step
 
-    # --- what a seed draws ---
+    # --- faults and wishes, drawn from the seed ---
 
     def _fault(self) -> None:
         victims = self._present + self._newcomers
@@ -186,7 +186,7 @@ class Job:
     # --- the launcher ---
 
     def _look(self) -> None:
-        """Do what follows if all ranks have asked."""
+        """Answer the ranks, if all have asked."""
         self._look_at_newcomers()
         living, phase = self._present, self._members.phase
         for rank in living:
