@@ -77,18 +77,7 @@ class MismatchError(RingReduceError, ValueError):
         self.speaks = speaks
 
 
-class PeerError(RingReduceError):
-    """An error that names ranks.
-
-    :meta private:
-    """
-
-    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(text)
-        self.ranks = self.job_ranks = ranks
-
-
-class PeerTimeoutError(PeerError, TimeoutError):
+class PeerTimeoutError(RingReduceError, TimeoutError):
     """A rank stopped answering.  The communicator is broken: later calls raise this error again.
 
     If `SharedArray.add` or `SharedArray.read` raises it, nothing is broken.
@@ -112,8 +101,12 @@ class PeerTimeoutError(PeerError, TimeoutError):
 
     __module__ = "ringreduce"
 
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = self.job_ranks = ranks
 
-class PeerLostError(PeerError, ConnectionError):
+
+class PeerLostError(RingReduceError, ConnectionError):
     """A rank died, raised an exception, or left.  The communicator is broken.
 
     Attributes:
@@ -133,6 +126,10 @@ class PeerLostError(PeerError, ConnectionError):
     """
 
     __module__ = "ringreduce"
+
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = self.job_ranks = ranks
 
 
 class ScheduleError(RingReduceError):
@@ -158,10 +155,12 @@ class ScheduleError(RingReduceError):
         self.places = tuple(places)
 
 
-_PeerError = TypeVar("_PeerError", bound=PeerError)
+NAME_RANKS = (PeerTimeoutError, PeerLostError)
+"""Errors that name ranks."""
+_NamesRanks = TypeVar("_NamesRanks", bound=PeerTimeoutError | PeerLostError)
 
 
-def numbered(error: _PeerError, job_ranks: Sequence[int]) -> _PeerError:
+def numbered(error: _NamesRanks, job_ranks: Sequence[int]) -> _NamesRanks:
     """Return an error, with the numbers in the job of the ranks that it names.
 
     `job_ranks` has the number in the job of each rank of the communicator.

@@ -26,7 +26,13 @@ from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement, Interrupt
 from ringreduce.control.executable import Control, Executable, LoggedMessage, Note
 from ringreduce.devices.base import Stream
-from ringreduce.errors import MismatchError, PeerError, PeerLostError, RingReduceError, numbered
+from ringreduce.errors import (
+    NAME_RANKS,
+    MismatchError,
+    PeerLostError,
+    RingReduceError,
+    numbered,
+)
 from ringreduce.messages.binding import Arithmetic
 from ringreduce.messages.executor import Executable as MessagesExecutable
 from ringreduce.messages.flows import FlowCache, Task
@@ -564,7 +570,7 @@ class Engine:
             except BaseException as worse:
                 error = worse
             else:
-                if isinstance(settled, PeerError):
+                if isinstance(settled, NAME_RANKS):
                     numbered(settled, self._transport.job_ranks)
                 if not isinstance(settled, MismatchError):
                     self.ended = copy.copy(settled)
@@ -573,7 +579,7 @@ class Engine:
                 return settled
         if isinstance(error, Exception):
             error = self._transport.translate(error)
-        if isinstance(error, PeerError):
+        if isinstance(error, NAME_RANKS):
             numbered(error, self._transport.job_ranks)
         reason = (
             error.reason if isinstance(error, LeavingError) else f"{type(error).__name__}: {error}"
