@@ -1,4 +1,4 @@
-"""Make a communicator: over MPI with `init`, among threads with `spawn`."""
+"""Make a communicator: among processes with `init`, among threads with `spawn`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from ringreduce.calls.communicator import Communicator
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
+from ringreduce.rendezvous import Rendezvous
+from ringreduce.rendezvous import default as default_rendezvous
+from ringreduce.rendezvous import find as find_rendezvous
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Nodes, Topology, parse_nodes
 from ringreduce.transports.base import Transport
@@ -36,19 +39,33 @@ class UnavailableError(Exception):
 def init(
     mpi_comm: MPI.Intracomm | None = None,
     *,
+    rendezvous: Any = None,
+    rank: int | None = None,
+    size: int | None = None,
     transport: str | None = None,
     nodes: NodesArgument = None,
     timeout_s: float | None = None,
     config: Config | None = None,
 ) -> Communicator:
-    """Return a communicator of all ranks of `mpi_comm`, on duplicates of it.  Collective.
+    """Return a communicator of all ranks of the job.  Collective.
+
+    MPI connects the ranks if an MPI launcher has started the process.  Otherwise the rendezvous
+    ``"env://"`` connects them if RANK or WORLD_SIZE is set, as torchrun does.  A process that
+    nothing has started is a job of one rank.
 
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``, or what
             `elastic` has left of it.
-        transport: ``"mpi"``: send data in messages of MPI; ``"shm"``: share memory, which needs all
-            ranks on one host; ``"auto"``: share memory if possible.  None reads
-            RINGREDUCE_TRANSPORT; without that variable it means ``"auto"``.
+        rendezvous: how ranks of one host find each other without MPI.  ``"env://"``: by the
+            variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.  ``"file://PATH"``: by a file,
+            which is removed again.  A ``torch.distributed.Store``.  Or a function that takes the
+            bytes of this rank and returns a list of those of all ranks, in rank order.
+        rank: the number of this rank, for a rendezvous that does not know it.
+        size: the number of ranks, for a rendezvous that does not know it.
+        transport: ``"mpi"``: send data in messages of MPI; ``"sockets"``: send them by the sockets
+            of a rendezvous; ``"shm"``: share memory, which needs all ranks on one host;
+            ``"auto"``: share memory if possible.  None reads RINGREDUCE_TRANSPORT, where ``mpi``
+            and ``sockets`` mean either; without that variable it means ``"auto"``.
         nodes: how many ranks each node has, ``(3, 1, 2)``, or the ranks, ``((0, 2), (1, 3))``.
             None discovers them.
         timeout_s: seconds without progress until a call raises PeerTimeoutError.  None takes the
@@ -59,27 +76,59 @@ def init(
         The communicator.  At the end of the program it is closed, if the program has not closed it.
 
     Raises:
-        ImportError: there is no mpi4py, or no MPI.
-        TypeError, ValueError: wrong arguments, or ``transport="shm"`` for ranks that cannot share
-            memory.
+        ImportError: MPI is to connect the ranks, and there is no mpi4py, or no MPI.
+        TypeError, ValueError: wrong arguments or variables, ranks of a rendezvous on several hosts,
+            or ``transport="shm"`` for ranks that cannot share memory.
         MismatchError: ranks pass different nodes or settings.
         PeerTimeoutError: a rank does not call `init`.
+        PeerLostError: a rank of a rendezvous has ended meanwhile.
 
     Example:
-        On two ranks of an MPI job:
+        On two ranks, started by ``mpirun -n 2`` or by ``torchrun --nproc-per-node 2``:
 
         >>> with rr.init() as comm:
         ...     print(comm.all_reduce(np.array([1.0, 2.0]) * (comm.rank + 1)))
         [3. 6.]
     """
     environment = Environment.read()
+    wanted = transport
     transport = transport or environment.transport or "auto"
     if transport not in TRANSPORTS:
-        raise ValueError(f"init: unknown transport {transport!r}; choose 'auto', 'mpi' or 'shm'")
+        raise ValueError(
+            f"init: unknown transport {transport!r}; choose 'auto', 'mpi', 'sockets' or 'shm'"
+        )
     config = _checked("init", config)
     timeout_s = environment.timeout_s if timeout_s is None else timeout_s
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     check_timeout("init", timeout_s)
+    if mpi_comm is not None and rendezvous is not None:
+        raise ValueError("init: pass mpi_comm or rendezvous: either connects the ranks")
+    if mpi_comm is None and rendezvous is None:
+        rendezvous = default_rendezvous()
+    if rendezvous is None and (rank is not None or size is not None):
+        raise ValueError("init: rank and size belong to a rendezvous; MPI knows both")
+    if wanted == "sockets" and rendezvous is None:
+        raise ValueError("init: transport='sockets' belongs to a rendezvous; pass one")
+    if wanted == "mpi" and rendezvous is not None:
+        raise ValueError(
+            "init: transport='mpi', but a rendezvous connects the ranks; start them with mpirun"
+        )
+    shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
+    config = replace(config, shared_memory=shares)
+    if rendezvous is None:
+        return _init_over_mpi(mpi_comm, transport, nodes, timeout_s, config, environment)
+    found = find_rendezvous(rendezvous, rank, size, timeout_s)
+    return _init_over_sockets(found, transport, nodes, timeout_s, config, environment)
+
+
+def _init_over_mpi(
+    mpi_comm: MPI.Intracomm | None,
+    transport: str,
+    nodes: NodesArgument,
+    timeout_s: float,
+    config: Config,
+    environment: Environment,
+) -> Communicator:
     MPI = _import_mpi()  # noqa: N806 - mpi4py's name
     from ringreduce.process_exit import check_size, close_at_exit, never_finalize, prepare
 
@@ -96,31 +145,69 @@ def init(
     if mpi_comm is None and nodes is None and size == MPI.COMM_WORLD.Get_size():
         nodes = environment.nodes
     placed = None if nodes is None else parse_nodes(nodes, size)
-    shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
-    over_mpi = None
     try:
-        over_mpi = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
-        _check_all_share(over_mpi.collect(bytes((shares,))))
-        config = replace(config, shared_memory=shares)
-        segments = share_segments(over_mpi) if shares else None
+        over = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
+    except BaseException:
+        never_finalize()
+        raise
+    return _assemble(over, transport, placed, timeout_s, config, close_at_exit, never_finalize)
+
+
+def _init_over_sockets(
+    rendezvous: Rendezvous,
+    transport: str,
+    nodes: NodesArgument,
+    timeout_s: float,
+    config: Config,
+    environment: Environment,
+) -> Communicator:
+    from ringreduce.process_exit import close_without_mpi_at_exit, prepare
+    from ringreduce.transports.mesh import connect
+    from ringreduce.transports.sockets import SocketTransport
+
+    prepare(environment)
+    size = rendezvous.size
+    if nodes is not None and size is not None:
+        parse_nodes(nodes, size)  # before the other ranks hear of this one
+    over = SocketTransport(connect(rendezvous.collect, rendezvous.rank, size, timeout_s), timeout_s)
+    try:
+        placed = None if nodes is None else parse_nodes(nodes, over.size)
+    except BaseException:
+        over.release()
+        raise
+    adopt = close_without_mpi_at_exit
+    return _assemble(over, transport, placed, timeout_s, config, adopt, over.release)
+
+
+def _assemble(
+    over: Transport,
+    transport: str,
+    placed: Nodes | None,
+    timeout_s: float,
+    config: Config,
+    adopt: Callable[[Communicator], None],
+    give_up: Callable[[], None],
+) -> Communicator:
+    """Return the communicator over a new transport.  `give_up` is called if that fails midway."""
+    try:
+        _check_all_share(over.collect(bytes((bool(config.shared_memory),))))
+        segments = share_segments(over) if config.shared_memory else None
         if transport == "shm" and segments is None:
             raise UnavailableError
-        comm = _communicator(over_mpi, placed, timeout_s, config, segments, close_at_exit)
+        comm = _communicator(over, placed, timeout_s, config, segments, adopt)
     except MismatchError:
-        assert over_mpi is not None
-        over_mpi.close()
+        over.close()
         raise
     except UnavailableError:
-        assert over_mpi is not None
-        over_mpi.close()
+        over.close()
         raise ValueError(
             "init: transport='shm', but these ranks cannot share memory: they have to be on one "
             "host, with Numba; 'ringreduce doctor' says what is missing"
         ) from None
     except BaseException:
-        never_finalize()
+        give_up()
         raise
-    close_at_exit(comm)
+    adopt(comm)
     return comm
 
 

@@ -147,7 +147,7 @@ _OF_ALL_RANKS = (
 _SWITCHES = ("synchronous_sends", "shared_memory", "log_messages")
 DEFAULT_TIMEOUT_S = 600.0
 """Seconds without progress until a call raises PeerTimeoutError."""
-TRANSPORTS = ("auto", "mpi", "shm")
+TRANSPORTS = ("auto", "mpi", "sockets", "shm")
 """How ranks may exchange data, as `ringreduce.init` names it."""
 
 
@@ -205,7 +205,7 @@ def _node_sizes(text: str) -> tuple[int, ...]:
 _VARIABLES: dict[str, tuple[Callable[[str], Any], str]] = {
     "expected_size": (int, "a whole number"),
     "timeout_s": (_seconds, "seconds, above 0"),
-    "transport": (_transport, "auto, mpi or shm"),
+    "transport": (_transport, "auto, mpi, sockets or shm"),
     "nodes": (_node_sizes, "the ranks of each node, such as 3,1,2"),
 }
 """The parser of each variable, and the text of the wanted value."""

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -63,6 +64,7 @@ class _OthersFirst:
 
     def __init__(self, following: Any) -> None:
         self._following = following
+        self._pid = os.getpid()
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -71,6 +73,19 @@ class _OthersFirst:
         if lost or (isinstance(error, MismatchError) and not error.speaks):
             time.sleep(_OTHERS_FIRST_S)
         self._following(kind, error, trace)
+        if os.getpid() == self._pid and not job.is_interactive():
+            for comm in list(_without_mpi):  # MPI would have ended the job by now
+                comm.leave(f"{kind.__name__}: {error}")
+
+
+_without_mpi: weakref.WeakSet[Communicator] = weakref.WeakSet()
+"""Communicators of ranks that are in no MPI job."""
+
+
+def close_without_mpi_at_exit(comm: Communicator) -> None:
+    """As `close_at_exit`; if an uncaught exception ends this process, it tells the other ranks."""
+    _without_mpi.add(comm)
+    close_at_exit(comm)
 
 
 def close_at_exit(comm: Communicator) -> None:

@@ -63,20 +63,26 @@ MAY_IMPORT = {
     "planning": SYMBOLIC,
     "compiler": set(),
     "transports": set(),
+    "rendezvous": {"transports"},
     "devices": {"compiler"},
     "control": {"schedules", "transports"},
     "messages": {"control", "devices", "planning", "transports"},
     "shm": {"compiler", "control", "devices", "planning", "transports"},
     "point_to_point": {"compiler", "shm", "transports"},
     "calls": {*BELOW_CALLS, *SYMBOLIC},
-    "bootstrap": {"calls", "devices", "launch", "process_exit", "shm", "transports"},
+    "bootstrap": {
+        *("calls", "devices", "launch", "process_exit", "rendezvous", "shm", "transports"),
+    },
     "process_exit": {"calls", "launch"},
     "launch": {*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "the public names"},
     "__main__": {"launch"},
     "exact": {"calls", "devices"},
     "recovery": {"bootstrap", "calls", "process_exit", "shm"},
     "train": {"the public names", "picture"},
-    "bench": {"the public names", "algorithms", "devices", "picture", "planning", "schedules"},
+    "bench": {
+        *("the public names", "algorithms", "devices", "picture", "planning", "rendezvous"),
+        "schedules",
+    },
     # Packages to come.
     "torch": {"the public names"},
 }
@@ -323,8 +329,9 @@ def test_it_is_found_nowhere(module, search):
     assert search(TREES[module]) == allowed
 
 
-def test_nothing_is_pickled_over_mpi():
+def test_nothing_is_pickled_between_ranks():
     assert pickling_calls(TREES["ringreduce.transports.mpi"]) == []
+    assert importers_of("pickle") == set()
 
 
 def test_the_environment_is_read_in_few_places():
@@ -336,6 +343,8 @@ def test_the_environment_is_read_in_few_places():
     others = {"config", "cores", "compiler.jit", "colours", "terminal"}
     # transports.mpi whether its MPI was started so that ranks can.
     others |= {"recovery.wire", "recovery.elastic", "transports.mpi"}
+    # rendezvous what torchrun sets.
+    others |= {"rendezvous", "rendezvous.env"}
     assert readers <= {*others, *launch}
 
 

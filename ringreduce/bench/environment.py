@@ -7,10 +7,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import mpi4py
 import numpy as np
-from mpi4py import MPI
 
+from ringreduce import rendezvous
 from ringreduce.cores import cores
 
 _LEVELS = ("single", "funneled", "serialized", "multiple")
@@ -18,20 +17,34 @@ _LEVELS = ("single", "funneled", "serialized", "multiple")
 
 def environment(command: str) -> dict[str, Any]:
     """The fields that every row has of its run.  Call it on a rank of the job."""
-    library = MPI.Get_library_version().splitlines()[0].split(",")[0]
     return {
         "date": datetime.date.today().isoformat(),
         "command": command,
         "cpu": _cpu(),
         "cores": cores(),
+        **(_without_mpi() if rendezvous.default() else _of_mpi()),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "kernel": platform.release().split("-")[0],
+    }
+
+
+def _of_mpi() -> dict[str, Any]:
+    import mpi4py
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().splitlines()[0].split(",")[0]
+    return {
         "mpi": library.strip("\0 ").replace("\t", ""),
         "thread_level": _LEVELS[MPI.Query_thread()],
         "ranks": MPI.COMM_WORLD.Get_size(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
         "mpi4py": mpi4py.__version__,
-        "kernel": platform.release().split("-")[0],
     }
+
+
+def _without_mpi() -> dict[str, Any]:
+    size = rendezvous.find("env://", None, None, timeout_s=1.0).size
+    return {"mpi": "none", "thread_level": "multiple", "ranks": size}
 
 
 def _cpu() -> str:

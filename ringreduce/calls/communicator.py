@@ -43,7 +43,11 @@ else:
 S = TypeVar("S", bound=np.generic)
 
 _RANK_BYTES = 4
-_WAYS = {"mpi": "over MPI messages", "thread": "among threads"}
+_WAYS = {
+    "mpi": "over MPI messages",
+    "sockets": "over Unix sockets",
+    "thread": "among threads",
+}
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
 _MOST_LISTED = 16
 """The most ranks for which `repr` lists the ranks of each node."""
@@ -106,7 +110,7 @@ class Communicator(Collectives, PointToPoint):
         if self.size <= _MOST_LISTED:
             layout = f"node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
         way = _WAYS.get(self._transport.name, f"over {self._transport.name}")
-        if self.config.memory is not None and self._transport.name == "mpi":
+        if self.config.memory is not None and self._transport.name != "thread":
             way = "over shared memory"
         ended = str(self._engine.ended or "").partition(";")[0]
         state = "broken" if self.broken else ended.removeprefix("the communicator is ")

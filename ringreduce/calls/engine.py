@@ -578,7 +578,7 @@ class Engine:
                     self._abandon()
                 return settled
         if isinstance(error, Exception):
-            error = self._transport.translate(error)
+            error = self._agreement.why_lost(self._transport.translate(error))
         if isinstance(error, NAME_RANKS):
             numbered(error, self._transport.job_ranks)
         reason = (

@@ -26,7 +26,7 @@ from ringreduce.control.diagnostics import describe_mismatch, describe_timeout
 from ringreduce.control.signature import NUMBER_BYTES, Signature, number_of
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.transports.base import Transport
+from ringreduce.transports.base import Transport, lost
 
 _REMEMBERED_CALLS = 4096
 """Calls whose signatures are kept.  A root whose sends are buffered may be ahead of its peers by
@@ -228,14 +228,31 @@ class Agreement:
 
     def poll(self) -> None:
         """Handle the control messages that have arrived; keep those of a later epoch for it."""
+        arrived = [(peer, json.loads(message)) for peer, message in self._poll_control()]
         early, self._early = self._early, []
-        arrived = [(peer, json.loads(message)) for peer, message in self.transport.poll_control()]
         for peer, message in (*early, *arrived):
             kind = message["kind"]
             if message["epoch"] > self._epoch and kind not in _AT_ANY_TIME:
                 self._early.append((peer, message))
             elif message["epoch"] == self._epoch or kind not in _IN_ITS_EPOCH:
                 getattr(self, f"_on_{kind}")(peer, message)
+
+    def _poll_control(self) -> list[tuple[int, bytes]]:
+        try:
+            return self.transport.poll_control()
+        except Exception as error:
+            if self._is_of_left(self.transport.translate(error)):
+                return []  # a call that such a rank has completed can complete here, too
+            raise
+
+    def _is_of_left(self, error: Exception) -> bool:
+        """Return whether `error` is of lost ranks that had all left before."""
+        ranks = set(error.ranks) if isinstance(error, PeerLostError) else set()
+        return bool(ranks) and ranks <= set(self._left)
+
+    def why_lost(self, error: Exception) -> Exception:
+        """Return the error with the reason why ranks have left, if `error` is of their loss."""
+        return self._settle_left() if self._is_of_left(error) else error
 
     def _on_abort(self, peer: int, message: dict[str, Any]) -> None:
         self._note_abort(message["number"])
@@ -392,6 +409,8 @@ class Agreement:
     def _settle_left(self) -> RingReduceError:
         rank, message = min(self._left.items())
         gone = {each for left, why in self._left.items() for each in why["lost"] or [left]}
+        if message["lost"]:
+            return lost(sorted(gone))
         return PeerLostError(
             f"rank {rank} has left the communicator: {message['reason']}; "
             "the communicator is broken, calls on it can no longer complete",

@@ -74,11 +74,15 @@ class _AbortHook:
     ) -> None:
         self._previous(kind, error, trace)
         forked = os.getpid() != self._pid
-        interactive = hasattr(sys, "ps1") or sys.flags.interactive
-        if not forked and not interactive:
+        if not forked and not is_interactive():
             if isinstance(error, PeerLostError):
                 time.sleep(_AFTER_YOU_S)
             end_job(exit_code_of(error))
+
+
+def is_interactive() -> bool:
+    """Return whether a person types the program: an exception does not end it then."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from ringreduce.errors import PeerTimeoutError
+from ringreduce.errors import PeerLostError, PeerTimeoutError
 
 
 class Request(Protocol):
@@ -77,7 +77,10 @@ class Transport(Protocol):
         """Send a control message.  The peer's `poll_control` returns it once, in order."""
 
     def control_sent(self, peers: Iterable[int]) -> bool:
-        """Return whether all control messages to `peers` arrive without further calls here."""
+        """Return whether all control messages to `peers` arrive without further calls here.
+
+        `peers` may have this rank, which sends itself none.
+        """
 
     def poll_control(self) -> list[tuple[int, bytes]]:
         """Return the control messages that arrived since the last poll, each with its sender."""
@@ -157,9 +160,24 @@ class Channel(Protocol):
         """Drop the envelopes that nobody has polled.  All ranks have posted their last."""
 
 
-def not_assembled(timeout_s: float, missing: Sequence[int]) -> PeerTimeoutError:
-    """Return the error of a rank that has waited `timeout_s` seconds for the ranks `missing`."""
+def lost(ranks: Sequence[int]) -> PeerLostError:
+    """Return the error of a call on a communicator whose `ranks` have ended."""
+    who = f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
+    return PeerLostError(
+        f"{who} lost; the communicator is broken, calls on it can no longer complete",
+        tuple(ranks),
+    )
+
+
+def not_assembled(
+    timeout_s: float, missing: Sequence[int], where: str = "init"
+) -> PeerTimeoutError:
+    """Return the error of a rank that has waited `timeout_s` seconds for the ranks `missing`.
+
+    `where` is the name of the call that waited.
+    """
     absent = f"not there: {', '.join(map(str, missing))}" if missing else "none gets on"
     return PeerTimeoutError(
-        f"init: waited {timeout_s:g} s for all ranks of the communicator; {absent}", tuple(missing)
+        f"{where}: waited {timeout_s:g} s for all ranks of the communicator; {absent}",
+        tuple(missing),
     )

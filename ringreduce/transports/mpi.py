@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ringreduce.errors import PeerLostError, PeerTimeoutError
-from ringreduce.transports.base import not_assembled
+from ringreduce.transports.base import lost, not_assembled
 
 _CONTROL_TAG, _ENVELOPE_TAG, _FIRST_DATA_TAG = range(3)
 """Tags on the control communicator: of control messages; of a channel's envelopes; from the third
@@ -363,12 +363,11 @@ class _Assembly:
 
 def _lost(error: MPI.Exception, comm: MPI.Comm) -> PeerLostError:
     """Return the error of a call on `comm`; it names the ranks that MPI knows to be lost."""
-    ranks: tuple[int, ...] = ()
     if error.Get_error_class() == MPI.ERR_PROC_FAILED != MPI.ERR_REVOKED:
         failed = comm.Get_failed()
-        ranks = tuple(sorted(failed.Translate_ranks(None, comm.Get_group())))
-    text = f"rank(s) {', '.join(map(str, ranks))} are lost; " if ranks else ""
-    return PeerLostError(f"MPI reports: {error}; {text}the communicator is broken", ranks)
+        if ranks := sorted(failed.Translate_ranks(None, comm.Get_group())):
+            return lost(ranks)
+    return PeerLostError(f"MPI reports: {error}; the communicator is broken", ())
 
 
 def why_not_shrink() -> str:

@@ -1,11 +1,11 @@
-"""Each kind of fault many times, at random moments of random calls, under the interpreter's MPI.
+"""Each kind of fault many times, at random moments of random calls.
 
     python -m tests.long.faults --times 50 --seed 1 --out bench_results/faults.json
 
-A rank stops, is killed, never calls, raises or exits; the others catch the error and return, or do
-not.  Counts what must not be: jobs that end before the fault, or not at all; processes that are
-left; ranks that name the wrong one; ranks whose errors differ; wrong results.  Exits with 1 if any
-was seen.
+The job runs under the MPI of the interpreter, or ``--without-mpi``.  A rank stops, is killed, never
+calls, raises or exits; the others catch the error and return, or do not.  Counts what must not be:
+jobs that end before the fault, or not at all; processes that are left; ranks that name the wrong
+one; ranks whose errors differ; wrong results.  Exits with 1 if any was seen.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=50, help="runs of each kind")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, metavar="NAME")
-    parser.add_argument("--transport", choices=("auto", "shm"), default="auto")
+    parser.add_argument("--transport", choices=("auto", "shm", "sockets"), default="auto")
+    parser.add_argument("--without-mpi", action="store_true", help="connect ranks by sockets")
     parser.add_argument("--out", type=Path, help="where to record the runs, as JSON")
     options = parser.parse_args(argv)
     arguments = " ".join(sys.argv[1:] if argv is None else argv)
@@ -118,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        jobs = MpiJobs(Path(folder))
+        jobs = MpiJobs(Path(folder), options.without_mpi)
         (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
         del where["ranks"]
         for how in options.faults:

@@ -1,10 +1,10 @@
-"""Many random cases through one persistent MPI job, spread evenly over every cell there is.
+"""Many random cases through one persistent job, spread evenly over every cell there is.
 
     python -m tests.long.properties --cases 100000 --seed 1 --out bench_results/properties.json
 
-Under the MPI of the interpreter.  Hypothesis draws; the cells are visited in an order that the seed
-shuffles, so a run of a tenth of the cases is a random tenth.  Exits with 1 if any case fails, or if
-a cell stays empty although there are enough cases for all.
+The job runs under the MPI of the interpreter, or ``--without-mpi``.  Hypothesis draws; the cells
+are visited in an order that the seed shuffles, so a run of a tenth of the cases is a random tenth.
+Exits with 1 if any case fails, or if a cell stays empty although there are enough cases for all.
 """
 
 from __future__ import annotations
@@ -170,13 +170,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.long.properties")
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without-mpi", action="store_true", help="connect ranks by sockets")
     parser.add_argument("--out", type=Path, help="where to record the run, as JSON")
     options = parser.parse_args(argv)
     arguments = " ".join(sys.argv[1:] if argv is None else argv)
     command = f"python -m tests.long.properties {arguments}".strip()
 
     with tempfile.TemporaryDirectory() as folder:
-        jobs = MpiJobs(Path(folder))
+        jobs = MpiJobs(Path(folder), options.without_mpi)
         (where, *_) = jobs.run_ok("call", RANKS, "benchmarks.rows:environment", command)
         started = time.monotonic()
         feeder = Feeder(CaseJob(jobs, RANKS), options.cases)

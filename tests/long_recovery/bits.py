@@ -24,7 +24,7 @@ from tests.long_recovery.jobs import Job, parameters
 from tests.support.mpi import ROOT
 
 _SIZES = (1, 2, 3, 4)
-_TRAIN = ("--epochs", "120", "--batch", "128", "--hidden", "256", "256", "--batch-shards", "12")
+_TRAIN = ("--epochs", "360", "--batch", "128", "--hidden", "256", "256", "--batch-shards", "12")
 """Matrices so large that NumPy multiplies them with several threads, if it may."""
 _FEWEST, _MOST = 3, 5
 """Disturbances of a run."""

@@ -51,5 +51,7 @@ def notice(chosen: random.Random, started: dict[str, Any], job: Job) -> None:
 
 def scale(job: Job, size: int) -> None:
     """Change the number of ranks by command.  Exits if the job cannot have so many."""
-    if job.scale(size).wait(SILENCE_S):
-        sys.exit(f"the job cannot have {size} ranks")
+    asked = job.scale(size)
+    said, _ = asked.communicate(timeout=SILENCE_S)
+    if asked.returncode:
+        sys.exit(f"the job cannot have {size} ranks: {said}")

@@ -132,13 +132,14 @@ class Job:
             ),
         )
 
-    def scale(self, size: int) -> subprocess.Popen[bytes]:
+    def scale(self, size: int) -> subprocess.Popen[str]:
         """Start `ringreduce scale`, which waits until the job has so many ranks."""
         return subprocess.Popen(
             [sys.executable, "-m", "ringreduce", "scale", str(self.process.pid), str(size)],
             cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env={**os.environ, "TMPDIR": str(self.folder)},
         )
 
@@ -214,8 +215,14 @@ def is_rank(pid: int) -> bool:
 
 
 def check_counts(output: str) -> dict[str, Any]:
-    """Return what `tests.long_recovery.counting` has printed.  Exits if a count is wrong."""
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    """Return what `tests.long_recovery.counting` has printed.  Exits if a count is wrong.
+
+    The mpiexec of a generation whose rank was killed may print its own lines later.
+    """
+    counts = [line for line in output.splitlines() if line.startswith('{"')]
+    if len(counts) != 1:
+        sys.exit(f"the job has not printed its counts, but {output!r}")
+    found: dict[str, Any] = json.loads(counts[0])
     if found["least"] != found["epochs"] or found["most"] != found["epochs"]:
         sys.exit(f"samples are lost or counted twice: {found}")
     return found

@@ -68,8 +68,10 @@ class Finished:
 class MpiJobs:
     """Starts jobs, and kills what is left of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, without_mpi: bool = False) -> None:
+        """Start jobs by mpiexec, or, `without_mpi`, by `tests.support.start`."""
         self.folder = folder
+        self._launcher = [sys.executable, "-m", "tests.support.start"] if without_mpi else None
         self._started: list[subprocess.Popen[str]] = []
         self._temporary: list[tempfile.TemporaryDirectory[str]] = []
         self._count = 0
@@ -82,7 +84,7 @@ class MpiJobs:
         options: Sequence[str] = (),
         **variables: str,
     ) -> subprocess.Popen[str]:
-        """Start ``programs/<program>.py`` by mpiexec with `options`; returns at once."""
+        """Start ``programs/<program>.py``, by mpiexec with `options`; returns at once."""
         self._count += 1
         results = self.folder / f"job{self._count}"
         results.mkdir()
@@ -90,7 +92,7 @@ class MpiJobs:
         temporary = tempfile.TemporaryDirectory(prefix="rr", ignore_cleanup_errors=True)
         self._temporary.append(temporary)
         variables = {"TMPDIR": temporary.name, **variables}
-        command = [mpiexec(), *options, "-n", str(ranks)]
+        command = [*(self._launcher or [mpiexec()]), *options, "-n", str(ranks)]
         job = subprocess.Popen(
             [*command, sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
             stdin=subprocess.DEVNULL,
@@ -190,6 +192,15 @@ def with_environment(marker: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def place() -> tuple[int, int]:
+    """Called by a rank of a job: its number, and how many there are."""
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 
 def report(rank: int, result: Any) -> None:

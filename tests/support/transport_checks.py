@@ -329,7 +329,7 @@ def long_control_messages_arrive_whole_and_in_order(transport: Transport) -> Non
 
 def control_messages_are_sent_once_they_have_arrived(transport: Transport) -> None:
     peers = peers_of(transport)
-    assert transport.control_sent(peers)
+    assert transport.control_sent(range(transport.size))
     ear = Ear(transport)
     for peer in peers:
         transport.send_control(peer, bytes(100_000))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 
 import pytest
 
 import ringreduce as rr
+from ringreduce.transports.mesh import connect
+from ringreduce.transports.sockets import SocketTransport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.support.messages import DEADLINE_S
 from tests.support.mpi import MpiJobs
+from tests.support.threads import Exchange, on_threads
 from tests.support.transport_checks import CHECKS, STRICT, name_of
 
 NAMES = [name_of(check, ranks) for check, ranks in CHECKS]
@@ -18,23 +21,30 @@ NAMES = [name_of(check, ranks) for check, ranks in CHECKS]
 @pytest.mark.parametrize(("check", "ranks"), CHECKS, ids=NAMES)
 def test_threads_keep_the_contract(check, ranks):
     switchboard = Switchboard(ranks)
-    failures = []
 
     def run(rank):
         transport = ThreadTransport(switchboard, rank)
-        try:
-            check(transport)
-            transport.close()
-        except BaseException as error:
-            failures.append(error)
+        check(transport)
+        transport.close()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    on_threads(run, ranks)
+
+
+BUFFERED = [(check, ranks) for check, ranks in CHECKS if check not in STRICT]
+
+
+@pytest.mark.parametrize(
+    ("check", "ranks"), BUFFERED, ids=[name_of(check, ranks) for check, ranks in BUFFERED]
+)
+def test_sockets_keep_the_contract(check, ranks):
+    exchange = Exchange(ranks)
+
+    def run(rank):
+        transport = SocketTransport(connect(exchange.of(rank), None, None, DEADLINE_S), DEADLINE_S)
+        check(transport)
+        transport.close()
+
+    on_threads(run, ranks)
 
 
 def test_a_rank_that_nobody_joins_names_those_that_are_missing():

@@ -4,9 +4,8 @@ import importlib
 import sys
 import traceback
 
-from mpi4py import MPI
-
-from tests.support.mpi import report
+from ringreduce.launch.job import end_job
+from tests.support.mpi import place, report
 
 module, _, function = sys.argv[1].partition(":")
 try:
@@ -14,6 +13,6 @@ try:
 except BaseException:
     # The other ranks would wait for this one until the test gives up.
     traceback.print_exc()
-    sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(1)
-report(MPI.COMM_WORLD.rank, result)
+    end_job(1)
+    sys.exit(1)
+report(place()[0], result)

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 import ringreduce as rr
-from tests.support.mpi import report
+from tests.support.mpi import place, report
 
 TIMEOUT_S = 1.0
 LONG_S = 60
-RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+RANK, SIZE = place()
 
 
 def fail(how: str, comm: rr.Communicator) -> None:

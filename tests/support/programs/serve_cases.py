@@ -4,13 +4,14 @@ import json
 import os
 import socket
 import traceback
-
-from mpi4py import MPI
+from pathlib import Path
+from typing import Any
 
 import ringreduce as rr
 from tests.support.cases import CONFIG, SYNCHRONOUS_CONFIG, Case, nodes_of, run_case
+from tests.support.mpi import place
 
-world = MPI.COMM_WORLD
+RANK, _ = place()
 comms: dict[tuple[int, str, bool], rr.Communicator] = {}
 
 
@@ -18,9 +19,8 @@ def communicator(case: Case) -> rr.Communicator:
     """One for each number of ranks, layout and way of sending, made when first needed."""
     key = (case.ranks, case.layout, case.synchronous)
     if key not in comms:
-        group = world.Get_group().Incl(range(case.ranks))
         comms[key] = rr.init(
-            world.Create_group(group, tag=case.ranks),
+            **group_of(case),
             nodes=nodes_of(case.layout, case.ranks),
             timeout_s=20,
             config=SYNCHRONOUS_CONFIG if case.synchronous else CONFIG,
@@ -28,11 +28,23 @@ def communicator(case: Case) -> rr.Communicator:
     return comms[key]
 
 
+def group_of(case: Case) -> dict[str, Any]:
+    """What `init` needs to find the ranks of the case."""
+    if "RANK" in os.environ:
+        name = f"meeting of {case.ranks} {case.layout} {case.synchronous}"
+        meeting = Path(os.environ["RESULTS"]) / name
+        return {"rendezvous": f"file://{meeting}", "rank": RANK, "size": case.ranks}
+    from mpi4py import MPI
+
+    group = MPI.COMM_WORLD.Get_group().Incl(range(case.ranks))
+    return {"mpi_comm": MPI.COMM_WORLD.Create_group(group, tag=case.ranks)}
+
+
 def run_batch(cases: list[Case]) -> tuple[int, str | None]:
     """Run those cases that this rank takes part in, up to the first that fails."""
     for index, case in enumerate(cases):
         try:
-            if world.rank < case.ranks:
+            if case.ranks > RANK:
                 run_case(communicator(case), case)
         except Exception:
             return index, traceback.format_exc()
@@ -43,7 +55,7 @@ def main() -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.environ["CASE_SOCKET"])
     lines = connection.makefile("rw")
-    lines.write(f"{world.rank}\n")
+    lines.write(f"{RANK}\n")
     lines.flush()
     for line in lines:
         answer = run_batch([Case.from_json(values) for values in json.loads(line)])

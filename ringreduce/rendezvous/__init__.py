@@ -1,0 +1,91 @@
+"""How ranks that no MPI connects find each other: each passes some bytes, and gets all ranks'.
+
+Every form is one function `collect`, which is called once: the environment variables that torchrun
+sets (`env`), a file (`files`), a store of torch (`stores`), or a function of the caller.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringreduce.rendezvous.env import of_environment
+from ringreduce.rendezvous.files import of_file
+from ringreduce.rendezvous.stores import is_store, of_store
+from ringreduce.topology import RANK_VARIABLES
+
+_FORMS = "'env://', 'file://PATH', a store of torch.distributed, or a function"
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """What ranks need to connect."""
+
+    collect: Callable[[bytes], Sequence[bytes]]
+    """Passes this rank's bytes, and returns those of all ranks, in rank order."""
+    rank: int | None
+    """None: the place of this rank's bytes."""
+    size: int | None
+    """Number of ranks; None: as many as `collect` returns."""
+
+
+def default(variables: Mapping[str, str] = os.environ) -> str | None:
+    """Return ``"env://"`` if these variables say so; None if MPI connects the ranks, if any does.
+
+    A job of torchrun may run inside a job of an MPI, whose variables its ranks then have, too.
+    """
+    if "TORCHELASTIC_RUN_ID" in variables:
+        return "env://"
+    if any(name in variables for name in RANK_VARIABLES):
+        return None
+    return "env://" if "RANK" in variables or "WORLD_SIZE" in variables else None
+
+
+def find(rendezvous: Any, rank: Any, size: Any, timeout_s: float) -> Rendezvous:
+    """Return the rendezvous that `init` is given.
+
+    Raises TypeError or ValueError, before anything is sent, if it is none, or if a number is wrong
+    or missing.
+    """
+    rank, size = _number("rank", rank), _number("size", size)
+    if size is not None and size < 1:
+        raise ValueError(f"init: size is {size}; pass the number of ranks, at least 1")
+    if rank is not None and not 0 <= rank < (rank + 1 if size is None else size):
+        raise ValueError(f"init: rank is {rank}, of {size} ranks; pass a number from 0")
+    if isinstance(rendezvous, str):
+        return _of_text(rendezvous, rank, size, timeout_s)
+    if is_store(rendezvous):
+        rank, size = _given("a store", rank, size)
+        return Rendezvous(of_store(rendezvous, rank, size, timeout_s), rank, size)
+    if callable(rendezvous):
+        return Rendezvous(rendezvous, rank, size)
+    raise TypeError(f"init: rendezvous is {rendezvous!r}; pass {_FORMS}")
+
+
+def _of_text(text: str, rank: int | None, size: int | None, timeout_s: float) -> Rendezvous:
+    if text == "env://":
+        found = of_environment(rank, size, timeout_s)
+        return Rendezvous(found.collect, found.rank, found.size)
+    path = text.removeprefix("file://")
+    if path != text and path:
+        rank, size = _given("a file", rank, size)
+        return Rendezvous(of_file(path, rank, size, timeout_s), rank, size)
+    raise ValueError(f"init: unknown rendezvous {text!r}; pass {_FORMS}")
+
+
+def _given(what: str, rank: int | None, size: int | None) -> tuple[int, int]:
+    if rank is None or size is None:
+        raise ValueError(f"init: a rendezvous by {what} needs rank= and size=")
+    return rank, size
+
+
+def _number(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"init: {name} is {value!r}; pass an int") from None

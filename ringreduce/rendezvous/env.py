@@ -1,0 +1,257 @@
+"""Find the other ranks by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+
+All ranks are on one host.  So rank 0 listens at an abstract Unix address that all ranks derive from
+these variables, and not at MASTER_PORT, where a store of torch may listen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from typing import Any
+
+from ringreduce.errors import PeerLostError
+from ringreduce.transports.base import not_assembled
+
+_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OF_THE_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+"""Variables that differ between jobs, and between a job and its restart."""
+_PEER = struct.Struct("3i")
+"""``struct ucred``: process id, user id and group id of the other side of a Unix socket."""
+_RETRY_S = 0.005
+"""Seconds between attempts to connect to rank 0, which may not listen yet."""
+_LINE_S = 5.0
+"""Seconds that a rank which has connected may take to send its line."""
+_LINE_BYTES = 1 << 20
+"""The longest line of one rank, and the part of rank 0's answer that each rank has."""
+_numbers = count()
+"""How many rendezvous this process has had: every rank makes the same ones, in the same order."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """This rank's place in the job, and how it exchanges bytes with the others."""
+
+    rank: int
+    size: int
+    collect: Callable[[bytes], list[bytes]]
+
+
+def of_environment(
+    rank: int | None,
+    size: int | None,
+    timeout_s: float,
+    variables: Mapping[str, str] = os.environ,
+) -> Environment:
+    """Read the variables; `rank` and `size` stand in for RANK and WORLD_SIZE.
+
+    Raises ValueError if a variable is missing or no number, or names another host.
+    """
+    given = {"RANK": rank, "WORLD_SIZE": size}
+    missing = [name for name in _NAMES if not variables.get(name) and given.get(name) is None]
+    if missing:
+        there = [name for name in _NAMES if name not in missing]
+        raise ValueError(
+            f"init: rendezvous 'env://' needs {', '.join(_NAMES)}; missing: {', '.join(missing)}"
+            + (f" (set: {', '.join(there)})" if there else "")
+        )
+    rank = _whole("RANK", variables) if rank is None else rank
+    size = _whole("WORLD_SIZE", variables) if size is None else size
+    if not 0 <= rank < size:
+        raise ValueError(f"init: RANK is {rank} and WORLD_SIZE is {size}; ranks count from 0")
+    _check_one_host(size, variables)
+    name = _address(variables)
+
+    def collect(mine: bytes) -> list[bytes]:
+        meet = _serve if rank == 0 else _ask
+        return meet(name(), rank, size, mine, timeout_s)
+
+    return Environment(rank, size, collect)
+
+
+def _whole(name: str, variables: Mapping[str, str]) -> int:
+    try:
+        return int(variables[name])
+    except ValueError:
+        raise ValueError(f"init: {name} is {variables[name]!r}; wanted a whole number") from None
+
+
+def _check_one_host(size: int, variables: Mapping[str, str]) -> None:
+    """Raise ValueError if the variables say that the job has several hosts."""
+    several = "Without MPI all ranks have to be on one host; start these with mpirun or srun"
+    here = variables.get("LOCAL_WORLD_SIZE", "")
+    if here.isdigit() and int(here) < size:
+        raise ValueError(f"init: {here} of {size} ranks are on this host.  {several}")
+    master = variables["MASTER_ADDR"]
+    if not _is_here(master):
+        raise ValueError(f"init: MASTER_ADDR {master} is no address of this host.  {several}")
+
+
+def _is_here(address: str) -> bool:
+    """Return whether this host has an address: only then a socket can be bound to it."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return address == socket.gethostname()
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(place)
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _address(variables: Mapping[str, str]) -> Callable[[], bytes]:
+    """Return a function that gives the abstract address of the next rendezvous of this job."""
+    job = [os.geteuid(), *(variables.get(name, "") for name in _OF_THE_JOB)]
+
+    def address() -> bytes:
+        text = json.dumps([*job, next(_numbers)])
+        return f"\0ringreduce-{blake2b(text.encode(), digest_size=16).hexdigest()}".encode()
+
+    return address
+
+
+def _serve(address: bytes, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
+    """As rank 0: take the other ranks' bytes, and answer each with those of all."""
+    entries: dict[int, bytes] = {rank: mine}
+    waiting: list[socket.socket] = []
+    deadline = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX) as listening:
+        _listen(listening, address)
+        try:
+            while len(entries) < size:
+                left = deadline - time.monotonic()
+                listening.settimeout(max(left, 0.001))
+                try:
+                    connection, _ = listening.accept()
+                except TimeoutError:
+                    missing = sorted(set(range(size)) - set(entries))
+                    _answer(waiting, {"missing": missing})
+                    raise not_assembled(timeout_s, missing) from None
+                line = _line_of(connection)
+                if line is None:
+                    connection.close()
+                    continue
+                waiting.append(connection)
+                if complaint := _complaint(line, entries, size):
+                    _answer(waiting, {"complaint": complaint})
+                    raise ValueError(complaint)
+                entries[line["rank"]] = bytes.fromhex(line["entry"])
+            _answer(waiting, {"entries": [entries[each].hex() for each in range(size)]})
+        finally:
+            for connection in waiting:
+                connection.close()
+    return [entries[each] for each in range(size)]
+
+
+def _listen(listening: socket.socket, address: bytes) -> None:
+    try:
+        listening.bind(address)
+    except OSError:
+        raise ValueError(
+            "init: another process is rank 0 of this MASTER_ADDR and MASTER_PORT; give each job "
+            "its own port, and each rank its own RANK"
+        ) from None
+    listening.listen(4096)
+
+
+def _line_of(connection: socket.socket) -> dict[str, Any] | None:
+    """Return what a rank says; None if the process is not of this user, or says something else."""
+    try:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if _PEER.unpack(credentials)[1] != os.geteuid():
+            return None
+        connection.settimeout(_LINE_S)
+        line = json.loads(_received_line(connection, _LINE_BYTES))
+        match line:
+            case {"rank": int(), "size": int(), "entry": str(entry)}:
+                bytes.fromhex(entry)
+                return dict(line)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _complaint(line: Mapping[str, Any], entries: Mapping[int, bytes], size: int) -> str:
+    """Return what is wrong with the line of a rank; "" if nothing is."""
+    rank = line["rank"]
+    if line["size"] != size:
+        return f"init: WORLD_SIZE is {size} on rank 0, and {line['size']} on rank {rank}"
+    if rank in entries:
+        return f"init: two processes have RANK {rank}"
+    return ""
+
+
+def _answer(waiting: Iterable[socket.socket], answer: Mapping[str, Any]) -> None:
+    line = json.dumps(answer).encode() + b"\n"
+    for connection in waiting:
+        try:
+            connection.settimeout(_LINE_S)
+            connection.sendall(line)
+        except OSError:  # the rank has ended: those who connect to it notice
+            continue
+
+
+def _ask(address: bytes, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
+    """As another rank: send this rank's bytes to rank 0, and wait for those of all."""
+    deadline = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX) as connection:
+        _connect(connection, address, deadline, timeout_s)
+        line = json.dumps({"rank": rank, "size": size, "entry": mine.hex()}).encode()
+        try:
+            # Rank 0 gives up after `timeout_s`, too, and then says who is missing.
+            connection.settimeout(max(deadline - time.monotonic(), 0.0) + _LINE_S)
+            connection.sendall(line + b"\n")
+            answer = json.loads(_received_line(connection, _LINE_BYTES * size))
+        except TimeoutError:
+            raise not_assembled(timeout_s, [0]) from None
+        except OSError:
+            raise PeerLostError("init: rank 0 has ended before all ranks had met", (0,)) from None
+    match answer:
+        case {"entries": [*entries]}:
+            return [bytes.fromhex(entry) for entry in entries]
+        case {"missing": [*missing]}:
+            raise not_assembled(timeout_s, missing)
+        case {"complaint": str(complaint)}:
+            raise ValueError(complaint)
+    raise ValueError(f"init: rank 0 answered {answer!r}; do all ranks have the same version?")
+
+
+def _connect(connection: socket.socket, address: bytes, deadline: float, timeout_s: float) -> None:
+    """Connect to rank 0, which may not listen yet.  Raises PeerTimeoutError."""
+    while True:
+        try:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            connection.connect(address)
+        except (ConnectionRefusedError, TimeoutError):
+            if time.monotonic() >= deadline:
+                raise not_assembled(timeout_s, [0]) from None
+            time.sleep(_RETRY_S)
+            continue
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if _PEER.unpack(credentials)[1] != os.geteuid():
+            raise PermissionError("init: a process of another user listens in place of rank 0")
+        return
+
+
+def _received_line(connection: socket.socket, most: int) -> bytes:
+    """Receive a line.  Raises OSError if the connection ends before, ValueError if it is longer."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = connection.recv(1 << 16)
+        if not part:
+            raise ConnectionResetError
+        line += part
+        if len(line) > most:
+            raise ValueError(f"a line of more than {most} bytes")
+    return bytes(line)

@@ -1,0 +1,299 @@
+"""Connect the ranks of one host with each other by Unix sockets.
+
+The ranks first exchange some bytes in any way: each one's address, host and a random key.  A hash
+of all of it is a secret that only these ranks know.  Each pair of ranks then makes a connection,
+and both sides prove that they know the secret.  The addresses are abstract: no file is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from hmac import compare_digest
+from pathlib import Path
+
+from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.transports.base import not_assembled
+
+Collect = Callable[[bytes], Sequence[bytes]]
+"""Passes this rank's bytes, of any length, and returns those of all ranks, in rank order."""
+
+_KEY_BYTES = 16
+_PROOF_BYTES = 32
+_GREETING = struct.Struct(f"<I{_PROOF_BYTES}s")
+"""What the connecting rank sends: its number, and its proof."""
+_PEER = struct.Struct("3i")
+"""``struct ucred``: process id, user id and group id of the other side of a Unix socket."""
+_GREETING_S = 5.0
+"""Seconds that a process of this user may take to send its greeting."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted: a rank connects before its peer accepts."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A connection with every other rank."""
+
+    rank: int
+    streams: Sequence[socket.socket | None]
+    """By rank; None for this rank itself."""
+    cores: int
+    """Number of cores that the ranks together may use."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What a rank tells the others before they connect."""
+
+    key: str
+    """Random, so that no two ranks have the same entry."""
+    host: str
+    """The host's name, for people."""
+    machine: str
+    """What two ranks have in common exactly if they can connect: machine and network namespace."""
+    cores: Sequence[int]
+    """The cores that the rank may use."""
+
+    @property
+    def address(self) -> bytes:
+        """The abstract address at which the rank listens."""
+        return f"\0ringreduce-{self.key}".encode()
+
+    def pack(self) -> bytes:
+        return json.dumps([self.key, self.host, self.machine, list(self.cores)]).encode()
+
+    @classmethod
+    def unpack(cls, entry: bytes) -> _Entry:
+        """Read the entry of another rank.  Raises ValueError if it is none."""
+        match json.loads(entry):
+            case [str(key), str(host), str(machine), [*cores]] if all(
+                isinstance(core, int) for core in cores
+            ):
+                return cls(key, host, machine, cores)
+        raise ValueError("no entry of a rank")
+
+
+def connect(
+    collect: Collect, rank: int | None, size: int | None, timeout_s: float, where: str = "init"
+) -> Mesh:
+    """Connect this rank with all others.  Collective.
+
+    Args:
+        collect: exchanges bytes once among the ranks.
+        rank: the number of this rank; None takes the place of its bytes in what `collect` returns.
+        size: the number of ranks; None takes how many `collect` returns.
+        timeout_s: seconds until this rank gives up, for the connections alone.
+        where: the name of the call, for the texts of errors.
+
+    Raises:
+        ValueError: the ranks are on several hosts, or `collect` returns something else than one
+            entry of each rank.
+        PeerLostError: a rank has ended.
+        PeerTimeoutError: a rank does not connect.
+    """
+    with socket.socket(socket.AF_UNIX) as listening:
+        mine = _Entry(secrets.token_hex(_KEY_BYTES), socket.gethostname(), _machine(), _cores())
+        listening.bind(mine.address)
+        listening.listen(_BACKLOG)
+        packed = mine.pack()
+        entries = _checked(collect(packed), packed, rank, size, where)
+        rank = entries.index(packed)
+        ranks = [_unpacked(entry, each, where) for each, entry in enumerate(entries)]
+        _check_one_host(ranks, where)
+        meeting = _Meeting(listening, rank, ranks, _secret(entries), timeout_s, where)
+        try:
+            meeting.connect()
+        except BaseException:
+            meeting.close()
+            raise
+        return Mesh(rank, meeting.streams, len({core for each in ranks for core in each.cores}))
+
+
+class _Meeting:
+    """This rank's connections while they are made."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        rank: int,
+        ranks: Sequence[_Entry],
+        secret: bytes,
+        timeout_s: float,
+        where: str,
+    ) -> None:
+        self.streams: list[socket.socket | None] = [None] * len(ranks)
+        self._listening, self._rank, self._ranks, self._secret = listening, rank, ranks, secret
+        self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
+        self._where = where
+
+    def connect(self) -> None:
+        """Connect to the lower ranks, accept the higher ones, then wait for the lower ones' proofs.
+
+        No rank waits for another before it has greeted all lower ranks: so none waits in a circle.
+        """
+        for peer in range(self._rank):
+            self.streams[peer] = self._greeted(peer)
+        missing = set(range(self._rank + 1, len(self._ranks)))
+        while missing:
+            missing.discard(self._accepted(missing))
+        for peer in range(self._rank):
+            stream = self.streams[peer]
+            assert stream is not None
+            if not compare_digest(self._receive(stream, _PROOF_BYTES, peer), self._proof(peer)):
+                raise self._ended(peer)
+        for stream in self.streams:
+            if stream is not None:
+                stream.setblocking(False)
+
+    def close(self) -> None:
+        for stream in self.streams:
+            if stream is not None:
+                stream.close()
+
+    def _proof(self, sender: int) -> bytes:
+        """Return what `sender` sends to prove that it knows the secret."""
+        return blake2b(str(sender).encode(), key=self._secret, digest_size=_PROOF_BYTES).digest()
+
+    def _greeted(self, peer: int) -> socket.socket:
+        """Connect to a rank, and send the greeting.  The peer listens since before the exchange."""
+        stream = socket.socket(socket.AF_UNIX)
+        try:
+            stream.settimeout(self._left({peer}))
+            stream.connect(self._ranks[peer].address)
+            stream.sendall(_GREETING.pack(self._rank, self._proof(self._rank)))
+        except TimeoutError:
+            stream.close()
+            raise self._missed([peer]) from None
+        except OSError:
+            stream.close()
+            raise self._ended(peer) from None
+        return stream
+
+    def _accepted(self, missing: set[int]) -> int:
+        """Accept a connection; return which rank of `missing` it is of, -1 if of none."""
+        self._listening.settimeout(self._left(missing))
+        try:
+            stream, _ = self._listening.accept()
+        except TimeoutError:
+            raise self._missed(missing) from None
+        peer = -1
+        try:
+            credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            if _PEER.unpack(credentials)[1] == os.geteuid():
+                stream.settimeout(_GREETING_S)
+                number, proof = _GREETING.unpack(_received(stream, _GREETING.size))
+                if number in missing and compare_digest(proof, self._proof(number)):
+                    stream.sendall(self._proof(self._rank))
+                    self.streams[number] = stream
+                    peer = number
+        except OSError:  # not a rank, or one that has ended: its connection is missed in time
+            pass
+        if peer < 0:
+            stream.close()
+        return peer
+
+    def _receive(self, stream: socket.socket, nbytes: int, peer: int) -> bytes:
+        stream.settimeout(self._left({peer}))
+        try:
+            return _received(stream, nbytes)
+        except TimeoutError:
+            raise self._missed([peer]) from None
+        except OSError:
+            raise self._ended(peer) from None
+
+    def _missed(self, peers: Iterable[int]) -> PeerTimeoutError:
+        return not_assembled(self._timeout_s, sorted(peers), self._where)
+
+    def _ended(self, peer: int) -> PeerLostError:
+        text = f"{self._where}: rank {peer} has ended before all ranks were connected"
+        return PeerLostError(text, (peer,))
+
+    def _left(self, missing: set[int]) -> float:
+        """Return the seconds that are left.  Raises PeerTimeoutError if there are none."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise self._missed(missing)
+        return left
+
+
+def _received(stream: socket.socket, nbytes: int) -> bytes:
+    """Receive so many bytes.  Raises OSError if the connection ends before."""
+    received = bytearray()
+    while len(received) < nbytes:
+        part = stream.recv(nbytes - len(received))
+        if not part:
+            raise ConnectionResetError
+        received += part
+    return bytes(received)
+
+
+def _checked(
+    entries: Sequence[bytes], mine: bytes, rank: int | None, size: int | None, where: str
+) -> list[bytes]:
+    """Return the entries of all ranks.  Raises ValueError if they are not one of each rank."""
+    wanted = f"{where}: the rendezvous must return the bytes of each rank, in rank order"
+    try:
+        found = [bytes(memoryview(entry)) for entry in entries]
+    except TypeError:
+        raise ValueError(f"{wanted}; it returned {entries!r}") from None
+    if found.count(mine) != 1:
+        raise ValueError(f"{wanted}; this rank's are there {found.count(mine)} times")
+    if size is not None and len(found) != size:
+        raise ValueError(f"{wanted}; it returned {len(found)} for {size} ranks")
+    if rank is not None and found.index(mine) != rank:
+        raise ValueError(f"{wanted}; those of rank {rank} are at {found.index(mine)}")
+    return found
+
+
+def _unpacked(entry: bytes, rank: int, where: str) -> _Entry:
+    try:
+        return _Entry.unpack(entry)
+    except ValueError:
+        raise ValueError(
+            f"{where}: the rendezvous returned for rank {rank} what no rank has passed; do all "
+            "ranks have the same version of ringreduce?"
+        ) from None
+
+
+def _check_one_host(ranks: Sequence[_Entry], where: str) -> None:
+    """Check that all ranks can connect.  Raises ValueError."""
+    hosts: dict[str, list[int]] = {}
+    for rank, each in enumerate(ranks):
+        hosts.setdefault(each.machine, []).append(rank)
+    if len(hosts) > 1:
+        found = "; ".join(
+            f"{ranks[members[0]].host} has rank(s) {', '.join(map(str, members))}"
+            for members in hosts.values()
+        )
+        raise ValueError(
+            f"{where}: the ranks are on {len(hosts)} hosts: {found}.  Without MPI all ranks have "
+            "to be on one; start these with mpirun or srun, and let MPI connect them"
+        )
+
+
+def _secret(entries: Sequence[bytes]) -> bytes:
+    """Return a hash of what all ranks have passed."""
+    secret = blake2b()
+    for entry in entries:
+        secret.update(len(entry).to_bytes(8, "little") + entry)
+    return secret.digest()
+
+
+def _machine() -> str:
+    """Return what processes have in common exactly if they can connect by abstract addresses."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{machine} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
