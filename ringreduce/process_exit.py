@@ -73,9 +73,11 @@ class _OthersFirst:
         if lost or (isinstance(error, MismatchError) and not error.speaks):
             time.sleep(_OTHERS_FIRST_S)
         self._following(kind, error, trace)
-        if os.getpid() == self._pid and not job.is_interactive():
-            for comm in list(_without_mpi):  # MPI would have ended the job by now
+        if _without_mpi and os.getpid() == self._pid and not job.is_interactive():
+            # In an MPI job this process would have ended by now.  The launcher ends the others.
+            for comm in list(_without_mpi):
                 comm.leave(f"{kind.__name__}: {error}")
+            atexit.unregister(_close)
 
 
 _without_mpi: weakref.WeakSet[Communicator] = weakref.WeakSet()

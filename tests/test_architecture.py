@@ -48,7 +48,8 @@ def under(name: str) -> set[str]:
 # --- the direction of imports ---------------------------------------------------------------------
 
 GROUND = {
-    *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "terminal", "topology")
+    *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "prctl", "terminal"),
+    "topology",
 }
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from ringreduce.errors import PeerLostError
+from ringreduce.prctl import set_death_signal
 
 ABORT_DEADLINE_S = 1.0
 """Seconds that MPI_Abort may take before the process ends itself."""
@@ -29,7 +30,6 @@ _CONNECTING_S = 0.5
 """Seconds for Open MPI's other ranks to connect to mpiexec before this rank exits."""
 _DRAIN_S = 0.3
 """Seconds to wait until the process manager has read the output of this rank."""
-_PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
@@ -43,7 +43,7 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = N
     has died before the kernel knew of the request, this process sends itself `how`.
     """
     expected = os.getppid() if parent is None else parent
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(int(how)), 0, 0, 0)
+    set_death_signal(how)
     if os.getppid() != expected:
         os.kill(os.getpid(), how)
 

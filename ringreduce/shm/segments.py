@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.prctl import allow_reads
 from ringreduce.shm.functions import is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.shm.mailbox import mail_bytes
@@ -111,11 +112,17 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
         segments = [
             map_file_of(process, theirs, size, text) for process, theirs, size, _, text in places
         ]
-        mine_can = _NOTHING
-        if not any(segment is None for segment in (mine, *segments)):
-            reads = all(_reads(place[0], *place[3:]) for place in places)
-            mine_can = _READS if reads else _SHARES
-        all_can = collect(mine_can)  # from here on all ranks have read all tokens
+        maps_all = not any(segment is None for segment in (mine, *segments))
+
+        def access() -> bytes:
+            reads = maps_all and all(_reads(place[0], *place[3:]) for place in places)
+            return _READS if reads else _SHARES if maps_all else _NOTHING
+
+        all_can = collect(access())  # from here on all ranks have read all tokens
+        if _SHARES in all_can and _NOTHING not in all_can:
+            allow_reads()
+            collect(_SHARES)  # from here on all ranks allow it
+            all_can = collect(access())
     finally:
         if file is not None:
             os.close(file)

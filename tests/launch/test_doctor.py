@@ -107,7 +107,7 @@ def test_without_an_mpi_it_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("scope", "advice"), [("1\n", "ptrace_scope is 1"), ("0\n", "seccomp"), (None, "seccomp")]
+    ("scope", "advice"), [("2\n", "ptrace_scope is 2"), ("1\n", "seccomp"), (None, "seccomp")]
 )
 def test_what_forbids_single_copy_is_named(monkeypatch, scope, advice):
     def read(path):
@@ -118,6 +118,17 @@ def test_what_forbids_single_copy_is_named(monkeypatch, scope, advice):
     monkeypatch.setattr(Path, "read_text", read)
     assert advice in doctor._single_copy_advice("Operation not permitted")
     assert doctor._single_copy_advice("") == ""
+
+
+@pytest.mark.parametrize("allowing_helps", [True, False])
+def test_single_copy_that_ranks_must_allow_is_found(monkeypatch, allowing_helps):
+    refused = {"error": "Operation not permitted"}
+    answers = [refused, {"error": ""} if allowing_helps else refused]
+    monkeypatch.setattr(doctor, "ask", lambda *_: Answer([answers.pop(0)]))
+    finding = next(iter(doctor.shared_memory()))
+    works = "process_vm_readv works, as ranks allow it to each other (ptrace_scope 1)"
+    assert finding.value == (works if allowing_helps else "Operation not permitted")
+    assert bool(finding.advice) != allowing_helps
 
 
 @pytest.fixture

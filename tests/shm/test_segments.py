@@ -109,3 +109,19 @@ def test_where_one_rank_lacks_the_compiled_functions_no_rank_shares(monkeypatch)
     answers = [True, False, True]
     monkeypatch.setattr(segments, "is_available", answers.pop)
     assert shared() == [None] * RANKS
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("yama", [True, False])
+def test_ranks_allow_reads_where_the_kernel_asks_for_that(monkeypatch, yama):
+    allowed = []
+    monkeypatch.setattr(segments, "allow_reads", lambda: allowed.append(1))
+    monkeypatch.setattr(segments, "_reads", lambda *place: yama and len(allowed) == RANKS)
+    assert [each.single_copy for each in shared(OtherProcesses)] == [yama] * RANKS
+    assert len(allowed) == RANKS
+
+
+@pytest.mark.usefixtures("compiled")
+def test_ranks_that_can_read_without_it_allow_nothing(monkeypatch):
+    monkeypatch.setattr(segments, "allow_reads", pytest.fail)
+    assert [each.single_copy for each in shared(OtherProcesses)] == [True] * RANKS

@@ -1,0 +1,148 @@
+"""Jobs of processes that a launcher without MPI has started: their results, faults and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import MpiJobs, environment, with_environment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    found = MpiJobs(tmp_path, without_mpi=True)
+    shared = set(os.listdir("/dev/shm"))
+    yield found
+    found.sweep()
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def run_to_its_end(jobs, *words, **variables):
+    """Run a job; nothing of it is left after 2 s."""
+    done = jobs.run(*words, timeout_s=30, **variables)
+    end = time.monotonic() + 2
+    while left := with_environment(str(jobs.folder / f"job{jobs._count}")):
+        assert time.monotonic() < end, left
+        time.sleep(0.02)
+    return done
+
+
+def run_program(tmp_path, text, *variables, ranks=3):
+    """Run a program as a script of so many ranks."""
+    program = tmp_path / "program.py"
+    program.write_text("import ringreduce as rr\n" + textwrap.dedent(text))
+    command = [sys.executable, "-m", "tests.support.start", "-n", str(ranks), sys.executable]
+    return subprocess.run(
+        [*command, str(program)],
+        env=environment(**dict(variables)),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+@pytest.mark.parametrize("how", ["kill", "vanish"])
+def test_a_rank_that_ends_is_named_by_all_others(jobs, how):
+    done = run_to_its_end(jobs, "fault", 3, how, "1", "caught")
+    for rank in (0, 2):
+        found = done.results[rank]
+        if found is not None:  # the launcher may have ended it by then
+            assert found["error"] == "PeerLostError"
+            assert found["ranks"] == [1]
+            assert found["raised_at"] - done.results[1]["failed_at"] < 1
+    assert how == "vanish" or done.returncode == 128 + signal.SIGKILL
+
+
+def test_a_rank_that_stops_is_named_by_all_others(jobs):
+    done = run_to_its_end(jobs, "random_fault", 3, "seed", "never", "caught", "1")
+    assert [found["ranks"] for rank, found in enumerate(done.results) if rank != 1] == [[1], [1]]
+
+
+@pytest.mark.parametrize("ending", ["uncaught", "with", "asleep"])
+def test_an_exception_ends_the_job_with_its_traceback(jobs, ending):
+    done = run_to_its_end(jobs, "fault", 3, "raise", "1", ending)
+    assert done.output.count("ValueError: the victim's own error\n") == 1
+    assert done.returncode == 1
+    assert done.seconds < 10
+
+
+def test_others_are_told_of_the_exception(tmp_path):
+    done = run_program(
+        tmp_path,
+        """
+        import time
+        comm = rr.init(timeout_s=20)
+        if comm.rank == 1:
+            raise KeyError("mine")
+        try:
+            comm.barrier()
+        except rr.PeerLostError as error:
+            print(error, error.ranks, flush=True)
+        """,
+    )
+    assert done.returncode == 1
+    text = "rank 1 has left the communicator: KeyError: 'mine'; the communicator is broken"
+    assert text in done.stdout
+    assert "(1,)" in done.stdout
+
+
+def test_a_program_need_not_close(tmp_path):
+    done = run_program(tmp_path, "print(rr.init(timeout_s=20).all_reduce(1).item(), flush=True)")
+    assert (done.stdout, done.stderr, done.returncode) == ("3\n3\n3\n", "", 0)
+
+
+def test_mpi_is_not_imported(tmp_path):
+    done = run_program(
+        tmp_path,
+        """
+        import sys
+        with rr.init(timeout_s=20) as comm:
+            assert comm.all_reduce(comm.rank) == 3
+        assert not any(name.startswith("mpi4py") for name in sys.modules), "MPI is imported"
+        """,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_init_again_and_again_and_with_others(tmp_path):
+    done = run_program(
+        tmp_path,
+        """
+        for turn in range(5):
+            with rr.init(timeout_s=20) as comm, comm.split(comm.rank % 2) as part:
+                assert comm.all_reduce(part.all_reduce(1)) == 5
+        """,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_job_of_one_rank(tmp_path):
+    done = run_program(
+        tmp_path,
+        """
+        with rr.init(timeout_s=20) as comm:
+            assert comm.all_reduce(7) == 7
+            assert comm.size == 1
+        """,
+        ranks=1,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_the_variable_for_messages_means_sockets(tmp_path):
+    done = run_program(
+        tmp_path,
+        "assert 'over Unix sockets' in repr(rr.init(timeout_s=20))",
+        ("RINGREDUCE_TRANSPORT", "mpi"),
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
