@@ -49,7 +49,8 @@ def run(command: list[str], folder: Path) -> str:
 
 RINGREDUCE = [sys.executable, "-m", "ringreduce.launch.cli"]
 PYTHON = [block for block in blocks() if block.language == "python"]
-OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code]
+OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code and "__main__" not in block.code]
+"""Programs that a launcher starts.  Others start their ranks themselves."""
 
 
 def marked(block: Block) -> object:
