@@ -1,0 +1,379 @@
+"""A process group of torch whose collectives are calls of a communicator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+import ringreduce as rr
+from ringreduce.torch.registration import NAME
+from ringreduce.torch.tensors import array_of, check_list, flat
+from ringreduce.torch.works import Finished, UnderWay
+
+_OPS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "mean",
+    dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "and",
+    dist.ReduceOp.BOR: "or",
+    dist.ReduceOp.BXOR: "xor",
+}
+_OF_BOOLS = {"sum": "or", "prod": "and"}
+"""What torch's arithmetic on truth values means."""
+_PIECES_TAG = 1 << 30
+"""The tag of the messages of `alltoall`: those of torch's send and recv have smaller ones."""
+_DONE = Finished()
+
+
+class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
+    """The group of the ranks that share a store."""
+
+    def __init__(self, options: Any) -> None:
+        """Connect the ranks by the store in `options`.  Collective among them."""
+        rank, size = options.group_rank, options.group_size
+        super().__init__(rank, size)
+        seconds = options.timeout.total_seconds()
+        self._comm = rr.init(
+            rendezvous=options.store, rank=rank, size=size, timeout_s=min(seconds, _LONGEST_S)
+        )
+        self._rank, self._size = rank, size
+        self._name, self._description = options.group_id, "undefined"
+
+    # --- what torch asks about a group ---
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's names
+        return NAME
+
+    def getRank(self) -> int:  # noqa: N802
+        return int(self._rank)
+
+    def getSize(self) -> int:  # noqa: N802
+        return int(self._size)
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return str(self._name)
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    def rank(self) -> int:
+        return int(self._rank)
+
+    def size(self) -> int:
+        return int(self._size)
+
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def group_name(self) -> str:
+        return str(self._name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    # --- reductions ---
+
+    def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
+        for tensor in tensors:
+            x = array_of("all_reduce", tensor, writes=True)
+            self._prepare(opts.reduceOp, x)
+            self._comm.all_reduce(x, _op(opts.reduceOp, x), out=x, timeout_s=_seconds(opts))
+        return _over(opts, tensors)
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:
+        xs = [array_of("all_reduce", tensor, writes=True) for tensor in tensors]
+        if xs:
+            for x in xs:
+                self._prepare(opts.reduceOp, x)
+            self._comm.all_reduce(xs, _op(opts.reduceOp, xs[0]), out=xs, timeout_s=_seconds(opts))
+        return _over(opts, tensors)
+
+    def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
+        for tensor in tensors:
+            x = array_of("reduce", tensor, writes=True)
+            self._prepare(opts.reduceOp, x)
+            out = x if opts.rootRank == self._rank else None
+            op = _op(opts.reduceOp, x)
+            self._comm.reduce(x, opts.rootRank, op, out=out, timeout_s=_seconds(opts))
+        return _over(opts, tensors)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any
+    ) -> Any:
+        for output, pieces in zip(outputs, inputs, strict=True):
+            check_list("reduce_scatter", pieces, self._size, "input_list")
+            views = [array_of("reduce_scatter", each, writes=False) for each in pieces]
+            out = array_of("reduce_scatter", output, writes=True)
+            _check_alike("reduce_scatter", [*views, out])
+            self._reduce_scatter(np.concatenate([view.reshape(-1) for view in views]), out, opts)
+        return _over(opts, outputs)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
+        x = flat("reduce_scatter", input, writes=False)
+        out = flat("reduce_scatter", output, writes=True)
+        if x.size != self._size * out.size:
+            raise ValueError(
+                f"reduce_scatter: the input has {x.size} elements, and the output {out.size}; "
+                f"the input needs {self._size} times as many"
+            )
+        self._reduce_scatter(x, out, opts)
+        return _over(opts, [output])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
+    ) -> Any:
+        for output, input in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, input, opts)
+        return _over(opts, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, opts: Any) -> None:
+        """Reduce `x`, and write this rank's part to `out`, which may be a part of `x`."""
+        if opts.reduceOp.op == dist.ReduceOp.RedOpType.PREMUL_SUM or np.shares_memory(x, out):
+            x = x.copy()
+        self._prepare(opts.reduceOp, x)
+        op = _op(opts.reduceOp, x)
+        if out.flags.c_contiguous:
+            self._comm.reduce_scatter(x, op, out=out.reshape(-1), timeout_s=_seconds(opts))
+        else:
+            part = self._comm.reduce_scatter(x, op, timeout_s=_seconds(opts))
+            out[...] = part.reshape(out.shape)
+
+    def _prepare(self, op: Any, x: np.ndarray) -> None:
+        """Multiply `x` by the factor of PREMUL_SUM."""
+        if op.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
+            factor = op.factor
+            x *= x.dtype.type(factor) if isinstance(factor, float) else factor.numpy()
+
+    # --- copies ---
+
+    def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
+        for tensor in tensors:
+            x = array_of("broadcast", tensor, writes=opts.rootRank != self._rank)
+            self._comm.broadcast(x, opts.rootRank, out=x, timeout_s=_seconds(opts))
+        return _over(opts, tensors)
+
+    def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
+        for pieces, input in zip(outputs, inputs, strict=True):
+            check_list("all_gather", pieces, self._size, "tensor_list")
+            x = array_of("all_gather", input, writes=False).reshape(-1)
+            outs = [array_of("all_gather", each, writes=True) for each in pieces]
+            if outs[self._rank].size != x.size:
+                raise ValueError(
+                    f"all_gather: this rank's tensor has {x.size} elements, and its place in "
+                    f"tensor_list {outs[self._rank].size}"
+                )
+            counts = [out.size for out in outs]
+            found: np.ndarray = self._comm.all_gather(x, counts=counts, timeout_s=_seconds(opts))
+            _deliver(found, outs)
+        return _over(opts, [each for pieces in outputs for each in pieces])
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any
+    ) -> Any:
+        return self.allgather(outputs, inputs, opts)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+        x = flat("all_gather", input, writes=False)
+        out = flat("all_gather", output, writes=True)
+        if out.size != self._size * x.size:
+            raise ValueError(
+                f"all_gather: the input has {x.size} elements, and the output {out.size}; "
+                f"the output needs {self._size} times as many"
+            )
+        if np.shares_memory(x, out):
+            x = x.copy()
+        counts = [x.size] * self._size
+        self._comm.all_gather(x, counts=counts, out=out, timeout_s=_seconds(opts))
+        return _over(opts, [output])
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
+    ) -> Any:
+        for output, input in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, input, opts)
+        return _over(opts, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
+        (input,) = inputs
+        x = array_of("gather", input, writes=False).reshape(-1)
+        outs = []
+        if opts.rootRank == self._rank:
+            (pieces,) = outputs
+            check_list("gather", pieces, self._size, "gather_list")
+            outs = [array_of("gather", each, writes=True) for each in pieces]
+        found: np.ndarray | None = self._comm.gather(x, opts.rootRank, timeout_s=_seconds(opts))
+        if found is not None:
+            _deliver(found, outs)
+        return _over(opts, [each for pieces in outputs for each in pieces])
+
+    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> Any:
+        (output,) = outputs
+        out = array_of("scatter", output, writes=True)
+        whole = None
+        if opts.rootRank == self._rank:
+            (pieces,) = inputs
+            check_list("scatter", pieces, self._size, "scatter_list")
+            views = [array_of("scatter", each, writes=False) for each in pieces]
+            _check_alike("scatter", [*views, out])
+            whole = np.concatenate([view.reshape(-1) for view in views])
+        found: np.ndarray = self._comm.scatter(whole, opts.rootRank, timeout_s=_seconds(opts))
+        out[...] = found.reshape(out.shape)
+        return _over(opts, outputs)
+
+    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
+        check_list("all_to_all", outputs, self._size, "output_tensor_list")
+        check_list("all_to_all", inputs, self._size, "input_tensor_list")
+        xs = [array_of("all_to_all", each, writes=False).reshape(-1) for each in inputs]
+        outs = [array_of("all_to_all", each, writes=True) for each in outputs]
+        self._exchange(xs, outs, opts)
+        return _over(opts, outputs)
+
+    def all_to_all_single(
+        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any
+    ) -> Any:
+        x = array_of("all_to_all", input, writes=False)
+        out = array_of("all_to_all", output, writes=True)
+        xs = _pieces(x, input_splits, self._size, "input")
+        outs = _pieces(out, output_splits, self._size, "output")
+        self._exchange([each.reshape(-1) for each in xs], outs, opts)
+        return _over(opts, [output])
+
+    alltoall_base = all_to_all_single
+
+    def _exchange(self, xs: Sequence[np.ndarray], outs: Sequence[np.ndarray], opts: Any) -> None:
+        """Send the j-th of `xs` to rank j; the j-th of `outs` gets what rank j sends."""
+        mine = self._rank
+        if xs[mine].size != outs[mine].size:
+            raise ValueError(
+                f"all_to_all: this rank sends {xs[mine].size} elements to itself, and receives "
+                f"{outs[mine].size}"
+            )
+        peers = [peer for peer in range(self._size) if peer != mine]
+        sends = {peer: xs[peer] for peer in peers if xs[peer].size}
+        came = {peer: np.empty(outs[peer].size, outs[peer].dtype) for peer in peers}
+        recvs = {peer: room for peer, room in came.items() if room.size}
+        kept = xs[mine].copy()
+        self._comm.exchange(sends, recvs, _PIECES_TAG, timeout_s=_seconds(opts))
+        for peer in peers:
+            outs[peer][...] = came[peer].reshape(outs[peer].shape)
+        outs[mine][...] = kept.reshape(outs[mine].shape)
+
+    # --- messages between two ranks ---
+
+    def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
+        (tensor,) = tensors
+        x = array_of("send", tensor, writes=False).reshape(-1)
+        return UnderWay(self._comm.send(x, peer, tag, async_op=True), tensors, self._rank)
+
+    def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
+        (tensor,) = tensors
+        out = flat("recv", tensor, writes=True)
+        return UnderWay(self._comm.recv(out, peer, tag, async_op=True), tensors, peer)
+
+    # --- barriers, the end ---
+
+    def barrier(self, opts: Any = None) -> Any:
+        self._comm.barrier(timeout_s=None if opts is None else _seconds(opts))
+        return _DONE
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        self._comm.barrier(timeout_s=None if timeout is None else _positive(timeout))
+
+    def shutdown(self) -> None:
+        """End the group.  Collective."""
+        self._comm.close()
+
+    def abort(self) -> None:
+        """End the group without the other ranks, whose next call raises PeerLostError."""
+        self._comm.leave("its process group was aborted")
+
+
+_LONGEST_S = float(threading.TIMEOUT_MAX)
+
+
+def _over(opts: Any, tensors: Sequence[Any]) -> Any:
+    """Return the Work of a call that is over; who does not ask for one gets the same each time."""
+    return Finished(tensors) if opts.asyncOp else _DONE
+
+
+def _seconds(opts: Any) -> float | None:
+    """Return the timeout of a call; None: that of the group."""
+    return _positive(opts.timeout)
+
+
+def _positive(timeout: timedelta) -> float | None:
+    seconds = timeout.total_seconds()
+    return seconds if seconds > 0 else None
+
+
+def _op(op: Any, x: np.ndarray) -> str:
+    """Return the name of a ReduceOp for arrays like `x`.  Raises ValueError if there is none."""
+    if op.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
+        return "sum"
+    found = next((name for known, name in _OPS.items() if op == known), None)
+    if found is None:
+        raise ValueError(f"unknown ReduceOp {op}; ringreduce has {', '.join(_OPS.values())}")
+    return _OF_BOOLS.get(found, found) if x.dtype == np.bool_ else found
+
+
+def _check_alike(where: str, arrays: Sequence[np.ndarray]) -> None:
+    """Check that arrays have as many elements, of one dtype.  Raises ValueError."""
+    if len({(array.size, array.dtype) for array in arrays}) > 1:
+        kinds = ", ".join(dict.fromkeys(f"{array.dtype}[{array.size}]" for array in arrays))
+        raise ValueError(f"{where}: the tensors differ: {kinds}; all need the same size and dtype")
+
+
+def _pieces(
+    array: np.ndarray, lengths: Sequence[int], size: int, what: str
+) -> Sequence[np.ndarray]:
+    """Cut the first axis into pieces of these lengths; without any, into equal ones."""
+    first = array.shape[0] if array.ndim else 0
+    if not lengths:
+        if first % size:
+            raise ValueError(
+                f"all_to_all: the {what}'s first dimension is {first}, no multiple of {size}"
+            )
+        lengths = [first // size] * size
+    if len(lengths) != size or sum(lengths) != first:
+        raise ValueError(
+            f"all_to_all: {what}_split_sizes is {list(lengths)}; pass {size} lengths that add up "
+            f"to {first}"
+        )
+    return np.split(array, np.cumsum(lengths)[:-1])
+
+
+def _deliver(found: np.ndarray, outs: Sequence[np.ndarray]) -> None:
+    """Copy the parts of `found` to `outs`, one after another."""
+    begin = 0
+    for out in outs:
+        out[...] = found[begin : begin + out.size].reshape(out.shape)
+        begin += out.size

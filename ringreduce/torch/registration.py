@@ -1,0 +1,25 @@
+"""Register the backend with torch.  Nothing else of the library is imported until it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAME = "ringreduce"
+
+
+def register() -> None:
+    """Make ``"ringreduce"`` a backend of torch.distributed for tensors on the CPU.
+
+    torch calls this while it is imported, by the entry point in the group ``torch.backends``.
+    """
+    import torch.distributed as dist
+
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, _: Any) -> Any:
+    """Make the process group of this rank.  torch calls this on the members of a group alone."""
+    from ringreduce.torch.group import RingReduceGroup
+
+    return RingReduceGroup(options)
