@@ -84,7 +84,6 @@ MAY_IMPORT = {
         *("the public names", "algorithms", "devices", "picture", "planning", "rendezvous"),
         "schedules",
     },
-    # Packages to come.
     "torch": {"the public names"},
 }
 """Which packages a package may import, besides itself and the ground."""
@@ -136,7 +135,7 @@ def test_the_ground_imports_nothing_outside_it_but_the_cost_of_a_profile():
 
 def test_every_package_stands_in_the_table_and_says_what_it_is_for():
     here = {package_of(module) for module in SOURCES} - GROUND - {""}
-    assert here == MAY_IMPORT.keys() - {"torch"}
+    assert here == MAY_IMPORT.keys()
     for path in PACKAGE.glob("*/__init__.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
@@ -235,7 +234,7 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
     assert others <= for_the_kernels | for_programs
     for package in for_programs:
         importers = importers_of(package)
-        allowed = {"bench", "train", "picture", "checkpoint"}
+        allowed = {"bench", "train", "picture", "checkpoint", "torch"}
         assert {name.split(".")[0] for name in importers} <= allowed
 
 
@@ -323,11 +322,17 @@ WRITES_CODE = "ringreduce.messages.unrolled"
 """Compiles lines of its own, and nothing else: `test_nothing_of_a_flow_gets_into_its_code`."""
 
 
+ALLOWED = {
+    (WRITES_CODE, breaches_of_safety): ["exec", "compile"],
+    # Where torch loads no backends by itself, this import registers one.
+    ("ringreduce.torch", work_at_import): ["_register()"],
+}
+
+
 @pytest.mark.parametrize("module", SOURCES)
 @pytest.mark.parametrize("search", [breaches_of_safety, work_at_import, module_state])
 def test_it_is_found_nowhere(module, search):
-    allowed = ["exec", "compile"] if (module, search) == (WRITES_CODE, breaches_of_safety) else []
-    assert search(TREES[module]) == allowed
+    assert search(TREES[module]) == ALLOWED.get((module, search), [])
 
 
 def test_nothing_is_pickled_between_ranks():

@@ -113,6 +113,14 @@ def is_input(where: str, device: Device, x: Any, out: Any, allowed: bool) -> boo
     return False
 
 
+def is_part(device: Device, x: Any, out: Any, begin: int) -> bool:
+    """Whether the smaller of two arrays is the part of the other that begins at element `begin`."""
+    if not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return False
+    part, whole = (x, out) if x.size <= out.size else (out, x)
+    return bool(device.address(part) == device.address(whole) + begin * whole.dtype.itemsize)
+
+
 def _place(gpu: int | None) -> str:
     return "in host memory" if gpu is None else f"on GPU {gpu}"
 

@@ -150,7 +150,8 @@ class Calls:
         signature = _signature(
             "reduce_scatter", array_text(array), algorithm, op=repr(op), **_if_given(wire)
         )
-        return self._call(signature, plan, array, (counts[self.rank],), dtype, op)
+        begin = sum(counts[: self.rank])
+        return self._call(signature, plan, array, (counts[self.rank],), dtype, op, part_begin=begin)
 
     def reduce(
         self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any = None
@@ -190,11 +191,12 @@ class Calls:
     def _all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
         check_movable("all_gather", array.dtype)
         check_counts("all_gather", array, counts, self.rank, self.size)
-        plan = self._parts("all_gather", algorithm, _elements(array, counts), array.dtype)
+        elements = _elements(array, counts)
+        plan = self._parts("all_gather", algorithm, elements, array.dtype)
         text = array_text(array, first=False)
         signature = _signature("all_gather", text, algorithm, counts=str(counts))
-        shape = (sum(counts), *array.shape[1:])
-        return self._call(signature, plan, array, shape, array.dtype)
+        shape, begin = (sum(counts), *array.shape[1:]), sum(elements[: self.rank])
+        return self._call(signature, plan, array, shape, array.dtype, part_begin=begin)
 
     def gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
         """`counts` are the first dimensions of the arrays, by rank."""
@@ -205,11 +207,13 @@ class Calls:
         check_movable("gather", array.dtype)
         check_root("gather", root, self.size)
         check_counts("gather", array, counts, self.rank, self.size)
-        plan = self._parts("gather", algorithm, _elements(array, counts), array.dtype, root)
+        elements = _elements(array, counts)
+        plan = self._parts("gather", algorithm, elements, array.dtype, root)
         text = array_text(array, first=False)
         signature = _signature("gather", text, algorithm, root=str(root), counts=str(counts))
         shape = (sum(counts), *array.shape[1:]) if self.rank == root else None
-        return self._call(signature, plan, array, shape, array.dtype)
+        begin = sum(elements[: self.rank])
+        return self._call(signature, plan, array, shape, array.dtype, part_begin=begin)
 
     def scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
         """Return the scatter of an array of `shape` and `dtype`, which all ranks have received."""
@@ -416,6 +420,7 @@ class Calls:
         dtype: np.dtype[Any],
         op: str | None = None,
         in_place: bool = False,
+        part_begin: int | None = None,
     ) -> Call:
         """Make a call of a plan on arrays like `array`, whose elements are sent as `dtype`."""
         return Call(
@@ -428,6 +433,7 @@ class Calls:
             wire_dtype=dtype,
             op=op,
             in_place=in_place,
+            part_begin=part_begin,
             in_flight=slices_in_flight(self.nodes, self.config),
             shares=self.config.memory is not None,
         )

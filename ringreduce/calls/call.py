@@ -36,6 +36,9 @@ class Call:
     """Name of the op; None if the call reduces nothing."""
     in_place: bool = False
     """Whether ``out=x`` is allowed."""
+    part_begin: int | None = None
+    """Of a call with shards: the first element of this rank's shard in the whole array.  So one of
+    ``x`` and ``out`` may be that part of the other.  None: the call has no shards."""
     in_flight: int = 1
     """The most slices under way at once, if messages run the plan."""
     shares: bool = False

@@ -105,8 +105,8 @@ class Collectives(Runner):
 
         Args:
             x: array of any shape, the same shape and dtype on every rank.
-            out: array for the part: its shape and x's dtype; it does not overlap `x`.  None: a new
-                array.
+            out: array for the part: its shape and x's dtype.  It may be this rank's part of `x`,
+                which costs a copy of `x`, and otherwise does not overlap it.  None: a new array.
             op, algorithm, wire, async_op, timeout_s: as for `all_reduce`.
 
         Returns:
@@ -217,7 +217,8 @@ class Collectives(Runner):
         Args:
             x: array; dtype and all dimensions but the first are the same on every rank.  A 0-d
                 array counts as an array of shape (1,).
-            out: array for the result; it does not overlap `x`.  None: a new array.
+            out: array for the result.  With `counts`, `x` may be this rank's part of it; otherwise
+                they do not overlap.  None: a new array.
             counts: the first dimension of each rank's array; the same on every rank.  None: ranks
                 exchange them first, by one small all-gather.
             algorithm, async_op, timeout_s: as for `all_reduce`.
@@ -258,7 +259,7 @@ class Collectives(Runner):
             x: array; dtype and all dimensions but the first are the same on every rank.  A 0-d
                 array counts as an array of shape (1,).
             root: the rank that gets the result; the same on every rank.
-            out: array for the result; it does not overlap `x`.  Only the root may pass it.
+            out: array for the result, as for `all_gather`.  Only the root may pass it.
             counts, algorithm, async_op, timeout_s: as for `all_gather`.
 
         Returns:

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.arguments import check_out, check_timeout, shape_text, shown
-from ringreduce.calls.arrays import as_array, as_out, check_together, gpu_of, is_input, open_gpu
+from ringreduce.calls.arrays import (
+    as_array,
+    as_out,
+    check_together,
+    gpu_of,
+    is_input,
+    is_part,
+    open_gpu,
+)
 from ringreduce.calls.cache import PLANNED, Calls
 from ringreduce.calls.call import Call
 from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
@@ -134,6 +142,10 @@ class Runner:
         check_out(name, out, call.shape, call.dtype)
         if call.stream is None and not np.may_share_memory(array, out):
             return array, out
+        if call.part_begin is not None and is_part(device, array, out, call.part_begin):
+            # Ranks write only the other parts of a gathered `out`, and this part as it is.  A
+            # reduction may write `out` before it has read all of `array`.
+            return (array if call.op is None else array.copy()), out
         return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
 
     def _all_reduce_list(

@@ -11,7 +11,6 @@ import numpy as np
 import torch.distributed as dist
 
 import ringreduce as rr
-from ringreduce.torch.registration import NAME
 from ringreduce.torch.tensors import array_of, check_list, flat
 from ringreduce.torch.works import Finished, UnderWay
 
@@ -35,21 +34,24 @@ _DONE = Finished()
 class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
     """The group of the ranks that share a store."""
 
-    def __init__(self, options: Any) -> None:
-        """Connect the ranks by the store in `options`.  Collective among them."""
+    def __init__(self, options: Any, backend: str) -> None:
+        """Connect the ranks by the store in `options`.  Collective among them.
+
+        `backend` is the name of the backend.
+        """
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size)
         seconds = options.timeout.total_seconds()
         self._comm = rr.init(
             rendezvous=options.store, rank=rank, size=size, timeout_s=min(seconds, _LONGEST_S)
         )
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = options.group_id, "undefined"
 
     # --- what torch asks about a group ---
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's names
-        return NAME
+        return self._backend
 
     def getRank(self) -> int:  # noqa: N802
         return int(self._rank)
@@ -76,7 +78,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         return int(self._size)
 
     def name(self) -> str:
-        return NAME
+        return self._backend
 
     @property
     def group_name(self) -> str:
@@ -96,13 +98,13 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
         for tensor in tensors:
-            x = array_of("all_reduce", tensor, writes=True)
+            x = array_of("all_reduce", tensor, writes=True, reduces=True)
             self._prepare(opts.reduceOp, x)
             self._comm.all_reduce(x, _op(opts.reduceOp, x), out=x, timeout_s=_seconds(opts))
         return _over(opts, tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:
-        xs = [array_of("all_reduce", tensor, writes=True) for tensor in tensors]
+        xs = [array_of("all_reduce", each, writes=True, reduces=True) for each in tensors]
         if xs:
             for x in xs:
                 self._prepare(opts.reduceOp, x)
@@ -111,7 +113,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
         for tensor in tensors:
-            x = array_of("reduce", tensor, writes=True)
+            x = array_of("reduce", tensor, writes=True, reduces=True)
             self._prepare(opts.reduceOp, x)
             out = x if opts.rootRank == self._rank else None
             op = _op(opts.reduceOp, x)
@@ -123,14 +125,16 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     ) -> Any:
         for output, pieces in zip(outputs, inputs, strict=True):
             check_list("reduce_scatter", pieces, self._size, "input_list")
-            views = [array_of("reduce_scatter", each, writes=False) for each in pieces]
+            views = [
+                array_of("reduce_scatter", each, writes=False, reduces=True) for each in pieces
+            ]
             out = array_of("reduce_scatter", output, writes=True)
             _check_alike("reduce_scatter", [*views, out])
             self._reduce_scatter(np.concatenate([view.reshape(-1) for view in views]), out, opts)
         return _over(opts, outputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-        x = flat("reduce_scatter", input, writes=False)
+        x = flat("reduce_scatter", input, writes=False, reduces=True)
         out = flat("reduce_scatter", output, writes=True)
         if x.size != self._size * out.size:
             raise ValueError(
@@ -153,7 +157,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, opts: Any) -> None:
         """Reduce `x`, and write this rank's part to `out`, which may be a part of `x`."""
-        if opts.reduceOp.op == dist.ReduceOp.RedOpType.PREMUL_SUM or np.shares_memory(x, out):
+        if opts.reduceOp.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
             x = x.copy()
         self._prepare(opts.reduceOp, x)
         op = _op(opts.reduceOp, x)
@@ -205,8 +209,6 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                 f"all_gather: the input has {x.size} elements, and the output {out.size}; "
                 f"the output needs {self._size} times as many"
             )
-        if np.shares_memory(x, out):
-            x = x.copy()
         counts = [x.size] * self._size
         self._comm.all_gather(x, counts=counts, out=out, timeout_s=_seconds(opts))
         return _over(opts, [output])

@@ -22,4 +22,4 @@ def _create(options: Any, _: Any) -> Any:
     """Make the process group of this rank.  torch calls this on the members of a group alone."""
     from ringreduce.torch.group import RingReduceGroup
 
-    return RingReduceGroup(options)
+    return RingReduceGroup(options, NAME)

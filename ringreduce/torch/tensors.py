@@ -11,37 +11,39 @@ import torch
 
 _CERTAINLY = 1
 """What torch answers where two elements of a tensor certainly are in the same memory."""
-_UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-_AS_BYTES = {1: torch.uint8, 2: torch.int16}
-"""By bytes of an element: the dtype as which NumPy sees it."""
 
 
-def array_of(where: str, tensor: Any, *, writes: bool) -> np.ndarray:
+def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of `tensor`; `where` is the collective that asks for it.
 
-    `writes`: the collective writes the tensor.
+    `writes`: the collective writes the tensor.  `reduces`: it computes with its elements.
 
-    Raises ValueError if the tensor is not on the CPU, sparse, quantised, or not fit to be written.
+    Raises ValueError if the tensor is not on the CPU, sparse, quantised, or not fit to be written,
+    or if its elements are 8-bit floats and have to be reduced.
     """
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
         raise ValueError(_refusal(where, tensor))
     if writes:
         _check_writable(where, tensor)
     plain = tensor.detach()
-    if tensor.dtype in _UNKNOWN_TO_NUMPY:
-        dtype = getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."))
-        seen: np.ndarray = plain.view(_AS_BYTES[tensor.element_size()]).numpy()
-        return seen.view(dtype)
-    array: np.ndarray = plain.numpy()
+    array: np.ndarray
+    if tensor.dtype is torch.bfloat16:
+        array = plain.view(torch.int16).numpy()
+        return array.view(ml_dtypes.bfloat16)
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        if reduces:
+            raise ValueError(f"{where}: {tensor.dtype} cannot be reduced; pass tensor.bfloat16()")
+        plain = plain.view(torch.uint8)
+    array = plain.numpy()
     return array
 
 
-def flat(where: str, tensor: Any, *, writes: bool) -> np.ndarray:
+def flat(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of a contiguous tensor, with one dimension.
 
     Raises ValueError as `array_of`, and if the tensor is not contiguous.
     """
-    array = array_of(where, tensor, writes=writes)
+    array = array_of(where, tensor, writes=writes, reduces=reduces)
     if not array.flags.c_contiguous:
         raise ValueError(f"{where}: a tensor is not contiguous; pass tensor.contiguous()")
     return array.reshape(-1)

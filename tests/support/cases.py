@@ -189,9 +189,11 @@ def run_case(comm: rr.Communicator, case: Case) -> None:
     if wanted is not None and case.out != "new":
         in_place = case.out == "in_place" and case.collective in IN_PLACE
         out = x if in_place else _as_view(np.zeros(wanted.shape, wanted.dtype), case.view)
+        if case.out == "in_place" and _can_be_part(case):
+            x, out = _part_of_the_other(case, comm.rank, x, out)
     result = call(comm, case, x, out)
 
-    if out is not x:
+    if out is None or not np.shares_memory(x, out):
         assert np.array_equal(x, before), "the input was changed"
     if wanted is None:
         assert result is None
@@ -204,6 +206,10 @@ def run_case(comm: rr.Communicator, case: Case) -> None:
         assert not np.shares_memory(result, x)
     else:
         assert result is out
+        if case.collective == "reduce_scatter" and np.shares_memory(x, out):
+            part = np.arange(out.size) + _part_begin(case, comm.rank)
+            rest, kept = (np.delete(each.reshape(-1), part) for each in (x, before))
+            assert np.array_equal(rest, kept), "more than its part of the input was changed"
     if case.view == "strided" and out is not None and out.ndim:
         assert not out.base[..., 1::2].any(), "memory between the elements of out was changed"
 
@@ -212,10 +218,41 @@ IN_PLACE = ("all_reduce", "reduce", "broadcast")
 """Collectives that may write to their input."""
 
 
+def _can_be_part(case: Case) -> bool:
+    """Whether one of input and result may be this rank's part of the other."""
+    gathers = case.collective in GATHERS and case.shape and _knows_counts(case)
+    return case.view == "plain" and bool(gathers or case.collective == "reduce_scatter")
+
+
+def _part_of_the_other(
+    case: Case, rank: int, x: np.ndarray, out: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same input and result, the smaller of which is this rank's part of the other."""
+    whole, part = (x, out) if case.collective == "reduce_scatter" else (out, x)
+    begin = _part_begin(case, rank)
+    inside = whole.reshape(-1)[begin : begin + part.size].reshape(part.shape)
+    if part is x:
+        inside[...] = x
+        return inside, whole
+    return whole, inside
+
+
+def _part_begin(case: Case, rank: int) -> int:
+    """The first element of this rank's part of the larger one of input and result."""
+    sizes = [values_of(case, other).size for other in range(case.ranks)]
+    if case.collective == "reduce_scatter":
+        sizes = [part.size for part in np.array_split(np.arange(sizes[0]), case.ranks)]
+    return sum(sizes[:rank])
+
+
+def _knows_counts(case: Case) -> bool:
+    return case.seed % 2 == 1 and bool(case.shape)
+
+
 def call(comm: rr.Communicator, case: Case, x: Any, out: Any) -> Any:
     """The call itself, on arrays wherever they live."""
     options: dict[str, Any] = {"out": out, "algorithm": case.algorithm}
-    if case.collective in GATHERS and case.seed % 2 and case.shape:
+    if case.collective in GATHERS and _knows_counts(case):
         options["counts"] = [case.shape[0] + rank for rank in range(case.ranks)]
     if case.collective in ("broadcast", "gather", "scatter", "reduce"):
         options["root"] = case.root

@@ -1,0 +1,489 @@
+"""What every rank of a job checks about the backend of torch, one function a fact.
+
+`over_torch` runs all of them in one job, and reports what each came to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+from torch.nn.parallel import DistributedDataParallel
+
+DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+FOLDS: dict[str, Callable[[Any], Any]] = {
+    "SUM": lambda stacked: stacked.sum(0),
+    "PRODUCT": lambda stacked: stacked.prod(0),
+    "MIN": lambda stacked: stacked.amin(0),
+    "MAX": lambda stacked: stacked.amax(0),
+    "AVG": lambda stacked: stacked.mean(0),
+}
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def of(number: int, *shape: int, dtype: Any = torch.float32) -> Any:
+    """The tensor of a rank: whole numbers, other ones on each rank."""
+    return ((torch.arange(torch.Size(shape).numel()) + 1) % 5 + number).reshape(shape).to(dtype)
+
+
+def mine(*shape: int, dtype: Any = torch.float32) -> Any:
+    return of(rank(), *shape, dtype=dtype)
+
+
+def everybodys(*shape: int, dtype: Any = torch.float32) -> list[Any]:
+    return [of(number, *shape, dtype=dtype) for number in range(size())]
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted), f"{found} in place of {wanted}"
+
+
+def raises(kind: type[BaseException], words: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+# --- reductions ---
+
+
+def all_reduce_of_every_dtype_and_op() -> None:
+    for dtype, (name, fold) in itertools.product(DTYPES, FOLDS.items()):
+        if name == "AVG" and not dtype.is_floating_point:
+            continue
+        x = mine(3, 5, dtype=dtype)
+        dist.all_reduce(x, getattr(ReduceOp, name))
+        wide = torch.float64 if dtype.is_floating_point else torch.int64
+        wanted = fold(torch.stack(everybodys(3, 5, dtype=dtype)).to(wide)).to(dtype)
+        if dtype.itemsize == 2 and dtype.is_floating_point:
+            torch.testing.assert_close(x, wanted)
+        else:
+            same(x, wanted)
+
+
+def all_reduce_of_bits_and_truth_values() -> None:
+    for name, fold in (("BAND", torch.bitwise_and), ("BOR", torch.bitwise_or)):
+        x = mine(9, dtype=torch.int32)
+        dist.all_reduce(x, getattr(ReduceOp, name))
+        wanted = everybodys(9, dtype=torch.int32)
+        for each in wanted[1:]:
+            wanted[0] = fold(wanted[0], each)
+        same(x, wanted[0])
+    for op, wanted in ((ReduceOp.SUM, [True, True]), (ReduceOp.PRODUCT, [True, False])):
+        x = torch.tensor([True, rank() == 0])
+        dist.all_reduce(x, op)
+        assert x.tolist() == wanted
+
+
+def all_reduce_of_complex_numbers() -> None:
+    x = torch.complex(mine(4), -mine(4))
+    dist.all_reduce(x)
+    total = sum(everybodys(4))
+    same(x, torch.complex(total, -total))
+
+
+def all_reduce_multiplies_before_it_adds() -> None:
+    x = mine(7)
+    dist.all_reduce(x, dist._make_nccl_premul_sum(2.0))
+    same(x, 2 * sum(everybodys(7)))
+
+
+def all_reduce_of_tensors_that_are_not_contiguous() -> None:
+    wide = torch.zeros(6, 8)
+    for part in (wide[:, ::2], wide.t()[1:4], wide[2:3, 4:5]):
+        wide.zero_()
+        part.copy_(mine(*part.shape))
+        dist.all_reduce(part)
+        total = sum(everybodys(*part.shape))
+        same(part, total)
+        assert wide.sum() == total.sum(), "memory between the elements was changed"
+
+
+def all_reduce_of_nothing_and_of_a_number() -> None:
+    empty, number = torch.empty(0), torch.tensor(rank() + 1.0)
+    dist.all_reduce(empty)
+    dist.all_reduce(number)
+    assert number.item() == size() * (size() + 1) / 2
+
+
+def coalesced_all_reduces_are_one_call() -> None:
+    xs = [mine(4), mine(2, 3), mine(5, dtype=torch.float64)]
+    with dist._coalescing_manager():
+        for x in xs[:2]:
+            dist.all_reduce(x)
+    dist.all_reduce(xs[2])
+    for x, shape in zip(xs, ((4,), (2, 3), (5,)), strict=True):
+        same(x, sum(everybodys(*shape, dtype=x.dtype)))
+
+
+def reduce_gives_the_root_alone_the_result() -> None:
+    for root in range(size()):
+        x = mine(4)
+        dist.reduce(x, root)
+        same(x, sum(everybodys(4)) if rank() == root else mine(4))
+
+
+def reduce_scatter_in_all_forms() -> None:
+    whole = torch.arange(4.0 * size()) + rank()
+    total = sum(torch.arange(4.0 * size()) + number for number in range(size()))
+    wanted = total.chunk(size())[rank()]
+    out = torch.zeros(4)
+    dist.reduce_scatter_tensor(out, whole.clone())
+    same(out, wanted)
+    out.zero_()
+    dist.reduce_scatter(out, list(whole.chunk(size())))
+    same(out, wanted)
+    inside = whole.clone()
+    part = inside.chunk(size())[rank()]
+    dist.reduce_scatter_tensor(part, inside, ReduceOp.AVG)
+    same(part, wanted / size())
+    other = torch.zeros(2, 2)
+    dist.reduce_scatter_tensor(other, whole.clone())
+    same(other.reshape(-1), wanted)
+
+
+# --- copies ---
+
+
+def broadcast_from_every_rank() -> None:
+    for root, dtype in itertools.product(range(size()), (*DTYPES, torch.bool, torch.complex64)):
+        x = mine(5, dtype=dtype)
+        dist.broadcast(x, root)
+        same(x, of(root, 5, dtype=dtype))
+    eight = torch.full((3,), float(rank())).to(torch.float8_e4m3fn)
+    dist.broadcast(eight, size() - 1)
+    assert eight.float().tolist() == [size() - 1.0] * 3
+
+
+def all_gather_in_all_forms() -> None:
+    wanted = torch.stack(everybodys(2, 3))
+    pieces = [torch.zeros(2, 3) for _ in range(size())]
+    dist.all_gather(pieces, mine(2, 3))
+    same(torch.stack(pieces), wanted)
+    out = torch.zeros(size(), 2, 3)
+    dist.all_gather_into_tensor(out, mine(2, 3))
+    same(out, wanted)
+    out.zero_()
+    out[rank()] = mine(2, 3)
+    dist.all_gather_into_tensor(out, out[rank()])
+    same(out, wanted)
+
+
+def all_gather_of_tensors_of_other_lengths() -> None:
+    pieces = [torch.zeros(number + 1) for number in range(size())]
+    dist.all_gather(pieces, mine(rank() + 1))
+    for number, piece in enumerate(pieces):
+        same(piece, of(number, number + 1))
+
+
+def gather_and_scatter() -> None:
+    for root in range(size()):
+        pieces = [torch.zeros(2, 2) for _ in range(size())] if rank() == root else None
+        dist.gather(mine(2, 2), pieces, root)
+        if pieces is not None:
+            same(torch.stack(pieces), torch.stack(everybodys(2, 2)))
+        out = torch.zeros(2, 2)
+        dist.scatter(out, everybodys(2, 2) if rank() == root else None, root)
+        same(out, mine(2, 2))
+
+
+def all_to_all_with_equal_and_unequal_lengths() -> None:
+    out = torch.zeros(2 * size())
+    dist.all_to_all_single(out, torch.arange(2.0 * size()) + 100 * rank())
+    begin = 2 * rank()
+    pairs = [[begin + 100.0 * number, begin + 1 + 100.0 * number] for number in range(size())]
+    same(out.reshape(-1, 2), torch.tensor(pairs))
+    sends = [(rank() + peer) % 3 for peer in range(size())]
+    out = torch.zeros(sum(sends), 2)
+    dist.all_to_all_single(out, torch.full((sum(sends), 2), float(rank())), sends, sends)
+    same(out[:, 0], torch.tensor([float(peer) for peer, n in enumerate(sends) for _ in range(n)]))
+    outs = [torch.zeros(n) for n in sends]
+    dist.all_to_all(outs, [torch.full((n,), float(rank())) for n in sends])
+    for peer, each in enumerate(outs):
+        assert each.tolist() == [float(peer)] * sends[peer]
+
+
+def objects_of_any_kind() -> None:
+    found: list[Any] = [None] * size()
+    dist.all_gather_object(found, {"rank": rank(), "text": "x" * rank()})
+    assert [each["rank"] for each in found] == list(range(size()))
+    box = [("only", rank())]
+    dist.broadcast_object_list(box, src=1)
+    assert box == [("only", 1)]
+
+
+# --- messages, barriers, works ---
+
+
+def messages_between_neighbours() -> None:
+    left, right = (rank() - 1) % size(), (rank() + 1) % size()
+    out = torch.zeros(3)
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, mine(3), right), dist.P2POp(dist.irecv, out, left)]
+    )
+    for work in works:
+        work.wait()
+    same(out, of(left, 3))
+    if rank() == 0:
+        dist.send(torch.ones(2), 1, tag=5)
+    elif rank() == 1:
+        two = torch.zeros(2)
+        assert dist.recv(two, 0, tag=5) == 0
+        assert two.tolist() == [1.0, 1.0]
+
+
+def a_work_has_a_result_and_a_future() -> None:
+    x = mine(3)
+    work = dist.all_reduce(x, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    assert work.wait()
+    assert work.is_completed()
+    same(doubled.wait(), 2 * sum(everybodys(3)))
+    same(work.result()[0], sum(everybodys(3)))
+
+
+def barriers() -> None:
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
+
+
+# --- groups ---
+
+
+def groups_of_some_ranks() -> None:
+    for members in ([0, 1], [size() - 1], list(range(1, size()))):
+        group = dist.new_group(members)
+        if rank() in members:
+            x = mine(3)
+            dist.all_reduce(x, group=group)
+            same(x, sum(of(member, 3) for member in members))
+            dist.broadcast(x, members[-1], group=group)
+            dist.destroy_process_group(group)
+
+
+def functional_collectives_and_meshes() -> None:
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size(),))
+    total = functional.all_reduce(mine(3), "sum", mesh)
+    same(functional.wait_tensor(total), sum(everybodys(3)))
+    whole = torch.arange(12.0 * size()).reshape(size() * 3, 4)
+    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    same(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
+    same(sharded.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
+    same(sharded.sum().full_tensor(), whole.sum())
+
+
+# --- training ---
+
+
+def model() -> Any:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+
+
+def trained(wrapped: Any, inputs: Any) -> None:
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        wrapped(inputs).square().mean().backward()
+        optimizer.step()
+
+
+def reference() -> Any:
+    alone = model()
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        sum(alone(x).square().mean() for x in everybodys(5, 6)).div(size()).backward()
+        optimizer.step()
+    return alone
+
+
+def ddp_trains_as_one_process_does() -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        wrapped = DistributedDataParallel(model(), **options)
+        trained(wrapped, mine(5, 6))
+        for ours, theirs in zip(wrapped.parameters(), reference().parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def ddp_hooks_that_call_more_collectives() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    wrapped = DistributedDataParallel(model())
+    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    trained(wrapped, mine(5, 6))
+    wrapped = DistributedDataParallel(model())
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    trained(wrapped, mine(5, 6))
+
+
+def fsdp_trains_as_one_process_does() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    wrapped = model()
+    fully_shard(wrapped, mesh=init_device_mesh("cpu", (size(),)))
+    trained(wrapped, mine(5, 6))
+    for ours, theirs in zip(wrapped.parameters(), reference().parameters(), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+# --- refusals, on the caller alone: nothing is sent ---
+
+
+def wrong_tensors_are_refused() -> None:
+    for x, words in (
+        (torch.ones(3).to_sparse(), "is sparse; pass tensor.to_dense()"),
+        (torch.ones(3, device="meta"), "on 'meta' has no data"),
+        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "is quantised"),
+        (torch.ones(1).expand(3), "elements of a tensor share memory"),
+        (torch.ones(3, requires_grad=True), "would be written in place"),
+    ):
+        root = (rank() + 1) % size()
+        raises(ValueError, words, lambda x=x, root=root: dist.broadcast(x, root))
+    dist.barrier()
+
+
+def wrong_lengths_are_refused() -> None:
+    out = torch.zeros(2 * size() + 1)
+    raises(ValueError, "the output needs", lambda: dist.all_gather_into_tensor(out, torch.ones(2)))
+    raises(ValueError, "the input needs", lambda: dist.reduce_scatter_tensor(torch.ones(2), out))
+    raises(ValueError, "pass one for each of", lambda: dist.all_gather([out], torch.ones(2)))
+    raises(ValueError, "no multiple of", lambda: dist.all_to_all_single(out, out.clone()))
+    dist.barrier()
+
+
+CHECKS = [
+    all_reduce_of_every_dtype_and_op,
+    all_reduce_of_bits_and_truth_values,
+    all_reduce_of_complex_numbers,
+    all_reduce_multiplies_before_it_adds,
+    all_reduce_of_tensors_that_are_not_contiguous,
+    all_reduce_of_nothing_and_of_a_number,
+    coalesced_all_reduces_are_one_call,
+    reduce_gives_the_root_alone_the_result,
+    reduce_scatter_in_all_forms,
+    broadcast_from_every_rank,
+    all_gather_in_all_forms,
+    all_gather_of_tensors_of_other_lengths,
+    gather_and_scatter,
+    all_to_all_with_equal_and_unequal_lengths,
+    objects_of_any_kind,
+    messages_between_neighbours,
+    a_work_has_a_result_and_a_future,
+    barriers,
+    groups_of_some_ranks,
+    functional_collectives_and_meshes,
+    ddp_trains_as_one_process_does,
+    ddp_hooks_that_call_more_collectives,
+    fsdp_trains_as_one_process_does,
+    wrong_tensors_are_refused,
+    wrong_lengths_are_refused,
+]
+
+
+def over_torch(backend: str = "ringreduce") -> dict[str, str]:
+    """On each rank: what every check came to, ``"ok"`` or a traceback."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=20))
+    outcomes = {}
+    for check in CHECKS:
+        torch.manual_seed(0)
+        try:
+            check()
+            outcomes[check.__name__] = "ok"
+        except Exception:
+            outcomes[check.__name__] = traceback.format_exc()
+            break  # the ranks may be in different calls
+    dist.destroy_process_group()
+    return outcomes
+
+
+# --- random programs ---
+
+KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def random_programs(first: str, count: str) -> int:
+    """Run programs that all ranks draw alike from seeds; return how many calls were right."""
+    dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
+    calls = 0
+    for seed in range(int(first), int(first) + int(count)):
+        calls += _random_program(random.Random(seed), seed)
+    dist.destroy_process_group()
+    return calls
+
+
+def _random_program(drawn: random.Random, seed: int) -> int:
+    members = sorted(drawn.sample(range(size()), drawn.randint(1, size())))
+    group = dist.new_group(members)
+    length = drawn.randint(1, 12)
+    for turn in range(length):
+        call = drawn.choice(KINDS), drawn.choice(DTYPES), drawn.choice([0, 1, 7, 1000, 40_000])
+        root, asynchronous = drawn.choice(members), drawn.random() < 0.3
+        if rank() in members:
+            _random_call(*call, root, asynchronous, members, group, f"seed {seed}, call {turn}")
+    if rank() in members:
+        dist.destroy_process_group(group)
+    return length
+
+
+def _random_call(
+    kind: str,
+    dtype: Any,
+    elements: int,
+    root: int,
+    asynchronous: bool,
+    members: list[int],
+    group: Any,
+    where: str,
+) -> None:
+    own, count = members.index(rank()), len(members)
+    whole = [of(member, count, elements, dtype=dtype) for member in members]
+    x, options = whole[own].clone(), {"group": group, "async_op": asynchronous}
+    out = torch.zeros(elements, dtype=dtype)
+    match kind:
+        case "all_reduce":
+            work = dist.all_reduce(x, ReduceOp.MAX, **options)
+            found, wanted = x, torch.stack(whole).amax(0)
+        case "broadcast":
+            work = dist.broadcast(x, root, **options)
+            found, wanted = x, whole[members.index(root)]
+        case "all_gather":
+            found = torch.zeros(count, count, elements, dtype=dtype)
+            work = dist.all_gather_into_tensor(found, x, **options)
+            wanted = torch.stack(whole)
+        case "reduce_scatter":
+            work = dist.reduce_scatter_tensor(out, x, ReduceOp.MIN, **options)
+            found, wanted = out, torch.stack(whole).amin(0)[own]
+        case _:
+            found = torch.zeros(count, elements, dtype=dtype)
+            work = dist.all_to_all_single(found, x, **options)
+            wanted = torch.stack([each[own] for each in whole])
+    if asynchronous:
+        work.wait()
+    assert torch.equal(found, wanted), where

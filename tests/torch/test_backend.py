@@ -1,0 +1,140 @@
+"""The backend of torch: jobs whose ranks run the same checks; torch's launcher and faults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from functools import cache
+
+import pytest
+
+from tests.support.mpi import MpiJobs, environment
+from tests.torch.checks import CHECKS
+
+pytestmark = pytest.mark.torch
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@pytest.fixture(scope="module")
+def outcomes_on(tmp_path_factory):
+    """Number of ranks -> what every check came to on each rank of a job, which runs once."""
+    jobs = MpiJobs(tmp_path_factory.mktemp("torch"), without_mpi=True)
+
+    @cache
+    def of(ranks):
+        return jobs.run("call", ranks, "tests.torch.checks:over_torch", timeout_s=120)
+
+    yield of
+    jobs.sweep()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
+def test_a_check_holds(outcomes_on, name, ranks):
+    done = outcomes_on(ranks)
+    assert None not in done.results, done.output
+    assert [found.get(name, "not made") for found in done.results] == ["ok"] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_random_programs_give_what_torch_gives(tmp_path, ranks):
+    jobs = MpiJobs(tmp_path, without_mpi=True)
+    programs = "tests.torch.checks:random_programs"
+    found = jobs.run_ok("call", ranks, programs, "1", "25", timeout_s=120)
+    jobs.sweep()
+    assert len(set(found)) == 1
+    assert found[0] > 25
+
+
+def torchrun(tmp_path, text, *words):
+    """Run a program on three ranks, by torch's own launcher."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(text))
+    return subprocess.run(
+        [*TORCHRUN, "--nproc-per-node", "3", *words, str(program)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_one_line_changes_under_torchrun(tmp_path):
+    done = torchrun(
+        tmp_path,
+        """
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("ringreduce")
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        print(f"{x.tolist()} {dist.get_backend()}\\n", end="", flush=True)
+        """,
+    )
+    assert done.stdout == "[3.0, 3.0, 3.0] ringreduce\n" * 3, done.stderr
+    assert done.returncode == 0
+
+
+def test_torchrun_needs_no_torch_in_the_program(tmp_path):
+    done = torchrun(
+        tmp_path,
+        """
+        import ringreduce as rr
+        total = rr.init(timeout_s=30).all_reduce(1).item()
+        print(f"{total}\\n", end="", flush=True)
+        """,
+    )
+    assert (done.stdout, done.returncode) == ("3\n3\n3\n", 0), done.stderr
+
+
+def test_a_killed_rank_is_named_and_torchrun_starts_again(tmp_path):
+    done = torchrun(
+        tmp_path,
+        """
+        import os, signal, time
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("ringreduce")
+        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        try:
+            for turn in range(1 << 30 if first else 100):
+                if first and turn == 50 and dist.get_rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                dist.all_reduce(torch.ones(1000))
+        except ConnectionError as error:
+            print(f"error {error}\\n", end="", flush=True)
+            time.sleep(5)  # torchrun ends this process
+        print("done\\n", end="", flush=True)
+        """,
+        *("--max-restarts", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 3
+    assert "error rank 1 is lost" in done.stdout
+
+
+def of_python(code, **variables):
+    """What a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_the_registration_imports_nothing_else():
+    code = "import sys, torch; print(*(n for n in sys.modules if n.startswith('ringreduce')))"
+    found = set(of_python(code).split())
+    assert found == {"ringreduce", "ringreduce.torch", "ringreduce.torch.registration"}
+
+
+def test_without_autoloading_an_import_is_enough():
+    code = "import {}; import torch.distributed as d; print('ringreduce' in d.Backend.backend_list)"
+    off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert of_python(code.format("torch"), **off) == "False"
+    assert of_python(code.format("ringreduce.torch"), **off) == "True"
