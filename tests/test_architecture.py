@@ -48,7 +48,8 @@ def under(name: str) -> set[str]:
 # --- the direction of imports ---------------------------------------------------------------------
 
 GROUND = {
-    *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "prctl", "terminal"),
+    *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "place", "prctl"),
+    "terminal",
     "topology",
 }
 """Modules of the first level that every package may import."""
@@ -350,7 +351,7 @@ def test_the_environment_is_read_in_few_places():
     # transports.mpi whether its MPI was started so that ranks can.
     others |= {"recovery.wire", "recovery.elastic", "transports.mpi"}
     # rendezvous what torchrun sets.
-    others |= {"rendezvous", "rendezvous.env"}
+    others |= {"rendezvous", "rendezvous.env", "place"}
     assert readers <= {*others, *launch}
 
 

@@ -3,11 +3,12 @@
     python -m ringreduce.launch.rank_main script.py args...
     python -m ringreduce.launch.rank_main -m module args...
 
-The script or module runs as under `python`.  It gains three things that plain mpiexec lacks:
+The script or module runs as under `python`.  It gains four things that plain mpiexec lacks:
 
 - The rank ends when its launcher is killed.
 - A rank that fails ends the job with its traceback and its exit code.
 - Each rank keeps one core where every core gets the same number of ranks, of at least 2.
+- Each rank has the variables of torchrun, such as RANK and MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from ringreduce import cores
+from ringreduce import cores, place
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
@@ -36,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent()
     install()
     cores.keep_one(os.environ)
+    place.fill(os.environ)
     complaint = size_complaint(os.environ)
     if complaint:
         print(complaint, file=sys.stderr)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringreduce import place
 from ringreduce.rendezvous.env import of_environment
 from ringreduce.rendezvous.files import of_file
 from ringreduce.rendezvous.stores import is_store, of_store
@@ -36,12 +37,14 @@ def default(variables: Mapping[str, str] = os.environ) -> str | None:
     """Return ``"env://"`` if these variables say so; None if MPI connects the ranks, if any does.
 
     A job of torchrun may run inside a job of an MPI, whose variables its ranks then have, too.
+    srun sets no variables of an MPI if it is not asked for one.
     """
     if "TORCHELASTIC_RUN_ID" in variables:
         return "env://"
     if any(name in variables for name in RANK_VARIABLES):
         return None
-    return "env://" if "RANK" in variables or "WORLD_SIZE" in variables else None
+    known = {*variables, *place.of_launcher(variables)}
+    return "env://" if "RANK" in known or "WORLD_SIZE" in known else None
 
 
 def find(rendezvous: Any, rank: Any, size: Any, timeout_s: float) -> Rendezvous:

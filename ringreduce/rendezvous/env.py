@@ -17,6 +17,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Any
 
+from ringreduce import place
 from ringreduce.errors import PeerLostError
 from ringreduce.transports.base import not_assembled
 
@@ -50,10 +51,13 @@ def of_environment(
     timeout_s: float,
     variables: Mapping[str, str] = os.environ,
 ) -> Environment:
-    """Read the variables; `rank` and `size` stand in for RANK and WORLD_SIZE.
+    """Read the variables, or what they follow from where srun has started this process.
+
+    `rank` and `size` stand in for RANK and WORLD_SIZE.
 
     Raises ValueError if a variable is missing or no number, or names another host.
     """
+    variables = place.of_launcher(variables) | dict(variables)
     given = {"RANK": rank, "WORLD_SIZE": size}
     missing = [name for name in _NAMES if not variables.get(name) and given.get(name) is None]
     if missing:
@@ -100,10 +104,10 @@ def _is_here(address: str) -> bool:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
     except OSError:
         return address == socket.gethostname()
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, where in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.bind(place)
+                probe.bind(where)
                 return True
         except OSError:
             continue

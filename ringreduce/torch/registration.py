@@ -1,8 +1,13 @@
-"""Register the backend with torch.  Nothing else of the library is imported until it is used."""
+"""Register the backend with torch.  Hardly anything else is imported until it is used.
+
+A process that mpirun or srun has started gets the variables that torch reads, such as RANK.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+from ringreduce.place import fill
 
 NAME = "ringreduce"
 
@@ -14,6 +19,7 @@ def register() -> None:
     """
     import torch.distributed as dist
 
+    fill()
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +116,34 @@ def test_a_killed_rank_is_named_and_torchrun_starts_again(tmp_path):
     assert "error rank 1 is lost" in done.stdout
 
 
+@pytest.mark.parametrize("words", [["mpiexec", "-n"], ["ringreduce", "run", "-n"]])
+@pytest.mark.parametrize("through_a_shell", [False, True])
+def test_an_mpi_launcher_starts_it(tmp_path, words, through_a_shell):
+    """torch itself reads what the import of torch sets, and MPI is never initialised."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('ringreduce')\n"
+        "x = torch.ones(2)\n"
+        "dist.all_reduce(x)\n"
+        "assert not any(name.startswith('mpi4py') for name in sys.modules)\n"
+        "print(f'{x.tolist()}\\n', end='', flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [str(Path(sys.executable).parent / words[0]), *words[1:], "3"]
+    if words[0] == "ringreduce":
+        command += [str(program)]
+    elif through_a_shell:
+        command += ["sh", "-c", f"{sys.executable} {program}; exit $?"]
+    else:
+        command += [sys.executable, str(program)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.stdout == "[3.0, 3.0]\n" * 3, done.stderr
+    assert done.returncode == 0
+
+
 def of_python(code, **variables):
     """What a program prints."""
     done = subprocess.run(
@@ -130,7 +159,8 @@ def of_python(code, **variables):
 def test_the_registration_imports_nothing_else():
     code = "import sys, torch; print(*(n for n in sys.modules if n.startswith('ringreduce')))"
     found = set(of_python(code).split())
-    assert found == {"ringreduce", "ringreduce.torch", "ringreduce.torch.registration"}
+    package = {"ringreduce", "ringreduce.torch", "ringreduce.torch.registration"}
+    assert found == {*package, "ringreduce.place"}
 
 
 def test_without_autoloading_an_import_is_enough():

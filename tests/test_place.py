@@ -1,0 +1,86 @@
+"""The variables of torchrun, from those of other launchers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ringreduce import place
+from ringreduce.rendezvous import default
+
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+}
+
+
+@pytest.mark.parametrize("launcher", [HYDRA, OPEN_MPI, SLURM])
+def test_each_launcher_is_understood(launcher):
+    found = place.of_launcher(launcher)
+    port = int(found.pop("MASTER_PORT"))
+    assert 20000 <= port < 32000
+    assert found == {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "localhost",
+    }
+
+
+@pytest.mark.parametrize(
+    "several", [HYDRA | {"MPI_LOCALNRANKS": "2"}, SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}]
+)
+def test_where_rank_0_is_on_another_host_its_address_is_not_guessed(several):
+    assert place.of_launcher(several).keys() == {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [
+        {},
+        HYDRA | {"PMI_SIZE": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # of a batch script: srun has no part in it
+    ],
+)
+def test_a_process_alone_gets_nothing(alone):
+    variables = dict(alone)
+    place.fill(variables)
+    assert variables == alone
+
+
+def test_what_is_set_is_kept():
+    variables = OPEN_MPI | {"MASTER_PORT": "1234", "RANK": "7"}
+    place.fill(variables)
+    assert (variables["MASTER_PORT"], variables["RANK"]) == ("1234", "7")
+    assert variables["WORLD_SIZE"] == "4"
+
+
+def test_ranks_under_shells_find_the_same_launcher():
+    code = "from ringreduce import place; print(place._launcher('PMI_RANK'))"
+    direct = [sys.executable, "-c", code]
+    shells = ["sh", "-c", f'{sys.executable} -c "{code}"; exit $?']
+    found = [
+        subprocess.run(
+            words, env={**os.environ, "PMI_RANK": str(rank)}, capture_output=True, check=True
+        ).stdout
+        for rank, words in enumerate((direct, shells))
+    ]
+    assert [int(text) for text in found] == [os.getpid()] * 2
+
+
+def test_srun_without_an_mpi_is_a_rendezvous_by_variables():
+    assert default(SLURM) == "env://"
+    assert default(SLURM | {"PMI_RANK": "1"}) is None
