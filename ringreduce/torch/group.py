@@ -42,7 +42,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size)
         seconds = options.timeout.total_seconds()
-        self._comm = rr.init(
+        self.comm: rr.Communicator = rr.init(
             rendezvous=options.store, rank=rank, size=size, timeout_s=min(seconds, _LONGEST_S)
         )
         self._rank, self._size, self._backend = rank, size, backend
@@ -100,7 +100,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         for tensor in tensors:
             x = array_of("all_reduce", tensor, writes=True, reduces=True)
             self._prepare(opts.reduceOp, x)
-            self._comm.all_reduce(x, _op(opts.reduceOp, x), out=x, timeout_s=_seconds(opts))
+            self.comm.all_reduce(x, _op(opts.reduceOp, x), out=x, timeout_s=_seconds(opts))
         return _over(opts, tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:
@@ -108,7 +108,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         if xs:
             for x in xs:
                 self._prepare(opts.reduceOp, x)
-            self._comm.all_reduce(xs, _op(opts.reduceOp, xs[0]), out=xs, timeout_s=_seconds(opts))
+            self.comm.all_reduce(xs, _op(opts.reduceOp, xs[0]), out=xs, timeout_s=_seconds(opts))
         return _over(opts, tensors)
 
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
@@ -117,7 +117,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             self._prepare(opts.reduceOp, x)
             out = x if opts.rootRank == self._rank else None
             op = _op(opts.reduceOp, x)
-            self._comm.reduce(x, opts.rootRank, op, out=out, timeout_s=_seconds(opts))
+            self.comm.reduce(x, opts.rootRank, op, out=out, timeout_s=_seconds(opts))
         return _over(opts, tensors)
 
     def reduce_scatter(
@@ -162,9 +162,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         self._prepare(opts.reduceOp, x)
         op = _op(opts.reduceOp, x)
         if out.flags.c_contiguous:
-            self._comm.reduce_scatter(x, op, out=out.reshape(-1), timeout_s=_seconds(opts))
+            self.comm.reduce_scatter(x, op, out=out.reshape(-1), timeout_s=_seconds(opts))
         else:
-            part = self._comm.reduce_scatter(x, op, timeout_s=_seconds(opts))
+            part = self.comm.reduce_scatter(x, op, timeout_s=_seconds(opts))
             out[...] = part.reshape(out.shape)
 
     def _prepare(self, op: Any, x: np.ndarray) -> None:
@@ -178,7 +178,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
         for tensor in tensors:
             x = array_of("broadcast", tensor, writes=opts.rootRank != self._rank)
-            self._comm.broadcast(x, opts.rootRank, out=x, timeout_s=_seconds(opts))
+            self.comm.broadcast(x, opts.rootRank, out=x, timeout_s=_seconds(opts))
         return _over(opts, tensors)
 
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
@@ -192,7 +192,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                     f"tensor_list {outs[self._rank].size}"
                 )
             counts = [out.size for out in outs]
-            found: np.ndarray = self._comm.all_gather(x, counts=counts, timeout_s=_seconds(opts))
+            found: np.ndarray = self.comm.all_gather(x, counts=counts, timeout_s=_seconds(opts))
             _deliver(found, outs)
         return _over(opts, [each for pieces in outputs for each in pieces])
 
@@ -210,7 +210,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                 f"the output needs {self._size} times as many"
             )
         counts = [x.size] * self._size
-        self._comm.all_gather(x, counts=counts, out=out, timeout_s=_seconds(opts))
+        self.comm.all_gather(x, counts=counts, out=out, timeout_s=_seconds(opts))
         return _over(opts, [output])
 
     _allgather_base = all_gather_single
@@ -232,7 +232,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             (pieces,) = outputs
             check_list("gather", pieces, self._size, "gather_list")
             outs = [array_of("gather", each, writes=True) for each in pieces]
-        found: np.ndarray | None = self._comm.gather(x, opts.rootRank, timeout_s=_seconds(opts))
+        found: np.ndarray | None = self.comm.gather(x, opts.rootRank, timeout_s=_seconds(opts))
         if found is not None:
             _deliver(found, outs)
         return _over(opts, [each for pieces in outputs for each in pieces])
@@ -247,7 +247,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             views = [array_of("scatter", each, writes=False) for each in pieces]
             _check_alike("scatter", [*views, out])
             whole = np.concatenate([view.reshape(-1) for view in views])
-        found: np.ndarray = self._comm.scatter(whole, opts.rootRank, timeout_s=_seconds(opts))
+        found: np.ndarray = self.comm.scatter(whole, opts.rootRank, timeout_s=_seconds(opts))
         out[...] = found.reshape(out.shape)
         return _over(opts, outputs)
 
@@ -284,7 +284,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         came = {peer: np.empty(outs[peer].size, outs[peer].dtype) for peer in peers}
         recvs = {peer: room for peer, room in came.items() if room.size}
         kept = xs[mine].copy()
-        self._comm.exchange(sends, recvs, _PIECES_TAG, timeout_s=_seconds(opts))
+        self.comm.exchange(sends, recvs, _PIECES_TAG, timeout_s=_seconds(opts))
         for peer in peers:
             outs[peer][...] = came[peer].reshape(outs[peer].shape)
         outs[mine][...] = kept.reshape(outs[mine].shape)
@@ -294,29 +294,29 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         x = array_of("send", tensor, writes=False).reshape(-1)
-        return UnderWay(self._comm.send(x, peer, tag, async_op=True), tensors, self._rank)
+        return UnderWay(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
 
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         out = flat("recv", tensor, writes=True)
-        return UnderWay(self._comm.recv(out, peer, tag, async_op=True), tensors, peer)
+        return UnderWay(self.comm.recv(out, peer, tag, async_op=True), tensors, peer)
 
     # --- barriers, the end ---
 
     def barrier(self, opts: Any = None) -> Any:
-        self._comm.barrier(timeout_s=None if opts is None else _seconds(opts))
+        self.comm.barrier(timeout_s=None if opts is None else _seconds(opts))
         return _DONE
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self._comm.barrier(timeout_s=None if timeout is None else _positive(timeout))
+        self.comm.barrier(timeout_s=None if timeout is None else _positive(timeout))
 
     def shutdown(self) -> None:
         """End the group.  Collective."""
-        self._comm.close()
+        self.comm.close()
 
     def abort(self) -> None:
         """End the group without the other ranks, whose next call raises PeerLostError."""
-        self._comm.leave("its process group was aborted")
+        self.comm.leave("its process group was aborted")
 
 
 _LONGEST_S = float(threading.TIMEOUT_MAX)

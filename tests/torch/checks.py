@@ -267,6 +267,22 @@ def barriers() -> None:
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
 
 
+def registered_memory() -> None:
+    import ringreduce.torch
+
+    for dtype in (*DTYPES, torch.bool, torch.complex64):
+        x = ringreduce.torch.empty((2, 300), dtype)
+        assert (x.shape, x.dtype) == ((2, 300), dtype)
+        x.copy_(mine(2, 300, dtype=dtype))
+        dist.broadcast(x, 1)
+        same(x, of(1, 2, 300, dtype=dtype))
+    large = ringreduce.torch.empty(1 << 20)
+    large.fill_(rank() + 1)
+    dist.all_reduce(large)
+    assert (large == size() * (size() + 1) / 2).all()
+    raises(TypeError, "pass a group of the backend", lambda: ringreduce.torch.empty(3, group=7))
+
+
 # --- groups ---
 
 
@@ -397,6 +413,7 @@ CHECKS = [
     messages_between_neighbours,
     a_work_has_a_result_and_a_future,
     barriers,
+    registered_memory,
     groups_of_some_ranks,
     functional_collectives_and_meshes,
     ddp_trains_as_one_process_does,
