@@ -17,6 +17,8 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 """The variables of each launcher.  Slurm sets those of a step only for the processes of srun."""
+_SET_BY = "RINGREDUCE_PLACED_BY"
+"""The number of the launcher's process from whose variables the others follow."""
 _FIRST_PORT, _PORTS = 20000, 12000
 """Ports below those that Linux gives to connections."""
 
@@ -24,10 +26,16 @@ _FIRST_PORT, _PORTS = 20000, 12000
 def fill(variables: MutableMapping[str, str] = os.environ) -> None:
     """Set what is missing of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 
-    Does nothing if no launcher has started this process, or has started it alone.
+    Does nothing if no launcher has started this process, or has started it alone.  A rank may start
+    a job of its own, whose ranks inherit its variables: those are set anew.
     """
-    for name, value in of_launcher(variables).items():
-        variables.setdefault(name, value)
+    found = of_launcher(variables)
+    if not found:
+        return
+    outer = variables.get(_SET_BY, found[_SET_BY]) != found[_SET_BY]
+    for name, value in found.items():
+        if outer or name not in variables:
+            variables[name] = value
 
 
 def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
@@ -41,9 +49,10 @@ def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
             found = {"RANK": variables[rank], "WORLD_SIZE": variables[size]}
             if local_rank in variables:
                 found["LOCAL_RANK"] = variables[local_rank]
+            found[_SET_BY] = str(_launcher(rank))
             if variables.get(local_size) == variables[size]:
                 found["MASTER_ADDR"] = "localhost"
-                found["MASTER_PORT"] = str(_port(_launcher(rank)))
+                found["MASTER_PORT"] = str(_port(found[_SET_BY]))
             return found
     return {}
 
@@ -65,6 +74,6 @@ def _launcher(name: str) -> int:
     return process
 
 
-def _port(process: int) -> int:
-    digest = blake2b(str(process).encode(), digest_size=8).digest()
+def _port(launcher: str) -> int:
+    digest = blake2b(launcher.encode(), digest_size=8).digest()
     return _FIRST_PORT + int.from_bytes(digest, "little") % _PORTS

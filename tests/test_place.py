@@ -31,6 +31,7 @@ SLURM = {
 def test_each_launcher_is_understood(launcher):
     found = place.of_launcher(launcher)
     port = int(found.pop("MASTER_PORT"))
+    assert found.pop("RINGREDUCE_PLACED_BY")
     assert 20000 <= port < 32000
     assert found == {
         "RANK": "1",
@@ -44,7 +45,8 @@ def test_each_launcher_is_understood(launcher):
     "several", [HYDRA | {"MPI_LOCALNRANKS": "2"}, SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}]
 )
 def test_where_rank_0_is_on_another_host_its_address_is_not_guessed(several):
-    assert place.of_launcher(several).keys() == {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+    found = place.of_launcher(several).keys()
+    assert found == {"RANK", "WORLD_SIZE", "LOCAL_RANK", "RINGREDUCE_PLACED_BY"}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,14 @@ def test_what_is_set_is_kept():
     place.fill(variables)
     assert (variables["MASTER_PORT"], variables["RANK"]) == ("1234", "7")
     assert variables["WORLD_SIZE"] == "4"
+
+
+def test_a_job_that_a_rank_starts_has_its_own_variables():
+    outer = HYDRA | {"PMI_RANK": "3"}
+    place.fill(outer)
+    inner = outer | HYDRA | {"RINGREDUCE_PLACED_BY": "1"}  # of another launcher
+    place.fill(inner)
+    assert (outer["RANK"], inner["RANK"]) == ("3", "1")
 
 
 def test_ranks_under_shells_find_the_same_launcher():

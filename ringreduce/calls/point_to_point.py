@@ -14,6 +14,7 @@ from ringreduce.calls.arrays import as_array, as_writable, from_host, to_host
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
+from ringreduce.errors import PeerTimeoutError
 from ringreduce.point_to_point.endpoint import Endpoint, Operation
 from ringreduce.point_to_point.road import Kind
 
@@ -144,6 +145,56 @@ class PointToPoint(Runner):
         self._engine.endpoint.road.admit("recv", received.peer, out, received.kind)
         return result
 
+    def probe(self, tag: int = 0, *, timeout_s: float | None = None) -> int:
+        """Wait until a message with `tag` has arrived from any rank; return that rank.
+
+        A `recv` from this rank with this tag gets the message.
+
+        Args:
+            tag: a number of at least 0.
+            timeout_s: seconds until the call raises PeerTimeoutError; None: those of `init`.
+
+        Returns:
+            The lowest rank whose message waits.
+
+        Raises:
+            ValueError: a wrong argument, or a communicator of one rank.
+            PeerLostError: no rank can send a message any more.
+            PeerTimeoutError: no message with this tag has come in time.
+
+        Example:
+            >>> def program(comm):
+            ...     if comm.rank:
+            ...         return comm.send(comm.rank, peer=0)
+            ...     return sorted(comm.recv(np.empty((), int), comm.probe()).item() for _ in "12")
+            >>> rr.spawn(program, 3)[0]
+            [1, 2]
+        """
+        number = _checked_tag("probe", tag)
+        if self.size == 1:
+            raise ValueError("probe: there is no other rank that could send a message")
+        engine = self._engine
+        engine.check_allowed()
+        if engine.ended is not None:
+            raise engine.ended.with_traceback(None)
+        endpoint = engine.endpoint
+        if timeout_s is None:
+            timeout_s = endpoint.timeout_s
+        else:
+            check_timeout("probe", timeout_s)
+        found: list[int] = []
+
+        def look() -> bool:
+            peer = endpoint.find_arrival(number)
+            found.extend([] if peer is None else [peer])
+            return bool(found)
+
+        if not endpoint.wait_until(look, time.monotonic() + timeout_s):
+            raise PeerTimeoutError(
+                f"probe: waited {timeout_s:g} s; no rank has sent a message with tag {number}", ()
+            )
+        return found[0]
+
     def exchange(
         self,
         sends: Mapping[int, Any],
@@ -255,9 +306,7 @@ class PointToPoint(Runner):
         timeout_s: float | None,
     ) -> Operation:
         known = self._check_peer(where, peer)
-        number = _number(tag)
-        if number is None or not 0 <= number <= _HIGHEST_TAG:
-            raise ValueError(f"{where}: tag is {shown(tag)}; pass an int of at least 0")
+        number = _checked_tag(where, tag)
         if timeout_s is None:
             timeout_s = self._engine.endpoint.timeout_s
         else:
@@ -287,6 +336,14 @@ class PointToPoint(Runner):
             return work
         endpoint.run(operations)
         return deliver()
+
+
+def _checked_tag(where: str, tag: Any) -> int:
+    """Return a tag as an int.  Raises ValueError."""
+    number = _number(tag)
+    if number is None or not 0 <= number <= _HIGHEST_TAG:
+        raise ValueError(f"{where}: tag is {shown(tag)}; pass an int of at least 0")
+    return number
 
 
 def _number(value: Any) -> int | None:

@@ -348,6 +348,38 @@ class Endpoint:
         busy = list(self._busy.items())  # another thread may change `_busy`
         return any(self._owes(*each) for each in busy)
 
+    def find_arrival(self, tag: int) -> int | None:
+        """Return the lowest rank from which a message with `tag` has arrived that no receive has.
+
+        None if there is none yet.  Raises the error of a peer if no peer can send one any more.
+        """
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        with self.lock:
+            pairs = {peer: self._pair(peer) for peer in peers}
+            try:
+                self._check_peers()
+                self._progress()
+            except BaseException as error:
+                self._break_off(error)
+                raise
+            for peer, pair in pairs.items():
+                if pair.arrivals.get(tag):
+                    return peer
+            errors = [self._why_silent(peer, pair) for peer, pair in pairs.items()]
+            if None not in errors:
+                raise next(error for error in errors if error is not None)
+        return None
+
+    def _why_silent(self, peer: int, pair: _Pair) -> Exception | None:
+        """Return why a peer without arrivals sends no further message; None if it may."""
+        if pair.error is not None:
+            return copy.copy(pair.error)
+        if self.road.state_of(peer).state >= DRAINED:
+            return self._lost_error(peer, "it closes the communicator")
+        return None
+
     # --- for `Work`: the queue of asynchronous messages ---
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import ringreduce as rr
 from ringreduce.torch.tensors import array_of, check_list, flat
-from ringreduce.torch.works import Finished, UnderWay
+from ringreduce.torch.works import Finished, FromAnyRank, UnderWay
 
 _OPS = {
     dist.ReduceOp.SUM: "sum",
@@ -264,6 +264,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     ) -> Any:
         x = array_of("all_to_all", input, writes=False)
         out = array_of("all_to_all", output, writes=True)
+        if not output_splits and not input_splits and _can_be_cut(x, out, self._size):
+            self.comm.all_to_all(x.reshape(-1), out=out.reshape(-1), timeout_s=_seconds(opts))
+            return _over(opts, [output])
         xs = _pieces(x, input_splits, self._size, "input")
         outs = _pieces(out, output_splits, self._size, "output")
         self._exchange([each.reshape(-1) for each in xs], outs, opts)
@@ -300,6 +303,10 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         (tensor,) = tensors
         out = flat("recv", tensor, writes=True)
         return UnderWay(self.comm.recv(out, peer, tag, async_op=True), tensors, peer)
+
+    def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
+        (tensor,) = tensors
+        return FromAnyRank(self.comm, flat("recv", tensor, writes=True), tag, tensors)
 
     # --- barriers, the end ---
 
@@ -352,6 +359,12 @@ def _check_alike(where: str, arrays: Sequence[np.ndarray]) -> None:
     if len({(array.size, array.dtype) for array in arrays}) > 1:
         kinds = ", ".join(dict.fromkeys(f"{array.dtype}[{array.size}]" for array in arrays))
         raise ValueError(f"{where}: the tensors differ: {kinds}; all need the same size and dtype")
+
+
+def _can_be_cut(x: np.ndarray, out: np.ndarray, size: int) -> bool:
+    """Whether both are contiguous, of one size, and their first axes cut into equal parts."""
+    even = all(array.ndim and array.shape[0] % size == 0 for array in (x, out))
+    return even and x.size == out.size and x.flags.c_contiguous and out.flags.c_contiguous
 
 
 def _pieces(

@@ -312,6 +312,39 @@ def a_peer_that_closes_refuses_messages(comm: rr.Communicator) -> None:
 
 
 @check
+def a_message_of_any_rank_is_found_by_its_tag(comm: rr.Communicator) -> None:
+    if comm.rank:
+        three, two = np.full(3, comm.rank), np.full(2, -comm.rank)
+        works = [comm.send(three, 0, 5, async_op=True), comm.send(two, 0, 7, async_op=True)]
+        for work in works:
+            work.wait()
+        comm.barrier()
+        return
+    assert {comm.probe(7) for _ in range(9)} <= set(range(1, comm.size))  # takes no message
+    for tag, length, sign in ((7, 2, -1), (5, 3, 1)):
+        sources = []
+        for _ in range(comm.size - 1):
+            sources.append(comm.probe(tag))
+            out = comm.recv(np.zeros(length, int), sources[-1], tag)
+            assert out.tolist() == [sign * sources[-1]] * length
+        assert sorted(sources) == list(range(1, comm.size))
+    error = error_of(rr.PeerTimeoutError, lambda: comm.probe(5, timeout_s=0.05))
+    assert "waited 0.05 s; no rank has sent a message with tag 5" in str(error)
+    assert "tag is -1" in str(error_of(ValueError, lambda: comm.probe(-1)))
+    comm.barrier()
+
+
+@check
+def a_probe_ends_when_no_rank_can_send(comm: rr.Communicator) -> None:
+    part = comm.split(0)
+    assert part is not None
+    if comm.rank == 0:
+        error = error_of(rr.PeerLostError, part.probe)
+        assert "takes part in no more messages" in str(error)
+    part.close()
+
+
+@check
 def an_error_that_nobody_waited_for_is_raised_at_close(comm: rr.Communicator) -> None:
     part = comm.split(0)
     assert part is not None

@@ -251,6 +251,18 @@ def messages_between_neighbours() -> None:
         assert two.tolist() == [1.0, 1.0]
 
 
+def messages_from_any_rank() -> None:
+    if rank() == 0:
+        x = torch.zeros(2)
+        sources = []
+        for _ in range(size() - 1):
+            sources.append(dist.recv(x))
+            assert x.tolist() == [sources[-1]] * 2
+        assert sorted(sources) == list(range(1, size()))
+    else:
+        dist.send(torch.full((2,), float(rank())), 0)
+
+
 def a_work_has_a_result_and_a_future() -> None:
     x = mine(3)
     work = dist.all_reduce(x, async_op=True)
@@ -411,6 +423,7 @@ CHECKS = [
     all_to_all_with_equal_and_unequal_lengths,
     objects_of_any_kind,
     messages_between_neighbours,
+    messages_from_any_rank,
     a_work_has_a_result_and_a_future,
     barriers,
     registered_memory,
