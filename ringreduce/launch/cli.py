@@ -195,6 +195,7 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         nodes=options.nodes,
         timeout_s=options.timeout_s,
         tag_output=options.tag_output,
+        instead_of_gloo=options.command == "run" and options.instead_of_gloo,
         threads=_threads(options, given) if module is not None else None,
     )
     if module is not None and options.command in ("train", "search"):
@@ -296,6 +297,11 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     _add_job_options(start)
     elastic_options.add_options(start, "run")
+    start.add_argument(
+        "--instead-of-gloo",
+        action="store_true",
+        help="give a program of torch that asks for Gloo the backend of ringreduce",
+    )
     start.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     start.add_argument("program", help="script or module")
     arguments = start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")

@@ -68,6 +68,8 @@ class Job:
     """Whether each line of output begins with its rank."""
     goes_on: bool = False
     """Whether Open MPI lets ranks go on after others are lost."""
+    instead_of_gloo: bool = False
+    """Whether torch makes groups of ringreduce where the program asks for groups of Gloo."""
     threads: int | None = None
     """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
 
@@ -128,6 +130,8 @@ def _ringreduce_settings(job: Job) -> dict[str, str]:
         settings["RINGREDUCE_TIMEOUT_S"] = f"{job.timeout_s:g}"
     if job.nodes:
         settings["RINGREDUCE_NODES"] = ",".join(map(str, job.nodes))
+    if job.instead_of_gloo:
+        settings["RINGREDUCE_INSTEAD_OF_GLOO"] = "1"
     return settings
 
 

@@ -2,25 +2,26 @@
 
 `import torch` registers the backend (`registration`).  A process group (`group`) turns each
 collective of torch into calls of a communicator, on views of the tensors (`tensors`).  `works` has
-what torch waits for, and `memory` tensors in registered memory.
+what torch waits for, `memory` tensors in registered memory, and `gloo` takes the place of Gloo.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.torch.registration import register as _register
 
 if TYPE_CHECKING:
+    from ringreduce.torch.gloo import instead_of
     from ringreduce.torch.memory import empty
 
-__all__ = ["empty"]
+__all__ = ["empty", "instead_of"]
+_PLACES = {"empty": "memory", "instead_of": "gloo"}
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is first used: the registration imports no kernels."""
-    if name in __all__:
-        from ringreduce.torch import memory
-
-        return getattr(memory, name)
+    if name in _PLACES:
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

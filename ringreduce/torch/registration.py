@@ -5,11 +5,14 @@ A process that mpirun or srun has started gets the variables that torch reads, s
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ringreduce.place import fill
 
 NAME = "ringreduce"
+INSTEAD_OF_GLOO = "RINGREDUCE_INSTEAD_OF_GLOO"
+"""The variable that `ringreduce run --instead-of-gloo` sets to 1."""
 
 
 def register() -> None:
@@ -22,6 +25,10 @@ def register() -> None:
     fill()
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        if os.environ.get(INSTEAD_OF_GLOO) == "1":
+            from ringreduce.torch.gloo import instead_of
+
+            instead_of("gloo")
 
 
 def _create(options: Any, _: Any) -> Any:

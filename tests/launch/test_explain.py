@@ -300,7 +300,7 @@ def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, cr
 @pytest.mark.parametrize(
     ("variable", "value", "complaint"),
     [
-        ("RINGREDUCE_TRANSPORT", "tcp", "is 'tcp'; wanted auto, mpi or shm"),
+        ("RINGREDUCE_TRANSPORT", "tcp", "is 'tcp'; wanted auto, mpi, sockets or shm"),
         ("RINGREDUCE_TIMEOUT_S", "soon", "is 'soon'"),
     ],
 )

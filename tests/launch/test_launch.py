@@ -330,6 +330,13 @@ def test_options_become_the_job(started, command):
     ]
 
 
+def test_gloo_is_replaced_by_a_variable(started):
+    cli.main(["run", "-n", "4", "--instead-of-gloo", "script.py"])
+    assert started == [Job(4, ("script.py",), instead_of_gloo=True)]
+    added = rank_environment(started[0], MPIEXECS[Flavour.MPICH], {}, 8, root=False)
+    assert added["RINGREDUCE_INSTEAD_OF_GLOO"] == "1"
+
+
 @pytest.mark.parametrize("ranks", ["-n 4", "-np 4", "--ranks 4"])
 @pytest.mark.parametrize("command", ["run", "train", "bench"])
 def test_the_number_of_ranks_has_three_names(started, command, ranks):

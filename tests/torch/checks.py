@@ -324,6 +324,28 @@ def functional_collectives_and_meshes() -> None:
     same(sharded.sum().full_tensor(), whole.sum())
 
 
+def groups_in_the_place_of_gloo() -> None:
+    import ringreduce.torch
+    from ringreduce.torch.group import RingReduceGroup
+
+    with ringreduce.torch.instead_of("gloo"):
+        group = dist.new_group(backend="gloo")
+        part = dist.new_group([0, 1], backend="gloo")
+    assert isinstance(group, RingReduceGroup)
+    assert dist.get_backend(group) == "gloo"
+    dist.monitored_barrier(group, timedelta(seconds=20))
+    if rank() < 2:
+        x = mine(3)
+        dist.all_reduce(x, group=part)
+        same(x, of(0, 3) + of(1, 3))
+        dist.destroy_process_group(part)
+    dist.destroy_process_group(group)
+    other = dist.new_group(backend="gloo")
+    assert not isinstance(other, RingReduceGroup)
+    dist.destroy_process_group(other)
+    raises(ValueError, "only 'gloo' can be replaced", lambda: ringreduce.torch.instead_of("nccl"))
+
+
 # --- training ---
 
 
@@ -429,6 +451,7 @@ CHECKS = [
     registered_memory,
     groups_of_some_ranks,
     functional_collectives_and_meshes,
+    groups_in_the_place_of_gloo,
     ddp_trains_as_one_process_does,
     ddp_hooks_that_call_more_collectives,
     fsdp_trains_as_one_process_does,

@@ -144,6 +144,26 @@ def test_an_mpi_launcher_starts_it(tmp_path, words, through_a_shell):
     assert done.returncode == 0
 
 
+def test_a_program_that_names_gloo_gets_it_by_an_option(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.monitored_barrier()\n"
+        "print(f'{type(dist.group.WORLD).__name__} {dist.get_backend()}\\n', end='', flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    launcher = str(Path(sys.executable).parent / "ringreduce")
+    done = subprocess.run(
+        [launcher, "run", "-n", "2", "--instead-of-gloo", str(program)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "RingReduceGroup gloo\n" * 2, done.stderr
+
+
 def of_python(code, **variables):
     """What a program prints."""
     done = subprocess.run(

@@ -1,0 +1,82 @@
+"""Give programs that ask torch for Gloo this backend, without a change of the program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import Any, Self
+
+from torch.distributed import distributed_c10d as c10d
+
+_GLOO, _OURS = ("gloo", "cpu:gloo"), "ringreduce"
+_log = logging.getLogger("ringreduce.torch")
+
+
+class Replacement:
+    """A replacement of a backend, from `instead_of` on until its with block ends."""
+
+    def __init__(self) -> None:
+        self._before: Callable[..., Any] | None = c10d._new_process_group_helper
+        c10d._new_process_group_helper = _with_ours(self._before)
+        _log.info("process groups of Gloo for the CPU are groups of ringreduce from now on")
+
+    def end(self) -> None:
+        """From now on, torch makes groups of Gloo again.  Groups that were made stay."""
+        if self._before is not None:
+            c10d._new_process_group_helper = self._before
+            self._before = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+def instead_of(backend: str) -> Replacement:
+    """From now on, make groups of ringreduce where a program asks torch for groups of Gloo.
+
+    torch goes on to call such groups ``"gloo"``: so calls that ask for Gloo by name, such as
+    ``dist.monitored_barrier``, work.  Groups for tensors on GPUs, and mixtures such as
+    ``"cpu:gloo,cuda:nccl"``, stay as they are.
+
+    Args:
+        backend: ``"gloo"``.
+
+    Returns:
+        A context manager, at whose end torch makes groups of Gloo again.
+
+    Raises:
+        ValueError: another backend.
+
+    Example:
+        >>> with ringreduce.torch.instead_of("gloo"):  # doctest: +SKIP
+        ...     torch.distributed.init_process_group("gloo")
+    """
+    if backend != "gloo":
+        raise ValueError(f"instead_of: backend is {backend!r}; only 'gloo' can be replaced")
+    return Replacement()
+
+
+def _with_ours(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function of torch that makes all process groups."""
+
+    @wraps(make)
+    def made(
+        group_size: Any, group_rank: Any, members: Any, backend: Any, *others: Any, **named: Any
+    ) -> Any:
+        if str(backend).lower() not in _GLOO:
+            return make(group_size, group_rank, members, backend, *others, **named)
+        group, store = make(group_size, group_rank, members, c10d.Backend(_OURS), *others, **named)
+        if group in c10d._world.pg_map:  # this rank is a member
+            c10d._world.pg_map[group] = (c10d.Backend("gloo"), c10d._world.pg_map[group][1])
+        return group, store
+
+    return made
