@@ -14,7 +14,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -77,7 +77,7 @@ class _OthersFirst:
             # In an MPI job this process would have ended by now.  The launcher ends the others.
             for comm in list(_without_mpi):
                 comm.leave(f"{kind.__name__}: {error}")
-            atexit.unregister(_close)
+            _open.clear()
 
 
 _without_mpi: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -90,9 +90,20 @@ def close_without_mpi_at_exit(comm: Communicator) -> None:
     close_at_exit(comm)
 
 
+_open: list[Communicator] = []
+"""Communicators to close when the interpreter exits, in the order in which they were made."""
+
+
 def close_at_exit(comm: Communicator) -> None:
     """Close `comm` when the interpreter exits, unless it is closed by then."""
-    atexit.register(_close, comm, os.getpid())
+    _open[:] = [each for each in _open if not each.closed]  # their memory is free from here on
+    _open.append(comm)
+    _register(os.getpid())
+
+
+@cache
+def _register(pid: int) -> None:
+    atexit.register(_close_all, pid)
 
 
 def never_finalize() -> None:
@@ -105,9 +116,13 @@ def skip_finalize() -> None:
     atexit.register(_leave_without_finalizing, lambda: None, os.getpid(), 0)
 
 
+def _close_all(pid: int) -> None:
+    if os.getpid() == pid:
+        for comm in reversed(_open):
+            _close(comm, pid)
+
+
 def _close(comm: Communicator, pid: int) -> None:
-    if os.getpid() != pid:
-        return
     failed = False
     try:
         comm.close_at_end_of("the program")
@@ -148,7 +163,7 @@ def _leave_without_finalizing(last_words: Callable[[], None], pid: int, status: 
     """
     if os.getpid() != pid:
         return
-    atexit.unregister(_close)
+    atexit.unregister(_close_all)
     atexit.unregister(_leave_without_finalizing)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -534,6 +534,14 @@ class Communicator(Collectives, PointToPoint):
         self._engine.farewell(seconds)
 
     @property
+    def closed(self) -> bool:
+        """Whether the communicator was closed, and not broken before.
+
+        :meta private:
+        """
+        return self._engine.ended is not None and not self.broken
+
+    @property
     def broken(self) -> bool:
         """Whether no further call is possible, since a rank was lost or stopped answering."""
         return self._engine.broken

@@ -275,7 +275,7 @@ def test_a_full_disk_is_not_forgotten_with_the_rank_that_met_it(start, tmp_path)
     )
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    words = f"--epochs 40 --checkpoint-dir {folder} --checkpoint-every 100".split()
+    words = f"--epochs 400 --checkpoint-dir {folder} --checkpoint-every 100".split()
     job = start("-n", "2", "--elastic", "1", "--replace", program=(str(program), *words))
     pids = job.await_generation(1)
     time.sleep(0.5)  # it begins to write

@@ -97,7 +97,11 @@ def test_others_are_told_of_the_exception(tmp_path):
 
 
 def test_a_program_need_not_close(tmp_path):
-    done = run_program(tmp_path, "print(rr.init(timeout_s=20).all_reduce(1).item(), flush=True)")
+    program = """
+    total = rr.init(timeout_s=20).all_reduce(1).item()
+    print(f"{total}\\n", end="", flush=True)
+    """
+    done = run_program(tmp_path, program)
     assert (done.stdout, done.stderr, done.returncode) == ("3\n3\n3\n", "", 0)
 
 

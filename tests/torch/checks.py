@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 import random
+import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -309,6 +313,23 @@ def groups_of_some_ranks() -> None:
             dist.destroy_process_group(group)
 
 
+def groups_leave_nothing_behind() -> None:
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count("memfd")
+
+    for turn in range(12):
+        group = dist.new_group(list(range(size())))
+        dist.all_reduce(mine(1000), group=group)
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+        del group
+        if turn == 1:
+            before = held()
+    assert held() == before
+
+
 def functional_collectives_and_meshes() -> None:
     from torch.distributed import _functional_collectives as functional
     from torch.distributed.device_mesh import init_device_mesh
@@ -450,6 +471,7 @@ CHECKS = [
     barriers,
     registered_memory,
     groups_of_some_ranks,
+    groups_leave_nothing_behind,
     functional_collectives_and_meshes,
     groups_in_the_place_of_gloo,
     ddp_trains_as_one_process_does,
