@@ -128,7 +128,8 @@ def test_the_time_is_that_of_a_naive_simulation(
 @settings(max_examples=60)
 def test_one_step_less_ahead_deadlocks_or_takes_longer(shown: PipelineSchedule) -> None:
     proof, duration = prove(shown), actions_of(shown, 1.0, 2.0)
-    assume(proof.posted_ahead > 0)
+    if proof.posted_ahead == 0:
+        return
     begins = naive_begins(shown, duration, proof.posted_ahead - 1, waits_for_sends=True)
     if begins is not None:
         last = [t[-1] + duration(shown.acts(rank)[-1]) for rank, t in enumerate(begins)]
