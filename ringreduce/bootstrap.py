@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -13,9 +13,9 @@ from ringreduce.calls.communicator import Communicator
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
-from ringreduce.rendezvous import Rendezvous
 from ringreduce.rendezvous import default as default_rendezvous
 from ringreduce.rendezvous import find as find_rendezvous
+from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Nodes, Topology, parse_nodes
 from ringreduce.transports.base import Transport
@@ -115,58 +115,55 @@ def init(
         )
     shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
     config = replace(config, shared_memory=shares)
+    given = _Given(transport, nodes, timeout_s, config, environment)
     if rendezvous is None:
-        return _init_over_mpi(mpi_comm, transport, nodes, timeout_s, config, environment)
-    found = find_rendezvous(rendezvous, rank, size, timeout_s)
-    return _init_over_sockets(found, transport, nodes, timeout_s, config, environment)
+        return _init_over_mpi(mpi_comm, given)
+    return _init_over_sockets(find_rendezvous(rendezvous, rank, size, timeout_s), given)
 
 
-def _init_over_mpi(
-    mpi_comm: MPI.Intracomm | None,
-    transport: str,
-    nodes: NodesArgument,
-    timeout_s: float,
-    config: Config,
-    environment: Environment,
-) -> Communicator:
+@dataclass(frozen=True)
+class _Given:
+    """The arguments of `init` that do not depend on how the ranks are connected."""
+
+    transport: str
+    nodes: NodesArgument
+    timeout_s: float
+    config: Config
+    environment: Environment
+
+
+def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicator:
     MPI = _import_mpi()  # noqa: N806 - mpi4py's name
     from ringreduce.process_exit import check_size, close_at_exit, never_finalize, prepare
 
-    prepare(environment)
+    prepare(given.environment)
     if not (mpi_comm is None or isinstance(mpi_comm, MPI.Intracomm)):
         raise TypeError(
             f"init: mpi_comm is {shown(mpi_comm)}; pass a communicator of mpi4py, "
             "or nothing for all ranks of the job"
         )
-    check_size(environment, MPI.COMM_WORLD.Get_size())
+    check_size(given.environment, MPI.COMM_WORLD.Get_size())
     from ringreduce.transports.mpi import MpiTransport, world
 
-    size = (mpi_comm or world()).Get_size()
+    size, nodes = (mpi_comm or world()).Get_size(), given.nodes
     if mpi_comm is None and nodes is None and size == MPI.COMM_WORLD.Get_size():
-        nodes = environment.nodes
+        nodes = given.environment.nodes
     placed = None if nodes is None else parse_nodes(nodes, size)
     try:
-        over = MpiTransport(mpi_comm, timeout_s, config.synchronous_sends)
+        over = MpiTransport(mpi_comm, given.timeout_s, given.config.synchronous_sends)
     except BaseException:
         never_finalize()
         raise
-    return _assemble(over, transport, placed, timeout_s, config, close_at_exit, never_finalize)
+    return _assemble(over, placed, given, close_at_exit, never_finalize)
 
 
-def _init_over_sockets(
-    rendezvous: Rendezvous,
-    transport: str,
-    nodes: NodesArgument,
-    timeout_s: float,
-    config: Config,
-    environment: Environment,
-) -> Communicator:
+def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
     from ringreduce.process_exit import close_without_mpi_at_exit, prepare
     from ringreduce.transports.mesh import connect
     from ringreduce.transports.sockets import SocketTransport
 
-    prepare(environment)
-    size = rendezvous.size
+    prepare(given.environment)
+    size, nodes, timeout_s = rendezvous.size, given.nodes, given.timeout_s
     if nodes is not None and size is not None:
         parse_nodes(nodes, size)  # before the other ranks hear of this one
     over = SocketTransport(connect(rendezvous.collect, rendezvous.rank, size, timeout_s), timeout_s)
@@ -175,26 +172,24 @@ def _init_over_sockets(
     except BaseException:
         over.release()
         raise
-    adopt = close_without_mpi_at_exit
-    return _assemble(over, transport, placed, timeout_s, config, adopt, over.release)
+    return _assemble(over, placed, given, close_without_mpi_at_exit, over.release)
 
 
 def _assemble(
     over: Transport,
-    transport: str,
     placed: Nodes | None,
-    timeout_s: float,
-    config: Config,
+    given: _Given,
     adopt: Callable[[Communicator], None],
     give_up: Callable[[], None],
 ) -> Communicator:
     """Return the communicator over a new transport.  `give_up` is called if that fails midway."""
+    config = given.config
     try:
         _check_all_share(over.collect(bytes((bool(config.shared_memory),))))
         segments = share_segments(over) if config.shared_memory else None
-        if transport == "shm" and segments is None:
+        if given.transport == "shm" and segments is None:
             raise UnavailableError
-        comm = _communicator(over, placed, timeout_s, config, segments, adopt)
+        comm = _communicator(over, placed, given.timeout_s, config, segments, adopt)
     except MismatchError:
         over.close()
         raise

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 
+from ringreduce.topology import MPIS
+
 SHARED_CORES = "RINGREDUCE_SHARED_CORES"
 """The environment variable with the number of cores that the ranks of a host share.
 
 The launcher sets it where each core gets the same number of ranks, of at least 2.  Each rank then
 keeps one core.  With 0, ranks may run on every core.
 """
-_LOCAL_RANK_AND_SIZE = (
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-)
-"""The variables in which MPICH, Intel MPI and Open MPI give a process its index on its host, and
-the number of ranks there."""
 
 
 def usable() -> int:
@@ -53,7 +49,8 @@ def keep_one(variables: MutableMapping[str, str]) -> None:
     """
     own = sorted(os.sched_getaffinity(0))
     if len(own) == shared_cores(variables):
-        for rank, size in _LOCAL_RANK_AND_SIZE:
+        for names in MPIS:
+            rank, size = names.local_rank, names.local_size
             if rank in variables and int(variables.get(size, 0)) > len(own):
                 os.sched_setaffinity(0, {own[core_of(int(variables[rank]), len(own))]})
                 return

@@ -557,6 +557,7 @@ class Engine:
         )
         self.queue.forked(self.ended)
         self.endpoint.forked(self.ended)
+        self._transport.forked()
         if self.fast_path is not None:
             self.fast_path.forked()
 

@@ -25,11 +25,10 @@ from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
 from ringreduce.recovery.wire import to_launcher
+from ringreduce.topology import MPIS
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable with the number of ranks that the launcher asked for."""
-
-_STARTED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +50,7 @@ def size_complaint(environment: Mapping[str, str]) -> str:
     `init` checks again, with the size of the communicator.
     """
     expected = environment.get(EXPECTED_SIZE)
-    started = {environment[name] for name in _STARTED_SIZES if name in environment}
+    started = {environment[names.size] for names in MPIS if names.size in environment}
     if expected is None or not started or expected in started:
         return ""
     return (

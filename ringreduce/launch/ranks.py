@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringreduce.recovery.wire import Connection, Message, WireError
+from ringreduce.unix_sockets import peer_process
 
-_CREDENTIALS = struct.Struct("3i")
-"""``struct ucred``: process id, user id and group id of the peer of a socket."""
 _PROCESS_INFO = struct.Struct("Q52xi")
 """``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
 _WITH_STATUS = 1 << 3
@@ -137,11 +136,8 @@ class Ranks:
 
     def _accept(self) -> None:
         connection, _ = self._socket.accept()
-        credentials = connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-        )
-        pid, user, _ = _CREDENTIALS.unpack(credentials)
-        if user != os.geteuid():
+        pid = peer_process(connection)
+        if pid is None:
             connection.close()
             return
         rank = Rank(Connection(connection, self.token), pid)

@@ -1,18 +1,19 @@
-"""How ranks that no MPI connects find each other: each passes some bytes, and gets all ranks'.
+"""Ways for ranks to find each other without MPI.
 
-Every form is one function `collect`, which is called once: the environment variables that torchrun
-sets (`env`), a file (`files`), a store of torch (`stores`), or a function of the caller.
+Each rank passes some bytes and receives those of all ranks.  Every way is one function `collect`,
+which is called once: by the environment variables of torchrun (`env`), by a file (`files`), by a
+store of torch (`stores`), or by a function of the caller.
 """
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from ringreduce import place
+from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.rendezvous.env import of_environment
 from ringreduce.rendezvous.files import of_file
 from ringreduce.rendezvous.stores import is_store, of_store
@@ -21,23 +22,11 @@ from ringreduce.topology import RANK_VARIABLES
 _FORMS = "'env://', 'file://PATH', a store of torch.distributed, or a function"
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """What ranks need to connect."""
-
-    collect: Callable[[bytes], Sequence[bytes]]
-    """Passes this rank's bytes, and returns those of all ranks, in rank order."""
-    rank: int | None
-    """None: the place of this rank's bytes."""
-    size: int | None
-    """Number of ranks; None: as many as `collect` returns."""
-
-
 def default(variables: Mapping[str, str] = os.environ) -> str | None:
-    """Return ``"env://"`` if these variables say so; None if MPI connects the ranks, if any does.
+    """Return ``"env://"`` if the variables name a job without MPI; None otherwise.
 
-    A job of torchrun may run inside a job of an MPI, whose variables its ranks then have, too.
-    srun sets no variables of an MPI if it is not asked for one.
+    Ranks of torchrun may also have the variables of an MPI, in whose job torchrun runs.  srun sets
+    the variables of an MPI only with ``--mpi``.
     """
     if "TORCHELASTIC_RUN_ID" in variables:
         return "env://"
@@ -48,10 +37,10 @@ def default(variables: Mapping[str, str] = os.environ) -> str | None:
 
 
 def find(rendezvous: Any, rank: Any, size: Any, timeout_s: float) -> Rendezvous:
-    """Return the rendezvous that `init` is given.
+    """Return the rendezvous that the arguments of `init` name.
 
-    Raises TypeError or ValueError, before anything is sent, if it is none, or if a number is wrong
-    or missing.
+    Raises TypeError or ValueError, before anything is sent, for another value, and for a wrong or
+    missing number.
     """
     rank, size = _number("rank", rank), _number("size", size)
     if size is not None and size < 1:
@@ -70,8 +59,7 @@ def find(rendezvous: Any, rank: Any, size: Any, timeout_s: float) -> Rendezvous:
 
 def _of_text(text: str, rank: int | None, size: int | None, timeout_s: float) -> Rendezvous:
     if text == "env://":
-        found = of_environment(rank, size, timeout_s)
-        return Rendezvous(found.collect, found.rank, found.size)
+        return of_environment(rank, size, timeout_s)
     path = text.removeprefix("file://")
     if path != text and path:
         rank, size = _given("a file", rank, size)

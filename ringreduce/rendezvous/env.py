@@ -9,40 +9,27 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from itertools import count
 from typing import Any
 
 from ringreduce import place
 from ringreduce.errors import PeerLostError
+from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.transports.base import not_assembled
+from ringreduce.unix_sockets import BACKLOG, connect, peer_process
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OF_THE_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-"""Variables that differ between jobs, and between a job and its restart."""
-_PEER = struct.Struct("3i")
-"""``struct ucred``: process id, user id and group id of the other side of a Unix socket."""
-_RETRY_S = 0.005
-"""Seconds between attempts to connect to rank 0, which may not listen yet."""
+"""Variables of which one differs between two jobs, and between a job and its restart."""
 _LINE_S = 5.0
 """Seconds that a rank which has connected may take to send its line."""
 _LINE_BYTES = 1 << 20
-"""The longest line of one rank, and the part of rank 0's answer that each rank has."""
+"""The longest line of a rank.  The answer of rank 0 has at most as much for each rank."""
 _numbers = count()
-"""How many rendezvous this process has had: every rank makes the same ones, in the same order."""
-
-
-@dataclass(frozen=True)
-class Environment:
-    """This rank's place in the job, and how it exchanges bytes with the others."""
-
-    rank: int
-    size: int
-    collect: Callable[[bytes], list[bytes]]
+"""Numbers of this process's rendezvous.  All ranks make the same ones, in the same order."""
 
 
 def of_environment(
@@ -50,10 +37,10 @@ def of_environment(
     size: int | None,
     timeout_s: float,
     variables: Mapping[str, str] = os.environ,
-) -> Environment:
-    """Read the variables, or what they follow from where srun has started this process.
+) -> Rendezvous:
+    """Return the rendezvous that the variables name, or those of the launcher in their place.
 
-    `rank` and `size` stand in for RANK and WORLD_SIZE.
+    `rank` and `size` replace RANK and WORLD_SIZE.
 
     Raises ValueError if a variable is missing or no number, or names another host.
     """
@@ -71,13 +58,14 @@ def of_environment(
     if not 0 <= rank < size:
         raise ValueError(f"init: RANK is {rank} and WORLD_SIZE is {size}; ranks count from 0")
     _check_one_host(size, variables)
-    name = _address(variables)
 
     def collect(mine: bytes) -> list[bytes]:
-        meet = _serve if rank == 0 else _ask
-        return meet(name(), rank, size, mine, timeout_s)
+        address = _next_address(variables)
+        if rank == 0:
+            return _serve(address, size, mine, timeout_s)
+        return _ask(address, rank, size, mine, timeout_s)
 
-    return Environment(rank, size, collect)
+    return Rendezvous(collect, rank, size)
 
 
 def _whole(name: str, variables: Mapping[str, str]) -> int:
@@ -114,20 +102,16 @@ def _is_here(address: str) -> bool:
     return False
 
 
-def _address(variables: Mapping[str, str]) -> Callable[[], bytes]:
-    """Return a function that gives the abstract address of the next rendezvous of this job."""
-    job = [os.geteuid(), *(variables.get(name, "") for name in _OF_THE_JOB)]
-
-    def address() -> bytes:
-        text = json.dumps([*job, next(_numbers)])
-        return f"\0ringreduce-{blake2b(text.encode(), digest_size=16).hexdigest()}".encode()
-
-    return address
+def _next_address(variables: Mapping[str, str]) -> bytes:
+    """Return the abstract address of this process's next rendezvous in the job."""
+    job = [os.geteuid(), *(variables.get(name, "") for name in _OF_THE_JOB), next(_numbers)]
+    name = blake2b(json.dumps(job).encode(), digest_size=16).hexdigest()
+    return f"\0ringreduce-{name}".encode()
 
 
-def _serve(address: bytes, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
-    """As rank 0: take the other ranks' bytes, and answer each with those of all."""
-    entries: dict[int, bytes] = {rank: mine}
+def _serve(address: bytes, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
+    """As rank 0: receive the bytes of the other ranks, and send those of all ranks to each."""
+    entries: dict[int, bytes] = {0: mine}
     waiting: list[socket.socket] = []
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX) as listening:
@@ -166,14 +150,13 @@ def _listen(listening: socket.socket, address: bytes) -> None:
             "init: another process is rank 0 of this MASTER_ADDR and MASTER_PORT; give each job "
             "its own port, and each rank its own RANK"
         ) from None
-    listening.listen(4096)
+    listening.listen(BACKLOG)
 
 
 def _line_of(connection: socket.socket) -> dict[str, Any] | None:
-    """Return what a rank says; None if the process is not of this user, or says something else."""
+    """Return the line of a rank; None if the process is no rank, or belongs to another user."""
     try:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        if _PEER.unpack(credentials)[1] != os.geteuid():
+        if peer_process(connection) is None:
             return None
         connection.settimeout(_LINE_S)
         line = json.loads(_received_line(connection, _LINE_BYTES))
@@ -187,12 +170,14 @@ def _line_of(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _complaint(line: Mapping[str, Any], entries: Mapping[int, bytes], size: int) -> str:
-    """Return what is wrong with the line of a rank; "" if nothing is."""
+    """Return the text of an error in the line of a rank; "" if the line is right."""
     rank = line["rank"]
     if line["size"] != size:
         return f"init: WORLD_SIZE is {size} on rank 0, and {line['size']} on rank {rank}"
     if rank in entries:
         return f"init: two processes have RANK {rank}"
+    if not 0 <= rank < size:
+        return f"init: RANK is {rank} on a rank of {size}; ranks count from 0"
     return ""
 
 
@@ -207,12 +192,14 @@ def _answer(waiting: Iterable[socket.socket], answer: Mapping[str, Any]) -> None
 
 
 def _ask(address: bytes, rank: int, size: int, mine: bytes, timeout_s: float) -> list[bytes]:
-    """As another rank: send this rank's bytes to rank 0, and wait for those of all."""
+    """As another rank: send this rank's bytes to rank 0, and receive those of all ranks."""
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX) as connection:
-        _connect(connection, address, deadline, timeout_s)
         line = json.dumps({"rank": rank, "size": size, "entry": mine.hex()}).encode()
         try:
+            connect(connection, address, deadline, awaits=True)
+            if peer_process(connection) is None:
+                raise ValueError("init: a process of another user listens in place of rank 0")
             # Rank 0 gives up after `timeout_s`, too, and then says who is missing.
             connection.settimeout(max(deadline - time.monotonic(), 0.0) + _LINE_S)
             connection.sendall(line + b"\n")
@@ -229,23 +216,6 @@ def _ask(address: bytes, rank: int, size: int, mine: bytes, timeout_s: float) ->
         case {"complaint": str(complaint)}:
             raise ValueError(complaint)
     raise ValueError(f"init: rank 0 answered {answer!r}; do all ranks have the same version?")
-
-
-def _connect(connection: socket.socket, address: bytes, deadline: float, timeout_s: float) -> None:
-    """Connect to rank 0, which may not listen yet.  Raises PeerTimeoutError."""
-    while True:
-        try:
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            connection.connect(address)
-        except (ConnectionRefusedError, TimeoutError):
-            if time.monotonic() >= deadline:
-                raise not_assembled(timeout_s, [0]) from None
-            time.sleep(_RETRY_S)
-            continue
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        if _PEER.unpack(credentials)[1] != os.geteuid():
-            raise PermissionError("init: a process of another user listens in place of rank 0")
-        return
 
 
 def _received_line(connection: socket.socket, most: int) -> bytes:

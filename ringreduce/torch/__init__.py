@@ -1,8 +1,9 @@
 """PyTorch on ringreduce: ``torch.distributed.init_process_group("ringreduce")``.
 
 `import torch` registers the backend (`registration`).  A process group (`group`) turns each
-collective of torch into calls of a communicator, on views of the tensors (`tensors`).  `works` has
-what torch waits for, `memory` tensors in registered memory, and `gloo` takes the place of Gloo.
+collective of torch into calls of a communicator, on views of the tensors (`tensors`), and returns a
+Work (`works`).  `memory` makes tensors in registered memory.  `gloo` puts the backend in the place
+of Gloo.
 """
 
 from importlib import import_module

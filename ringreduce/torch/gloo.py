@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
@@ -14,34 +14,8 @@ _GLOO, _OURS = ("gloo", "cpu:gloo"), "ringreduce"
 _log = logging.getLogger("ringreduce.torch")
 
 
-class Replacement:
-    """A replacement of a backend, from `instead_of` on until its with block ends."""
-
-    def __init__(self) -> None:
-        self._before: Callable[..., Any] | None = c10d._new_process_group_helper
-        c10d._new_process_group_helper = _with_ours(self._before)
-        _log.info("process groups of Gloo for the CPU are groups of ringreduce from now on")
-
-    def end(self) -> None:
-        """From now on, torch makes groups of Gloo again.  Groups that were made stay."""
-        if self._before is not None:
-            c10d._new_process_group_helper = self._before
-            self._before = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
-
-
-def instead_of(backend: str) -> Replacement:
-    """From now on, make groups of ringreduce where a program asks torch for groups of Gloo.
+def instead_of(backend: str) -> ExitStack:
+    """Make groups of ringreduce from now on where a program asks torch for groups of Gloo.
 
     torch goes on to call such groups ``"gloo"``: so calls that ask for Gloo by name, such as
     ``dist.monitored_barrier``, work.  Groups for tensors on GPUs, and mixtures such as
@@ -51,7 +25,7 @@ def instead_of(backend: str) -> Replacement:
         backend: ``"gloo"``.
 
     Returns:
-        A context manager, at whose end torch makes groups of Gloo again.
+        A context manager, at whose end torch makes groups of Gloo again.  Groups that exist stay.
 
     Raises:
         ValueError: another backend.
@@ -62,7 +36,12 @@ def instead_of(backend: str) -> Replacement:
     """
     if backend != "gloo":
         raise ValueError(f"instead_of: backend is {backend!r}; only 'gloo' can be replaced")
-    return Replacement()
+    before = c10d._new_process_group_helper
+    c10d._new_process_group_helper = _with_ours(before)
+    _log.info("process groups of Gloo for the CPU are groups of ringreduce from now on")
+    end = ExitStack()
+    end.callback(setattr, c10d, "_new_process_group_helper", before)
+    return end
 
 
 def _with_ours(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import torch.distributed as dist
 
 import ringreduce as rr
 from ringreduce.torch.tensors import array_of, check_list, flat
-from ringreduce.torch.works import Finished, FromAnyRank, UnderWay
+from ringreduce.torch.works import Finished, FromAnyRank, UnderWay, seconds_of
 
+_PREMUL_SUM = dist.ReduceOp.RedOpType.PREMUL_SUM
 _OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
@@ -23,11 +23,12 @@ _OPS = {
     dist.ReduceOp.BAND: "and",
     dist.ReduceOp.BOR: "or",
     dist.ReduceOp.BXOR: "xor",
+    _PREMUL_SUM: "sum",
 }
 _OF_BOOLS = {"sum": "or", "prod": "and"}
-"""What torch's arithmetic on truth values means."""
+"""The ops for arrays of truth values, in place of arithmetic."""
 _PIECES_TAG = 1 << 30
-"""The tag of the messages of `alltoall`: those of torch's send and recv have smaller ones."""
+"""The tag of the messages of `alltoall`, above the tags of torch's send and recv."""
 _DONE = Finished()
 
 
@@ -48,7 +49,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = options.group_id, "undefined"
 
-    # --- what torch asks about a group ---
+    # --- attributes of a group that torch reads ---
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's names
         return self._backend
@@ -100,7 +101,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         for tensor in tensors:
             x = array_of("all_reduce", tensor, writes=True, reduces=True)
             self._prepare(opts.reduceOp, x)
-            self.comm.all_reduce(x, _op(opts.reduceOp, x), out=x, timeout_s=_seconds(opts))
+            self.comm.all_reduce(
+                x, _op(opts.reduceOp, x), out=x, timeout_s=seconds_of(opts.timeout)
+            )
         return _over(opts, tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:
@@ -108,7 +111,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         if xs:
             for x in xs:
                 self._prepare(opts.reduceOp, x)
-            self.comm.all_reduce(xs, _op(opts.reduceOp, xs[0]), out=xs, timeout_s=_seconds(opts))
+            self.comm.all_reduce(
+                xs, _op(opts.reduceOp, xs[0]), out=xs, timeout_s=seconds_of(opts.timeout)
+            )
         return _over(opts, tensors)
 
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
@@ -117,7 +122,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             self._prepare(opts.reduceOp, x)
             out = x if opts.rootRank == self._rank else None
             op = _op(opts.reduceOp, x)
-            self.comm.reduce(x, opts.rootRank, op, out=out, timeout_s=_seconds(opts))
+            self.comm.reduce(x, opts.rootRank, op, out=out, timeout_s=seconds_of(opts.timeout))
         return _over(opts, tensors)
 
     def reduce_scatter(
@@ -149,27 +154,25 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
-        for output, input in zip(outputs, inputs, strict=True):
-            self.reduce_scatter_single(output, input, opts)
-        return _over(opts, outputs)
+        return _each(self.reduce_scatter_single, outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, opts: Any) -> None:
         """Reduce `x`, and write this rank's part to `out`, which may be a part of `x`."""
-        if opts.reduceOp.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
+        if opts.reduceOp.op == _PREMUL_SUM:
             x = x.copy()
         self._prepare(opts.reduceOp, x)
         op = _op(opts.reduceOp, x)
         if out.flags.c_contiguous:
-            self.comm.reduce_scatter(x, op, out=out.reshape(-1), timeout_s=_seconds(opts))
+            self.comm.reduce_scatter(x, op, out=out.reshape(-1), timeout_s=seconds_of(opts.timeout))
         else:
-            part = self.comm.reduce_scatter(x, op, timeout_s=_seconds(opts))
+            part = self.comm.reduce_scatter(x, op, timeout_s=seconds_of(opts.timeout))
             out[...] = part.reshape(out.shape)
 
     def _prepare(self, op: Any, x: np.ndarray) -> None:
         """Multiply `x` by the factor of PREMUL_SUM."""
-        if op.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
+        if op.op == _PREMUL_SUM:
             factor = op.factor
             x *= x.dtype.type(factor) if isinstance(factor, float) else factor.numpy()
 
@@ -178,7 +181,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
         for tensor in tensors:
             x = array_of("broadcast", tensor, writes=opts.rootRank != self._rank)
-            self.comm.broadcast(x, opts.rootRank, out=x, timeout_s=_seconds(opts))
+            self.comm.broadcast(x, opts.rootRank, out=x, timeout_s=seconds_of(opts.timeout))
         return _over(opts, tensors)
 
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
@@ -192,7 +195,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                     f"tensor_list {outs[self._rank].size}"
                 )
             counts = [out.size for out in outs]
-            found: np.ndarray = self.comm.all_gather(x, counts=counts, timeout_s=_seconds(opts))
+            found: np.ndarray = self.comm.all_gather(
+                x, counts=counts, timeout_s=seconds_of(opts.timeout)
+            )
             _deliver(found, outs)
         return _over(opts, [each for pieces in outputs for each in pieces])
 
@@ -210,7 +215,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                 f"the output needs {self._size} times as many"
             )
         counts = [x.size] * self._size
-        self.comm.all_gather(x, counts=counts, out=out, timeout_s=_seconds(opts))
+        self.comm.all_gather(x, counts=counts, out=out, timeout_s=seconds_of(opts.timeout))
         return _over(opts, [output])
 
     _allgather_base = all_gather_single
@@ -218,9 +223,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
-        for output, input in zip(outputs, inputs, strict=True):
-            self.all_gather_single(output, input, opts)
-        return _over(opts, outputs)
+        return _each(self.all_gather_single, outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -232,7 +235,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             (pieces,) = outputs
             check_list("gather", pieces, self._size, "gather_list")
             outs = [array_of("gather", each, writes=True) for each in pieces]
-        found: np.ndarray | None = self.comm.gather(x, opts.rootRank, timeout_s=_seconds(opts))
+        found: np.ndarray | None = self.comm.gather(
+            x, opts.rootRank, timeout_s=seconds_of(opts.timeout)
+        )
         if found is not None:
             _deliver(found, outs)
         return _over(opts, [each for pieces in outputs for each in pieces])
@@ -247,7 +252,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             views = [array_of("scatter", each, writes=False) for each in pieces]
             _check_alike("scatter", [*views, out])
             whole = np.concatenate([view.reshape(-1) for view in views])
-        found: np.ndarray = self.comm.scatter(whole, opts.rootRank, timeout_s=_seconds(opts))
+        found: np.ndarray = self.comm.scatter(
+            whole, opts.rootRank, timeout_s=seconds_of(opts.timeout)
+        )
         out[...] = found.reshape(out.shape)
         return _over(opts, outputs)
 
@@ -265,7 +272,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         x = array_of("all_to_all", input, writes=False)
         out = array_of("all_to_all", output, writes=True)
         if not output_splits and not input_splits and _can_be_cut(x, out, self._size):
-            self.comm.all_to_all(x.reshape(-1), out=out.reshape(-1), timeout_s=_seconds(opts))
+            self.comm.all_to_all(
+                x.reshape(-1), out=out.reshape(-1), timeout_s=seconds_of(opts.timeout)
+            )
             return _over(opts, [output])
         xs = _pieces(x, input_splits, self._size, "input")
         outs = _pieces(out, output_splits, self._size, "output")
@@ -287,7 +296,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         came = {peer: np.empty(outs[peer].size, outs[peer].dtype) for peer in peers}
         recvs = {peer: room for peer, room in came.items() if room.size}
         kept = xs[mine].copy()
-        self.comm.exchange(sends, recvs, _PIECES_TAG, timeout_s=_seconds(opts))
+        self.comm.exchange(sends, recvs, _PIECES_TAG, timeout_s=seconds_of(opts.timeout))
         for peer in peers:
             outs[peer][...] = came[peer].reshape(outs[peer].shape)
         outs[mine][...] = kept.reshape(outs[mine].shape)
@@ -311,11 +320,12 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     # --- barriers, the end ---
 
     def barrier(self, opts: Any = None) -> Any:
-        self.comm.barrier(timeout_s=None if opts is None else _seconds(opts))
+        self.comm.barrier(timeout_s=None if opts is None else seconds_of(opts.timeout))
         return _DONE
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self.comm.barrier(timeout_s=None if timeout is None else _positive(timeout))
+        # The error of a barrier names all ranks that are missing, with `wait_all_ranks` or without.
+        self.comm.barrier(timeout_s=seconds_of(timeout))
 
     def shutdown(self) -> None:
         """End the group.  Collective."""
@@ -330,28 +340,26 @@ _LONGEST_S = float(threading.TIMEOUT_MAX)
 
 
 def _over(opts: Any, tensors: Sequence[Any]) -> Any:
-    """Return the Work of a call that is over; who does not ask for one gets the same each time."""
+    """Return the Work of a call that is over: a Work of its own only if the caller asks for one."""
     return Finished(tensors) if opts.asyncOp else _DONE
 
 
-def _seconds(opts: Any) -> float | None:
-    """Return the timeout of a call; None: that of the group."""
-    return _positive(opts.timeout)
-
-
-def _positive(timeout: timedelta) -> float | None:
-    seconds = timeout.total_seconds()
-    return seconds if seconds > 0 else None
+def _each(
+    call: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
+) -> Any:
+    """Make a call of one output and one input for each pair."""
+    for output, input in zip(outputs, inputs, strict=True):
+        call(output, input, opts)
+    return _over(opts, outputs)
 
 
 def _op(op: Any, x: np.ndarray) -> str:
-    """Return the name of a ReduceOp for arrays like `x`.  Raises ValueError if there is none."""
-    if op.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
-        return "sum"
-    found = next((name for known, name in _OPS.items() if op == known), None)
-    if found is None:
-        raise ValueError(f"unknown ReduceOp {op}; ringreduce has {', '.join(_OPS.values())}")
-    return _OF_BOOLS.get(found, found) if x.dtype == np.bool_ else found
+    """Return the name of a ReduceOp for arrays like `x`.  Raises ValueError for an unknown one."""
+    name = _OPS.get(op.op)
+    if name is None:
+        known = ", ".join(dict.fromkeys(_OPS.values()))
+        raise ValueError(f"unknown ReduceOp {op.op}; ringreduce has {known}")
+    return _OF_BOOLS.get(name, name) if x.dtype == np.bool_ else name
 
 
 def _check_alike(where: str, arrays: Sequence[np.ndarray]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 _CERTAINLY = 1
-"""What torch answers where two elements of a tensor certainly are in the same memory."""
+"""torch's answer for a tensor of which two elements certainly share memory."""
 
 
 def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:

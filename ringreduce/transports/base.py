@@ -125,6 +125,12 @@ class Transport(Protocol):
     def replace_world(self) -> None:
         """From now on, have `init` make communicators of the ranks of this transport."""
 
+    def forked(self) -> None:
+        """In a forked child: close the child's copies of the rank's connections.
+
+        Peers would not notice the end of the rank while another process keeps its connections open.
+        """
+
     def close(self) -> None:
         """Free what the transport holds.  Collective."""
 

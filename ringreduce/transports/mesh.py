@@ -1,8 +1,8 @@
 """Connect the ranks of one host with each other by Unix sockets.
 
-The ranks first exchange some bytes in any way: each one's address, host and a random key.  A hash
-of all of it is a secret that only these ranks know.  Each pair of ranks then makes a connection,
-and both sides prove that they know the secret.  The addresses are abstract: no file is left behind.
+The ranks first exchange their entries: address, host, and a random key.  A hash of all entries is a
+secret that only these ranks know.  Each pair of ranks then makes a connection, and both ranks prove
+that they know the secret.  The addresses are abstract: no file is left behind.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
 
+from ringreduce import unix_sockets
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import not_assembled
+from ringreduce.unix_sockets import BACKLOG, peer_process
 
 Collect = Callable[[bytes], Sequence[bytes]]
 """Passes this rank's bytes, of any length, and returns those of all ranks, in rank order."""
@@ -28,13 +30,9 @@ Collect = Callable[[bytes], Sequence[bytes]]
 _KEY_BYTES = 16
 _PROOF_BYTES = 32
 _GREETING = struct.Struct(f"<I{_PROOF_BYTES}s")
-"""What the connecting rank sends: its number, and its proof."""
-_PEER = struct.Struct("3i")
-"""``struct ucred``: process id, user id and group id of the other side of a Unix socket."""
+"""The number and the proof of the rank that connects."""
 _GREETING_S = 5.0
 """Seconds that a process of this user may take to send its greeting."""
-_BACKLOG = 4096
-"""Connections that wait to be accepted: a rank connects before its peer accepts."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,14 @@ class Mesh:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a rank tells the others before they connect."""
+    """The data that a rank publishes before the ranks connect."""
 
     key: str
     """Random, so that no two ranks have the same entry."""
     host: str
     """The host's name, for people."""
     machine: str
-    """What two ranks have in common exactly if they can connect: machine and network namespace."""
+    """The boot and the network namespace: equal exactly on ranks that can connect."""
     cores: Sequence[int]
     """The cores that the rank may use."""
 
@@ -71,7 +69,7 @@ class _Entry:
 
     @classmethod
     def unpack(cls, entry: bytes) -> _Entry:
-        """Read the entry of another rank.  Raises ValueError if it is none."""
+        """Read the entry of another rank.  Raises ValueError if the bytes are no entry."""
         match json.loads(entry):
             case [str(key), str(host), str(machine), [*cores]] if all(
                 isinstance(core, int) for core in cores
@@ -101,23 +99,23 @@ def connect(
     with socket.socket(socket.AF_UNIX) as listening:
         mine = _Entry(secrets.token_hex(_KEY_BYTES), socket.gethostname(), _machine(), _cores())
         listening.bind(mine.address)
-        listening.listen(_BACKLOG)
+        listening.listen(BACKLOG)
         packed = mine.pack()
         entries = _checked(collect(packed), packed, rank, size, where)
         rank = entries.index(packed)
         ranks = [_unpacked(entry, each, where) for each, entry in enumerate(entries)]
         _check_one_host(ranks, where)
-        meeting = _Meeting(listening, rank, ranks, _secret(entries), timeout_s, where)
+        handshakes = _Handshakes(listening, rank, ranks, _secret(entries), timeout_s, where)
         try:
-            meeting.connect()
+            handshakes.run()
         except BaseException:
-            meeting.close()
+            handshakes.close()
             raise
-        return Mesh(rank, meeting.streams, len({core for each in ranks for core in each.cores}))
+        return Mesh(rank, handshakes.streams, len({core for each in ranks for core in each.cores}))
 
 
-class _Meeting:
-    """This rank's connections while they are made."""
+class _Handshakes:
+    """The connections of this rank while they are made."""
 
     def __init__(
         self,
@@ -133,10 +131,10 @@ class _Meeting:
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
         self._where = where
 
-    def connect(self) -> None:
-        """Connect to the lower ranks, accept the higher ones, then wait for the lower ones' proofs.
+    def run(self) -> None:
+        """Connect to the lower ranks, accept the higher ones, then receive the lower ones' proofs.
 
-        No rank waits for another before it has greeted all lower ranks: so none waits in a circle.
+        Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a circle.
         """
         for peer in range(self._rank):
             self.streams[peer] = self._greeted(peer)
@@ -158,15 +156,14 @@ class _Meeting:
                 stream.close()
 
     def _proof(self, sender: int) -> bytes:
-        """Return what `sender` sends to prove that it knows the secret."""
+        """Return the bytes with which `sender` proves that it knows the secret."""
         return blake2b(str(sender).encode(), key=self._secret, digest_size=_PROOF_BYTES).digest()
 
     def _greeted(self, peer: int) -> socket.socket:
-        """Connect to a rank, and send the greeting.  The peer listens since before the exchange."""
+        """Connect to a rank, which listens since before the exchange, and send the greeting."""
         stream = socket.socket(socket.AF_UNIX)
         try:
-            stream.settimeout(self._left({peer}))
-            stream.connect(self._ranks[peer].address)
+            unix_sockets.connect(stream, self._ranks[peer].address, self._deadline, awaits=False)
             stream.sendall(_GREETING.pack(self._rank, self._proof(self._rank)))
         except TimeoutError:
             stream.close()
@@ -177,7 +174,7 @@ class _Meeting:
         return stream
 
     def _accepted(self, missing: set[int]) -> int:
-        """Accept a connection; return which rank of `missing` it is of, -1 if of none."""
+        """Accept a connection; return the rank of `missing` at its other end, -1 if it is none."""
         self._listening.settimeout(self._left(missing))
         try:
             stream, _ = self._listening.accept()
@@ -185,15 +182,14 @@ class _Meeting:
             raise self._missed(missing) from None
         peer = -1
         try:
-            credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            if _PEER.unpack(credentials)[1] == os.geteuid():
+            if peer_process(stream) is not None:
                 stream.settimeout(_GREETING_S)
                 number, proof = _GREETING.unpack(_received(stream, _GREETING.size))
                 if number in missing and compare_digest(proof, self._proof(number)):
                     stream.sendall(self._proof(self._rank))
                     self.streams[number] = stream
                     peer = number
-        except OSError:  # not a rank, or one that has ended: its connection is missed in time
+        except OSError:  # no rank, or a rank that has ended: the deadline finds that it is missing
             pass
         if peer < 0:
             stream.close()
@@ -244,11 +240,11 @@ def _checked(
     except TypeError:
         raise ValueError(f"{wanted}; it returned {entries!r}") from None
     if found.count(mine) != 1:
-        raise ValueError(f"{wanted}; this rank's are there {found.count(mine)} times")
+        raise ValueError(f"{wanted}; it returned this rank's bytes {found.count(mine)} times")
     if size is not None and len(found) != size:
-        raise ValueError(f"{wanted}; it returned {len(found)} for {size} ranks")
+        raise ValueError(f"{wanted}; it returned {len(found)} elements for {size} ranks")
     if rank is not None and found.index(mine) != rank:
-        raise ValueError(f"{wanted}; those of rank {rank} are at {found.index(mine)}")
+        raise ValueError(f"{wanted}; the bytes of rank {rank} have index {found.index(mine)}")
     return found
 
 
@@ -257,7 +253,7 @@ def _unpacked(entry: bytes, rank: int, where: str) -> _Entry:
         return _Entry.unpack(entry)
     except ValueError:
         raise ValueError(
-            f"{where}: the rendezvous returned for rank {rank} what no rank has passed; do all "
+            f"{where}: the rendezvous returned other bytes for rank {rank} than ranks pass; do all "
             "ranks have the same version of ringreduce?"
         ) from None
 
@@ -279,7 +275,7 @@ def _check_one_host(ranks: Sequence[_Entry], where: str) -> None:
 
 
 def _secret(entries: Sequence[bytes]) -> bytes:
-    """Return a hash of what all ranks have passed."""
+    """Return a hash of the entries of all ranks."""
     secret = blake2b()
     for entry in entries:
         secret.update(len(entry).to_bytes(8, "little") + entry)
@@ -287,7 +283,7 @@ def _secret(entries: Sequence[bytes]) -> bytes:
 
 
 def _machine() -> str:
-    """Return what processes have in common exactly if they can connect by abstract addresses."""
+    """Return a text that is equal exactly on processes that can connect by abstract addresses."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{machine} {os.readlink('/proc/self/ns/net')}"

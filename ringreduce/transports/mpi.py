@@ -210,6 +210,9 @@ class MpiTransport:
         assert isinstance(self._parent, MPI.Intracomm)
         _world[:] = [self._parent]
 
+    def forked(self) -> None:
+        pass  # MPI is of no use in a child
+
     def close(self) -> None:
         try:
             if self._window is not None:

@@ -213,6 +213,9 @@ class ThreadTransport:
     def replace_world(self) -> None:
         raise NotImplementedError
 
+    def forked(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from ringreduce.control.diagnostics import describe_mismatch
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.support import threads
 from tests.support.cases import CONFIG, nodes_of
 from tests.support.disagreements import (
     CALLS,
@@ -46,16 +46,6 @@ def on_threads(program, ranks, *arguments):
 def over_mpi(mpi, program, ranks, *arguments):
     named = "tests.support.disagreements:over_mpi", program.__name__
     return mpi.run_ok("call", ranks, *named, *arguments, timeout_s=LIMIT_S)
-
-
-def in_threads(run, ranks):
-    """Call ``run(rank)`` on so many threads, and wait for them."""
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def agreed(ranks_ended: list[list[Ended]]) -> list[str]:
@@ -203,7 +193,7 @@ def test_other_nodes_are_noticed_when_ranks_meet():
             rr.Communicator(transport, topology, CpuDevice(), rr.Config(), timeout_s=5)
         texts.append(str(caught.value))
 
-    in_threads(meet, 3)
+    threads.on_threads(meet, 3)
     assert set(texts) == {
         "init: rank 1 passes nodes=((0, 1), (2,)), ranks 0 and 2 pass nodes=((0, 1, 2),); "
         "every rank must pass the same nodes (call 0)"

@@ -96,6 +96,28 @@ def test_others_are_told_of_the_exception(tmp_path):
     assert "(1,)" in done.stdout
 
 
+def test_a_killed_rank_is_lost_although_its_child_lives(tmp_path):
+    done = run_program(
+        tmp_path,
+        """
+        import os, signal, time
+        comm = rr.init(timeout_s=20)
+        comm.barrier()
+        if comm.rank == 1:
+            if os.fork() == 0:
+                time.sleep(3)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        try:
+            comm.barrier()
+        except rr.PeerLostError as error:
+            print(f"{error.ranks} {time.monotonic() - began < 2}\\n", end="", flush=True)
+        """,
+    )
+    assert "(1,) True\n" in done.stdout, done.stderr
+
+
 def test_a_program_need_not_close(tmp_path):
     program = """
     total = rr.init(timeout_s=20).all_reduce(1).item()

@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 import ringreduce as rr
-from ringreduce import rendezvous
+from ringreduce import rendezvous, unix_sockets
 from ringreduce.rendezvous import env, files
 from ringreduce.rendezvous.env import of_environment
 from ringreduce.transports import mesh
@@ -210,12 +210,12 @@ def test_two_ranks_0_are_an_error(port):
 @pytest.mark.parametrize("line", [b"", b"{", b'{"rank": 1}\n', b"[]\n", b"x" * (2 << 20) + b"\n"])
 def test_rank_0_ignores_what_is_no_rank(port, line, monkeypatch):
     monkeypatch.setattr(env, "_LINE_S", 0.2)
-    address = env._address(variables(0, 2, port))()
+    address = env._next_address(variables(0, 2, port))
 
     def run(rank):
         if rank == 2:
             with socket.socket(socket.AF_UNIX) as stranger:
-                env._connect(stranger, address, time.monotonic() + 5, 5)
+                unix_sockets.connect(stranger, address, time.monotonic() + 5, awaits=True)
                 with contextlib.suppress(OSError):
                     stranger.sendall(line)
                     assert stranger.recv(1) == b""
@@ -322,8 +322,8 @@ def entries_with(change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda entry: b"nothing", "returned for rank 1 what no rank has passed"),
-        (lambda entry: json.dumps(entry[:2]).encode(), "for rank 1 what no rank has passed"),
+        (lambda entry: b"nothing", "returned other bytes for rank 1 than ranks pass"),
+        (lambda entry: json.dumps(entry[:2]).encode(), "for rank 1 than ranks pass"),
         (
             lambda entry: json.dumps([*entry[:1], "elsewhere", "moon", [0]]).encode(),
             r"on 2 hosts: .* has rank\(s\) 0; elsewhere has rank\(s\) 1\.  .* mpirun",

@@ -16,10 +16,11 @@ import ringreduce as rr
 from ringreduce.shm import functions, segments, stores
 from ringreduce.shm.segments import map_files
 from ringreduce.transports.thread import ThreadTransport
-from tests.control.test_agreement import agreed, check_words, in_threads
+from tests.control.test_agreement import agreed, check_words
 from tests.support.case_strategies import OUTS, VIEWS, cases
 from tests.support.cases import CONFIG, run_case
 from tests.support.disagreements import CALLS, mix, mixtures
+from tests.support.threads import on_threads
 
 SHARED = replace(CONFIG, shared_memory=True)
 pytestmark = pytest.mark.skipif(
@@ -46,7 +47,7 @@ def gathered(ranks: int, use) -> list:
 
         results[rank] = use(rank, collect)
 
-    in_threads(run, ranks)
+    on_threads(run, ranks)
     return results
 
 

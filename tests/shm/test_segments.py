@@ -9,7 +9,7 @@ from ringreduce.compiler.memory import load, store
 from ringreduce.shm import layout, segments
 from ringreduce.shm.segments import share_segments
 from ringreduce.transports.thread import Switchboard, ThreadTransport
-from tests.control.test_agreement import in_threads
+from tests.support.threads import on_threads
 
 RANKS = 3
 
@@ -39,7 +39,7 @@ def shared(transport=ThreadTransport):
     def run(rank):
         found[rank] = share_segments(transport(switchboard, rank, timeout_s=10))
 
-    in_threads(run, RANKS)
+    on_threads(run, RANKS)
     return found
 
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+_LONGEST_S = 60
+
 
 class Exchange:
     """Passes bytes among ranks that are threads, as a rendezvous does among processes."""
@@ -40,7 +42,8 @@ def on_threads(function: Callable[[int], Any], ranks: int) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(_LONGEST_S)
     if failures:
         raise failures[0]
+    assert not any(thread.is_alive() for thread in threads)
     return results

@@ -12,9 +12,10 @@ import time
 import pytest
 
 import ringreduce as rr
-from ringreduce.transports import sockets
+from ringreduce.transports import sockets, streams
 from ringreduce.transports.mesh import Mesh, connect
 from ringreduce.transports.sockets import SocketTransport
+from ringreduce.transports.streams import Kind
 from tests.support.messages import complete, receive, send, until
 from tests.support.threads import Exchange, on_threads
 
@@ -52,7 +53,6 @@ def test_a_lost_peer_is_named_by_every_wait(pair):
     for wait in (
         receiver.Test,
         here.poll_control,
-        lambda: here.withdraw(receive(here, 1, 1)[0]) is None or receiver.Test(),
         lambda: send(here, 1, 0, b"x"),
         lambda: here.collect(b"x"),
         lambda: here.channel().poll(1),
@@ -128,7 +128,7 @@ def test_a_collection_without_the_others_names_them(pair):
     "frame",
     [
         struct.pack("<BIQ", 99, 0, 0),
-        struct.pack("<BIQ", sockets._Kind.DATA, 0, 1 << 62) + b"x",
+        struct.pack("<BIQ", Kind.DATA, 0, 1 << 62) + b"x",
     ],
 )
 def test_what_is_no_frame_or_too_long_ends_the_connection(pair, frame):
@@ -145,13 +145,13 @@ def test_what_is_no_frame_or_too_long_ends_the_connection(pair, frame):
 
 def test_a_length_alone_takes_no_memory(pair):
     here, there = pair
-    there._streams[0].connection.send(struct.pack("<BIQ", sockets._Kind.CONTROL, 0, 1 << 62) + b"x")
+    there._streams[0].connection.send(struct.pack("<BIQ", Kind.CONTROL, 0, 1 << 62) + b"x")
     for _ in range(10):
         assert here.poll_control() == []
 
 
 def test_many_descriptors_are_watched_without_select(pair, monkeypatch):
-    monkeypatch.setattr(sockets, "_SELECTABLE", 0)
+    monkeypatch.setattr(streams, "_SELECTABLE", 0)
     here, there = pair
     sender = send(there, 0, 0, b"x")
     receiver, _ = receive(here, 1, 0)
@@ -166,6 +166,8 @@ def test_a_forked_child_does_not_keep_a_lost_rank_alive(pair):
     here, there = pair
     child = os.fork()
     if child == 0:
+        for rank in pair:
+            rank.forked()
         time.sleep(30)
         os._exit(0)
     try:
@@ -239,27 +241,19 @@ def test_splits_in_any_mixture_are_connected():
     assert on_threads(run, 5)[4] == [(4, b"01234"), (1, b"243"), (0, b"40")]
 
 
-def test_memory_is_shared_without_proc(monkeypatch):
-    """As where ranks may not look into each other's /proc."""
+@pytest.mark.parametrize(
+    ("memory_files", "way"), [(True, "over shared memory"), (False, "over Unix sockets")]
+)
+def test_ranks_that_may_not_look_into_proc(monkeypatch, memory_files, way):
+    """They send the descriptor of a memory file, or messages where there are no memory files."""
     monkeypatch.setattr("ringreduce.shm.segments.map_files", lambda *_: None)
+    if not memory_files:
+        monkeypatch.setattr(sockets, "_new_file", lambda nbytes: None)
     exchange = Exchange(3)
 
     def run(rank):
         with rr.init(rendezvous=exchange.of(rank)) as comm:
-            assert "over shared memory" in repr(comm)
-            return comm.all_reduce(rank).item()
-
-    assert on_threads(run, 3) == [3] * 3
-
-
-def test_without_memory_files_messages_are_sent(monkeypatch):
-    monkeypatch.setattr("ringreduce.shm.segments.map_files", lambda *_: None)
-    monkeypatch.setattr(sockets, "_new_file", lambda nbytes: None)
-    exchange = Exchange(3)
-
-    def run(rank):
-        with rr.init(rendezvous=exchange.of(rank)) as comm:
-            assert "over Unix sockets" in repr(comm)
+            assert way in repr(comm)
             return comm.all_reduce(rank).item()
 
     assert on_threads(run, 3) == [3] * 3

@@ -1,0 +1,429 @@
+"""Connections between two ranks by Unix sockets: frames, and the matching of messages.
+
+A connection is a stream of bytes in both directions.  A message is a *frame*: a header with its
+kind, flow and length, and then its bytes.  A message that arrives before its receive is kept.  The
+kernel ends the connections of a process that ends, in whatever way it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+import socket
+import struct
+import time
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from itertools import islice
+
+from ringreduce.transports.base import lost
+
+_HEADER = struct.Struct("<BIQ")
+"""Kind, flow, and the number of bytes that follow."""
+_DESCRIPTOR_BYTES = array("i", [0]).itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
+_PART_BYTES = 1 << 20
+"""A message without a receive is kept in parts of this size: its memory grows with what arrives."""
+_FRAMES_AT_ONCE = 64
+"""Frames to read from a connection before the others have their turn."""
+_PARTS_AT_ONCE = 16
+"""Parts of frames to write by one call of the kernel."""
+_SELECTABLE = 1024
+"""``FD_SETSIZE``: select takes descriptors below it."""
+
+
+class Kind(enum.IntEnum):
+    DATA = 0
+    CHANNEL_DATA = 1
+    CONTROL = 2
+    ENVELOPE = 3
+    COLLECT = 4
+    """Bytes of `collect`, or of a split; the flow is the number of the split, 0 for `collect`."""
+    MEMORY = 5
+    """A descriptor of the memory of `allocate_shared` comes with the header."""
+    BYE = 6
+    """The last frame of a rank that closes its transport."""
+
+
+class Receive:
+    """A receive: of an `_Inbox`, once it is started, until it is complete."""
+
+    def __init__(self, inbox: _Inbox, flow: int, buffer: memoryview) -> None:
+        self.inbox, self.flow, self.buffer = inbox, flow, buffer.cast("B")
+        self.complete = True
+
+    def Start(self) -> None:  # noqa: N802 - mpi4py's name
+        self.complete = False
+        self.inbox.post(self)
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        if not self.complete:
+            self.inbox.stream.progress()
+        if not self.complete:
+            self.inbox.stream.check()
+        return self.complete
+
+    def Free(self) -> None:  # noqa: N802 - mpi4py's name
+        self.buffer = memoryview(b"")
+
+
+class Send:
+    """A send; complete once the kernel has all its bytes."""
+
+    def __init__(self, stream: Stream, kind: Kind, flow: int, buffer: memoryview) -> None:
+        self._stream, self._buffer = stream, buffer.cast("B")
+        self._header = _HEADER.pack(kind, flow, self._buffer.nbytes)
+        self.complete = True
+
+    def Start(self) -> None:  # noqa: N802 - mpi4py's name
+        self._stream.check()
+        self.complete = False
+        self._stream.send(self._header, self._buffer, self)
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        if not self.complete:
+            self._stream.progress()
+        if not self.complete:
+            self._stream.check()
+        return self.complete
+
+    def Free(self) -> None:  # noqa: N802 - mpi4py's name
+        self._buffer = memoryview(b"")
+
+
+class _Arrival:
+    """A message that arrives: in the buffer of its receive, or kept until there is one."""
+
+    def __init__(self, flow: int, nbytes: int, receive: Receive | None) -> None:
+        self.flow, self.nbytes = flow, nbytes
+        self.receive = receive
+        self.direct = receive is not None
+        """Whether the bytes go to the buffer of the receive."""
+        self.dropped = False
+        """Whether the message is dropped once it is whole."""
+        self._kept = bytearray()
+        self._filled = 0
+
+    @property
+    def whole(self) -> bool:
+        return self._filled == self.nbytes
+
+    def read(self, connection: socket.socket) -> int:
+        """Read some of the bytes that are missing; return how many."""
+        missing = self.nbytes - self._filled
+        if self.direct:
+            assert self.receive is not None
+            place = self.receive.buffer[self._filled : self.nbytes]
+            read = connection.recv_into(place, missing)
+        else:
+            part = connection.recv(min(missing, _PART_BYTES))
+            self._kept += part
+            read = len(part)
+        self._filled += read
+        return read
+
+    def bytes(self) -> bytes:
+        """Return the kept bytes."""
+        return bytes(self._kept)
+
+    def deliver(self) -> None:
+        """Complete the receive of a whole message."""
+        assert self.receive is not None
+        if not self.direct:
+            self.receive.buffer[: self.nbytes] = self._kept
+        self.receive.complete = True
+
+
+class _Inbox:
+    """Messages of one kind from one peer: receives and arrivals that have no counterpart yet."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._posted: dict[int, deque[Receive]] = defaultdict(deque)
+        """By flow: started receives without a message."""
+        self._arrivals: list[_Arrival] = []
+        """Messages without a receive, in the order of their headers."""
+
+    def post(self, receive: Receive) -> None:
+        """Match a started receive with the earliest message of its flow, if there is one."""
+        for arrival in self._arrivals:
+            if arrival.flow == receive.flow and not arrival.dropped:
+                _check_fits(arrival.nbytes, receive)
+                self._arrivals.remove(arrival)
+                arrival.receive = receive
+                if arrival.whole:
+                    arrival.deliver()
+                return
+        self._posted[receive.flow].append(receive)
+
+    def begin(self, flow: int, nbytes: int) -> _Arrival:
+        """Match a message whose header has arrived."""
+        posted = self._posted[flow]
+        if not posted:
+            self._arrivals.append(_Arrival(flow, nbytes, None))
+            return self._arrivals[-1]
+        _check_fits(nbytes, posted[0])
+        return _Arrival(flow, nbytes, posted.popleft())
+
+    def withdraw(self, receive: Receive) -> bool | None:
+        """See `Transport.withdraw`."""
+        if receive.complete:
+            return False
+        posted = self._posted[receive.flow]
+        if receive not in posted:
+            return None
+        posted.remove(receive)
+        receive.complete = True
+        return True
+
+    def discard(self) -> bool:
+        """See `Transport.discard`."""
+        if not self._arrivals:
+            return False
+        self._arrivals[0].dropped = True
+        if not self._arrivals[0].whole:
+            return False
+        del self._arrivals[0]
+        return True
+
+
+def _check_fits(nbytes: int, receive: Receive) -> None:
+    room = receive.buffer.nbytes
+    if nbytes > room:
+        raise ValueError(f"a message of {nbytes} bytes came for a receive of {room}")
+
+
+class Stream:
+    """The connection with one peer: the frames that leave, and those that arrive."""
+
+    def __init__(self, peer: int, connection: socket.socket, events: Events) -> None:
+        self.peer, self.connection = peer, connection
+        self.data, self.channel_data = _Inbox(self), _Inbox(self)
+        self.control: deque[bytes] = deque()
+        self.envelopes: deque[bytes] = deque()
+        self.collected: dict[int, deque[bytes]] = defaultdict(deque)
+        """By number of the split, 0 for none: the bytes of the peer's collections."""
+        self.memory: deque[int] = deque()
+        """Descriptors that the peer has sent."""
+        self.ended = self.said_bye = False
+        self._events = events
+        self._leaving: deque[tuple[memoryview, Send | None]] = deque()
+        """Parts of frames that the kernel does not have yet; the last part of a message has it."""
+        self._header = bytearray(_HEADER.size)
+        self._header_filled = 0
+        self._kind = Kind.DATA
+        self._arrival: _Arrival | None = None
+        """The message that is arriving; None between two frames."""
+
+    @property
+    def flushed(self) -> bool:
+        """Whether the kernel has all that was sent."""
+        return not self._leaving
+
+    def check(self) -> None:
+        """Raise PeerLostError if the peer has ended, and all its control messages are polled."""
+        if self.ended and not self.control:
+            raise lost([self.peer])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the peer has ended without a farewell."""
+        return self.ended and not self.said_bye
+
+    def progress(self) -> None:
+        """Send and receive what is possible now, on all connections."""
+        self._events.progress()
+
+    # --- frames that leave ---
+
+    def send(self, header: bytes, body: memoryview, request: Send | None) -> None:
+        """Send a frame; `request` is complete once the kernel has it."""
+        if self.ended:
+            return
+        with _ending_of(self):
+            nothing_leaves = not self._leaving
+            self._leaving.append((memoryview(header), None if body.nbytes else request))
+            if body.nbytes:
+                self._leaving.append((body, request))
+            if nothing_leaves:
+                self.write()
+            if self._leaving:
+                self._events.want(self)
+
+    def post(self, kind: Kind, message: bytes, flow: int = 0) -> None:
+        """Send a short frame."""
+        frame = _HEADER.pack(kind, flow, len(message)) + message
+        self.send(frame, memoryview(b""), None)
+
+    def post_descriptor(self, descriptor: int) -> None:
+        """Send a MEMORY frame with a descriptor.  Nothing else is leaving."""
+        assert self.flushed
+        header = _HEADER.pack(Kind.MEMORY, 0, 0)
+        with _ending_of(self):
+            sent = socket.send_fds(self.connection, [header], [descriptor])
+            assert sent == len(header), "the kernel has no room for a header"
+
+    def write(self) -> None:
+        """Give the kernel as many bytes as it takes."""
+        with _ending_of(self):
+            while self._leaving:
+                parts = [part for part, _ in islice(self._leaving, _PARTS_AT_ONCE)]
+                self._taken(self.connection.sendmsg(parts))
+
+    def _taken(self, nbytes: int) -> None:
+        while self._leaving:
+            part, request = self._leaving[0]
+            if nbytes < part.nbytes:
+                self._leaving[0] = part[nbytes:], request
+                return
+            nbytes -= part.nbytes
+            self._leaving.popleft()
+            if request is not None:
+                request.complete = True
+
+    # --- frames that arrive ---
+
+    def read(self) -> None:
+        """Take what has arrived, of so many frames at most."""
+        with _ending_of(self):
+            for _ in range(_FRAMES_AT_ONCE):
+                if self._arrival is None:
+                    self._read_header()
+                if self.ended:
+                    return
+                self._read_body()
+
+    def _read_header(self) -> None:
+        while self._header_filled < _HEADER.size:
+            place = memoryview(self._header)[self._header_filled :]
+            read, extra, _, _ = self.connection.recvmsg_into(
+                [place], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+            if not read:
+                self.end()
+                return
+            for level, what, data in extra:
+                if (level, what) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    self.memory.extend(array("i", data))
+            self._header_filled += read
+        self._header_filled = 0
+        kind, flow, nbytes = _HEADER.unpack(self._header)
+        self._kind = Kind(kind)
+        match self._kind:
+            case Kind.DATA:
+                self._arrival = self.data.begin(flow, nbytes)
+            case Kind.CHANNEL_DATA:
+                self._arrival = self.channel_data.begin(flow, nbytes)
+            case _:
+                self._arrival = _Arrival(flow, nbytes, None)
+
+    def _read_body(self) -> None:
+        arrival = self._arrival
+        assert arrival is not None
+        while not arrival.whole:
+            if not arrival.read(self.connection):
+                self.end()
+                return
+        self._arrival = None
+        match self._kind:
+            case Kind.DATA | Kind.CHANNEL_DATA:
+                if arrival.receive is not None:
+                    arrival.deliver()
+            case Kind.CONTROL:
+                self.control.append(arrival.bytes())
+            case Kind.ENVELOPE:
+                self.envelopes.append(arrival.bytes())
+            case Kind.COLLECT:
+                self.collected[arrival.flow].append(arrival.bytes())
+            case Kind.BYE:
+                self.said_bye = True
+
+    # --- the end ---
+
+    def end(self) -> None:
+        """Note that the peer has closed the connection, or has ended."""
+        if not self.ended:
+            self.ended = True
+            self._leaving.clear()
+            self._events.forget(self)
+
+    def close(self) -> None:
+        self.end()
+        self.connection.close()
+        while self.memory:
+            os.close(self.memory.popleft())
+
+
+@contextlib.contextmanager
+def _ending_of(stream: Stream) -> Iterator[None]:
+    """Stop where the kernel can do no more for now; note it if the connection has ended.
+
+    Any other exception, such as that of a signal's handler, may have come between a call of the
+    kernel and the note of what it did.  So it ends the connection, for both ranks.
+    """
+    try:
+        yield
+    except BlockingIOError:
+        pass
+    except (BrokenPipeError, ConnectionResetError):
+        stream.end()
+    except BaseException:
+        stream.end()
+        with contextlib.suppress(OSError):
+            stream.connection.shutdown(socket.SHUT_RDWR)
+        raise
+
+
+class Events:
+    """Waits until connections can be read, or written if something has to leave."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._streams: dict[int, Stream] = {}
+        self._writing: set[int] = set()
+        """Descriptors that are watched for room, too."""
+
+    def add(self, stream: Stream) -> None:
+        descriptor = stream.connection.fileno()
+        self._streams[descriptor] = stream
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def want(self, stream: Stream) -> None:
+        """Watch for room to write, until all that leaves is written."""
+        descriptor = stream.connection.fileno()
+        if descriptor not in self._writing:
+            self._writing.add(descriptor)
+            self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
+
+    def forget(self, stream: Stream) -> None:
+        descriptor = stream.connection.fileno()
+        if self._streams.pop(descriptor, None) is not None:
+            self._writing.discard(descriptor)
+            self._epoll.unregister(descriptor)
+
+    def progress(self) -> None:
+        """Send and receive what is possible now."""
+        for descriptor, events in self._epoll.poll(0):
+            stream = self._streams.get(descriptor)
+            if stream is None:
+                continue
+            if events & select.EPOLLOUT:
+                stream.write()
+                if stream.flushed and descriptor in self._writing:
+                    self._writing.discard(descriptor)
+                    self._epoll.modify(descriptor, select.EPOLLIN)
+            if events & ~select.EPOLLOUT:
+                stream.read()
+
+    def wait(self, seconds: float) -> None:
+        """Return once something is possible, at the latest after so long."""
+        if self._epoll.fileno() < _SELECTABLE:
+            select.select([self._epoll], (), (), seconds)
+        else:  # `epoll.poll` waits for whole milliseconds
+            time.sleep(seconds)
+
+    def close(self) -> None:
+        self._epoll.close()
