@@ -310,3 +310,11 @@ def test_after_the_loss_of_rank_0_metrics_and_the_picture_have_each_step_once(st
     assert output.count("drawn") == 1
     assert f"drawn True {len(steps)} 60" in output
     assert "training loss" in picture.read_text()
+
+
+def test_an_mpiexec_that_cannot_start_ranks_ends_the_job(start, monkeypatch):
+    monkeypatch.setenv("HYDRA_LAUNCHER", "nonexistent")  # of MPICH and Intel MPI
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", "nonexistent")  # of Open MPI
+    code, output = start("-n", "2", "--elastic", "1", program=("-m", "ringreduce.train")).end()
+    assert code > 0
+    assert f"mpiexec ended with exit code {code} before all ranks had connected" in output
