@@ -85,7 +85,7 @@ _without_mpi: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 def close_without_mpi_at_exit(comm: Communicator) -> None:
-    """As `close_at_exit`; if an uncaught exception ends this process, it tells the other ranks."""
+    """Do as `close_at_exit`; an uncaught exception of this process also reaches the other ranks."""
     _without_mpi.add(comm)
     close_at_exit(comm)
 

@@ -37,8 +37,9 @@ class Call:
     in_place: bool = False
     """Whether ``out=x`` is allowed."""
     part_begin: int | None = None
-    """Of a call with shards: the first element of this rank's shard in the whole array.  So one of
-    ``x`` and ``out`` may be that part of the other.  None: the call has no shards."""
+    """The index of the first element of this rank's shard, if the call has shards; else None.
+
+    The smaller one of ``x`` and ``out`` may be this shard of the other."""
     in_flight: int = 1
     """The most slices under way at once, if messages run the plan."""
     shares: bool = False

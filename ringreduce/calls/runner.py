@@ -143,8 +143,8 @@ class Runner:
         if call.stream is None and not np.may_share_memory(array, out):
             return array, out
         if call.part_begin is not None and is_part(device, array, out, call.part_begin):
-            # Ranks write only the other parts of a gathered `out`, and this part as it is.  A
-            # reduction may write `out` before it has read all of `array`.
+            # A gather writes the same values to this part of `out`.  A reduction may write `out`
+            # before it has read all of `array`.
             return (array if call.op is None else array.copy()), out
         return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
 

@@ -242,16 +242,16 @@ class Agreement:
             return self.transport.poll_control()
         except Exception as error:
             if self._is_of_left(self.transport.translate(error)):
-                return []  # a call that such a rank has completed can complete here, too
+                return []  # this rank can still complete a call that those ranks have completed
             raise
 
     def _is_of_left(self, error: Exception) -> bool:
-        """Return whether `error` is of lost ranks that had all left before."""
+        """Return whether `error` names lost ranks, all of which had left before."""
         ranks = set(error.ranks) if isinstance(error, PeerLostError) else set()
         return bool(ranks) and ranks <= set(self._left)
 
     def why_lost(self, error: Exception) -> Exception:
-        """Return the error with the reason why ranks have left, if `error` is of their loss."""
+        """Return why ranks have left, if `error` is the loss of such ranks; else `error`."""
         return self._settle_left() if self._is_of_left(error) else error
 
     def _on_abort(self, peer: int, message: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ _A_LOOK_S = 1e-6
 
 
 class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
-    """A call that is over."""
+    """The Work of a call that is over."""
 
     def __init__(self, tensors: Any = ()) -> None:
         super().__init__()

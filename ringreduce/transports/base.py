@@ -79,7 +79,7 @@ class Transport(Protocol):
     def control_sent(self, peers: Iterable[int]) -> bool:
         """Return whether all control messages to `peers` arrive without further calls here.
 
-        `peers` may have this rank, which sends itself none.
+        `peers` may contain this rank, to which nothing is sent.
         """
 
     def poll_control(self) -> list[tuple[int, bytes]]:

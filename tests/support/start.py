@@ -2,8 +2,8 @@
 
     python -m tests.support.start -n 3 script.py args...
 
-If a rank ends with another status than 0, the others get SIGTERM, and SIGKILL 2 s later.  The
-status of this process is that of the first such rank, and 128 more than the signal that ended it.
+If a rank ends with another status than 0, the other ranks get SIGTERM, and SIGKILL 2 s later.  This
+process ends with the status of that rank, or with 128 plus the number of the signal that ended it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def communicator(case: Case) -> rr.Communicator:
 
 
 def group_of(case: Case) -> dict[str, Any]:
-    """What `init` needs to find the ranks of the case."""
+    """The arguments with which `init` finds the ranks of the case."""
     if "RANK" in os.environ:
         name = f"meeting of {case.ranks} {case.layout} {case.synchronous}"
         meeting = Path(os.environ["RESULTS"]) / name
