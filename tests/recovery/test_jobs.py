@@ -177,7 +177,8 @@ def test_a_step_that_kills_its_rank_ends_the_job(start, tmp_path):
     job = start("-n", "4", "--elastic", "1", program=(str(program),))
     code, output = job.end()
     assert code == 137, output
-    assert re.search(r"step 1 was lost (twice|3 times) running; in step 1 rank 1 was kill", output)
+    # MPICH kills the other ranks at once, and the launcher may see one of them end first.
+    assert re.search(r"step 1 was lost (twice|3 times) running; in step 1 rank \d was kill", output)
 
 
 def test_too_few_ranks_end_the_job_with_75(start):
