@@ -187,12 +187,13 @@ def test_ranks_that_do_not_fit_raise_on_all_who_wait(port, ranks, said):
         rank, size = ranks[index]
         try:
             of_environment(None, None, 0.5, variables(rank, size, port)).collect(b"here")
-        except (ValueError, rr.PeerTimeoutError) as error:
+        except (ValueError, rr.PeerTimeoutError, rr.PeerLostError) as error:
             return str(error)
 
     texts = [text for text in on_threads(run, len(ranks)) if text]
     assert texts
-    assert all(said in text for text in texts)
+    # A rank that connects just before rank 0 closes its socket finds that rank 0 has ended.
+    assert all(said in text or "rank 0 has ended" in text for text in texts)
 
 
 def test_two_ranks_0_are_an_error(port):
