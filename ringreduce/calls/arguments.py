@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
+from ringreduce.calls.views import view_of
 from ringreduce.elsewhere import WIRES_ELSEWHERE
 from ringreduce.errors import did_you_mean
 
@@ -36,13 +37,17 @@ def as_array(where: str, x: Any) -> np.ndarray:
         raise TypeError(f"{where}: got a masked array; fill it first, x.filled(...)")
     if isinstance(x, np.ndarray):
         return x
+    view = view_of(x)
+    if view is not None:
+        return view
     if not isinstance(x, Number) and not _exposes_memory(x):
         lists_too = where == "all_reduce"
         wanted = "an array, a number, or a list of these" if lists_too else "an array or a number"
         method = next((f", such as x.{name}()" for name in _TO_NUMPY if hasattr(x, name)), "")
         raise TypeError(f"{where}: got {shown(x)}; pass {wanted}{method}")
+    only_dlpack = hasattr(x, "__dlpack__") and not hasattr(x, "__array__")
     try:
-        array = np.asarray(x)
+        array: np.ndarray = np.from_dlpack(x) if only_dlpack else np.asarray(x)
     except Exception as error:  # of another library: its text says what it wants
         kind = type(x).__name__
         raise TypeError(f"{where}: NumPy cannot read the {kind}: {error}") from error
@@ -274,6 +279,9 @@ def as_out(where: str, out: Any) -> np.ndarray:
         raise TypeError(f"{where}: out is a masked array; pass out.data")
     if isinstance(out, np.ndarray):
         return out
+    view = view_of(out)
+    if view is not None:
+        return view
     if not hasattr(out, "__dlpack__"):
         raise TypeError(f"{where}: out is {shown(out)}; pass a NumPy array")
     try:

@@ -18,9 +18,12 @@ _GPU_MEMORY = (2, 13)
 
 def gpu_of(x: Any) -> int | None:
     """Return the number of the GPU whose memory holds `x`; None if `x` is not on a GPU."""
-    if not hasattr(x, "__dlpack_device__"):
+    if type(x) is np.ndarray or not hasattr(x, "__dlpack_device__"):
         return None
-    kind, number = x.__dlpack_device__()
+    try:
+        kind, number = x.__dlpack_device__()
+    except Exception:  # of another library, such as torch for a tensor on 'meta'
+        return None
     return int(number) if kind in _GPU_MEMORY else None
 
 

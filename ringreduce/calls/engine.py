@@ -22,6 +22,7 @@ import numpy as np
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.queue import CallQueue, Program
 from ringreduce.calls.refusals import refusals_here
+from ringreduce.calls.views import view_of_all
 from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement, Interrupt
 from ringreduce.control.executable import Control, Executable, LoggedMessage, Note
@@ -121,6 +122,7 @@ class Engine:
                 self.running,
                 self.finish,
                 self._on_orphaned,
+                view_of_all,
                 transport.size,
                 self._refusals.address,
             )

@@ -69,6 +69,8 @@ class FastPathState(Record):
     finish: Address
     # ``numpy.empty``.
     empty: Address
+    # A function of Python: views an array of another library, or a list of these.
+    view_of: Address
     # None.
     none: Address
     # The type of arrays.

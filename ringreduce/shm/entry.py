@@ -146,7 +146,7 @@ def _read(
     nargs: int,
     kwnames: Address,
 ) -> bool:
-    """Read the arguments of a call into `given`; False if only Python understands them."""
+    """Read the arguments of a call except the array; False if only Python understands them."""
     if nargs < entry.least or nargs > entry.most:
         return False
     if nargs == 0:
@@ -177,9 +177,30 @@ def _read(
     given.count_of_counts = 0
     if given.root == _NOT_NATURAL or entry.takes_counts != (counts != 0):
         return False
-    if counts and not _read_counts(path, given, counts):
+    return counts == 0 or _read_counts(path, given, counts)
+
+
+@compilable
+def _is_foreign(path: FastPathState, value: Address) -> bool:
+    """Whether `value` may be an array of another library, or a list that begins with one."""
+    if PyObject(value).type == path.array_type:
         return False
-    return _read_arrays(path, given, load(args))
+    if _is_sequence(path, value):
+        if PyVarObject(value).size == 0:
+            return False
+        return PyObject(load(_items(path, value))).type != path.array_type
+    return True
+
+
+@compilable
+def _view(path: FastPathState, value: Address) -> Address:
+    """Return a new reference to a view of `value`, or to `value`; 0 if an exception was raised."""
+    if value == 0 or not _is_foreign(path, value):
+        if value:
+            keep_object(value)
+        return value
+    path.argument0 = value
+    return call_object(path.view_of, address_of(path) + _ARGUMENTS, 1, 0)
 
 
 # --- running programs -----------------------------------------------------------------------------
@@ -421,6 +442,52 @@ def _call_list(path: FastPathState, cached: CachedCall, members: Address, out: A
 # --- functions that CPython calls -----------------------------------------------------------------
 
 
+@compilable
+def _call_arrays(
+    path: FastPathState, entry: EntryPoint, given: Arguments, x: Address, out: Address
+) -> Address:
+    """Make a call on arrays of NumPy, if it is in the table; return the result."""
+    if not _read_arrays(path, given, x):
+        return GENERAL
+    place = entry.latest = find(path.table, given, entry.latest)
+    if place == 0:
+        return GENERAL
+    if given.members:
+        return _call_list(path, CachedCall(place), given.members, out)
+    return _call_one(path, CachedCall(place), given.x, out)
+
+
+@compilable
+def _call_foreign(
+    path: FastPathState, entry: EntryPoint, args: Address, nargs: int, kwnames: Address
+) -> Address:
+    """Make a call on arrays of other libraries, as one on NumPy arrays over their memory."""
+    given = Arguments(path.arguments)
+    x, out = load(args), given.out
+    view, into = _view(path, x), 0
+    if view and out:
+        if out == x:
+            keep_object(view)
+            into = view
+        else:
+            into = _view(path, out)
+    result = 0
+    if view and (into or out == 0):
+        result = GENERAL
+        # Python code has run meanwhile, and may have made calls.
+        if _is_idle(path) and _read(path, entry, given, args, nargs, kwnames):
+            result = _call_arrays(path, entry, given, view, into)
+    if out and result != GENERAL and result != 0:
+        let_go_of_object(result)
+        keep_object(out)
+        result = out
+    if view:
+        let_go_of_object(view)
+    if into:
+        let_go_of_object(into)
+    return result
+
+
 def call(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
     """Make a collective, barrier or planned call; `self` is a tuple that begins with its record."""
     entry = EntryPoint(PyArray(tuple_item(self, 0)).data)
@@ -428,15 +495,13 @@ def call(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
     given = Arguments(path.arguments)
     result = GENERAL
     if _is_idle(path) and _read(path, entry, given, args, nargs, kwnames):
-        x, members, out = 0, 0, 0
-        place = entry.own_call
-        if nargs:
-            place = entry.latest = find(path.table, given, entry.latest)
-            x, members, out = given.x, given.members, given.out
-        if place and members:
-            result = _call_list(path, CachedCall(place), members, out)
-        elif place:
-            result = _call_one(path, CachedCall(place), x, out)
+        if nargs == 0:
+            if entry.own_call:
+                result = _call_one(path, CachedCall(entry.own_call), 0, 0)
+        elif _is_foreign(path, load(args)) or (given.out and _is_foreign(path, given.out)):
+            result = _call_foreign(path, entry, args, nargs, kwnames)
+        else:
+            result = _call_arrays(path, entry, given, load(args), given.out)
     if result == GENERAL:
         result = call_object(entry.general, args, nargs, kwnames)
     return result

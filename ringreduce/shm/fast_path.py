@@ -158,6 +158,9 @@ class FastPath:
     or pauses is appended to `running` and completed by ``finish(call, x, out, batch)``.  If a
     signal handler raises between the two, `on_orphaned()` ends the communicator.  While the word at
     the address `refused` is not 0, all calls take the general path, which refuses some.
+
+    ``view_of(x)`` returns a NumPy array over the memory of an array of another library, or a list
+    of these for a list; None for anything else.
     """
 
     def __init__(
@@ -168,6 +171,7 @@ class FastPath:
         running: list[Any],
         finish: Callable[[CompiledCall, Any, Any, int], None],
         on_orphaned: Callable[[], None],
+        view_of: Callable[[Any], Any],
         ranks: int,
         refused: int,
     ) -> None:
@@ -185,6 +189,7 @@ class FastPath:
             "begin": running.append,
             "finish": finish,
             "empty": np.empty,
+            "view_of": view_of,
             "none": None,
             "array_type": np.ndarray,
             "list_type": list,

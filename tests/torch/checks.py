@@ -22,6 +22,9 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
+import ringreduce as rr
+from ringreduce.calls.views import view_of
+
 DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -449,7 +452,50 @@ def wrong_lengths_are_refused() -> None:
     dist.barrier()
 
 
+def a_communicator_takes_tensors() -> None:
+    comm = rr.init(timeout_s=20)
+    for dtype in (torch.int32, torch.float32, torch.bfloat16):
+        x, out = mine(3, 4, dtype=dtype), torch.empty(3, 4, dtype=dtype)
+        wanted = torch.stack(everybodys(3, 4, dtype=dtype)).sum(0).to(dtype)
+        for _ in range(3):
+            result = comm.all_reduce(x)
+            assert (result == view_of(wanted)).all()
+            assert comm.all_reduce(x, out=out) is out
+            same(out, wanted)
+            both = [torch.empty(3, 4, dtype=dtype), torch.empty(12, dtype=dtype)]
+            assert comm.all_reduce([x, x.reshape(-1)], out=both) is both
+            same(both[1].reshape(3, 4), wanted)
+            same(both[0], wanted)
+            assert comm.broadcast(out, 0, out=out) is out
+            again = x.clone()
+            assert comm.all_reduce(again, out=again) is again
+            same(again, wanted)
+            strided = torch.zeros(4, 3, dtype=dtype).t()
+            comm.all_reduce(x, out=strided)
+            same(strided.contiguous(), wanted)
+    work = comm.all_reduce(x, out=out, async_op=True)
+    assert work.wait() is out
+    same(out, wanted)
+    gathered = torch.empty(size(), *x.shape, dtype=x.dtype)
+    same(comm.all_gather(x[None], out=gathered), torch.stack(everybodys(3, 4, dtype=x.dtype)))
+    to, source = (rank() + 1) % size(), (rank() - 1) % size()
+    sending = comm.send(x, to, async_op=True)
+    assert comm.recv(out, source) is out
+    sending.wait()
+    same(out, of(source, 3, 4, dtype=x.dtype))
+    for wrong, said in (
+        (torch.ones(3, requires_grad=True), "requires grad"),
+        (torch.ones(3, device="meta"), "NumPy cannot read the Tensor"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            comm.all_reduce(wrong)
+        with pytest.raises(TypeError, match="NumPy cannot write to out"):
+            comm.all_reduce(torch.ones(3), out=wrong)
+    comm.close()
+
+
 CHECKS = [
+    a_communicator_takes_tensors,
     all_reduce_of_every_dtype_and_op,
     all_reduce_of_bits_and_truth_values,
     all_reduce_of_complex_numbers,
