@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ringreduce.place import RANK_VARIABLES
 from ringreduce.schedules.cost import Profile
-from ringreduce.topology import RANK_VARIABLES
 
 
 @dataclass(frozen=True)

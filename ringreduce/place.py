@@ -6,8 +6,35 @@ import os
 from collections.abc import Mapping, MutableMapping
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
-from ringreduce.topology import MPIS, SRUN
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+"""The environment variables in which the MPIs' process managers give a process its rank."""
+
+
+class PlaceVariables(NamedTuple):
+    """The environment variables in which a launcher gives a process its place in the job."""
+
+    rank: str
+    size: str
+    """Number of ranks."""
+    local_rank: str
+    """Index among the ranks of the host."""
+    local_size: str
+    """Number of ranks of the host."""
+
+
+HYDRA = PlaceVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+"""Of MPICH and Intel MPI."""
+OPEN_MPI = PlaceVariables(
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+SRUN = PlaceVariables(
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+"""Of Slurm's srun: a batch script has no variables of a step."""
+MPIS = (HYDRA, OPEN_MPI)
 
 _SET_BY = "RINGREDUCE_PLACED_BY"
 """The environment variable with the process id of the launcher, where `fill` has set others."""

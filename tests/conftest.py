@@ -23,8 +23,9 @@ SMOKE_EXAMPLES = 5
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test full, and some smoke; leave out tests of a GPU or of JAX if it is missing."""
-    there = {"gpu": gpus.has_gpu(), "jax": importlib.util.find_spec("jax") is not None}
+    """Mark each test full, and some smoke; leave out tests of what is missing."""
+    there = {"gpu": gpus.has_gpu()}
+    there |= {name: importlib.util.find_spec(name) is not None for name in ("jax", "torch")}
     for marker in (name for name, is_there in there.items() if not is_there):
         needs_it = [item for item in items if item.get_closest_marker(marker)]
         items[:] = [item for item in items if not item.get_closest_marker(marker)]
@@ -37,11 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Choose some cases of each function; of those that are slow, start a job or need JAX, none.
+    """Choose some cases of each function that is not slow, starts no job and needs no library.
 
     Tests that are marked smoke by hand are smoke already.
     """
-    never = "mpi", "slow", "long", "jax", "smoke"
+    never = "mpi", "slow", "long", "jax", "torch", "smoke"
     for _, group in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         cases = [item for item in group if not any(item.get_closest_marker(name) for name in never)]
         yield from cases[:: max(1, -(-len(cases) // SMOKE_CASES))]

@@ -54,9 +54,10 @@ OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code and "__main__"
 
 
 def marked(block: Block) -> object:
-    """Blocks that use CuPy need a GPU, and some JAX.  Those of the README are smoke tests."""
+    """Mark what a block needs: CuPy a GPU, JAX or torch.  Blocks of the README are smoke tests."""
     marks = [pytest.mark.gpu] * ("import cupy" in block.code)
     marks += [pytest.mark.jax] * ("import jax" in block.code)
+    marks += [pytest.mark.torch] * ("import torch" in block.code)
     marks += [pytest.mark.smoke] * (block.page.name == "README.md")
     return pytest.param(block, marks=marks, id=str(block))
 

@@ -32,8 +32,10 @@ def view_of_all(x: Any) -> Any:
 
     Returns None if there is nothing to view.
     """
-    kind = type(x)
-    if kind is not list and kind is not tuple:
+    view = _VIEWS.get(type(x))
+    if view is not None:
+        return view(x)
+    if not isinstance(x, (list, tuple)):
         return view_of(x)
     views = [view_of(member) for member in x]
     if all(view is None for view in views):
@@ -56,7 +58,7 @@ def _find_view(kind: type) -> _View:
         view = _by_dlpack
     else:
         view = _by_interface
-    if len(_VIEWS) < _MOST_TYPES:
+    if len(_VIEWS) < _MOST_TYPES and not issubclass(kind, (list, tuple)):
         _VIEWS[kind] = view
     return view
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from ringreduce.launch.mpiexec import Flavour
 from ringreduce.launch.ranks import Gone, Ranks, Said
+from ringreduce.place import RANK_VARIABLES
 from ringreduce.recovery.wire import Connection, bound
-from ringreduce.topology import RANK_VARIABLES
 
 _INTELS_CODE = 255
 """The exit code that Intel MPI's mpiexec may return after a killed rank."""

@@ -24,8 +24,8 @@ from ringreduce import cores, place
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
+from ringreduce.place import MPIS
 from ringreduce.recovery.wire import to_launcher
-from ringreduce.topology import MPIS
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable with the number of ranks that the launcher asked for."""
