@@ -142,8 +142,9 @@ def test_the_table_lists_every_example():
     rows = re.findall(r"^\| \[(\S+)\]\((\S+)\) \| .+ \| `.*examples/(\S+)` \|$", page, re.M)
     assert all(len(set(row)) == 1 for row in rows), rows
     listed = [name for name, _, _ in rows]
-    files = {path.name for path in FOLDER.iterdir() if path.is_file()} - {"README.md"}
-    assert sorted(listed) == sorted(files)
+    files = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name}
+    assert sorted(listed) == sorted(files - {"README.md"})
 
 
 # --- the job of a cluster -------------------------------------------------------------------------

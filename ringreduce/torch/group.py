@@ -10,6 +10,8 @@ import numpy as np
 import torch.distributed as dist
 
 import ringreduce as rr
+from ringreduce.torch.profiles import profiled
+from ringreduce.torch.sparse import all_reduce_sparse
 from ringreduce.torch.tensors import array_of, check_list, flat
 from ringreduce.torch.works import Finished, FromAnyRank, UnderWay, seconds_of
 
@@ -97,8 +99,13 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     # --- reductions ---
 
+    @profiled("all_reduce")
     def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
         for tensor in tensors:
+            if tensor.is_sparse:
+                timeout_s = seconds_of(opts.timeout)
+                all_reduce_sparse(self.comm, tensor, opts.reduceOp.op, timeout_s)
+                continue
             x = array_of("all_reduce", tensor, writes=True, reduces=True)
             self._prepare(opts.reduceOp, x)
             self.comm.all_reduce(
@@ -106,16 +113,18 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             )
         return _over(opts, tensors)
 
+    @profiled("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:
         xs = [array_of("all_reduce", each, writes=True, reduces=True) for each in tensors]
-        if xs:
-            for x in xs:
-                self._prepare(opts.reduceOp, x)
-            self.comm.all_reduce(
-                xs, _op(opts.reduceOp, xs[0]), out=xs, timeout_s=seconds_of(opts.timeout)
-            )
+        by_op: dict[str, list[np.ndarray]] = {}
+        for x in xs:
+            self._prepare(opts.reduceOp, x)
+            by_op.setdefault(_op(opts.reduceOp, x), []).append(x)
+        for op, alike in by_op.items():
+            self.comm.all_reduce(alike, op, out=alike, timeout_s=seconds_of(opts.timeout))
         return _over(opts, tensors)
 
+    @profiled("reduce")
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
         for tensor in tensors:
             x = array_of("reduce", tensor, writes=True, reduces=True)
@@ -125,6 +134,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             self.comm.reduce(x, opts.rootRank, op, out=out, timeout_s=seconds_of(opts.timeout))
         return _over(opts, tensors)
 
+    @profiled("reduce_scatter")
     def reduce_scatter(
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any
     ) -> Any:
@@ -138,6 +148,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             self._reduce_scatter(np.concatenate([view.reshape(-1) for view in views]), out, opts)
         return _over(opts, outputs)
 
+    @profiled("reduce_scatter")
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
         x = flat("reduce_scatter", input, writes=False, reduces=True)
         out = flat("reduce_scatter", output, writes=True)
@@ -178,12 +189,14 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     # --- copies ---
 
+    @profiled("broadcast")
     def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
         for tensor in tensors:
             x = array_of("broadcast", tensor, writes=opts.rootRank != self._rank)
             self.comm.broadcast(x, opts.rootRank, out=x, timeout_s=seconds_of(opts.timeout))
         return _over(opts, tensors)
 
+    @profiled("all_gather")
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
         for pieces, input in zip(outputs, inputs, strict=True):
             check_list("all_gather", pieces, self._size, "tensor_list")
@@ -206,6 +219,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     ) -> Any:
         return self.allgather(outputs, inputs, opts)
 
+    @profiled("all_gather")
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
         x = flat("all_gather", input, writes=False)
         out = flat("all_gather", output, writes=True)
@@ -227,6 +241,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @profiled("gather")
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
         (input,) = inputs
         x = array_of("gather", input, writes=False).reshape(-1)
@@ -242,6 +257,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             _deliver(found, outs)
         return _over(opts, [each for pieces in outputs for each in pieces])
 
+    @profiled("scatter")
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> Any:
         (output,) = outputs
         out = array_of("scatter", output, writes=True)
@@ -258,6 +274,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         out[...] = found.reshape(out.shape)
         return _over(opts, outputs)
 
+    @profiled("all_to_all")
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
         check_list("all_to_all", outputs, self._size, "output_tensor_list")
         check_list("all_to_all", inputs, self._size, "input_tensor_list")
@@ -266,6 +283,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         self._exchange(xs, outs, opts)
         return _over(opts, outputs)
 
+    @profiled("all_to_all")
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any
     ) -> Any:
@@ -303,22 +321,26 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     # --- messages between two ranks ---
 
+    @profiled("send")
     def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         x = array_of("send", tensor, writes=False).reshape(-1)
         return UnderWay(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
 
+    @profiled("recv")
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         out = flat("recv", tensor, writes=True)
         return UnderWay(self.comm.recv(out, peer, tag, async_op=True), tensors, peer)
 
+    @profiled("recv")
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
         (tensor,) = tensors
         return FromAnyRank(self.comm, flat("recv", tensor, writes=True), tag, tensors)
 
     # --- barriers, the end ---
 
+    @profiled("barrier")
     def barrier(self, opts: Any = None) -> Any:
         self.comm.barrier(timeout_s=None if opts is None else seconds_of(opts.timeout))
         return _DONE

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import os
@@ -370,6 +371,78 @@ def groups_in_the_place_of_gloo() -> None:
     raises(ValueError, "only 'gloo' can be replaced", lambda: ringreduce.torch.instead_of("nccl"))
 
 
+def sparse_tensors_are_added() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        dense = [torch.zeros(7, 2, dtype=dtype) for _ in range(size())]
+        for number, each in enumerate(dense):  # one entry on rank 0, and one more on each next
+            each[: number + 1] = of(number, number + 1, 2, dtype=dtype)
+        x = dense[rank()].to_sparse(1)
+        dist.all_reduce(x)
+        same(x.to_dense(), torch.stack(dense).sum(0).to(dtype))
+        x = dense[rank()].to_sparse()
+        dist.all_reduce(x, async_op=True).wait()
+        same(x.to_dense(), torch.stack(dense).sum(0).to(dtype))
+    x = dense[rank()].float().to_sparse()
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    torch.testing.assert_close(x.to_dense(), torch.stack(dense).float().mean(0))
+    nothing = torch.zeros(7, 2).to_sparse()
+    dist.all_reduce(nothing)
+    same(nothing.to_dense(), torch.zeros(7, 2))
+    raises(ValueError, "sparse tensors have SUM and AVG", lambda: dist.all_reduce(x, ReduceOp.MAX))
+    longer = torch.zeros(7 + rank(), 2).to_sparse()
+    raises(rr.MismatchError, "sparse tensors of different shapes", lambda: dist.all_reduce(longer))
+
+
+def ddp_trains_with_sparse_gradients() -> None:
+    torch.manual_seed(1)
+    layers = torch.nn.EmbeddingBag(9, 4, sparse=True), torch.nn.Linear(4, 2)
+    alone = torch.nn.Sequential(*layers)
+    wrapped = DistributedDataParallel(copy.deepcopy(alone))
+    places = [torch.tensor([[number, number + 1, 8]]) for number in range(size())]
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    wrapped(places[rank()]).square().mean().backward()
+    assert wrapped.module[0].weight.grad.is_sparse
+    optimizer.step()
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    sum(alone(each).square().mean() for each in places).div(size()).backward()
+    optimizer.step()
+    for ours, theirs in zip(wrapped.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def a_list_of_several_dtypes_is_reduced() -> None:
+    dtypes = (torch.float32, torch.bool, torch.int64, torch.bfloat16)
+    tensors = [mine(5, dtype=dtype) for dtype in dtypes]
+    truth = tensors[1]
+    truth[:] = torch.arange(5) == rank()
+    # dist.all_reduce_coalesced takes tensors of one dtype alone.
+    options = dist.AllreduceCoalescedOptions()
+    dist.group.WORLD.allreduce_coalesced(tensors, options).wait()
+    for found, dtype in zip(tensors, dtypes, strict=True):
+        if dtype is torch.bool:
+            same(found, torch.arange(5) < size())
+        else:
+            same(found, torch.stack(everybodys(5, dtype=dtype)).sum(0).to(dtype))
+
+
+def the_profiler_shows_calls_and_their_bytes() -> None:
+    x, out = mine(4), torch.empty(4 * size())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(x)
+        dist.all_gather_into_tensor(out, x)
+        dist.all_gather(list(out.chunk(size())), x)
+        dist.broadcast(torch.zeros(3, dtype=torch.float64), 0)
+        dist.barrier()
+    found = {row.key: row.count for row in profile.key_averages() if "ringreduce:" in row.key}
+    gathered = f"ringreduce:all_gather {16 * size()} B"
+    assert found == {
+        "ringreduce:all_reduce 16 B": 1,
+        gathered: 2,
+        "ringreduce:broadcast 24 B": 1,
+        "ringreduce:barrier 0 B": 1,
+    }
+
+
 # --- training ---
 
 
@@ -414,6 +487,25 @@ def ddp_hooks_that_call_more_collectives() -> None:
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
     wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     trained(wrapped, mine(5, 6))
+
+
+def ddp_rounds_gradients_for_messages() -> None:
+    import ringreduce.torch
+
+    for dtype in (torch.float32, torch.bfloat16):
+        wrapped = DistributedDataParallel(model().to(dtype))
+        wrapped.register_comm_hook(None, ringreduce.torch.bfloat16_wire_hook)
+        trained(wrapped, mine(5, 6, dtype=dtype))
+        for ours, theirs in zip(wrapped.parameters(), reference().parameters(), strict=True):
+            torch.testing.assert_close(ours.float(), theirs, rtol=0.05, atol=0.05)
+            all_ours = [torch.empty_like(ours) for _ in range(size())]
+            dist.all_gather(all_ours, ours.detach())
+            assert all(torch.equal(each, ours) for each in all_ours)
+    gloo = dist.new_group(backend="gloo")
+    wrapped = DistributedDataParallel(model())
+    wrapped.register_comm_hook(gloo, ringreduce.torch.bfloat16_wire_hook)
+    raises(TypeError, "pass a group of ringreduce", lambda: trained(wrapped, mine(5, 6)))
+    dist.destroy_process_group(gloo)
 
 
 def fsdp_trains_as_one_process_does() -> None:
@@ -520,6 +612,11 @@ CHECKS = [
     groups_leave_nothing_behind,
     functional_collectives_and_meshes,
     groups_in_the_place_of_gloo,
+    sparse_tensors_are_added,
+    a_list_of_several_dtypes_is_reduced,
+    the_profiler_shows_calls_and_their_bytes,
+    ddp_rounds_gradients_for_messages,
+    ddp_trains_with_sparse_gradients,
     ddp_trains_as_one_process_does,
     ddp_hooks_that_call_more_collectives,
     fsdp_trains_as_one_process_does,

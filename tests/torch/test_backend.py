@@ -39,6 +39,15 @@ def test_a_check_holds(outcomes_on, name, ranks):
     assert [found.get(name, "not made") for found in done.results] == ["ok"] * ranks
 
 
+def test_the_debugging_of_torch_changes_nothing(tmp_path):
+    jobs = MpiJobs(tmp_path, without_mpi=True)
+    checks = "tests.torch.checks:over_torch"
+    found = jobs.run_ok("call", 2, checks, timeout_s=120, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    jobs.sweep()
+    wrong = {name: came for each in found for name, came in each.items() if came != "ok"}
+    assert wrong == {}
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_programs_give_what_torch_gives(tmp_path, ranks):
     jobs = MpiJobs(tmp_path, without_mpi=True)
