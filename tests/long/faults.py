@@ -153,9 +153,12 @@ def repeat(jobs: MpiJobs, how: str, ending: str, options: argparse.Namespace) ->
     }
 
 
-def record(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Put the rows into the file, in place of those of the same faults under the same MPI."""
-    what = ("mpi", "fault", "error", "transport")
+def record(
+    path: Path,
+    rows: list[dict[str, Any]],
+    what: Sequence[str] = ("mpi", "fault", "error", "transport"),
+) -> None:
+    """Put the rows into the file, in place of those that are alike in `what`."""
     new = {tuple(row.get(key) for key in what) for row in rows}
     kept = json.loads(path.read_text()) if path.exists() else []
     kept = [row for row in kept if tuple(row.get(key) for key in what) not in new]

@@ -663,8 +663,10 @@ def _random_program(drawn: random.Random, seed: int) -> int:
     for turn in range(length):
         call = drawn.choice(KINDS), drawn.choice(DTYPES), drawn.choice([0, 1, 7, 1000, 40_000])
         root, asynchronous = drawn.choice(members), drawn.random() < 0.3
+        strided, fold = drawn.random() < 0.3, drawn.choice(["SUM", "MIN", "MAX"])
+        how = strided, fold, root, asynchronous
         if rank() in members:
-            _random_call(*call, root, asynchronous, members, group, f"seed {seed}, call {turn}")
+            _random_call(*call, *how, members, group, f"seed {seed}, call {turn}")
     if rank() in members:
         dist.destroy_process_group(group)
     return length
@@ -674,6 +676,8 @@ def _random_call(
     kind: str,
     dtype: Any,
     elements: int,
+    strided: bool,
+    fold: str,
     root: int,
     asynchronous: bool,
     members: list[int],
@@ -682,12 +686,15 @@ def _random_call(
 ) -> None:
     own, count = members.index(rank()), len(members)
     whole = [of(member, count, elements, dtype=dtype) for member in members]
-    x, options = whole[own].clone(), {"group": group, "async_op": asynchronous}
-    out = torch.zeros(elements, dtype=dtype)
+    op, options = getattr(ReduceOp, fold), {"group": group, "async_op": asynchronous}
+    reduced = FOLDS[fold](torch.stack(whole)).to(dtype)
+    x, out = whole[own].clone(), torch.zeros(elements, dtype=dtype)
+    if strided and kind in ("all_reduce", "broadcast", "all_to_all"):
+        x = torch.zeros(count, elements, 2, dtype=dtype)[..., 0].copy_(x)
     match kind:
         case "all_reduce":
-            work = dist.all_reduce(x, ReduceOp.MAX, **options)
-            found, wanted = x, torch.stack(whole).amax(0)
+            work = dist.all_reduce(x, op, **options)
+            found, wanted = x, reduced
         case "broadcast":
             work = dist.broadcast(x, root, **options)
             found, wanted = x, whole[members.index(root)]
@@ -696,10 +703,10 @@ def _random_call(
             work = dist.all_gather_into_tensor(found, x, **options)
             wanted = torch.stack(whole)
         case "reduce_scatter":
-            work = dist.reduce_scatter_tensor(out, x, ReduceOp.MIN, **options)
-            found, wanted = out, torch.stack(whole).amin(0)[own]
+            work = dist.reduce_scatter_tensor(out, x, op, **options)
+            found, wanted = out, reduced[own]
         case _:
-            found = torch.zeros(count, elements, dtype=dtype)
+            found = torch.zeros(elements, count, dtype=dtype).T if strided else torch.zeros_like(x)
             work = dist.all_to_all_single(found, x, **options)
             wanted = torch.stack([each[own] for each in whole])
     if asynchronous:
