@@ -18,6 +18,7 @@ Prints one row for each, and exits with 1 if anything went wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -277,7 +278,8 @@ def _fault(folder: Path, launcher: str, how: str, drawn: random.Random) -> tuple
     if how == "stop":
         _wait_until(lambda: all((folder / f"error{rank}").exists() for rank in others), 60)
         stopped = folder / f"pid{victim}"
-        if stopped.exists():  # torchrun would wait 30 s before it kills a stopped process
+        # torchrun would wait 30 s before it kills a stopped process; mpirun kills it at once.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             os.kill(int(stopped.read_text()), signal.SIGKILL)
     try:
         status = job.wait(60)
