@@ -286,8 +286,9 @@ def _fault(folder: Path, launcher: str, how: str, drawn: random.Random) -> tuple
     except subprocess.TimeoutExpired:
         _end(job)
         return 60.0, ["hangs"]
-    # MPICH kills the other ranks at once: they cannot report the loss of a process.
-    killed_by_mpi = launcher == "mpirun" and how != "stop"
+    # MPICH kills all ranks once one of them has ended: the others cannot report anything any more.
+    reports = sum((folder / f"error{rank}").exists() for rank in others)
+    killed_by_mpi = launcher == "mpirun" and (how != "stop" or reports > 0)
     failed_at, limit_s = float((folder / "failed").read_text()), LATE_S
     limit_s += TIMEOUT_S if how == "stop" else 0
     slowest_s = 0.0
@@ -305,7 +306,8 @@ def _fault(folder: Path, launcher: str, how: str, drawn: random.Random) -> tuple
     wrong += ["wrong_status"] * (status == 0)
     if not _wait_until(lambda: not with_environment(str(folder)), LINGERING_S):
         wrong.append("processes_left")
-    wrong += ["sockets_left"] * bool(_sockets() - sockets)
+    if not _wait_until(lambda: _sockets() <= sockets, LINGERING_S):
+        wrong.append("sockets_left")
     wrong += ["files_left"] * bool(set(os.listdir("/dev/shm")) - files)
     if wrong:
         print((folder / "output").read_text()[-4000:], file=sys.stderr, flush=True)
