@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,10 @@ def _work() -> None:
         for nbytes in SIZES:
             for call, calls in _calls(comm, nbytes // 4).items():
                 times = _times(comm, calls)
-                base = {
-                    name: times["numpy_bfloat16" if "bf" in name else "numpy"] for name in times
-                }
                 row = {"benchmark": NAME, "call": call, "bytes": nbytes}
-                row |= {f"{name}_us": us for name, us in times.items()}
-                row |= {f"{name}_more_us": us - base[name] for name, us in times.items()}
+                for name, us in times.items():
+                    numpy = "numpy_bfloat16" if name.endswith("bfloat16") else "numpy"
+                    row |= {f"{name}_us": us, f"{name}_more_us": us - times[numpy]}
                 if comm.rank == 0:
                     print(json.dumps(row | {"torch": torch.__version__} | where), flush=True)
 
@@ -149,20 +148,17 @@ def _calls(comm: Any, count: int) -> dict[str, dict[str, Callable[[], Any]]]:
     }
     made: dict[str, dict[str, Callable[[], Any]]] = {}
     for form, call in forms.items():
-        made[form] = {name: _bound(call, *arrays) for name, arrays in kinds.items()}
+        made[form] = {name: partial(call, *arrays) for name, arrays in kinds.items()}
         for name, (a, b) in kinds.items():
             x[:], half[:] = comm.rank + 1, comm.rank + 1
             out[:], into[:] = 0, 0
             result = call(a, b)
             wanted = 1 if "broadcast" in form else comm.size
-            found = {id(a): half if "bf" in name else x, id(b): into if "bf" in name else out}
+            a_and_b = (half, into) if name.endswith("bfloat16") else (x, out)
+            found = dict(zip((id(a), id(b)), a_and_b, strict=True))
             if not (found.get(id(result), result) == wanted).all():
                 raise ValueError(f"{form} of {name} gives {result}")
     return made
-
-
-def _bound(call: Callable[[Any, Any], Any], a: Any, b: Any) -> Callable[[], Any]:
-    return lambda: call(a, b)
 
 
 def _of_import() -> dict[str, Any]:

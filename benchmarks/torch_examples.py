@@ -3,7 +3,9 @@
     .venv-torch/bin/python -m benchmarks.torch_examples
 
 In an environment with torch's CPU wheel, Accelerate and Lightning.  Each example prints how long
-its training takes.  It runs as it is, and with the line undone that its comment ``# before`` names.
+its training takes.  Each example runs as it is, and without the line for ringreduce, which has the
+comment ``# before``.
+
 Writes ``bench_results/torch_examples.jsonl``: medians over the turns, in seconds.
 """
 

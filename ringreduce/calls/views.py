@@ -28,9 +28,9 @@ def view_of(x: Any) -> np.ndarray | None:
 
 
 def view_of_all(x: Any) -> Any:
-    """View an array as `view_of`; or the members of a list, of which others stay as they are.
+    """Return a view of an array, or a list with views in the place of the arrays of a list.
 
-    Returns None if there is nothing to view.
+    Members of which `view_of` has no view stay as they are.  Returns None if nothing has a view.
     """
     view = _VIEWS.get(type(x))
     if view is not None:
@@ -64,7 +64,7 @@ def _find_view(kind: type) -> _View:
 
 
 def _of_torch(torch: ModuleType) -> _View:
-    """Return the function that views tensors: `Tensor.numpy` takes a sixth of DLPack's time."""
+    """Return the function that views tensors: `Tensor.numpy` takes less time than DLPack."""
     import ml_dtypes
 
     bfloat16, int16 = torch.bfloat16, torch.int16

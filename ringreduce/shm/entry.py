@@ -194,13 +194,12 @@ def _is_foreign(path: FastPathState, value: Address) -> bool:
 
 @compilable
 def _view(path: FastPathState, value: Address) -> Address:
-    """Return a new reference to a view of `value`, or to `value`; 0 if an exception was raised."""
-    if value == 0 or not _is_foreign(path, value):
-        if value:
-            keep_object(value)
-        return value
-    path.argument0 = value
-    return call_object(path.view_of, address_of(path) + _ARGUMENTS, 1, 0)
+    """A new reference to a view of a foreign array, to an array of NumPy itself; 0 if it raised."""
+    if _is_foreign(path, value):
+        path.argument0 = value
+        return call_object(path.view_of, address_of(path) + _ARGUMENTS, 1, 0)
+    keep_object(value)
+    return value
 
 
 # --- running programs -----------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
+_is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
+
 
 def profiled(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Show a method of a process group as ``ringreduce:<name> <bytes> B`` where a profiler runs.
@@ -19,7 +21,7 @@ def profiled(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def shown(self: Any, *args: Any, **named: Any) -> Any:
-            if not torch.autograd._profiler_enabled():
+            if not _is_profiled():
                 return method(self, *args, **named)
             nbytes = max((_bytes_of(argument) for argument in args), default=0)
             with record_function(f"ringreduce:{name} {nbytes} B"):

@@ -137,7 +137,7 @@ def test_every_call_takes_them(kind, shared):
     rr.spawn(program, 2, config=SHARED if shared else CONFIG, timeout_s=20)
 
 
-def test_a_finalizer_may_make_a_call_while_an_array_is_viewed():
+def test_a_call_may_be_made_while_an_array_is_viewed():
     """The view is made by Python code, which may do anything."""
 
     class Calls(ByInterface):

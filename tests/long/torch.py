@@ -8,8 +8,8 @@
 - ``calls``: asynchronous calls, after which a rank has as many threads, files and mappings as
   before, and as much memory.
 - ``kills``: a rank is killed, stops or raises in the middle of a backward pass, under torchrun and
-  under mpirun.  Every other rank raises an error that names it, within 2 s or its timeout; the
-  launcher ends with an error; no process, socket or memory file is left.
+  under mpirun.  Every other rank raises an error that names this rank, within 2 s or its timeout.
+  The launcher ends with an error.  No process, socket or memory file is left.
 - ``restarts``: a rank dies once under ``torchrun --max-restarts 3``, and the job ends well.
 
 Prints one row for each, and exits with 1 if anything went wrong.
@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.long.faults import record
-from tests.support.mpi import MpiJobs, environment, mpiexec, with_environment
+from tests.support.mpi import ROOT, MpiJobs, environment, mpiexec, with_environment
+from tests.torch.test_backend import TORCHRUN
 
-ROOT = Path(__file__).parents[2]
 MORE_MIB = 2.0
 """The most by which the memory of a rank may grow in all its asynchronous calls."""
 TIMEOUT_S = 3.0
@@ -246,8 +246,7 @@ def _start(
     program = [str(folder / "program.py"), *given]
     command = [mpiexec(), "-n", "3", sys.executable, *program]
     if launcher == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
-        command = [*torchrun, *words, *program]
+        command = [*TORCHRUN, "--nproc-per-node", "3", *words, *program]
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
             command,

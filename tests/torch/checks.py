@@ -389,6 +389,8 @@ def sparse_tensors_are_added() -> None:
     dist.all_reduce(nothing)
     same(nothing.to_dense(), torch.zeros(7, 2))
     raises(ValueError, "sparse tensors have SUM and AVG", lambda: dist.all_reduce(x, ReduceOp.MAX))
+    whole = dense[0].to_sparse()
+    raises(ValueError, "AVG is for floats", lambda: dist.all_reduce(whole, ReduceOp.AVG))
     longer = torch.zeros(7 + rank(), 2).to_sparse()
     raises(rr.MismatchError, "sparse tensors of different shapes", lambda: dist.all_reduce(longer))
 

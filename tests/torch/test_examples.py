@@ -10,11 +10,12 @@ import pytest
 
 from tests.support.mpi import ROOT, environment
 from tests.test_examples import command_and_output, names, pattern
+from tests.torch.test_backend import TORCHRUN
 
 pytestmark = pytest.mark.torch
 SCRIPTS = sorted((ROOT / "examples" / "torch").glob("*.py"))
 LAUNCHERS = {
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
+    "torchrun": [*TORCHRUN, "--nproc-per-node", "2"],
     "ringreduce": [sys.executable, "-m", "ringreduce", "run", "-n", "2"],
 }
 MOST_LINES = 69
