@@ -365,8 +365,8 @@ class Collectives(Runner):
             >>> rr.spawn(lambda comm: comm.barrier(), 2)
             [None, None]
         """
+        self._meet("barrier", (), timeout_s)
         with self._queue.lock:
-            self._meet("barrier", (), timeout_s)
             self._engine.admit_barrier(self._calls.meeting("barrier", ()))
 
 

@@ -501,7 +501,7 @@ class Communicator(Collectives, PointToPoint):
     def _close(self, end_of: str = "") -> None:
         with self._queue.lock:
             call = self._calls.meeting("close", ())
-            self._engine.close(call, NOTHING, end_of)
+        self._engine.close(call, NOTHING, end_of)
         self._forget()
         self._forget_messages()
 

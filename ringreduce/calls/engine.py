@@ -153,7 +153,7 @@ class Engine:
 
     def _is_idle(self) -> bool:
         """Whether no call is under way or queued, no peer has warned, and the engine is usable."""
-        busy = self.running or self.queue.works or self._agreement.warned
+        busy = self.running or self.queue.busy or self._agreement.warned
         return not busy and self.ended is None
 
     def _on_orphaned(self) -> None:
@@ -175,7 +175,7 @@ class Engine:
         """Raise an error if no call can be made now."""
         if self.ended is not None:
             raise self.ended.with_traceback(None)
-        if self.running and not self.queue.works:
+        if self.running and not self.queue.busy:
             raise ValueError("a call from within a call, such as from a signal handler")
 
     def run_now(self, call: Call, source: Any, target: Any, timeout_s: float | None) -> None:
@@ -240,8 +240,8 @@ class Engine:
         if async_op:
             return self.queue.submit(program)
         try:
-            if self.queue.works:
-                return self.queue.submit(program).wait()
+            if self.queue.busy:
+                return self.queue.run_behind(program)
             return self.queue.run(program)
         finally:
             if stream is not None:
@@ -309,7 +309,7 @@ class Engine:
 
     def free_discarded(self) -> None:
         """Free the executables of discarded calls; do nothing if a call is under way or queued."""
-        if not self.running and not self.queue.works:
+        if not self.running and not self.queue.busy:
             self._free_discarded()
 
     def _free_discarded(self) -> None:
@@ -331,7 +331,7 @@ class Engine:
         """Admit a call to the fast path, which there is, after it was made on `array`."""
         path = self.fast_path
         assert path is not None
-        if self.queue.works:
+        if self.queue.busy:
             return
         key = key_of(collective, array.dtype, [array.shape], arguments)
         if key is not None and path.call_of(key) is None:
@@ -344,7 +344,7 @@ class Engine:
     ) -> None:
         """Admit an all-reduce of a list to the fast path after the general path has made it."""
         path = self.fast_path
-        if path is None or self.queue.works or not any(array.size for array in arrays):
+        if path is None or self.queue.busy or not any(array.size for array in arrays):
             return
         dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
         key = key_of("all_reduce", dtype, shapes, arguments, is_list=True)
@@ -362,7 +362,7 @@ class Engine:
     def admit_barrier(self, call: Call) -> None:
         """Admit a barrier to the fast path after the general path has made it."""
         path = self.fast_path
-        if path is not None and not path.has_barrier and not self.queue.works:
+        if path is not None and not path.has_barrier and not self.queue.busy:
             admitted = self._compiled_call(call, [call])
             if admitted is not None:
                 path.admit_barrier(admitted)

@@ -49,7 +49,7 @@ class PersistentCall:
         call, engine = self._call, self._engine
         with self._queue.lock:
             engine.check_usable()
-            if self._is_one_plan and not self._queue.works:
+            if self._is_one_plan and not self._queue.busy:
                 engine.run_now(call, self._source, self._target, self._timeout_s)
             else:
                 engine.run(call, self._body, self._timeout_s, stream=call.stream)

@@ -37,12 +37,15 @@ class MessageWork(Work[T]):
             operation.at_end = self._on_end
         if not operations:
             self.finish()
+            self.take_callbacks()
 
     def _on_end(self, operation: Operation) -> None:
         self._left -= 1
         if self._left == 0:
             errors = [each.error for each in self._operations if each.error is not None]
             self.finish(error=errors[0] if errors else None)
+            for callback in self.take_callbacks():
+                callback()
 
     def wait(self, timeout_s: float | None = None) -> T:
         super().wait(timeout_s)

@@ -4,6 +4,10 @@ Every call is a program: a generator that yields at each poll whether it made pr
 the call's result.  A communicator runs its programs one after another, in the order of the
 calls.  While asynchronous calls are queued, a progress thread runs them, if the transport may be
 used from a thread.  Otherwise they advance whenever the user waits for a call or asks about one.
+
+The callbacks of a call (`Work.then`) run in the thread that completed it, before any later call.  A
+call that a callback makes runs at once.  A thread attaches its callback before it makes its next
+call, so all ranks run the calls of callbacks in the same place of the order.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from ringreduce.calls.meter import Meter, MeteredLock
@@ -26,6 +32,8 @@ _AHEAD = 1900
 the interpreter."""
 _BUSY_LOOKS, _BETWEEN_LOOKS_S = 200, 1e-4
 """`wait_any` looks so often without a pause, and then again after so many seconds each."""
+_attaching = threading.Lock()
+"""Held while a callback is attached to a work, or the callbacks of a work are taken."""
 
 
 class Queue(Protocol):
@@ -65,6 +73,8 @@ class Work(Generic[T]):
         self._result: Any = None
         self._error: BaseException | None = None
         self._seen = False
+        self._callbacks: list[Callable[[Work[T]], object]] | None = []
+        """Called when the call is over; None: it is over, or about to be."""
         self.began_s: float | None = None
         """When the call began to run, on the clock of `time.perf_counter`."""
         self.seconds: float | None = None
@@ -115,6 +125,51 @@ class Work(Generic[T]):
             raise self._error.with_traceback(None)
         result: T = self._result
         return result
+
+    def then(self, callback: Callable[[Work[T]], object]) -> None:
+        """Have `callback` called once the call is over, with a result or an error.
+
+        The callback runs in the thread that completes the call, before any later call of the
+        communicator runs; at once, in this thread, if the call is over already.  It may make calls:
+        they run at once, so on all ranks they come right after this call.  A callback of a message
+        between two ranks may make none.
+
+        Args:
+            callback: a function of this Work.  `threading.excepthook` reports what it raises.
+
+        Example:
+            >>> def program(comm):
+            ...     totals = []
+            ...     work = comm.all_reduce(np.array([1, 2]), async_op=True)
+            ...     work.then(lambda work: totals.append(comm.all_reduce(work.wait(), "max")))
+            ...     comm.barrier()
+            ...     return totals
+            >>> rr.spawn(program, 2)[0]
+            [array([2, 4])]
+        """
+        with _attaching:
+            if self._callbacks is not None:
+                self._callbacks.append(callback)
+                return
+        self._call_back(callback)
+
+    def take_callbacks(self) -> list[Callable[[], None]]:
+        """Return the callbacks as functions without arguments.  Later ones run when attached.
+
+        :meta private:
+        """
+        with _attaching:
+            callbacks, self._callbacks = self._callbacks, None
+        return [partial(self._call_back, each) for each in callbacks or ()]
+
+    def _call_back(self, callback: Callable[[Work[T]], object]) -> None:
+        try:
+            callback(self)
+        except Exception as error:
+            thread = threading.current_thread()
+            threading.excepthook(
+                threading.ExceptHookArgs((type(error), error, error.__traceback__, thread))
+            )
 
     @property
     def unseen_error(self) -> BaseException | None:
@@ -204,12 +259,32 @@ class CallQueue:
         self._thread: threading.Thread | None = None
         self._failed: list[Work[Any]] = []
         self._interrupt: BaseException | None = None
+        self._calling_back: int | None = None
+        """The thread that runs the callbacks of a work; None: no thread does."""
         self._ended = False
         self._idle = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether an asynchronous call is not over, or its callbacks are not."""
+        return bool(self.works) or self._calling_back is not None
+
+    @property
+    def in_callback(self) -> bool:
+        """Whether this thread runs the callbacks of a work."""
+        return self._calling_back == threading.get_ident()
+
     def submit(self, program: Program) -> Work[Any]:
-        """Queue a program behind all others, and return its Work.  The caller holds the lock."""
+        """Queue a program behind all others, and return its Work.  The caller holds the lock.
+
+        In a callback the program runs at once.
+        """
         work: Work[Any] = Work(self, program)
+        if self.in_callback:
+            with self.unlocked():
+                while not self._poll(work, self._spins, ahead=0):
+                    pass
+            return work
         self.works.append(work)
         if self._threads:
             with self._arrived:
@@ -236,6 +311,25 @@ class CallQueue:
         except StopIteration as end:
             return end.value
 
+    def run_behind(self, program: Program) -> Any:
+        """Run a program behind all others, and return its result.  The caller holds the lock.
+
+        The lock is free meanwhile, as callbacks of the works before may make calls.
+        """
+        work = self.submit(program)
+        with self.unlocked():
+            return work.wait()
+
+    @contextmanager
+    def unlocked(self) -> Iterator[None]:
+        """Release the lock, which the caller holds once, for a while."""
+        lock = self.lock
+        lock.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            lock.__enter__()
+
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
         if self._meter is None:
@@ -244,13 +338,13 @@ class CallQueue:
             return self._wait_for(completed, timeout_s)
 
     def _wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
-        if self._threads:
+        if self._threads and not self.in_callback:
             return completed.wait(timeout_s)
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not completed.is_set():
             if end is not None and time.monotonic() > end:
                 return False
-            self.advance()
+            self._advance()
         return True
 
     def begin_meter(self) -> None:
@@ -269,9 +363,11 @@ class CallQueue:
 
     def advance(self) -> None:
         """Without a progress thread: run the first work until it waits for another rank."""
-        if self._threads:
-            return
-        with self.lock:
+        if not self._threads:
+            self._advance()
+
+    def _advance(self) -> None:
+        with nullcontext() if self.in_callback else self.lock:
             if self.works:
                 self._poll(self.works[0], self._spins, ahead=0)
 
@@ -285,9 +381,12 @@ class CallQueue:
         self._interrupt = None
 
     def drain(self) -> None:
-        """Wait until every work is over.  The caller holds the lock."""
-        for work in list(self.works):
-            self.wait_for(work.completed, None)
+        """Wait until every work and its callbacks are over.  The caller holds the lock."""
+        with self.unlocked():
+            for work in list(self.works):
+                self.wait_for(work.completed, None)
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._calling_back is None or self.in_callback)
 
     def close(self) -> None:
         """Let the thread end; no work is queued, and none will be."""
@@ -301,6 +400,7 @@ class CallQueue:
         The works are the parent's.  In the child they end with `error`.
         """
         self.lock, self._arrived = threading.RLock(), threading.Condition()
+        self._calling_back = None
         works, self._thread, self._failed = list(self.works), None, []
         self.works.clear()
         for work in works:
@@ -340,8 +440,19 @@ class CallQueue:
             result, error = None, raised
             self._failed = [work, *(failed for failed in self._failed if failed.unseen_error)]
         self._idle = 0
-        self.works.popleft()
+        callbacks = work.take_callbacks()
+        before = self._calling_back
+        if callbacks:
+            self._calling_back = threading.get_ident()
+        if self.works and self.works[0] is work:
+            self.works.popleft()
         work.finish(result, error)
+        for callback in callbacks:
+            callback()
+        if callbacks:
+            with self._arrived:
+                self._calling_back = before
+                self._arrived.notify_all()
         return True
 
     def _pause(self, program: Program, idle: int, ahead: int) -> None:

@@ -102,7 +102,7 @@ class Runner:
             result = None if call.shape is None else target if out is None else out
         if timeout_s is not None:
             check_timeout(_name(call), timeout_s)
-        if async_op or call.converts or call.stream is not None or self._queue.works:
+        if async_op or call.converts or call.stream is not None or self._queue.busy:
 
             def body(header: bytes) -> Body:
                 yield from move(self._engine, call, array, target, header)

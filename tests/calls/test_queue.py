@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 import ringreduce as rr
@@ -65,6 +66,32 @@ def test_without_a_thread_calls_advance_when_somebody_waits_or_asks(program):
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
 def test_over_mpi(mpi, level):
     assert mpi.run_ok("works", 3, level, timeout_s=100) == ["done"] * 3
+
+
+def test_an_error_in_a_callback_is_reported_and_no_more(monkeypatch):
+    reports = []
+    monkeypatch.setattr(threading, "excepthook", reports.append)
+
+    def program(comm):
+        work, seen = comm.all_reduce(1, async_op=True), []
+        work.then(lambda work: 1 // 0)
+        work.then(lambda work: seen.append(work.wait()))
+        assert comm.all_reduce(1) == 2
+        return seen
+
+    assert rr.spawn(program, 2, timeout_s=20) == [[2], [2]]
+    assert [report.exc_type for report in reports] == [ZeroDivisionError] * 2
+
+
+def test_close_waits_for_the_calls_of_callbacks():
+    def program(comm):
+        seen = []
+        with comm.split(0) as part:
+            work = part.all_reduce(np.ones(10_000), async_op=True)
+            work.then(lambda work: seen.append(part.all_reduce(work.wait(), "max")[0]))
+        return seen
+
+    assert rr.spawn(program, 3, timeout_s=20) == [[3]] * 3
 
 
 def test_leaving_breaks_off_what_is_in_line():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 from dataclasses import replace
 
 import mpi4py
@@ -242,7 +243,65 @@ def messages_between_calls_in_line(comm: rr.Communicator) -> None:
                 assert comm.recv(np.empty(5), 0).sum() == 5
 
 
+def calls_of_callbacks_come_in_one_order(comm: rr.Communicator) -> None:
+    """Each rank attaches callbacks before or after the end of their calls, as it happens."""
+    random.seed(comm.rank)
+    sums, n = [], comm.size
+
+    def twice(work: rr.Work[np.ndarray]) -> None:
+        first = comm.all_reduce(work.wait(), "max")
+        again = comm.all_reduce(first, async_op=True)
+        again.then(lambda work: sums.append(comm.all_reduce(work.wait(), "min")))
+
+    works = []
+    for number in range(30):
+        works.append(comm.all_reduce(ramp(comm, COUNTS[number % 3], number), async_op=True))
+        time.sleep(random.choice([0, 0, 1e-3]))
+        works[-1].then(twice)
+        if number % 7 == 0:  # behind the calls of the callbacks
+            assert comm.all_reduce(number) == n * number
+    comm.barrier()
+    expected = [n * total(comm, COUNTS[number % 3], number) for number in range(30)]
+    assert all(np.array_equal(*pair) for pair in zip(sums, expected, strict=True))
+
+
+def a_callback_waits_for_a_later_call(comm: rr.Communicator) -> None:
+    later: list[rr.Work[np.ndarray]] = []
+    found = []
+
+    def wait(_: object) -> None:
+        while not later:
+            time.sleep(1e-3)
+        found.append(later[0].wait(timeout_s=10).item())
+
+    work = comm.all_reduce(ramp(comm, 60_001), async_op=True)
+    if work._queue._threads:  # else no thread runs the callback while this one goes on
+        work.then(wait)
+        later.append(comm.all_reduce(1, async_op=True))
+        comm.barrier()
+        assert found == [comm.size]
+
+
+def callbacks_of_messages(comm: rr.Communicator) -> None:
+    seen = []
+    if comm.rank == 0:
+        work: rr.Work = comm.send(np.arange(3), 1, async_op=True)
+        work.then(lambda work: seen.append("sent"))
+        work.wait()
+    elif comm.rank == 1:
+        work = comm.recv(np.empty(3, int), 0, async_op=True)
+        work.then(lambda work: seen.append(work.wait().sum()))
+        work.wait()
+    end = time.monotonic() + 10  # a callback may be about to run when the wait is over
+    while comm.rank < 2 and not seen and time.monotonic() < end:
+        time.sleep(1e-3)
+    assert seen == [["sent"], [3], []][min(comm.rank, 2)]
+
+
 PROGRAMS = [
+    calls_of_callbacks_come_in_one_order,
+    a_callback_waits_for_a_later_call,
+    callbacks_of_messages,
     messages_between_calls_in_line,
     many_in_flight,
     in_place_and_in_order,
