@@ -349,12 +349,17 @@ class Collectives(Runner):
             check_selectors("all_to_all", algorithm=algorithm)
         return self._make(Calls.all_to_all, array, (algorithm,), out, timeout_s, async_op)
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
+    def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
         """Wait until every rank has called `barrier`.
 
         Args:
+            async_op: as for `all_reduce`: True returns a `Work`, which is over when every rank has
+                called `barrier`.
             timeout_s: seconds without any progress until PeerTimeoutError; None: the
                 communicator's.
+
+        Returns:
+            None, or a `Work` if `async_op`.
 
         Raises:
             ValueError: `timeout_s` is not above 0.
@@ -365,9 +370,10 @@ class Collectives(Runner):
             >>> rr.spawn(lambda comm: comm.barrier(), 2)
             [None, None]
         """
-        self._meet("barrier", (), timeout_s)
+        work = self._meet("barrier", (), timeout_s, async_op)
         with self._queue.lock:
             self._engine.admit_barrier(self._calls.meeting("barrier", ()))
+        return work if async_op else None
 
 
 def _at_least_1d(array: np.ndarray) -> np.ndarray:

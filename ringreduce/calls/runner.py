@@ -290,11 +290,13 @@ class Runner:
         name: str,
         arguments: tuple[tuple[str, str], ...],
         timeout_s: float | None = None,
-    ) -> None:
+        async_op: bool = False,
+    ) -> Any:
         """Make a barrier with a name of its own, and compare `arguments` between all ranks."""
         with self._queue.lock:
             self._engine.check_usable()
-            self._run(self._calls.meeting(name, arguments), NOTHING, None, timeout_s, False)
+            call = self._calls.meeting(name, arguments)
+            return self._run(call, NOTHING, None, timeout_s, async_op)
 
 
 def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import ringreduce as rr
 from ringreduce.torch.profiles import profiled
 from ringreduce.torch.sparse import all_reduce_sparse
 from ringreduce.torch.tensors import array_of, check_list, flat
-from ringreduce.torch.works import Finished, FromAnyRank, UnderWay, seconds_of
+from ringreduce.torch.works import Finished, FromAnyRank, Message, UnderWay, seconds_of
 
 _PREMUL_SUM = dist.ReduceOp.RedOpType.PREMUL_SUM
 _OPS = {
@@ -101,17 +102,16 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     @profiled("all_reduce")
     def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
+        timeout_s, is_async, calls = seconds_of(opts.timeout), opts.asyncOp, []
         for tensor in tensors:
             if tensor.is_sparse:
-                timeout_s = seconds_of(opts.timeout)
                 all_reduce_sparse(self.comm, tensor, opts.reduceOp.op, timeout_s)
                 continue
             x = array_of("all_reduce", tensor, writes=True, reduces=True)
             self._prepare(opts.reduceOp, x)
-            self.comm.all_reduce(
-                x, _op(opts.reduceOp, x), out=x, timeout_s=seconds_of(opts.timeout)
-            )
-        return _over(opts, tensors)
+            op = _op(opts.reduceOp, x)
+            calls += [self.comm.all_reduce(x, op, out=x, timeout_s=timeout_s, async_op=is_async)]
+        return _work(opts, tensors, calls)
 
     @profiled("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:
@@ -120,24 +120,27 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         for x in xs:
             self._prepare(opts.reduceOp, x)
             by_op.setdefault(_op(opts.reduceOp, x), []).append(x)
-        for op, alike in by_op.items():
-            self.comm.all_reduce(alike, op, out=alike, timeout_s=seconds_of(opts.timeout))
-        return _over(opts, tensors)
+        calls = [
+            self.comm.all_reduce(alike, op, out=alike, **_how(opts)) for op, alike in by_op.items()
+        ]
+        return _work(opts, tensors, calls)
 
     @profiled("reduce")
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
+        calls = []
         for tensor in tensors:
             x = array_of("reduce", tensor, writes=True, reduces=True)
             self._prepare(opts.reduceOp, x)
             out = x if opts.rootRank == self._rank else None
             op = _op(opts.reduceOp, x)
-            self.comm.reduce(x, opts.rootRank, op, out=out, timeout_s=seconds_of(opts.timeout))
-        return _over(opts, tensors)
+            calls += [self.comm.reduce(x, opts.rootRank, op, out=out, **_how(opts))]
+        return _work(opts, tensors, calls)
 
     @profiled("reduce_scatter")
     def reduce_scatter(
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any
     ) -> Any:
+        calls, outs = [], []
         for output, pieces in zip(outputs, inputs, strict=True):
             check_list("reduce_scatter", pieces, self._size, "input_list")
             views = [
@@ -145,11 +148,26 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             ]
             out = array_of("reduce_scatter", output, writes=True)
             _check_alike("reduce_scatter", [*views, out])
-            self._reduce_scatter(np.concatenate([view.reshape(-1) for view in views]), out, opts)
-        return _over(opts, outputs)
+            x = np.concatenate([view.reshape(-1) for view in views])
+            calls += [self._reduce_scatter(x, out, opts)]
+            outs += [out]
+        return _work(opts, outputs, calls, partial(_deliver_each, outs))
 
     @profiled("reduce_scatter")
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return _work(opts, [output], [self._reduce_scatter_single(output, input, opts)])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @profiled("reduce_scatter")
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
+    ) -> Any:
+        return _work(opts, outputs, _each(self._reduce_scatter_single, outputs, inputs, opts))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
         x = flat("reduce_scatter", input, writes=False, reduces=True)
         out = flat("reduce_scatter", output, writes=True)
         if x.size != self._size * out.size:
@@ -157,29 +175,18 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                 f"reduce_scatter: the input has {x.size} elements, and the output {out.size}; "
                 f"the input needs {self._size} times as many"
             )
-        self._reduce_scatter(x, out, opts)
-        return _over(opts, [output])
+        return self._reduce_scatter(x, out, opts)
 
-    _reduce_scatter_base = reduce_scatter_single
+    def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, opts: Any) -> Any:
+        """Reduce `x`; write this rank's part to `out`, which may be a part of `x`, if contiguous.
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
-    ) -> Any:
-        return _each(self.reduce_scatter_single, outputs, inputs, opts)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, opts: Any) -> None:
-        """Reduce `x`, and write this rank's part to `out`, which may be a part of `x`."""
+        Returns the part, or its Work.
+        """
         if opts.reduceOp.op == _PREMUL_SUM:
             x = x.copy()
         self._prepare(opts.reduceOp, x)
-        op = _op(opts.reduceOp, x)
-        if out.flags.c_contiguous:
-            self.comm.reduce_scatter(x, op, out=out.reshape(-1), timeout_s=seconds_of(opts.timeout))
-        else:
-            part = self.comm.reduce_scatter(x, op, timeout_s=seconds_of(opts.timeout))
-            out[...] = part.reshape(out.shape)
+        into = out.reshape(-1) if out.flags.c_contiguous else None
+        return self.comm.reduce_scatter(x, _op(opts.reduceOp, x), out=into, **_how(opts))
 
     def _prepare(self, op: Any, x: np.ndarray) -> None:
         """Multiply `x` by the factor of PREMUL_SUM."""
@@ -191,13 +198,15 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     @profiled("broadcast")
     def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
+        calls = []
         for tensor in tensors:
             x = array_of("broadcast", tensor, writes=opts.rootRank != self._rank)
-            self.comm.broadcast(x, opts.rootRank, out=x, timeout_s=seconds_of(opts.timeout))
-        return _over(opts, tensors)
+            calls += [self.comm.broadcast(x, opts.rootRank, out=x, **_how(opts))]
+        return _work(opts, tensors, calls)
 
     @profiled("all_gather")
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
+        calls, every = [], []
         for pieces, input in zip(outputs, inputs, strict=True):
             check_list("all_gather", pieces, self._size, "tensor_list")
             x = array_of("all_gather", input, writes=False).reshape(-1)
@@ -208,11 +217,10 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                     f"tensor_list {outs[self._rank].size}"
                 )
             counts = [out.size for out in outs]
-            found: np.ndarray = self.comm.all_gather(
-                x, counts=counts, timeout_s=seconds_of(opts.timeout)
-            )
-            _deliver(found, outs)
-        return _over(opts, [each for pieces in outputs for each in pieces])
+            calls += [self.comm.all_gather(x, counts=counts, **_how(opts))]
+            every += [outs]
+        tensors = [each for pieces in outputs for each in pieces]
+        return _work(opts, tensors, calls, partial(_deliver_all, every))
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any
@@ -221,6 +229,19 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     @profiled("all_gather")
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return _work(opts, [output], [self._all_gather_single(output, input, opts)])
+
+    _allgather_base = all_gather_single
+
+    @profiled("all_gather")
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
+    ) -> Any:
+        return _work(opts, outputs, _each(self._all_gather_single, outputs, inputs, opts))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
         x = flat("all_gather", input, writes=False)
         out = flat("all_gather", output, writes=True)
         if out.size != self._size * x.size:
@@ -228,18 +249,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                 f"all_gather: the input has {x.size} elements, and the output {out.size}; "
                 f"the output needs {self._size} times as many"
             )
-        counts = [x.size] * self._size
-        self.comm.all_gather(x, counts=counts, out=out, timeout_s=seconds_of(opts.timeout))
-        return _over(opts, [output])
-
-    _allgather_base = all_gather_single
-
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
-    ) -> Any:
-        return _each(self.all_gather_single, outputs, inputs, opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+        return self.comm.all_gather(x, counts=[x.size] * self._size, out=out, **_how(opts))
 
     @profiled("gather")
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
@@ -250,12 +260,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             (pieces,) = outputs
             check_list("gather", pieces, self._size, "gather_list")
             outs = [array_of("gather", each, writes=True) for each in pieces]
-        found: np.ndarray | None = self.comm.gather(
-            x, opts.rootRank, timeout_s=seconds_of(opts.timeout)
-        )
-        if found is not None:
-            _deliver(found, outs)
-        return _over(opts, [each for pieces in outputs for each in pieces])
+        call = self.comm.gather(x, opts.rootRank, **_how(opts))
+        tensors = [each for pieces in outputs for each in pieces]
+        return _work(opts, tensors, [call], partial(_deliver, outs) if outs else None)
 
     @profiled("scatter")
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> Any:
@@ -268,11 +275,8 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             views = [array_of("scatter", each, writes=False) for each in pieces]
             _check_alike("scatter", [*views, out])
             whole = np.concatenate([view.reshape(-1) for view in views])
-        found: np.ndarray = self.comm.scatter(
-            whole, opts.rootRank, timeout_s=seconds_of(opts.timeout)
-        )
-        out[...] = found.reshape(out.shape)
-        return _over(opts, outputs)
+        call = self.comm.scatter(whole, opts.rootRank, **_how(opts))
+        return _work(opts, outputs, [call], partial(_deliver, [out]))
 
     @profiled("all_to_all")
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
@@ -281,7 +285,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         xs = [array_of("all_to_all", each, writes=False).reshape(-1) for each in inputs]
         outs = [array_of("all_to_all", each, writes=True) for each in outputs]
         self._exchange(xs, outs, opts)
-        return _over(opts, outputs)
+        return _work(opts, outputs)
 
     @profiled("all_to_all")
     def all_to_all_single(
@@ -290,14 +294,12 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         x = array_of("all_to_all", input, writes=False)
         out = array_of("all_to_all", output, writes=True)
         if not output_splits and not input_splits and _can_be_cut(x, out, self._size):
-            self.comm.all_to_all(
-                x.reshape(-1), out=out.reshape(-1), timeout_s=seconds_of(opts.timeout)
-            )
-            return _over(opts, [output])
+            call = self.comm.all_to_all(x.reshape(-1), out=out.reshape(-1), **_how(opts))
+            return _work(opts, [output], [call])
         xs = _pieces(x, input_splits, self._size, "input")
         outs = _pieces(out, output_splits, self._size, "output")
         self._exchange([each.reshape(-1) for each in xs], outs, opts)
-        return _over(opts, [output])
+        return _work(opts, [output])
 
     alltoall_base = all_to_all_single
 
@@ -325,13 +327,13 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         x = array_of("send", tensor, writes=False).reshape(-1)
-        return UnderWay(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
+        return Message(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
 
     @profiled("recv")
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         out = flat("recv", tensor, writes=True)
-        return UnderWay(self.comm.recv(out, peer, tag, async_op=True), tensors, peer)
+        return Message(self.comm.recv(out, peer, tag, async_op=True), tensors, peer)
 
     @profiled("recv")
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
@@ -342,8 +344,10 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     @profiled("barrier")
     def barrier(self, opts: Any = None) -> Any:
-        self.comm.barrier(timeout_s=None if opts is None else seconds_of(opts.timeout))
-        return _DONE
+        if opts is None:
+            opts = dist.BarrierOptions()
+            opts.asyncOp = False
+        return _work(opts, [], [self.comm.barrier(**_how(opts))])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         # The error of a barrier names all ranks that are missing, with `wait_all_ranks` or without.
@@ -361,18 +365,35 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 _LONGEST_S = float(threading.TIMEOUT_MAX)
 
 
-def _over(opts: Any, tensors: Sequence[Any]) -> Any:
-    """Return the Work of a call that is over: a Work of its own only if the caller asks for one."""
-    return Finished(tensors) if opts.asyncOp else _DONE
+def _how(opts: Any) -> dict[str, Any]:
+    """Return what torch's options ask of a call: its timeout, and whether to wait for it."""
+    return {"timeout_s": seconds_of(opts.timeout), "async_op": opts.asyncOp}
+
+
+def _work(
+    opts: Any,
+    tensors: Sequence[Any],
+    calls: Sequence[Any] = (),
+    deliver: Callable[..., None] | None = None,
+) -> Any:
+    """Return the Work of calls on tensors.
+
+    `calls` are their results, or their Works if torch does not wait at once.  `deliver` copies the
+    results to the tensors.
+    """
+    if opts.asyncOp:
+        return UnderWay(calls, tensors, deliver)
+    if deliver is not None:
+        deliver(*calls)
+    return _DONE
 
 
 def _each(
     call: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
-) -> Any:
+) -> list[Any]:
     """Make a call of one output and one input for each pair."""
-    for output, input in zip(outputs, inputs, strict=True):
-        call(output, input, opts)
-    return _over(opts, outputs)
+    pairs = zip(outputs, inputs, strict=True)
+    return [call(output, input, opts) for output, input in pairs]
 
 
 def _op(op: Any, x: np.ndarray) -> str:
@@ -416,9 +437,22 @@ def _pieces(
     return np.split(array, np.cumsum(lengths)[:-1])
 
 
-def _deliver(found: np.ndarray, outs: Sequence[np.ndarray]) -> None:
+def _deliver(outs: Sequence[np.ndarray], found: np.ndarray) -> None:
     """Copy the parts of `found` to `outs`, one after another."""
     begin = 0
     for out in outs:
         out[...] = found[begin : begin + out.size].reshape(out.shape)
         begin += out.size
+
+
+def _deliver_all(every: Sequence[Sequence[np.ndarray]], *found: np.ndarray) -> None:
+    """Copy the parts of each result to its list of arrays."""
+    for outs, result in zip(every, found, strict=True):
+        _deliver(outs, result)
+
+
+def _deliver_each(outs: Sequence[np.ndarray], *parts: np.ndarray) -> None:
+    """Copy each part to its array, unless it is there."""
+    for out, part in zip(outs, parts, strict=True):
+        if not out.flags.c_contiguous:
+            out[...] = part.reshape(out.shape)

@@ -1,7 +1,9 @@
-"""Subclasses of torch's Work: of a call that is over, and of messages between two ranks."""
+"""Subclasses of torch's Work: of calls that are over or under way, and of messages."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +46,64 @@ class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
         future: Any = torch.futures.Future()
         future.set_result(list(self._tensors))
         return future
+
+
+class UnderWay(dist._Work):  # type: ignore[misc]
+    """The Work of collectives that a thread of the group makes, one after another."""
+
+    def __init__(
+        self, works: Sequence[Any], tensors: Any, deliver: Callable[..., None] | None = None
+    ) -> None:
+        """Keep the Works of the calls; `deliver` gets their results once they are over."""
+        super().__init__()
+        self._works, self._tensors, self._deliver = works, tensors, deliver
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._future: Any = None
+
+    def wait(self, timeout: Any = None) -> bool:
+        timeout_s = seconds_of(timeout)
+        try:
+            results = [work.wait(timeout_s) for work in self._works]
+        except TimeoutError:
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+        with self._lock:
+            deliver, self._deliver = self._deliver, None
+            if deliver is not None:
+                deliver(*results)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.done() for work in self._works)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        errors = (work.unseen_error for work in self._works)
+        return self._error or next((error for error in errors if error is not None), None)
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return list(self._tensors)
+
+    def get_future(self) -> Any:
+        """Return a future that the thread completes which makes the calls."""
+        if self._future is None:
+            # An error becomes torch's own only if a function raises it within `then`.
+            over: Any = torch.futures.Future()
+            self._future = over.then(lambda _: self.result())
+            if self._works:
+                self._works[-1].then(lambda _: over.set_result(None))
+            else:
+                over.set_result(None)
+        return self._future
 
 
 class _Message(dist._Work):  # type: ignore[misc]
@@ -105,7 +165,7 @@ class FromAnyRank(_Message):
         return None
 
 
-class UnderWay(_Message):
+class Message(_Message):
     """A send to one rank, or a receive from one rank."""
 
     def __init__(self, work: Any, tensors: Any, source: int) -> None:

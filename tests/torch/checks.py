@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -281,9 +282,78 @@ def a_work_has_a_result_and_a_future() -> None:
     same(work.result()[0], sum(everybodys(3)))
 
 
+def asynchronous_calls_on_two_groups_come_in_any_order() -> None:
+    groups = [dist.new_group(), dist.new_group()]
+    tensors = [mine(5), mine(100_000)]
+    works = {}
+    for number in (0, 1) if rank() % 2 else (1, 0):
+        works[number] = dist.all_reduce(tensors[number], group=groups[number], async_op=True)
+    for number, tensor in enumerate(tensors):
+        assert works[number].wait(timedelta(seconds=20))
+        same(tensor, sum(everybodys(*tensor.shape)))
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def a_group_ends_after_the_calls_under_way() -> None:
+    before = set(threading.enumerate())
+    group = dist.new_group()
+    tensors = [mine(10_000) for _ in range(20)]
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group, async_op=True)
+    threads = set(threading.enumerate()) - before
+    assert threads
+    dist.destroy_process_group(group)
+    for tensor in tensors:
+        same(tensor, sum(everybodys(10_000)))
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def an_error_comes_out_of_wait_and_of_the_future() -> None:
+    work = dist.all_reduce(torch.ones(3 + rank()), async_op=True)
+    future = work.get_future()
+    raises(rr.MismatchError, "rank 1", work.wait)
+    raises(RuntimeError, "MismatchError", future.wait)
+    assert isinstance(work.exception(), rr.MismatchError)
+    assert not work.is_success()
+    x = mine(3)
+    dist.all_reduce(x)
+    same(x, sum(everybodys(3)))
+
+
+def a_call_from_a_future_runs_before_later_calls() -> None:
+    found = []
+
+    def squares(future: Any) -> Any:
+        (total,) = future.value()
+        dist.all_reduce(total.square_())
+        found.append(total.clone())
+        return total
+
+    futures = []
+    for number in range(10):
+        work = dist.all_reduce(mine(2000) + number, async_op=True)
+        futures.append(work.get_future().then(squares))
+        time.sleep(random.choice([0, 1e-3]))
+    last = mine(2)
+    dist.all_reduce(last)
+    for number, future in enumerate(futures):
+        same(future.wait(), size() * sum(each + number for each in everybodys(2000)) ** 2)
+    same(last, sum(everybodys(2)))
+    assert len(found) == 10
+
+
 def barriers() -> None:
     dist.barrier()
     dist.barrier(async_op=True).wait()
+    later = dist.barrier(async_op=True)
+    if rank() == 0:
+        dist.send(mine(1), 1)
+    elif rank() == 1:
+        dist.recv(torch.empty(1), 0)
+    later.wait()
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
 
 
@@ -608,6 +678,10 @@ CHECKS = [
     messages_between_neighbours,
     messages_from_any_rank,
     a_work_has_a_result_and_a_future,
+    asynchronous_calls_on_two_groups_come_in_any_order,
+    a_group_ends_after_the_calls_under_way,
+    an_error_comes_out_of_wait_and_of_the_future,
+    a_call_from_a_future_runs_before_later_calls,
     barriers,
     registered_memory,
     groups_of_some_ranks,
