@@ -353,6 +353,16 @@ class Communicator(Collectives, PointToPoint):
         """
         return self._queue.end_meter()
 
+    def begin_calls_here(self, seconds: float) -> None:
+        """Run asynchronous calls in the caller's thread until they wait `seconds` for other ranks.
+
+        Then the progress thread goes on with them.  0: it begins them, too.  For hosts without a
+        core for that thread.
+
+        :meta private:
+        """
+        self._queue.begins_here_s = seconds
+
     def replace_world(self) -> None:
         """Have `init` without `mpi_comm` return a communicator of these ranks from now on.
 

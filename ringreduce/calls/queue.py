@@ -263,6 +263,9 @@ class CallQueue:
         """The thread that runs the callbacks of a work; None: no thread does."""
         self._ended = False
         self._idle = 0
+        self.begins_here_s = 0.0
+        """An asynchronous call runs in the caller's thread until it has waited for so many seconds
+        for other ranks.  0: it runs in the progress thread from the beginning."""
 
     @property
     def busy(self) -> bool:
@@ -285,6 +288,8 @@ class CallQueue:
                 while not self._poll(work, self._spins, ahead=0):
                     pass
             return work
+        if self.begins_here_s and not self.busy and self._ends_here(work):
+            return work
         self.works.append(work)
         if self._threads:
             with self._arrived:
@@ -299,6 +304,23 @@ class CallQueue:
         else:
             self.advance()
         return work
+
+    def _ends_here(self, work: Work[Any]) -> bool:
+        """Run a work in this thread until it is over or waits too long; return whether it is over.
+
+        The caller holds the lock, and no call is queued.
+        """
+        end = 0.0
+        while not self._poll(work, self._spins, ahead=0):
+            now = time.monotonic()
+            if not self._idle or not end:
+                end = now + self.begins_here_s
+            if now > end:
+                return False
+        error = work.unseen_error
+        if error is not None and not isinstance(error, Exception):
+            raise error  # such as KeyboardInterrupt, which is for this thread
+        return True
 
     def run(self, program: Program) -> Any:
         """Run a program at once and return its result; no call is queued."""

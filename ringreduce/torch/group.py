@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,6 +33,10 @@ _OF_BOOLS = {"sum": "or", "prod": "and"}
 """The ops for arrays of truth values, in place of arithmetic."""
 _PIECES_TAG = 1 << 30
 """The tag of the messages of `alltoall`, above the tags of torch's send and recv."""
+_WAITS_S = 0.01
+"""Seconds that an asynchronous call waits for other ranks in the caller's thread, where ranks have
+no second core each.  Training is faster so than by a thread that takes a core from the backward
+pass; and a call that waits longer may be behind one of another group."""
 _DONE = Finished()
 
 
@@ -49,6 +54,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         self.comm: rr.Communicator = rr.init(
             rendezvous=options.store, rank=rank, size=size, timeout_s=min(seconds, _LONGEST_S)
         )
+        ranks = max(size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if len(os.sched_getaffinity(0)) < 2 * ranks:
+            self.comm.begin_calls_here(_WAITS_S)
         self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = options.group_id, "undefined"
 
