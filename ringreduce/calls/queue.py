@@ -137,6 +137,9 @@ class Work(Generic[T]):
         Args:
             callback: a function of this Work.  `threading.excepthook` reports what it raises.
 
+        Raises:
+            TypeError: `callback` is not callable.
+
         Example:
             >>> def program(comm):
             ...     totals = []
@@ -147,6 +150,8 @@ class Work(Generic[T]):
             >>> rr.spawn(program, 2)[0]
             [array([2, 4])]
         """
+        if not callable(callback):
+            raise TypeError(f"then: callback is {callback!r}; pass a function of the Work")
         with _attaching:
             if self._callbacks is not None:
                 self._callbacks.append(callback)
