@@ -179,13 +179,17 @@ class SharedMemory:
 
     def _slices(self, plan: Plan, single_copy: bool) -> list[Instructions] | None:
         """Return this rank's instructions for each slice of a plan; None if a slice has none."""
-        plans = [plan.of(rank) for rank in range(len(self._peers) + 1)]
+        plans = [plan.of(rank) for rank in range(0 if plan.moves else len(self._peers) + 1)]
         slices = []
         for index in range(plan.slices):
-            every = [each.slice(index) for each in plans]
-            instructions = instructions_of(
-                every, self._rank, plan.itemsize, single_copy, plan.in_place
-            )
+            instructions: Instructions | None
+            if plan.moves is not None:
+                instructions = plan.moves.instructions(index, single_copy)
+            else:
+                every = [each.slice(index) for each in plans]
+                instructions = instructions_of(
+                    every, self._rank, plan.itemsize, single_copy, plan.in_place
+                )
             if instructions is None or instructions.slot_bytes > layout.MAX_STAGED_BYTES:
                 return None
             slices.append(instructions)
