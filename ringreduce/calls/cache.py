@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.calls.arguments import (
+    Matrix,
     array_text,
     as_counts,
+    as_row_or_matrix,
     check_counts,
+    check_matrix,
     check_root,
     check_selectors,
     check_wire,
@@ -24,8 +28,15 @@ from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device
 from ringreduce.devices.cpu import OPS
 from ringreduce.errors import did_you_mean
+from ringreduce.planning.one_step import OneStep, one_step
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
-from ringreduce.planning.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
+from ringreduce.planning.select import (
+    STAGED_BYTES,
+    priced_bytes,
+    resolve,
+    slice_count,
+    slices_in_flight,
+)
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.topology import Topology
 
@@ -36,7 +47,7 @@ PLANNED: dict[str, dict[str, Any]] = {
     "broadcast": {"root": 0, "algorithm": "auto"},
     "all_gather": {"counts": None, "algorithm": "auto"},
     "gather": {"root": 0, "counts": None, "algorithm": "auto"},
-    "all_to_all": {"algorithm": "auto"},
+    "all_to_all": {"counts": None, "algorithm": "auto"},
 }
 """The arguments of each collective that is one plan, with their defaults."""
 
@@ -66,6 +77,10 @@ class Calls:
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
         self.config, self.device = config, device
+        self._chosen: dict[tuple[str, int], str] = {}
+        """Collective, and bytes rounded up to a power of two -> the algorithm of "auto"."""
+        self._one_steps: dict[str, OneStep | None] = {}
+        """Algorithm of the library -> the messages of its all-to-all, if they are one step."""
         self._kept: dict[Any, Any] = {}
         self._uses = 0
 
@@ -228,12 +243,18 @@ class Calls:
         source = np.empty(shape if self.rank == root else 0, dtype)
         return self._call(signature, plan, source, (counts[self.rank], *shape[1:]), dtype)
 
-    def all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
-        key = ("all_to_all", array.dtype, array.shape, algorithm)
-        return self._get(key, self._all_to_all, array, algorithm)
+    def all_to_all(self, array: np.ndarray, counts: Matrix | None, algorithm: str) -> Call:
+        """Row i of `counts` has the first dimensions of what rank i sends to each rank.
 
-    def _all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
+        None: equal pieces.
+        """
+        key = ("all_to_all", array.dtype, array.shape, counts, algorithm)
+        return self._get(key, self._all_to_all, array, counts, algorithm)
+
+    def _all_to_all(self, array: np.ndarray, counts: Matrix | None, algorithm: str) -> Call:
         check_movable("all_to_all", array.dtype)
+        if counts is not None:
+            return self._all_to_all_of_counts(array, counts, algorithm)
         if array.ndim == 0 or array.shape[0] % self.size:
             raise ValueError(
                 f"all_to_all: the array has shape {array.shape}; "
@@ -243,6 +264,38 @@ class Calls:
         plan = self._parts("all_to_all", algorithm, [piece] * self.size**2, array.dtype)
         signature = _signature("all_to_all", array_text(array), algorithm)
         return self._call(signature, plan, array, array.shape, array.dtype)
+
+    def all_to_all_told(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
+        """Return the all-to-all of counts that the ranks have told each other.
+
+        A program may have other counts in each call, so only the latest ones are cached.
+        """
+        key = ("all_to_all told", array.dtype, array.shape[1:], algorithm)
+        latest = self._kept.get(key)
+        if latest is not None and latest.counts != counts:
+            self._free(self._kept.pop(key))
+        how = array, counts, algorithm, Signature("all_to_all", ())
+        return self._get(key, self._all_to_all_of_counts, *how)
+
+    def _all_to_all_of_counts(
+        self,
+        array: np.ndarray,
+        counts: Matrix,
+        algorithm: str,
+        signature: Signature | None = None,
+    ) -> Call:
+        """Plan an all-to-all of counts.  None: with a signature of these counts."""
+        if signature is None:
+            check_matrix("all_to_all", array, counts, self.rank, self.size)
+            text = array_text(array, first=False)
+            signature = _signature("all_to_all", text, algorithm, counts=str(counts))
+        row = prod(array.shape[1:])
+        elements = [count * row for each in counts for count in each]
+        plan = self._parts("all_to_all", algorithm, elements, array.dtype)
+        shape = (sum(row[self.rank] for row in counts), *array.shape[1:])
+        call = self._call(signature, plan, array, shape, array.dtype)
+        call.counts = counts
+        return call
 
     # --- first calls of a gather, scatter or split, and meetings ---
 
@@ -254,9 +307,9 @@ class Calls:
         root: int | None = None,
         memory_kind: tuple[tuple[str, str], ...] = (),
     ) -> Call:
-        """Return the all-gather before a gather of unknown counts: two integers of every rank.
+        """Return the all-gather before a gather or an all-to-all whose counts ranks do not know.
 
-        Its signature is that of the gather.
+        Its signature is that of the collective.
         """
         kind = array.dtype, array.shape[1:]
         key = ("exchange counts", collective, *kind, algorithm, root, type(root), memory_kind)
@@ -278,10 +331,11 @@ class Calls:
         resolve(collective, algorithm, self.nodes, array.nbytes, self.config)
         text = array_text(array, first=False)
         rooted = {} if root is None else {"root": str(root)}
-        signature = _signature(collective, text, algorithm, **rooted, counts="None")
-        return self._row_of_each(
-            Signature(collective, (*signature.arguments, *memory_kind)), _TWO_INTEGERS
-        )
+        unknown = "a row" if collective == "all_to_all" else "None"
+        signature = _signature(collective, text, algorithm, **rooted, counts=unknown)
+        signature = Signature(collective, (*signature.arguments, *memory_kind))
+        width = self.size + 1 if collective == "all_to_all" else 2
+        return self._row_of_each(signature, np.empty(width, np.int64))
 
     def split(self) -> Call:
         """Return the all-gather of a split: two integers of every rank."""
@@ -343,16 +397,12 @@ class Calls:
                     f"plan: {collective} has no argument {name!r} here; it takes {takes}"
                 )
         given = {**defaults, **arguments}
-        if "counts" in given and given["counts"] is None:
-            raise TypeError(
-                f"plan: {collective} without counts; "
-                "pass counts=, a list of the first dimension of each rank's array"
-            )
+        if "counts" in given:
+            given["counts"] = _planned_counts(collective, given["counts"])
         if "op" in given:
             given["op"] = op_name(collective, (array,), given["op"])
         check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
-        if "counts" in given:
-            given["counts"] = as_counts(collective, given["counts"])
+        if given.get("counts") is not None:
             array = array.reshape(1) if array.ndim == 0 else array
         call: Call = getattr(self, f"_{collective}")(array, **given)
         return call
@@ -398,10 +448,25 @@ class Calls:
         schedule = self._schedule(collective, algorithm, nbytes, root)
         slices = slices or slice_count(schedule, nbytes, self.nodes, self.config)
         segment = self.config.segment_bytes
-        return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment)
+        one_step = self._one_step(schedule) if collective == "all_to_all" else None
+        return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment, one_step)
+
+    def _one_step(self, schedule: Schedule) -> OneStep | None:
+        if schedule.digest:
+            return None
+        if schedule.algorithm not in self._one_steps:
+            self._one_steps[schedule.algorithm] = one_step(schedule)
+        return self._one_steps[schedule.algorithm]
 
     def _schedule(self, collective: str, algorithm: str, nbytes: int, root: int) -> Schedule:
-        name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
+        chosen = collective, priced_bytes(nbytes)
+        if algorithm != "auto":
+            name = algorithm
+        elif chosen in self._chosen:
+            name = self._chosen[chosen]
+        else:
+            name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
+            self._chosen[chosen] = name
         return build(collective, name, self.nodes, root)
 
     def _complete(self, signature: Signature, digest: str = "") -> Signature:
@@ -442,6 +507,25 @@ class Calls:
 def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:
     data = {} if array is None else {"array": array}
     return Signature(collective, (*(data | arguments).items(), ("algorithm", repr(algorithm))))
+
+
+def _planned_counts(collective: str, counts: Any) -> Any:
+    """Return the counts of a planned call as ints.  Raises TypeError if they are not all known."""
+    if collective == "all_to_all" and counts is None:
+        return None
+    if counts is None:
+        raise TypeError(
+            f"plan: {collective} without counts; "
+            "pass counts=, a list of the first dimension of each rank's array"
+        )
+    if collective != "all_to_all":
+        return as_counts(collective, counts)
+    _, matrix = as_row_or_matrix(collective, counts)
+    if matrix is None:
+        raise TypeError(
+            "plan: all_to_all with the counts of one rank; pass counts=, one such list of each rank"
+        )
+    return matrix
 
 
 def _if_given(wire: Any) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_out, check_timeout, shape_text, shown
+from ringreduce.calls.arguments import check_out, check_row, check_timeout, shape_text, shown
 from ringreduce.calls.arrays import (
     as_array,
     as_out,
@@ -21,7 +22,14 @@ from ringreduce.calls.arrays import (
 )
 from ringreduce.calls.cache import PLANNED, Calls
 from ringreduce.calls.call import Call
-from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
+from ringreduce.calls.compound import (
+    ANNOUNCED_BYTES,
+    Table,
+    exchange_counts,
+    move,
+    reduce_list,
+    scatter,
+)
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable
 from ringreduce.config import Config, Memory
@@ -214,9 +222,57 @@ class Runner:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Exchange first dimensions, then gather.  A wrong `out` on one rank raises on all.
+        """Exchange first dimensions, then gather.  `root` is None for an all-gather."""
 
-        `root` is None for an all-gather.
+        def lengths(table: Table) -> list[int]:
+            return [sum(count for (count,) in table)] * self.size
+
+        def known(calls: Calls, table: Table) -> Call:
+            counts = tuple(count for (count,) in table)
+            if root is None:
+                return calls.all_gather(array, counts, algorithm)
+            return calls.gather(array, root, counts, algorithm)
+
+        how = lengths, known, out, timeout_s, async_op
+        return self._tell_counts(name, array, root, algorithm, array.shape[:1], *how)
+
+    def _all_to_all_unknown(
+        self,
+        array: np.ndarray,
+        counts: tuple[int, ...],
+        algorithm: str,
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Exchange the counts that each rank sends to each rank, then the pieces."""
+        check_row("all_to_all", array, counts, self.size)
+
+        def lengths(table: Table) -> list[int]:
+            return [sum(column) for column in zip(*table, strict=True)]
+
+        def known(calls: Calls, table: Table) -> Call:
+            return calls.all_to_all_told(array, table, algorithm)
+
+        how = lengths, known, out, timeout_s, async_op
+        return self._tell_counts("all_to_all", array, None, algorithm, counts, *how)
+
+    def _tell_counts(
+        self,
+        name: str,
+        array: np.ndarray,
+        root: int | None,
+        algorithm: str,
+        counts: tuple[int, ...],
+        lengths: Callable[[Table], list[int]],
+        known: Callable[[Calls, Table], Call],
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Exchange `counts`, then make the call that `known` returns, as `exchange_counts` does.
+
+        A wrong `out` on one rank raises on all.
         """
         with self._queue.lock:
             self._engine.check_usable()
@@ -227,14 +283,11 @@ class Runner:
             empty = _maker_of_results(calls.device)
             view = None if out is None else _gathered(name, calls.device, array, out)
 
-            def known(counts: tuple[int, ...]) -> Call:
-                if root is None:
-                    return calls.all_gather(array, counts, algorithm)
-                return calls.gather(array, root, counts, algorithm)
-
             def body(header: bytes) -> Body:
-                engine = self._engine
-                result = yield from gather_unknown(engine, first, known, array, view, empty, header)
+                to_known = lengths, partial(known, calls)
+                result = yield from exchange_counts(
+                    self._engine, first, counts, *to_known, array, view, empty, header
+                )
                 return out if result is view and out is not None else result
 
             return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
