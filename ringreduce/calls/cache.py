@@ -53,6 +53,8 @@ PLANNED: dict[str, dict[str, Any]] = {
 
 _Kept = TypeVar("_Kept", Call, Fused)
 _TWO_INTEGERS = np.empty(2, np.int64)
+_NO_ARGUMENTS = Signature("all_to_all", ())
+"""The signature of an all-to-all whose arguments the ranks have compared in an exchange before."""
 
 
 class Calls:
@@ -79,8 +81,8 @@ class Calls:
         self.config, self.device = config, device
         self._chosen: dict[tuple[str, int], str] = {}
         """Collective, and bytes rounded up to a power of two -> the algorithm of "auto"."""
-        self._one_steps: dict[str, OneStep | None] = {}
-        """Algorithm of the library -> the messages of its all-to-all, if they are one step."""
+        self._all_to_alls: dict[str, tuple[Schedule, OneStep | None]] = {}
+        """Algorithm of the library -> its all-to-all, and the messages if they are one step."""
         self._kept: dict[Any, Any] = {}
         self._uses = 0
 
@@ -271,10 +273,16 @@ class Calls:
         A program may have other counts in each call, so only the latest ones are cached.
         """
         key = ("all_to_all told", array.dtype, array.shape[1:], algorithm)
-        latest = self._kept.get(key)
+        latest: Call | None = self._kept.get(key)
+        how = array, counts, algorithm, _NO_ARGUMENTS
         if latest is not None and latest.counts != counts:
-            self._free(self._kept.pop(key))
-        how = array, counts, algorithm, Signature("all_to_all", ())
+            call = self._kept[key] = self._all_to_all_of_counts(*how)
+            executable = latest.executable
+            same = latest.schedule.algorithm == call.schedule.algorithm
+            if same and executable is not None and executable.replan(call.plan):
+                call.executable, latest.executable = executable, None
+            else:
+                self._free(latest)
         return self._get(key, self._all_to_all_of_counts, *how)
 
     def _all_to_all_of_counts(
@@ -448,15 +456,10 @@ class Calls:
         schedule = self._schedule(collective, algorithm, nbytes, root)
         slices = slices or slice_count(schedule, nbytes, self.nodes, self.config)
         segment = self.config.segment_bytes
-        one_step = self._one_step(schedule) if collective == "all_to_all" else None
+        one_step = None
+        if collective == "all_to_all" and not schedule.digest:
+            _, one_step = self._all_to_alls[schedule.algorithm]
         return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment, one_step)
-
-    def _one_step(self, schedule: Schedule) -> OneStep | None:
-        if schedule.digest:
-            return None
-        if schedule.algorithm not in self._one_steps:
-            self._one_steps[schedule.algorithm] = one_step(schedule)
-        return self._one_steps[schedule.algorithm]
 
     def _schedule(self, collective: str, algorithm: str, nbytes: int, root: int) -> Schedule:
         chosen = collective, priced_bytes(nbytes)
@@ -467,7 +470,12 @@ class Calls:
         else:
             name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
             self._chosen[chosen] = name
-        return build(collective, name, self.nodes, root)
+        if collective == "all_to_all" and name in self._all_to_alls:
+            return self._all_to_alls[name][0]
+        schedule = build(collective, name, self.nodes, root)
+        if collective == "all_to_all" and not schedule.digest:
+            self._all_to_alls[name] = schedule, one_step(schedule)
+        return schedule
 
     def _complete(self, signature: Signature, digest: str = "") -> Signature:
         """Add the arguments that all signatures have: a registered schedule, the kind of memory."""

@@ -170,6 +170,9 @@ class Executable:
             scratch = device.scratch(task.plan.slice(0).scratch * task.dtype.itemsize)
             self._keep_only((flat[0], flat[1], scratch.view(task.dtype)))
 
+    def replan(self, plan: Any) -> bool:
+        return False  # messages are bound to their lengths
+
     def _stage(self) -> bool:
         """Give a small plan memory of its own, and bind its flow to that."""
         task = self.task

@@ -7,11 +7,10 @@ any schedule, and here come the same messages and instructions: tests compare th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-
-import numpy as np
+from typing import NamedTuple
 
 from ringreduce.planning.instructions import (
     SLOT,
@@ -35,7 +34,7 @@ from ringreduce.planning.operations import (
 )
 from ringreduce.planning.shm_instructions import ALIGNMENT, IN_SLOT_BYTES
 from ringreduce.planning.slices import cut_in_segments, place_of_signature
-from ringreduce.schedules.schedule import Chunks, Schedule, Step
+from ringreduce.schedules.schedule import Schedule, Step
 
 _MOST_RANKS = 64
 """The most ranks for which the messages of all ranks are listed."""
@@ -47,14 +46,14 @@ _NOTHING = Span(SCRATCH, 0, 0)
 class OneStep:
     """The messages of all ranks in a schedule of one step: each moves one chunk."""
 
-    held: np.ndarray
-    """Row r has the chunks that rank r holds before, in order.  Every chunk is there once."""
-    sent: np.ndarray
-    """Row r has the chunks that rank r sends, in order."""
-    peers: Sequence[Sequence[int]]
-    """Rank -> the receivers of these chunks."""
-    sources: Sequence[Sequence[tuple[int, int, int]]]
-    """Rank -> (peer, chunk, its place in the peer's row of `sent`) of each receive, in order."""
+    held: Sequence[Sequence[int]]
+    """Rank -> the chunks that it holds before, in order.  Every chunk is there once."""
+    results: Sequence[Sequence[int]]
+    """Rank -> the chunks that it holds after, in order."""
+    sends: Sequence[Sequence[tuple[int, int]]]
+    """Rank -> (peer, chunk) of each message that it sends, in order."""
+    recvs: Sequence[Sequence[tuple[int, int, int]]]
+    """Rank -> (peer, chunk, the place in the peer's sends) of each message that it receives."""
     kept: Sequence[Sequence[int]]
     """Rank -> the chunks that it holds before and after."""
 
@@ -62,15 +61,14 @@ class OneStep:
 def one_step(schedule: Schedule) -> OneStep | None:
     """Return the messages of a schedule; None unless it is one step that only moves chunks.
 
-    Each chunk is held by one rank, and all ranks hold as many.  Each rank sends as many messages,
-    at most one to each peer, each of another chunk that it holds.  It receives the chunks of the
-    result that it does not hold.
+    Each chunk is held by one rank.  Each rank sends one message to each peer, each of another
+    chunk that it holds.  It receives the chunks of the result that it does not hold.
     """
     ranks = range(schedule.size)
     if not 1 < len(ranks) <= _MOST_RANKS:
         return None
     held = [schedule.holds_before(rank) for rank in ranks]
-    result = [schedule.holds_after(rank) for rank in ranks]
+    results = [schedule.holds_after(rank) for rank in ranks]
     steps = [tuple(schedule.steps(rank)) for rank in ranks]
     if any(len(each) != 1 or not _only_moves(each[0]) for each in steps):
         return None
@@ -80,22 +78,18 @@ def one_step(schedule: Schedule) -> OneStep | None:
     received = {(peer, r, chunk) for r in ranks for peer, chunk in recvs[r]}
     moves_all = all(
         {chunk for _, chunk in sends[r]} <= {*held[r]}
-        and sorted(chunk for _, chunk in recvs[r]) == sorted({*result[r]} - {*held[r]})
-        and len({peer for peer, _ in sends[r]}) == len(sends[r]) == len(sends[0])
+        and sorted(chunk for _, chunk in recvs[r]) == sorted({*results[r]} - {*held[r]})
+        and sorted(peer for peer, _ in sends[r]) == [peer for peer in ranks if peer != r]
         and len({chunk for _, chunk in sends[r]}) == len(sends[r])
         for r in ranks
     )
     chunks = sorted(chunk for row in held for chunk in row)
-    alike = chunks == [*range(len(schedule.weights))] and len({*map(len, held)}) == 1
-    if not (moves_all and alike and received == place.keys()):
+    once = chunks == [*range(len(schedule.weights))]
+    if not (moves_all and once and received == place.keys()):
         return None
-    return OneStep(
-        np.array(held, np.int64),
-        np.array([[chunk for _, chunk in row] for row in sends], np.int64),
-        [[peer for peer, _ in row] for row in sends],
-        [[(peer, chunk, place[peer, r, chunk]) for peer, chunk in recvs[r]] for r in ranks],
-        [sorted({*held[r]} & {*result[r]}) for r in ranks],
-    )
+    placed = [[(peer, chunk, place[peer, r, chunk]) for peer, chunk in recvs[r]] for r in ranks]
+    kept = [sorted({*held[r]} & {*results[r]}) for r in ranks]
+    return OneStep(held, results, sends, placed, kept)
 
 
 def _only_moves(step: Step) -> bool:
@@ -104,37 +98,38 @@ def _only_moves(step: Step) -> bool:
     return single and not step.folds and not any(recv.reduce for recv in step.recvs)
 
 
-class Moves:
-    """The messages of one rank in a schedule of one step, for chunks of `counts` elements.
+class Copies(NamedTuple):
+    """The copies of a rank through shared memory, in the order of its instructions."""
 
-    `results` are the chunks that the rank holds after.
-    """
+    numbers: Sequence[tuple[int, int, int]]
+    """(offset of the target, offset of the source, bytes) of each.
+
+    First to the slot, unless the data are single-copy; then of the chunks that the rank keeps; then
+    from the peers."""
+    staged_bytes: Sequence[int]
+    """Rank -> the bytes that it stages."""
+
+
+class Moves:
+    """The messages of one rank in a schedule of one step, for chunks of `counts` elements."""
 
     def __init__(
-        self,
-        one_step: OneStep,
-        rank: int,
-        counts: Sequence[int],
-        itemsize: int,
-        slices: int,
-        results: Chunks,
+        self, one_step: OneStep, rank: int, counts: Sequence[int], itemsize: int, slices: int
     ) -> None:
         self._step, self._rank, self._itemsize, self._slices = one_step, rank, itemsize, slices
-        self._counts = np.array(counts, np.int64)
-        held = self._counts[one_step.held]
-        offsets = np.empty_like(self._counts)
-        offsets[one_step.held] = held.cumsum(axis=1) - held
-        self._inputs: list[int] = offsets.tolist()
-        """Chunk -> its offset in INPUT of the rank that holds it, in elements."""
-        starts = accumulate((counts[chunk] for chunk in results), initial=0)
-        self._outputs = dict(zip(results, starts, strict=False))
-        """Chunk of the result -> its offset in OUTPUT, in elements."""
+        self._counts = counts
+        self._inputs = offsets_of(one_step.held[rank], counts)
+        """Chunk -> its offset in INPUT, in elements."""
+        self._outputs = offsets_of(one_step.results[rank], counts)
+        """Chunk -> its offset in OUTPUT, in elements."""
 
-    def _cut(self, index: int) -> tuple[list[int], list[int]]:
+    def _cut(self, index: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the first element of each chunk in slice `index`, and its elements there."""
-        each, longer = np.divmod(self._counts, self._slices)
-        begin = index * each + np.minimum(index, longer)
-        return begin.tolist(), (each + (index < longer)).tolist()
+        if self._slices == 1:
+            return [0] * len(self._counts), self._counts
+        parts = [divmod(count, self._slices) for count in self._counts]
+        begin = [index * each + min(index, longer) for each, longer in parts]
+        return begin, [each + (index < longer) for each, longer in parts]
 
     # --- messages ---
 
@@ -151,10 +146,10 @@ class Moves:
             return Span(buffer, start, start + counts[chunk])
 
         recvs: list[Message] = []
-        for peer, chunk, _ in step.sources[rank]:
+        for peer, chunk, _ in step.recvs[rank]:
             recvs += self._messages(peer, span(OUTPUT, chunk), segment_bytes)
         sends: list[Message] = []
-        for peer, chunk in zip(step.peers[rank], step.sent[rank].tolist(), strict=True):
+        for peer, chunk in step.sends[rank]:
             sends += self._messages(peer, span(INPUT, chunk), segment_bytes)
         kept = [chunk for chunk in step.kept[rank] if counts[chunk]]
         copies = tuple(Copy(span(INPUT, chunk), span(OUTPUT, chunk)) for chunk in kept)
@@ -169,64 +164,91 @@ class Moves:
 
     # --- shared memory ---
 
-    def instructions(self, index: int, single_copy: bool) -> Instructions:
-        """Return the instructions of slice `index`, as `shm_instructions.instructions_of` does."""
+    def copies(self, index: int, single_copy: bool) -> Copies:
+        """Return this rank's copies in slice `index`.  A copy of an empty chunk has no bytes."""
         step, rank, size = self._step, self._rank, self._itemsize
         begin, counts = self._cut(index)
-        nbytes = [count * size for count in counts]
-        in_slot, staged = self._staged(nbytes, single_copy)
+        inputs, outputs = self._inputs, self._outputs
 
-        def source(owner: int, chunk: int) -> Place:
-            return Place(owner, INPUT, (self._inputs[chunk] + begin[chunk]) * size)
+        def numbers(chunk: int, into: int, source: int) -> tuple[int, int, int]:
+            return into, source, counts[chunk] * size
 
-        def target(chunk: int) -> Place:
-            return Place(rank, OUTPUT, (self._outputs[chunk] + begin[chunk]) * size)
+        def source(chunk: int, inputs: Mapping[int, int]) -> int:
+            return (inputs[chunk] + begin[chunk]) * size
 
-        sent = step.sent[rank].tolist()
-        made: list[Instruction] = [FreeSlot(1, staged[rank])]
-        if not single_copy:
-            made += [
-                CopyBytes(Place(rank, SLOT, slot), source(rank, chunk), nbytes[chunk])
-                for chunk, slot in zip(sent, in_slot[rank], strict=True)
-                if nbytes[chunk]
+        def target(chunk: int) -> int:
+            return (outputs[chunk] + begin[chunk]) * size
+
+        kept = [numbers(chunk, target(chunk), source(chunk, inputs)) for chunk in step.kept[rank]]
+        if single_copy:
+            others = {
+                peer: offsets_of(step.held[peer], self._counts) for peer, _ in step.sends[rank]
+            }
+            read = [
+                numbers(chunk, target(chunk), source(chunk, others[peer]))
+                for peer, chunk, _ in step.recvs[rank]
             ]
-        made.append(Post(1))
-        made += [
-            CopyBytes(target(chunk), source(rank, chunk), nbytes[chunk])
-            for chunk in step.kept[rank]
-            if nbytes[chunk]
+            return Copies([*kept, *read], [0] * len(step.held))
+        rooms = [
+            [(counts[chunk] * size + ALIGNMENT - 1) & -ALIGNMENT for _, chunk in row]
+            for row in step.sends
         ]
-        for peer, chunk, place in step.sources[rank]:
+        ends = [[0, *accumulate(row)] for row in rooms]
+        staged = [
+            numbers(chunk, slot, source(chunk, inputs))
+            for (_, chunk), slot in zip(step.sends[rank], ends[rank], strict=False)
+        ]
+        read = [
+            numbers(chunk, target(chunk), ends[peer][place])
+            for peer, chunk, place in step.recvs[rank]
+        ]
+        return Copies([*staged, *kept, *read], [row[-1] for row in ends])
+
+    def instructions(self, index: int, single_copy: bool) -> Instructions:
+        """Return the instructions of slice `index`, as `shm_instructions.instructions_of` does.
+
+        Copies without bytes are instructions too, so those of other counts differ in numbers alone.
+        """
+        step, rank, found = self._step, self._rank, self.copies(index, single_copy)
+        numbers = iter(found.numbers)
+
+        def copy(into: int, owner: int, source: int) -> CopyBytes:
+            target_offset, source_offset, nbytes = next(numbers)
+            target = Place(rank, into, target_offset)
+            return CopyBytes(target, Place(owner, source, source_offset), nbytes)
+
+        made: list[Instruction] = [FreeSlot(1, found.staged_bytes[rank])]
+        if not single_copy:
+            made += [copy(SLOT, rank, INPUT) for _ in step.sends[rank]]
+        made.append(Post(1))
+        made += [copy(OUTPUT, rank, INPUT) for _ in step.kept[rank]]
+        for peer, _, _ in step.recvs[rank]:
             made.append(Wait(peer, 1, reads=True))
-            if nbytes[chunk]:
-                slot = Place(peer, SLOT, in_slot[peer][place])
-                there = source(peer, chunk) if single_copy else slot
-                made.append(CopyBytes(target(chunk), there, nbytes[chunk]))
+            made.append(copy(OUTPUT, peer, INPUT if single_copy else SLOT))
         if single_copy:
             made += [FreeSlot(2), Post(2)]
-            made += [Wait(peer, 2, reads=False) for peer in step.peers[rank]]
+            made += [Wait(peer, 2, reads=False) for peer, _ in step.sends[rank]]
+        most = max(found.staged_bytes)
         return Instructions(
             tuple(made),
             rounds=(1 + single_copy,),
-            slot_bytes=max(staged),
+            slot_bytes=most,
             scratch=0,
             single_copy=single_copy,
-            publishes=max(staged) > IN_SLOT_BYTES,
-            notes=(tuple(self._notes(nbytes)),),
+            publishes=most > IN_SLOT_BYTES,
+            notes=(tuple(self.notes(index)),),
         )
 
-    def _staged(
-        self, nbytes: Sequence[int], single_copy: bool
-    ) -> tuple[list[list[int]], list[int]]:
-        """Return where each rank stages each chunk that it sends, and the bytes that it stages."""
-        sent = np.array(nbytes, np.int64)[self._step.sent] * (not single_copy)
-        room = -(-sent // ALIGNMENT) * ALIGNMENT
-        ends = room.cumsum(axis=1)
-        return (ends - room).tolist(), ends[:, -1].tolist()
+    def notes(self, index: int) -> Iterator[tuple[int, str, int, int]]:
+        """Yield (step, "send" or "recv", peer, bytes) of each message of slice `index`."""
+        _, counts = self._cut(index)
+        for peer, chunk, _ in self._step.recvs[self._rank]:
+            yield 0, "recv", peer, counts[chunk] * self._itemsize
+        for peer, chunk in self._step.sends[self._rank]:
+            yield 0, "send", peer, counts[chunk] * self._itemsize
 
-    def _notes(self, nbytes: Sequence[int]) -> Iterator[tuple[int, str, int, int]]:
-        step, rank = self._step, self._rank
-        for peer, chunk, _ in step.sources[rank]:
-            yield 0, "recv", peer, nbytes[chunk]
-        for peer, chunk in zip(step.peers[rank], step.sent[rank].tolist(), strict=True):
-            yield 0, "send", peer, nbytes[chunk]
+
+def offsets_of(chunks: Sequence[int], counts: Sequence[int]) -> dict[int, int]:
+    """Return chunk -> its offset in a buffer that holds these chunks one after another."""
+    starts = accumulate((counts[chunk] for chunk in chunks), initial=0)
+    return dict(zip(chunks, starts, strict=False))

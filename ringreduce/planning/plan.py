@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from ringreduce.planning.one_step import Moves, OneStep
+from ringreduce.planning.one_step import Moves, OneStep, offsets_of
 from ringreduce.planning.operations import ChunkOffsets, PlannedSlice
 from ringreduce.planning.slices import SEGMENT_BYTES, plan_slice
-from ringreduce.schedules.schedule import Chunks, Schedule, Step
+from ringreduce.schedules.schedule import Schedule, Step
 
 _UNCUT = 1 << 62
 """Bytes of a segment that no message exceeds."""
@@ -133,10 +133,10 @@ def plan_parts(
 
     `one_step` are the messages of the schedule, if it has one step that only moves chunks.
     """
-    before = _offsets(schedule.holds_before(rank), counts)
-    after = _offsets(schedule.holds_after(rank), counts)
+    held, result = schedule.holds_before(rank), schedule.holds_after(rank)
 
     def chunk_offsets(index: int) -> list[ChunkOffsets]:
+        before, after = offsets_of(held, counts), offsets_of(result, counts)
         cuts = [_cut(count, slices, index) for count in counts]
         return [
             ChunkOffsets(before.get(chunk, 0) + low, after.get(chunk, 0) + low, high - low)
@@ -145,7 +145,7 @@ def plan_parts(
 
     moves = None
     if one_step is not None:
-        moves = Moves(one_step, rank, counts, itemsize, slices, tuple(after))
+        moves = Moves(one_step, rank, counts, itemsize, slices)
 
     def of(peer: int) -> Plan:
         return plan_parts(schedule, peer, counts, itemsize, slices, _UNCUT, one_step)
@@ -157,8 +157,8 @@ def plan_parts(
         sum(counts),
         slices,
         chunk_offsets,
-        sum(counts[chunk] for chunk in before),
-        sum(counts[chunk] for chunk in after),
+        sum(counts[chunk] for chunk in held),
+        sum(counts[chunk] for chunk in result),
         segment_bytes,
         of,
         in_place=False,
@@ -183,9 +183,3 @@ def _cut(count: int, parts: int, part: int) -> tuple[int, int]:
 def _border(count: int, parts: int, part: int) -> int:
     each, longer = divmod(count, parts)
     return part * each + min(part, longer)
-
-
-def _offsets(chunks: Chunks, counts: Sequence[int]) -> dict[int, int]:
-    """Return chunk -> its offset in a buffer that holds these chunks one after another."""
-    starts = accumulate((counts[chunk] for chunk in chunks), initial=0)
-    return dict(zip(chunks, starts, strict=False))

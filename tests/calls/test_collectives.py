@@ -172,6 +172,26 @@ def test_counts_that_are_new_in_each_call_are_not_all_kept(counts_of, shared_mem
             assert kept[3:] == [kept[3]] * 37
 
 
+def test_a_program_in_shared_memory_is_rewritten_for_other_counts():
+    """Through every way: in the slot, in the ring, single-copy, and back."""
+
+    def program(comm):
+        executables, made = set(), []
+        for turn, rows in enumerate([1, 4, 1, 4000, 1, 300_000, 400_000, 0, 4000]):
+            counts = np.roll(rows * np.arange(comm.size**2), turn).reshape(comm.size, -1)
+            x = np.repeat(np.arange(comm.size) + 10.0 * comm.rank, counts[comm.rank])
+            wanted = np.repeat(10.0 * np.arange(comm.size) + comm.rank, counts[:, comm.rank])
+            result = comm.all_to_all(x, counts=counts[comm.rank], algorithm="direct")
+            assert np.array_equal(result, wanted)
+            (told,) = [c for key, c in comm._calls._kept.items() if key[0] == "all_to_all told"]
+            executables.add(told.executable)
+            made.append(len(executables))
+        return made
+
+    config = rr.Config(shared_memory=True, slice_bytes=1 << 30)
+    assert rr.spawn(program, 2, config=config, timeout_s=20) == [[1, 1, 1, 1, 1, 2, 2, 3, 3]] * 2
+
+
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_equal_counts_in_each_call_are_planned_once(shared_memory):
     def program(comm):

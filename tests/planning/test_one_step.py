@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
+from ringreduce.planning.instructions import CopyBytes, Instructions
 from ringreduce.planning.one_step import OneStep, one_step
-from ringreduce.planning.plan import Plan, plan_parts
+from ringreduce.planning.plan import plan_parts
 from ringreduce.planning.shm_instructions import instructions_of
 from ringreduce.schedules.schedule import Recv, Schedule, Send, Step
 from tests.support.strategies import EVERY_ALGORITHM, block_layout, layouts
@@ -51,11 +52,15 @@ def test_the_instructions_are_those_of_the_general_planner(plans, single_copy):
     for index in range(general[0].slices):
         every = [general[0].of(rank).slice(index) for rank in range(len(general))]
         for plan in planned:
-            assert plan.moves.instructions(index, single_copy) == _general(every, plan, single_copy)
+            how = plan.rank, plan.itemsize, single_copy, plan.in_place
+            found = without_empty_copies(plan.moves.instructions(index, single_copy))
+            assert found == instructions_of(every, *how)
 
 
-def _general(every, plan: Plan, single_copy: bool):
-    return instructions_of(every, plan.rank, plan.itemsize, single_copy, plan.in_place)
+def without_empty_copies(found: Instructions) -> Instructions:
+    """Leave out the copies without bytes, which the general planner does not make."""
+    made = [i for i in found.instructions if not isinstance(i, CopyBytes) or i.nbytes]
+    return found._replace(instructions=tuple(made))
 
 
 def test_a_wrong_place_of_a_chunk_is_noticed():
@@ -63,7 +68,7 @@ def test_a_wrong_place_of_a_chunk_is_noticed():
     schedule, counts = build("all_to_all", "direct", block_layout(3)), [*range(1, 10)]
     right = one_step(schedule)
     assert right is not None
-    swapped = replace(right, sent=right.sent[:, ::-1])
+    swapped = replace(right, sends=[row[::-1] for row in right.sends])
     plan = plan_parts(schedule, 0, counts, 4, 1)
     assert plan_parts(schedule, 0, counts, 4, 1, one_step=right).slice(0) == plan.slice(0)
     assert plan_parts(schedule, 0, counts, 4, 1, one_step=swapped).slice(0) != plan.slice(0)
