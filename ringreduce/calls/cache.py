@@ -31,6 +31,7 @@ from ringreduce.errors import did_you_mean
 from ringreduce.planning.one_step import OneStep, one_step
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import (
+    MOST_DIRECT,
     STAGED_BYTES,
     priced_bytes,
     resolve,
@@ -270,8 +271,11 @@ class Calls:
     def all_to_all_told(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
         """Return the all-to-all of counts that the ranks have told each other.
 
-        A program may have other counts in each call, so only the latest ones are cached.
+        A program may have other counts in each call, so only the latest ones are cached, and "auto"
+        is the algorithm that is planned fastest.
         """
+        if algorithm == "auto" and self.size <= MOST_DIRECT:
+            algorithm = "direct"
         key = ("all_to_all told", array.dtype, array.shape[1:], algorithm)
         latest: Call | None = self._kept.get(key)
         how = array, counts, algorithm, _NO_ARGUMENTS
@@ -342,7 +346,7 @@ class Calls:
         unknown = "a row" if collective == "all_to_all" else "None"
         signature = _signature(collective, text, algorithm, **rooted, counts=unknown)
         signature = Signature(collective, (*signature.arguments, *memory_kind))
-        width = self.size + 1 if collective == "all_to_all" else 2
+        width = 2 * self.size + 1 if collective == "all_to_all" else 2
         return self._row_of_each(signature, np.empty(width, np.int64))
 
     def split(self) -> Call:

@@ -91,14 +91,18 @@ def exchange_counts(
     """Exchange the `counts` of all ranks by the call `first`, then make the call `known(table)`.
 
     Row i of the table has the counts of rank i.  ``lengths(table)`` are the first dimensions of the
-    results of all ranks.  A wrong `out` on one rank is an error on all ranks.
+    results of all ranks; a ValueError out of it, or a wrong `out` on one rank, is raised on all.
     """
     mine = np.array([*counts, -1 if out is None else out.shape[0]], np.int64)
     rows = np.empty((engine.size, mine.size), np.int64)
     yield from engine.advance(first, mine, rows, header)
     table = tuple(map(tuple, rows[:, :-1].tolist()))
     outs = rows[:, -1].tolist()
-    for rank, (given, length) in enumerate(zip(outs, lengths(table), strict=True)):
+    try:
+        wanted = lengths(table)
+    except ValueError as error:
+        return error
+    for rank, (given, length) in enumerate(zip(outs, wanted, strict=True)):
         if given not in (-1, length):
             return ValueError(
                 f"{first.signature.collective}: out on rank {rank} has first dimension {given}, "

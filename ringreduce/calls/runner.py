@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -34,6 +35,7 @@ from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
+from ringreduce.errors import MismatchError
 from ringreduce.shm.allocator import Arena
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
@@ -41,6 +43,8 @@ from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
 Body = Generator[bool, None, Any]
+_ANY = -1
+"""The count that a rank expects if it does not know the count."""
 NOTHING = np.empty(0, np.uint8)
 """The data of a meeting: it has a signature only."""
 
@@ -244,18 +248,25 @@ class Runner:
         out: Any,
         timeout_s: float | None,
         async_op: bool,
+        expected: Sequence[int] | None = None,
     ) -> Any:
-        """Exchange the counts that each rank sends to each rank, then the pieces."""
+        """Exchange the counts that each rank sends to each rank, then the pieces.
+
+        If a rank sends other counts than another has `expected`, all raise MismatchError.
+        """
         check_row("all_to_all", array, counts, self.size)
+        told = (*counts, *([_ANY] * self.size if expected is None else expected))
 
         def lengths(table: Table) -> list[int]:
-            return [sum(column) for column in zip(*table, strict=True)]
+            _check_expected(table)
+            return [sum(column) for column in islice(zip(*table, strict=True), self.size)]
 
         def known(calls: Calls, table: Table) -> Call:
-            return calls.all_to_all_told(array, table, algorithm)
+            matrix = tuple(row[: self.size] for row in table)
+            return calls.all_to_all_told(array, matrix, algorithm)
 
         how = lengths, known, out, timeout_s, async_op
-        return self._tell_counts("all_to_all", array, None, algorithm, counts, *how)
+        return self._tell_counts("all_to_all", array, None, algorithm, told, *how)
 
     def _tell_counts(
         self,
@@ -348,6 +359,22 @@ class Runner:
         with self._queue.lock:
             self._engine.check_usable()
             self._run(self._calls.meeting(name, arguments), NOTHING, None, timeout_s, False)
+
+
+def _check_expected(table: Table) -> None:
+    """Check that the ranks send what the others expect.  Raises MismatchError.
+
+    A row of the table has the counts that a rank sends to each rank, and then those that it expects
+    from each: _ANY if it expects none.
+    """
+    size = len(table)
+    for receiver, row in enumerate(table):
+        for sender, expected in enumerate([] if row[-1] == _ANY else row[size:]):
+            if expected != table[sender][receiver]:
+                raise MismatchError(
+                    f"all_to_all: rank {sender} sends {table[sender][receiver]} elements to rank "
+                    f"{receiver}, which expects {expected}"
+                )
 
 
 def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:

@@ -192,6 +192,18 @@ def test_a_program_in_shared_memory_is_rewritten_for_other_counts():
     assert rr.spawn(program, 2, config=config, timeout_s=20) == [[1, 1, 1, 1, 1, 2, 2, 3, 3]] * 2
 
 
+def test_counts_that_another_rank_does_not_expect_are_an_error_on_all():
+    def program(comm):
+        sent, expected = [[1, 2], [2, 1]], [[1, 2], [3, 0]]
+        x, out = np.ones(3), np.empty(3)
+        comm.all_to_all_checked(x, sent[comm.rank], sent[comm.rank], out, None)
+        with pytest.raises(rr.MismatchError, match="rank 0 sends 2 elements to rank 1, which exp"):
+            comm.all_to_all_checked(x, sent[comm.rank], expected[comm.rank], out, None)
+        assert comm.all_reduce(1) == 2
+
+    rr.spawn(program, 2)
+
+
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_equal_counts_in_each_call_are_planned_once(shared_memory):
     def program(comm):
