@@ -296,10 +296,22 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             return _over(opts, [output])
         xs = _pieces(x, input_splits, self._size, "input")
         outs = _pieces(out, output_splits, self._size, "output")
-        self._exchange([each.reshape(-1) for each in xs], outs, opts)
+        self._all_to_all_of_counts(x, [each.size for each in xs], out, outs, opts)
         return _over(opts, [output])
 
     alltoall_base = all_to_all_single
+
+    def _all_to_all_of_counts(
+        self, x: np.ndarray, counts: Sequence[int], out: np.ndarray, outs: Any, opts: Any
+    ) -> None:
+        """Send the pieces of `x`, of so many elements; `outs` are the pieces of `out`."""
+        expected = [each.size for each in outs]
+        is_apart = out.flags.c_contiguous and not np.may_share_memory(x, out)
+        room = out.reshape(-1) if is_apart else np.empty(out.size, out.dtype)
+        timeout_s = seconds_of(opts.timeout)
+        self.comm.all_to_all_checked(x.reshape(-1), counts, expected, room, timeout_s)
+        if not is_apart:
+            out[...] = room.reshape(out.shape)
 
     def _exchange(self, xs: Sequence[np.ndarray], outs: Sequence[np.ndarray], opts: Any) -> None:
         """Send the j-th of `xs` to rank j; the j-th of `outs` gets what rank j sends."""
