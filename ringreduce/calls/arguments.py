@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from math import prod
 from numbers import Number
 from typing import Any
 
@@ -209,6 +210,56 @@ def check_counts(
             f"{where}: counts[{rank}] is {counts[rank]}, but this rank passes an array of "
             f"first dimension {array.shape[0]}"
         )
+
+
+Matrix = tuple[tuple[int, ...], ...]
+"""The counts of an all-to-all: row i has what rank i sends to each rank."""
+
+
+def as_row_or_matrix(where: str, counts: Any) -> tuple[tuple[int, ...], None] | tuple[None, Matrix]:
+    """Return the counts of an all-to-all as ints: the row of this rank, or the rows of all ranks.
+
+    Raises TypeError unless `counts` has whole numbers alone.
+    """
+    try:
+        given = counts.tolist() if isinstance(counts, np.ndarray) else list(counts)
+        if any(isinstance(each, Iterable) for each in given):
+            return None, tuple(tuple(map(operator.index, row)) for row in given)
+        return tuple(map(operator.index, given)), None
+    except TypeError:
+        raise TypeError(
+            f"{where}: counts={counts!r}; pass a list of whole numbers, one for each rank, "
+            "or one such list of each rank"
+        ) from None
+
+
+def check_row(where: str, array: np.ndarray, row: tuple[int, ...], size: int) -> None:
+    """Check the counts that this rank sends to each rank, and its `array` against them.
+
+    Raises ValueError.
+    """
+    if len(row) != size or any(count < 0 for count in row):
+        raise ValueError(
+            f"{where}: counts={row}; pass one count of at least 0 for each of {size} ranks"
+        )
+    if sum(row) != array.shape[0]:
+        raise ValueError(
+            f"{where}: counts={row} add up to {sum(row)}, but this rank passes an array of "
+            f"first dimension {array.shape[0]}"
+        )
+
+
+def check_matrix(where: str, array: np.ndarray, matrix: Matrix, rank: int, size: int) -> None:
+    """Check the counts of all ranks, and this rank's `array` against them.  Raises ValueError."""
+    if len(matrix) != size or any(
+        len(row) != size or any(count < 0 for count in row) for row in matrix
+    ):
+        raise ValueError(
+            f"{where}: counts={matrix}; pass {size} rows of {size} counts of at least 0"
+        )
+    if sum(map(sum, matrix)) * array.dtype.itemsize * prod(array.shape[1:]) >= 1 << 63:
+        raise ValueError(f"{where}: counts={matrix}; no memory has room for as many elements")
+    check_row(where, array, matrix[rank], size)
 
 
 def as_dtype(where: str, dtype: Any) -> np.dtype[Any]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.calls.arguments import (
+    Matrix,
     array_text,
     as_counts,
+    as_row_or_matrix,
     check_counts,
+    check_matrix,
     check_root,
     check_selectors,
     check_wire,
@@ -24,8 +28,16 @@ from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device
 from ringreduce.devices.cpu import OPS
 from ringreduce.errors import did_you_mean
+from ringreduce.planning.one_step import OneStep, one_step
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
-from ringreduce.planning.select import STAGED_BYTES, resolve, slice_count, slices_in_flight
+from ringreduce.planning.select import (
+    MOST_DIRECT,
+    STAGED_BYTES,
+    priced_bytes,
+    resolve,
+    slice_count,
+    slices_in_flight,
+)
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.topology import Topology
 
@@ -36,12 +48,14 @@ PLANNED: dict[str, dict[str, Any]] = {
     "broadcast": {"root": 0, "algorithm": "auto"},
     "all_gather": {"counts": None, "algorithm": "auto"},
     "gather": {"root": 0, "counts": None, "algorithm": "auto"},
-    "all_to_all": {"algorithm": "auto"},
+    "all_to_all": {"counts": None, "algorithm": "auto"},
 }
 """The arguments of each collective that is one plan, with their defaults."""
 
 _Kept = TypeVar("_Kept", Call, Fused)
 _TWO_INTEGERS = np.empty(2, np.int64)
+_NO_ARGUMENTS = Signature("all_to_all", ())
+"""The signature of an all-to-all whose arguments the ranks have compared in an exchange before."""
 
 
 class Calls:
@@ -66,6 +80,10 @@ class Calls:
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
         self.config, self.device = config, device
+        self._chosen: dict[tuple[str, int], str] = {}
+        """Collective, and bytes rounded up to a power of two -> the algorithm of "auto"."""
+        self._all_to_alls: dict[str, tuple[Schedule, OneStep | None]] = {}
+        """Algorithm of the library -> its all-to-all, and the messages if they are one step."""
         self._kept: dict[Any, Any] = {}
         self._uses = 0
 
@@ -228,12 +246,18 @@ class Calls:
         source = np.empty(shape if self.rank == root else 0, dtype)
         return self._call(signature, plan, source, (counts[self.rank], *shape[1:]), dtype)
 
-    def all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
-        key = ("all_to_all", array.dtype, array.shape, algorithm)
-        return self._get(key, self._all_to_all, array, algorithm)
+    def all_to_all(self, array: np.ndarray, counts: Matrix | None, algorithm: str) -> Call:
+        """Row i of `counts` has the first dimensions of what rank i sends to each rank.
 
-    def _all_to_all(self, array: np.ndarray, algorithm: str) -> Call:
+        None: equal pieces.
+        """
+        key = ("all_to_all", array.dtype, array.shape, counts, algorithm)
+        return self._get(key, self._all_to_all, array, counts, algorithm)
+
+    def _all_to_all(self, array: np.ndarray, counts: Matrix | None, algorithm: str) -> Call:
         check_movable("all_to_all", array.dtype)
+        if counts is not None:
+            return self._all_to_all_of_counts(array, counts, algorithm)
         if array.ndim == 0 or array.shape[0] % self.size:
             raise ValueError(
                 f"all_to_all: the array has shape {array.shape}; "
@@ -243,6 +267,47 @@ class Calls:
         plan = self._parts("all_to_all", algorithm, [piece] * self.size**2, array.dtype)
         signature = _signature("all_to_all", array_text(array), algorithm)
         return self._call(signature, plan, array, array.shape, array.dtype)
+
+    def all_to_all_told(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
+        """Return the all-to-all of counts that the ranks have told each other.
+
+        A program may have other counts in each call, so only the latest ones are cached, and "auto"
+        is the algorithm that is planned fastest.
+        """
+        if algorithm == "auto" and self.size <= MOST_DIRECT:
+            algorithm = "direct"
+        key = ("all_to_all told", array.dtype, array.shape[1:], algorithm)
+        latest: Call | None = self._kept.get(key)
+        how = array, counts, algorithm, _NO_ARGUMENTS
+        if latest is not None and latest.counts != counts:
+            call = self._kept[key] = self._all_to_all_of_counts(*how)
+            executable = latest.executable
+            same = latest.schedule.algorithm == call.schedule.algorithm
+            if same and executable is not None and executable.replan(call.plan):
+                call.executable, latest.executable = executable, None
+            else:
+                self._free(latest)
+        return self._get(key, self._all_to_all_of_counts, *how)
+
+    def _all_to_all_of_counts(
+        self,
+        array: np.ndarray,
+        counts: Matrix,
+        algorithm: str,
+        signature: Signature | None = None,
+    ) -> Call:
+        """Plan an all-to-all of counts.  None: with a signature of these counts."""
+        if signature is None:
+            check_matrix("all_to_all", array, counts, self.rank, self.size)
+            text = array_text(array, first=False)
+            signature = _signature("all_to_all", text, algorithm, counts=str(counts))
+        row = prod(array.shape[1:])
+        elements = [count * row for each in counts for count in each]
+        plan = self._parts("all_to_all", algorithm, elements, array.dtype)
+        shape = (sum(row[self.rank] for row in counts), *array.shape[1:])
+        call = self._call(signature, plan, array, shape, array.dtype)
+        call.counts = counts
+        return call
 
     # --- first calls of a gather, scatter or split, and meetings ---
 
@@ -254,9 +319,9 @@ class Calls:
         root: int | None = None,
         memory_kind: tuple[tuple[str, str], ...] = (),
     ) -> Call:
-        """Return the all-gather before a gather of unknown counts: two integers of every rank.
+        """Return the all-gather before a gather or an all-to-all whose counts ranks do not know.
 
-        Its signature is that of the gather.
+        Its signature is that of the collective.
         """
         kind = array.dtype, array.shape[1:]
         key = ("exchange counts", collective, *kind, algorithm, root, type(root), memory_kind)
@@ -278,10 +343,11 @@ class Calls:
         resolve(collective, algorithm, self.nodes, array.nbytes, self.config)
         text = array_text(array, first=False)
         rooted = {} if root is None else {"root": str(root)}
-        signature = _signature(collective, text, algorithm, **rooted, counts="None")
-        return self._row_of_each(
-            Signature(collective, (*signature.arguments, *memory_kind)), _TWO_INTEGERS
-        )
+        unknown = "a row" if collective == "all_to_all" else "None"
+        signature = _signature(collective, text, algorithm, **rooted, counts=unknown)
+        signature = Signature(collective, (*signature.arguments, *memory_kind))
+        width = 2 * self.size + 1 if collective == "all_to_all" else 2
+        return self._row_of_each(signature, np.empty(width, np.int64))
 
     def split(self) -> Call:
         """Return the all-gather of a split: two integers of every rank."""
@@ -343,16 +409,12 @@ class Calls:
                     f"plan: {collective} has no argument {name!r} here; it takes {takes}"
                 )
         given = {**defaults, **arguments}
-        if "counts" in given and given["counts"] is None:
-            raise TypeError(
-                f"plan: {collective} without counts; "
-                "pass counts=, a list of the first dimension of each rank's array"
-            )
+        if "counts" in given:
+            given["counts"] = _planned_counts(collective, given["counts"])
         if "op" in given:
             given["op"] = op_name(collective, (array,), given["op"])
         check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
-        if "counts" in given:
-            given["counts"] = as_counts(collective, given["counts"])
+        if given.get("counts") is not None:
             array = array.reshape(1) if array.ndim == 0 else array
         call: Call = getattr(self, f"_{collective}")(array, **given)
         return call
@@ -398,11 +460,26 @@ class Calls:
         schedule = self._schedule(collective, algorithm, nbytes, root)
         slices = slices or slice_count(schedule, nbytes, self.nodes, self.config)
         segment = self.config.segment_bytes
-        return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment)
+        one_step = None
+        if collective == "all_to_all" and not schedule.digest:
+            _, one_step = self._all_to_alls[schedule.algorithm]
+        return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment, one_step)
 
     def _schedule(self, collective: str, algorithm: str, nbytes: int, root: int) -> Schedule:
-        name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
-        return build(collective, name, self.nodes, root)
+        chosen = collective, priced_bytes(nbytes)
+        if algorithm != "auto":
+            name = algorithm
+        elif chosen in self._chosen:
+            name = self._chosen[chosen]
+        else:
+            name = resolve(collective, algorithm, self.nodes, nbytes, self.config)
+            self._chosen[chosen] = name
+        if collective == "all_to_all" and name in self._all_to_alls:
+            return self._all_to_alls[name][0]
+        schedule = build(collective, name, self.nodes, root)
+        if collective == "all_to_all" and not schedule.digest:
+            self._all_to_alls[name] = schedule, one_step(schedule)
+        return schedule
 
     def _complete(self, signature: Signature, digest: str = "") -> Signature:
         """Add the arguments that all signatures have: a registered schedule, the kind of memory."""
@@ -442,6 +519,25 @@ class Calls:
 def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:
     data = {} if array is None else {"array": array}
     return Signature(collective, (*(data | arguments).items(), ("algorithm", repr(algorithm))))
+
+
+def _planned_counts(collective: str, counts: Any) -> Any:
+    """Return the counts of a planned call as ints.  Raises TypeError if they are not all known."""
+    if collective == "all_to_all" and counts is None:
+        return None
+    if counts is None:
+        raise TypeError(
+            f"plan: {collective} without counts; "
+            "pass counts=, a list of the first dimension of each rank's array"
+        )
+    if collective != "all_to_all":
+        return as_counts(collective, counts)
+    _, matrix = as_row_or_matrix(collective, counts)
+    if matrix is None:
+        raise TypeError(
+            "plan: all_to_all with the counts of one rank; pass counts=, one such list of each rank"
+        )
+    return matrix
 
 
 def _if_given(wire: Any) -> dict[str, str]:

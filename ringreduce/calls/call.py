@@ -34,6 +34,8 @@ class Call:
     """Dtype of the elements that are sent and reduced."""
     op: str | None = None
     """Name of the op; None if the call reduces nothing."""
+    counts: tuple[tuple[int, ...], ...] | None = None
+    """The counts of an all-to-all, by sender; None: equal pieces, or another collective."""
     in_place: bool = False
     """Whether ``out=x`` is allowed."""
     part_begin: int | None = None

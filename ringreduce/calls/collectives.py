@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import as_counts, check_selectors, reduction
+from ringreduce.calls.arguments import (
+    as_counts,
+    as_row_or_matrix,
+    check_selectors,
+    reduction,
+)
 from ringreduce.calls.arrays import as_array
 from ringreduce.calls.cache import Calls
 from ringreduce.calls.runner import Runner, members_of
@@ -320,6 +325,7 @@ class Collectives(Runner):
         x: Any,
         *,
         out: Any = None,
+        counts: Sequence[int] | Sequence[Sequence[int]] | None = None,
         algorithm: str = "auto",
         async_op: bool = False,
         timeout_s: float | None = None,
@@ -327,14 +333,20 @@ class Collectives(Runner):
         """Send the j-th piece of the first axis to rank j; piece i of the result is from rank i.
 
         Args:
-            x: array whose first dimension is a multiple of the number of ranks; the same shape and
-                dtype on every rank.
-            out: array for the result, of x's shape and dtype; it does not overlap `x`.  None: a new
-                array.
+            x: array of the same dtype on every rank.  Without `counts` its first dimension is a
+                multiple of the number of ranks, and its shape is the same on every rank.  With
+                `counts` all dimensions but the first are, and a 0-d array counts as an array of
+                shape (1,).
+            out: array for the result, which does not overlap `x`.  None: a new array.
+            counts: how many rows of the first axis this rank sends to each rank: they add up to
+                x's first dimension, and may be 0.  The ranks exchange them first, by one small
+                all-gather.  Or the counts of all ranks, the same on every rank: ``counts[i][j]``
+                rows go from rank i to rank j.  None: equal pieces.
             algorithm, async_op, timeout_s: as for `all_reduce`.
 
         Returns:
-            `out`, or a new C-ordered array of x's shape and dtype.
+            `out`, or a new C-ordered array of x's dtype: what this rank gets from each rank, in
+            rank order.  It has x's shape; with `counts` all dimensions of it but the first.
 
         Raises:
             TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
@@ -343,11 +355,22 @@ class Collectives(Runner):
         Example:
             >>> rr.spawn(lambda comm: comm.all_to_all(np.arange(4) + 10 * comm.rank), 2)
             [array([ 0,  1, 10, 11]), array([ 2,  3, 12, 13])]
+            >>> def program(comm):
+            ...     counts = [1, 3] if comm.rank == 0 else [2, 0]
+            ...     return comm.all_to_all(np.arange(sum(counts)) + 10 * comm.rank, counts=counts)
+            >>> rr.spawn(program, 2)
+            [array([ 0, 10, 11]), array([1, 2, 3])]
         """
         array = x if type(x) is np.ndarray else as_array("all_to_all", x)
         if type(algorithm) is not str:
             check_selectors("all_to_all", algorithm=algorithm)
-        return self._make(Calls.all_to_all, array, (algorithm,), out, timeout_s, async_op)
+        if counts is None:
+            return self._make(Calls.all_to_all, array, (None, algorithm), out, timeout_s, async_op)
+        array = _at_least_1d(array)
+        row, matrix = as_row_or_matrix("all_to_all", counts)
+        if row is not None:
+            return self._all_to_all_unknown(array, row, algorithm, out, timeout_s, async_op)
+        return self._make(Calls.all_to_all, array, (matrix, algorithm), out, timeout_s, async_op)
 
     def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
         """Wait until every rank has called `barrier`.

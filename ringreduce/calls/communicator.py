@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.calls.arguments import (
+    as_counts,
     as_dtype,
     as_shape,
     check_root,
@@ -338,6 +339,25 @@ class Communicator(Collectives, PointToPoint):
         before = transport.collect(self.rank.to_bytes(_RANK_BYTES))
         at = range(0, len(before), _RANK_BYTES)
         return self._with(transport, [int.from_bytes(before[i : i + _RANK_BYTES]) for i in at])
+
+    def all_to_all_checked(
+        self,
+        x: Any,
+        counts: Sequence[int],
+        expected: Sequence[int],
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Make an `all_to_all` of counts; `expected` are those that the others should send here.
+
+        If one sends another count, all ranks raise MismatchError, and no piece is sent.
+
+        :meta private:
+        """
+        array = as_array("all_to_all", x)
+        how = as_counts("all_to_all", counts), "auto", out, timeout_s, async_op
+        return self._all_to_all_unknown(array, *how, as_counts("all_to_all", expected))
 
     def begin_meter(self) -> None:
         """Measure the time that this thread spends in calls, until `end_meter`.

@@ -21,6 +21,9 @@ Steps = Generator[bool, None, Any]
 Empty = Callable[[int | tuple[int, ...], Any], Any]
 """Makes an array of a shape and dtype for a result."""
 
+Table = tuple[tuple[int, ...], ...]
+"""The counts of all ranks, by rank."""
+
 ANNOUNCED_BYTES = 2048
 """Bytes that hold the dtype and shape of any array of NumPy, as text."""
 
@@ -74,31 +77,38 @@ def reduce_list(
             at += target.size
 
 
-def gather_unknown(
+def exchange_counts(
     engine: Engine,
     first: Call,
-    known: Callable[[tuple[int, ...]], Call],
+    counts: Sequence[int],
+    lengths: Callable[[Table], Sequence[int]],
+    known: Callable[[Table], Call],
     array: np.ndarray,
     out: np.ndarray | None,
     empty: Empty,
     header: bytes,
 ) -> Steps:
-    """Exchange first dimensions by the call `first`, then make the call `known(counts)`.
+    """Exchange the `counts` of all ranks by the call `first`, then make the call `known(table)`.
 
-    A wrong `out` on one rank is an error on all ranks.
+    Row i of the table has the counts of rank i.  ``lengths(table)`` are the first dimensions of the
+    results of all ranks; a ValueError out of it, or a wrong `out` on one rank, is raised on all.
     """
-    size = engine.size
-    rows = np.array([array.shape[0], -1 if out is None else out.shape[0]], np.int64)
-    table = np.empty((size, 2), np.int64)
-    yield from engine.advance(first, rows, table, header)
-    counts = tuple(table[:, 0].tolist())
-    wrong = [rank for rank in range(size) if table[rank, 1] not in (-1, sum(counts))]
-    if wrong:
-        return ValueError(
-            f"{first.signature.collective}: out on rank {wrong[0]} has first dimension "
-            f"{table[wrong[0], 1]}, the result has {sum(counts)}"
-        )
-    call = known(counts)
+    mine = np.array([*counts, -1 if out is None else out.shape[0]], np.int64)
+    rows = np.empty((engine.size, mine.size), np.int64)
+    yield from engine.advance(first, mine, rows, header)
+    table = tuple(map(tuple, rows[:, :-1].tolist()))
+    outs = rows[:, -1].tolist()
+    try:
+        wanted = lengths(table)
+    except ValueError as error:
+        return error
+    for rank, (given, length) in enumerate(zip(outs, wanted, strict=True)):
+        if given not in (-1, length):
+            return ValueError(
+                f"{first.signature.collective}: out on rank {rank} has first dimension {given}, "
+                f"the result has {length}"
+            )
+    call = known(table)
     target = out
     if target is None:
         target = empty(0 if call.shape is None else call.shape, call.dtype)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_out, check_timeout, shape_text, shown
+from ringreduce.calls.arguments import check_out, check_row, check_timeout, shape_text, shown
 from ringreduce.calls.arrays import (
     as_array,
     as_out,
@@ -21,11 +23,19 @@ from ringreduce.calls.arrays import (
 )
 from ringreduce.calls.cache import PLANNED, Calls
 from ringreduce.calls.call import Call
-from ringreduce.calls.compound import ANNOUNCED_BYTES, gather_unknown, move, reduce_list, scatter
+from ringreduce.calls.compound import (
+    ANNOUNCED_BYTES,
+    Table,
+    exchange_counts,
+    move,
+    reduce_list,
+    scatter,
+)
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
+from ringreduce.errors import MismatchError
 from ringreduce.shm.allocator import Arena
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
@@ -33,6 +43,8 @@ from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
 Body = Generator[bool, None, Any]
+_ANY = -1
+"""The count that a rank expects if it does not know the count."""
 NOTHING = np.empty(0, np.uint8)
 """The data of a meeting: it has a signature only."""
 
@@ -214,9 +226,64 @@ class Runner:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Exchange first dimensions, then gather.  A wrong `out` on one rank raises on all.
+        """Exchange first dimensions, then gather.  `root` is None for an all-gather."""
 
-        `root` is None for an all-gather.
+        def lengths(table: Table) -> list[int]:
+            return [sum(count for (count,) in table)] * self.size
+
+        def known(calls: Calls, table: Table) -> Call:
+            counts = tuple(count for (count,) in table)
+            if root is None:
+                return calls.all_gather(array, counts, algorithm)
+            return calls.gather(array, root, counts, algorithm)
+
+        how = lengths, known, out, timeout_s, async_op
+        return self._tell_counts(name, array, root, algorithm, array.shape[:1], *how)
+
+    def _all_to_all_unknown(
+        self,
+        array: np.ndarray,
+        counts: tuple[int, ...],
+        algorithm: str,
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+        expected: Sequence[int] | None = None,
+    ) -> Any:
+        """Exchange the counts that each rank sends to each rank, then the pieces.
+
+        If a rank sends other counts than another has `expected`, all raise MismatchError.
+        """
+        check_row("all_to_all", array, counts, self.size)
+        told = (*counts, *([_ANY] * self.size if expected is None else expected))
+
+        def lengths(table: Table) -> list[int]:
+            _check_expected(table)
+            return [sum(column) for column in islice(zip(*table, strict=True), self.size)]
+
+        def known(calls: Calls, table: Table) -> Call:
+            matrix = tuple(row[: self.size] for row in table)
+            return calls.all_to_all_told(array, matrix, algorithm)
+
+        how = lengths, known, out, timeout_s, async_op
+        return self._tell_counts("all_to_all", array, None, algorithm, told, *how)
+
+    def _tell_counts(
+        self,
+        name: str,
+        array: np.ndarray,
+        root: int | None,
+        algorithm: str,
+        counts: tuple[int, ...],
+        lengths: Callable[[Table], list[int]],
+        known: Callable[[Calls, Table], Call],
+        out: Any,
+        timeout_s: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Exchange `counts`, then make the call that `known` returns, as `exchange_counts` does.
+
+        A wrong `out` on one rank raises on all.
         """
         with self._queue.lock:
             self._engine.check_usable()
@@ -227,14 +294,11 @@ class Runner:
             empty = _maker_of_results(calls.device)
             view = None if out is None else _gathered(name, calls.device, array, out)
 
-            def known(counts: tuple[int, ...]) -> Call:
-                if root is None:
-                    return calls.all_gather(array, counts, algorithm)
-                return calls.gather(array, root, counts, algorithm)
-
             def body(header: bytes) -> Body:
-                engine = self._engine
-                result = yield from gather_unknown(engine, first, known, array, view, empty, header)
+                to_known = lengths, partial(known, calls)
+                result = yield from exchange_counts(
+                    self._engine, first, counts, *to_known, array, view, empty, header
+                )
                 return out if result is view and out is not None else result
 
             return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
@@ -297,6 +361,22 @@ class Runner:
             self._engine.check_usable()
             call = self._calls.meeting(name, arguments)
             return self._run(call, NOTHING, None, timeout_s, async_op)
+
+
+def _check_expected(table: Table) -> None:
+    """Check that the ranks send what the others expect.  Raises MismatchError.
+
+    A row of the table has the counts that a rank sends to each rank, and then those that it expects
+    from each: _ANY if it expects none.
+    """
+    size = len(table)
+    for receiver, row in enumerate(table):
+        for sender, expected in enumerate([] if row[-1] == _ANY else row[size:]):
+            if expected != table[sender][receiver]:
+                raise MismatchError(
+                    f"all_to_all: rank {sender} sends {table[sender][receiver]} elements to rank "
+                    f"{receiver}, which expects {expected}"
+                )
 
 
 def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:

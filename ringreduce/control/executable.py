@@ -71,6 +71,12 @@ class Executable(Protocol):
     def bind(self, source: Any, target: Any) -> None:
         """Bind the plan to these arrays, if that saves work: every later run uses them."""
 
+    def replan(self, plan: Any) -> bool:
+        """Take a plan of the same schedule, on chunks of other lengths, if that is cheap.
+
+        The executable is not running.  Returns whether it has the new plan now.
+        """
+
     def where(self) -> tuple[int, list[int]]:
         """Return the step of the schedule that the run is at, and the peers that it waits for."""
 

@@ -55,8 +55,9 @@ class Executable:
     # --- running ---
 
     def run(self, header: bytes, source: Any, target: Any) -> None:
-        if self._only is None and self._stage() and self._only_is_short:
-            self.run(header, source, target)  # unrolled by now
+        if (self._only is not None or self._stage()) and self._only_is_short:
+            self._unroll()
+            self.run(header, source, target)
         else:
             self.start(header, source, target)
             self._control.wait_for(self)
@@ -169,6 +170,9 @@ class Executable:
             scratch = device.scratch(task.plan.slice(0).scratch * task.dtype.itemsize)
             self._keep_only((flat[0], flat[1], scratch.view(task.dtype)))
 
+    def replan(self, plan: Any) -> bool:
+        return False  # messages are bound to their lengths
+
     def _stage(self) -> bool:
         """Give a small plan memory of its own, and bind its flow to that."""
         task = self.task
@@ -186,10 +190,16 @@ class Executable:
 
     def _keep_only(self, memory: tuple[Any, Any, Any]) -> None:
         """Bind the one flow of the plan to this INPUT, OUTPUT and SCRATCH."""
-        flow = self._only = self._cache.bind(self.task, memory, index=0)
-        if self._only_is_short:
-            # In place of the method, without a frame of Python around it.
-            self.__dict__["run"] = unrolled(flow, self._under_way, self._control, self._own)
+        self._only = self._cache.bind(self.task, memory, index=0)
+
+    def _unroll(self) -> None:
+        """Unroll the one flow, in place of the method `run`: without a frame of Python around it.
+
+        A call of several plans starts them without `run`, and so without an unrolled flow.
+        """
+        assert self._only is not None
+        unroll = unrolled(self._only, self._under_way, self._control, self._own)
+        self.__dict__["run"] = unroll
 
     # --- the run under way ---
 

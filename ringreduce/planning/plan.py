@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+from ringreduce.planning.one_step import Moves, OneStep, offsets_of
 from ringreduce.planning.operations import ChunkOffsets, PlannedSlice
 from ringreduce.planning.slices import SEGMENT_BYTES, plan_slice
-from ringreduce.schedules.schedule import Chunks, Schedule, Step
+from ringreduce.schedules.schedule import Schedule, Step
 
 _UNCUT = 1 << 62
 """Bytes of a segment that no message exceeds."""
@@ -43,11 +44,15 @@ class Plan:
     """Rank -> that rank's plan (any rank's, this one's too), with messages not cut in segments."""
     in_place: bool
     """Whether OUTPUT may be the same memory as INPUT."""
+    moves: Moves | None = None
+    """The messages of a schedule of one step; None: plan it as any other schedule."""
     _slices: dict[int, PlannedSlice] = field(default_factory=dict)
     _steps: tuple[Step, ...] | None = None
 
     def slice(self, index: int) -> PlannedSlice:
         """Return the planned steps of slice `index`."""
+        if index not in self._slices and self.moves is not None:
+            self._slices[index] = self.moves.planned(index, self.segment_bytes)
         if index not in self._slices:
             if self._steps is None:
                 self._steps = tuple(self.schedule.steps(self.rank))
@@ -119,24 +124,31 @@ def plan_parts(
     itemsize: int,
     slices: int,
     segment_bytes: int = SEGMENT_BYTES,
+    one_step: OneStep | None = None,
 ) -> Plan:
     """Plan a collective in which chunk i has ``counts[i]`` elements and a rank may hold only some.
 
     INPUT is the concatenation of the chunks that the rank holds before the collective, OUTPUT of
     those that it holds after.  A slice is a part of every chunk.
+
+    `one_step` are the messages of the schedule, if it has one step that only moves chunks.
     """
-    before = _offsets(schedule.holds_before(rank), counts)
-    after = _offsets(schedule.holds_after(rank), counts)
+    held, result = schedule.holds_before(rank), schedule.holds_after(rank)
 
     def chunk_offsets(index: int) -> list[ChunkOffsets]:
+        before, after = offsets_of(held, counts), offsets_of(result, counts)
         cuts = [_cut(count, slices, index) for count in counts]
         return [
             ChunkOffsets(before.get(chunk, 0) + low, after.get(chunk, 0) + low, high - low)
             for chunk, (low, high) in enumerate(cuts)
         ]
 
+    moves = None
+    if one_step is not None:
+        moves = Moves(one_step, rank, counts, itemsize, slices)
+
     def of(peer: int) -> Plan:
-        return plan_parts(schedule, peer, counts, itemsize, slices, _UNCUT)
+        return plan_parts(schedule, peer, counts, itemsize, slices, _UNCUT, one_step)
 
     return Plan(
         schedule,
@@ -145,11 +157,12 @@ def plan_parts(
         sum(counts),
         slices,
         chunk_offsets,
-        sum(counts[chunk] for chunk in before),
-        sum(counts[chunk] for chunk in after),
+        sum(counts[chunk] for chunk in held),
+        sum(counts[chunk] for chunk in result),
         segment_bytes,
         of,
         in_place=False,
+        moves=moves,
     )
 
 
@@ -170,9 +183,3 @@ def _cut(count: int, parts: int, part: int) -> tuple[int, int]:
 def _border(count: int, parts: int, part: int) -> int:
     each, longer = divmod(count, parts)
     return part * each + min(part, longer)
-
-
-def _offsets(chunks: Chunks, counts: Sequence[int]) -> dict[int, int]:
-    """Return chunk -> its offset in a buffer that holds these chunks one after another."""
-    starts = accumulate((counts[chunk] for chunk in chunks), initial=0)
-    return dict(zip(chunks, starts, strict=False))

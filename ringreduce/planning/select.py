@@ -28,7 +28,7 @@ _TIE = 0.02
 """Candidates within this fraction of the lowest prediction count as equally fast."""
 _DIRECT = ("one_shot", "two_shot", "direct", "star", "pairwise")
 """Algorithms in which a rank exchanges messages with all others."""
-_MOST_DIRECT = 32
+MOST_DIRECT = 32
 """The most ranks for which the direct algorithms are priced."""
 
 
@@ -141,7 +141,7 @@ def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> l
     names = list(ALGORITHMS[collective])
     if collective == "barrier" and memory is None:
         names.remove("direct")
-    if sum(map(len, nodes)) > _MOST_DIRECT and collective not in ("gather", "scatter"):
+    if sum(map(len, nodes)) > MOST_DIRECT and collective not in ("gather", "scatter"):
         names = [name for name in names if name not in _DIRECT]
     if len(nodes) == 1 and memory is not None:
         names.sort(key=lambda name: name not in _DIRECT)

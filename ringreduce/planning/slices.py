@@ -44,6 +44,17 @@ def plan_slice(
     return _SlicePlanner(schedule, rank, steps, offsets, itemsize, segment_bytes).plan()
 
 
+def cut_in_segments(count: int, segment: int) -> list[tuple[int, int]]:
+    """Cut a run of `count` elements; return the (start, stop) of its segments, at least one."""
+    length = max(segment, -(-count // _MOST_SEGMENTS))
+    return [(at, min(at + length, count)) for at in range(0, max(count, 1), length)]
+
+
+def place_of_signature(nbytes: int) -> str:
+    """Return where the signature of a message of `nbytes` is sent."""
+    return INSIDE if nbytes <= INSIDE_BYTES else BESIDE
+
+
 class _Scratch:
     """A first-fit allocator of scratch, in elements."""
 
@@ -264,15 +275,13 @@ class _SlicePlanner:
             yield self._message(peer, _part(span, start, stop), signed)
 
     def _segments(self, count: int) -> list[tuple[int, int]]:
-        length = max(self.segment, -(-count // _MOST_SEGMENTS))
-        return [(at, min(at + length, count)) for at in range(0, max(count, 1), length)]
+        return cut_in_segments(count, self.segment)
 
     def _message(self, peer: int, span: Span, signed: set[int]) -> Message:
         if peer in signed:
             return Message(peer, span, None)
         signed.add(peer)
-        inside = (span.stop - span.start) * self.itemsize <= INSIDE_BYTES
-        return Message(peer, span, INSIDE if inside else BESIDE)
+        return Message(peer, span, place_of_signature((span.stop - span.start) * self.itemsize))
 
     # --- memory of values ---
 

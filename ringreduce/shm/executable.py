@@ -7,6 +7,7 @@ from typing import Any
 from ringreduce.control.executable import Control
 from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device, flat_pair, shares_memory
+from ringreduce.planning.plan import Plan
 from ringreduce.shm.program import PlanProgram
 
 
@@ -108,6 +109,9 @@ class Executable:
         if all(shares_memory(device, *pair) for pair in pairs):
             self._bound = flat
             self.program.bind(*map(device.address, flat))
+
+    def replan(self, plan: Plan) -> bool:
+        return not self._running and self._bound is None and self.program.rewrite(plan)
 
     # --- the run under way ---
 

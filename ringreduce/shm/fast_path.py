@@ -141,7 +141,7 @@ def key_of(
 ) -> Key | None:
     """Return the key of a call; None if compiled code does not know the arguments' types."""
     op, algorithm = arguments.get("op"), arguments["algorithm"]
-    root, counts = arguments.get("root", 0), arguments.get("counts", ())
+    root, counts = arguments.get("root", 0), arguments.get("counts") or ()
     texts = [algorithm] if op is None else [op, algorithm]
     if any(type(text) is not str for text in texts) or arguments.get("wire") is not None:
         return None

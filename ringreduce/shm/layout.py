@@ -387,7 +387,7 @@ class Copy(Record):
     target: Operand
     # The bytes to read.
     source: Operand
-    # Number of bytes, 1 or more.
+    # Number of bytes.
     nbytes: Word
     # 1: peers read the target, and it is long enough to choose how to write; 0: another copy.
     staged: Word

@@ -34,7 +34,7 @@ from ringreduce.planning.instructions import (
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
 from ringreduce.planning.select import is_single_copy
-from ringreduce.planning.shm_instructions import instructions_of
+from ringreduce.planning.shm_instructions import IN_SLOT_BYTES, instructions_of
 from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of
@@ -55,6 +55,14 @@ The first pair is for ranks with a core each: most peers post within 5,000 polls
 Python takes longer.  The second is for ranks that share cores.  A program that polls keeps its core
 busy, and other threads of the rank may wait for that core.
 """
+
+
+_TARGET = (offset_of(layout.Copy, "target") + offset_of(Operand, "buffer")) // WORD
+_TARGET_OFFSET = (offset_of(layout.Copy, "target") + offset_of(Operand, "offset")) // WORD
+_SOURCE_OFFSET = (offset_of(layout.Copy, "source") + offset_of(Operand, "offset")) // WORD
+_COPY_BYTES = offset_of(layout.Copy, "nbytes") // WORD
+_STAGED = offset_of(layout.Copy, "staged") // WORD
+"""Words of a COPY."""
 
 
 class PlanProgram:
@@ -97,6 +105,17 @@ class PlanProgram:
         if state == layout.MISMATCH:
             self._shared_memory.report_mismatch(self._program)
         return bool(state == layout.DONE)
+
+    def rewrite(self, plan: Plan) -> bool:
+        """Rewrite the program, which is not running, for a plan that differs in counts alone.
+
+        Returns False if the program cannot be rewritten.
+        """
+        words, _ = self._memory
+        made = self._shared_memory.rewrite(words, self._instructions, plan)
+        if made is not None:
+            self._instructions = made
+        return made is not None
 
     def where(self) -> tuple[int, list[int]]:
         """Return the current step of the program, and the peers that it waits for."""
@@ -179,13 +198,17 @@ class SharedMemory:
 
     def _slices(self, plan: Plan, single_copy: bool) -> list[Instructions] | None:
         """Return this rank's instructions for each slice of a plan; None if a slice has none."""
-        plans = [plan.of(rank) for rank in range(len(self._peers) + 1)]
+        plans = [plan.of(rank) for rank in range(0 if plan.moves else len(self._peers) + 1)]
         slices = []
         for index in range(plan.slices):
-            every = [each.slice(index) for each in plans]
-            instructions = instructions_of(
-                every, self._rank, plan.itemsize, single_copy, plan.in_place
-            )
+            instructions: Instructions | None
+            if plan.moves is not None:
+                instructions = plan.moves.instructions(index, single_copy)
+            else:
+                every = [each.slice(index) for each in plans]
+                instructions = instructions_of(
+                    every, self._rank, plan.itemsize, single_copy, plan.in_place
+                )
             if instructions is None or instructions.slot_bytes > layout.MAX_STAGED_BYTES:
                 return None
             slices.append(instructions)
@@ -204,6 +227,43 @@ class SharedMemory:
         program.output_bytes = plan.output_count * plan.itemsize
         program.in_place = plan.in_place
         return PlanProgram(self, words, instructions, scratch)
+
+    def rewrite(self, words: Any, instructions: Instructions, plan: Plan) -> Instructions | None:
+        """Rewrite the program of a direct all-to-all for `plan`, of other counts.
+
+        `words` and `instructions` are those of the program, which is not running.  Only numbers
+        differ: lengths and offsets.  Returns the new instructions, or None if a new program is
+        needed: on all ranks, since the plans of all ranks have the same counts.
+        """
+        nbytes, moves = plan.count * plan.itemsize, plan.moves
+        single_copy = is_single_copy(plan.schedule, nbytes, self._config)
+        if moves is None or plan.slices != 1 or single_copy != instructions.single_copy:
+            return None
+        copies = moves.copies(0, single_copy)
+        most = max(copies.staged_bytes)
+        if most > layout.MAX_STAGED_BYTES:
+            return None
+        program, publishes = Program(_address(words)), most > IN_SLOT_BYTES
+        if not single_copy:
+            program.publishes = layout.PUBLISHES_DATA if publishes else layout.PUBLISHES_NOTHING
+        program.input_bytes = plan.input_count * plan.itemsize
+        program.output_bytes = plan.output_count * plan.itemsize
+        free_slot = layout.FreeSlot(address_of(program) + size_of(Program))
+        free_slot.nbytes = copies.staged_bytes[self._rank]
+        self._write_numbers(words.data, copies.numbers)
+        notes = (tuple(moves.notes(0)),) if self._config.log_messages else ()
+        return instructions._replace(slot_bytes=most, publishes=publishes, notes=notes)
+
+    def _write_numbers(self, words: memoryview, numbers: Sequence[tuple[int, int, int]]) -> None:
+        """Write (offset of the target, offset of the source, bytes) to all COPYs of a program."""
+        opcodes = range(size_of(Program) // WORD, len(words), layout.INSTRUCTION_BYTES // WORD)
+        copies = (at for at in opcodes if words[at] == layout.COPY)
+        slot = address_of(self.team.slot)
+        for at, (target, source, nbytes) in zip(copies, numbers, strict=True):
+            words[at + _TARGET_OFFSET], words[at + _SOURCE_OFFSET] = target, source
+            words[at + _COPY_BYTES] = nbytes
+            is_staged = words[at + _TARGET] == slot and nbytes >= layout.STAGED_FROM_BYTES
+            words[at + _STAGED] = is_staged
 
     def bind(self, program: Program, source: int, target: int) -> None:
         """Bind a program to the addresses of its input and output in this process."""

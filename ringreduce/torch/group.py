@@ -306,8 +306,12 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             return _work(opts, [output], [call])
         xs = _pieces(x, input_splits, self._size, "input")
         outs = _pieces(out, output_splits, self._size, "output")
-        self._exchange([each.reshape(-1) for each in xs], outs, opts)
-        return _work(opts, [output])
+        # The call writes to the tensor itself unless the input shares its memory, or it is in pieces.
+        is_apart = out.flags.c_contiguous and not np.may_share_memory(x, out)
+        room = out.reshape(-1) if is_apart else np.empty(out.size, out.dtype)
+        counts, expected = [each.size for each in xs], [each.size for each in outs]
+        call = self.comm.all_to_all_checked(x.reshape(-1), counts, expected, room, **_how(opts))
+        return _work(opts, [output], [call], None if is_apart else partial(_deliver, [out]))
 
     alltoall_base = all_to_all_single
 

@@ -146,6 +146,105 @@ def test_all_gather_takes_different_first_dimensions():
     rr.spawn(program, 4)
 
 
+def routed(turn: int, size: int) -> np.ndarray:
+    """The counts of one step of a mixture of experts: other ones at each step."""
+    return np.random.default_rng(turn).multinomial(20, np.ones(size) / size, size)
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+@pytest.mark.parametrize("counts_of", ["a row", "all ranks"])
+def test_counts_that_are_new_in_each_call_are_not_all_kept(counts_of, shared_memory):
+    def program(comm):
+        kept = []
+        for turn in range(40):
+            counts = routed(turn, comm.size)
+            x = np.repeat(np.arange(comm.size) + 10 * comm.rank, counts[comm.rank])
+            given = counts if counts_of == "all ranks" else counts[comm.rank]
+            wanted = np.repeat(10 * np.arange(comm.size) + comm.rank, counts[:, comm.rank])
+            assert np.array_equal(comm.all_to_all(x, counts=given), wanted)
+            kept.append((len(comm._calls), len(comm._engine._flows._flows)))
+        return kept
+
+    config = rr.Config(kept_plans=5, shared_memory=shared_memory)
+    for kept in rr.spawn(program, 3, config=config):
+        assert max(kept) <= (5, 7)
+        if counts_of == "a row":
+            assert kept[3:] == [kept[3]] * 37
+
+
+def test_a_program_in_shared_memory_is_rewritten_for_other_counts():
+    """Through every way: in the slot, in the ring, single-copy, and back."""
+
+    def program(comm):
+        executables, made = set(), []
+        for turn, rows in enumerate([1, 4, 1, 4000, 1, 300_000, 400_000, 0, 4000]):
+            counts = np.roll(rows * np.arange(comm.size**2), turn).reshape(comm.size, -1)
+            x = np.repeat(np.arange(comm.size) + 10.0 * comm.rank, counts[comm.rank])
+            wanted = np.repeat(10.0 * np.arange(comm.size) + comm.rank, counts[:, comm.rank])
+            result = comm.all_to_all(x, counts=counts[comm.rank], algorithm="direct")
+            assert np.array_equal(result, wanted)
+            (told,) = [c for key, c in comm._calls._kept.items() if key[0] == "all_to_all told"]
+            executables.add(told.executable)
+            made.append(len(executables))
+        return made
+
+    config = rr.Config(shared_memory=True, slice_bytes=1 << 30)
+    assert rr.spawn(program, 2, config=config, timeout_s=20) == [[1, 1, 1, 1, 1, 2, 2, 3, 3]] * 2
+
+
+def test_counts_that_another_rank_does_not_expect_are_an_error_on_all():
+    def program(comm):
+        sent, expected = [[1, 2], [2, 1]], [[1, 2], [3, 0]]
+        x, out = np.ones(3), np.empty(3)
+        comm.all_to_all_checked(x, sent[comm.rank], sent[comm.rank], out, None)
+        with pytest.raises(rr.MismatchError, match="rank 0 sends 2 elements to rank 1, which exp"):
+            comm.all_to_all_checked(x, sent[comm.rank], expected[comm.rank], out, None)
+        assert comm.all_reduce(1) == 2
+
+    rr.spawn(program, 2)
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_equal_counts_in_each_call_are_planned_once(shared_memory):
+    def program(comm):
+        x = np.arange(comm.size * 2) + 10 * comm.rank
+        row = [0] * (comm.size - 1) + [x.size]
+        executables = set()
+        for _ in range(4):
+            comm.all_to_all(x, counts=row)
+            (told,) = [c for key, c in comm._calls._kept.items() if key[0] == "all_to_all told"]
+            executables.add(told.executable)
+        return len(executables)
+
+    assert rr.spawn(program, 3, config=rr.Config(shared_memory=shared_memory)) == [1] * 3
+
+
+def test_a_planned_all_to_all_takes_the_counts_of_all_ranks():
+    def program(comm):
+        x = np.zeros(3, np.int64)
+        planned = comm.plan("all_to_all", x, counts=[[0, 3], [2, 1]])
+        results = []
+        for turn in range(3):
+            x[...] = 10 * turn + comm.rank
+            results.append(planned().tolist())
+        return results
+
+    assert rr.spawn(program, 2) == [
+        [[1, 1], [11, 11], [21, 21]],
+        [[0, 0, 0, 1], [10, 10, 10, 11], [20, 20, 20, 21]],
+    ]
+
+
+def test_counts_of_an_all_to_all_that_no_memory_holds_are_refused():
+    def program(comm):
+        counts = [[4, 0], [1 << 62, 1 << 62]]
+        with pytest.raises(ValueError, match=r"no memory|add up to"):
+            comm.all_to_all(np.ones(4), counts=counts)
+        assert comm.all_reduce(1) == 2
+
+    rr.spawn(program, 2)
+
+
 def test_an_out_of_the_wrong_length_on_one_rank_is_an_error_on_all():
     def program(comm):
         out = np.empty(5 if comm.rank == 1 else 4)

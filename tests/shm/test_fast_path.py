@@ -296,6 +296,10 @@ NOT_ELIGIBLE = {
     "a count of NumPy": lambda c, x: c.all_gather(x, counts=[np.int32(8), *counts_of(c)[1:]]),
     "counts that are drawn": lambda c, x: c.all_gather(x, counts=iter(counts_of(c))),
     "no counts": lambda c, x: c.all_gather(x),
+    "counts of this rank": lambda c, x: c.all_to_all(x, counts=[x.size // c.size] * c.size),
+    "counts of all ranks": lambda c, x: c.all_to_all(
+        x, counts=[[x.size // c.size] * c.size] * c.size
+    ),
     "a timeout": lambda c, x: c.broadcast(x, 1, timeout_s=5),
     "asynchronous": lambda c, x: c.all_to_all(x, async_op=True).wait(),
     "named": lambda c, x: c.all_to_all(x=x),
@@ -342,7 +346,7 @@ REFUSED = {
         "unexpected",
     ),
     "counts where there are none": (
-        lambda c, x: c.all_to_all(x, counts=counts_of(c)),
+        lambda c, x: c.broadcast(x, 1, counts=counts_of(c)),
         TypeError,
         "unexpected",
     ),

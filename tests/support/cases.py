@@ -63,7 +63,10 @@ GATHERS = ("all_gather", "gather")
 
 @dataclass(frozen=True)
 class Case:
-    """One call.  `shape` is that of rank 0; a gather's ranks have `rank` more rows each."""
+    """One call.  `shape` is that of rank 0; a gather's ranks have `rank` more rows each.
+
+    In an all-to-all of counts some ranks have no rows at all.
+    """
 
     collective: str
     algorithm: str
@@ -117,9 +120,27 @@ def values_of(case: Case, rank: int) -> np.ndarray:
     shape = case.shape
     if case.collective in GATHERS and shape:
         shape = (shape[0] + rank, *shape[1:])
+    if (matrix := counts_of(case)) is not None:
+        shape = (int(matrix[rank].sum()), *shape[1:])
     pool, count = _pool(case.dtype, case.op), int(np.prod(shape))
     start = (case.seed + rank * _BETWEEN_RANKS) % (pool.size - count + 1)
     return pool[start : start + count].reshape(shape)
+
+
+def counts_of(case: Case) -> np.ndarray | None:
+    """The counts of an all-to-all, by sender; None for equal pieces, as for other collectives.
+
+    Some counts are 0, and so are all of some ranks.
+    """
+    if case.collective != "all_to_all" or case.seed % 3 == 0:
+        return None
+    rng = np.random.default_rng(case.seed)
+    some = rng.random((case.ranks, case.ranks)) * (rng.random((case.ranks, case.ranks)) < 0.7)
+    rows = [case.shape[0] * int(rng.random() < 0.8 and weights.any()) for weights in some]
+    shares = [weights / (weights.sum() or 1) for weights in some]
+    return np.array(
+        [rng.multinomial(n, p) if n else 0 * p for n, p in zip(rows, shares, strict=True)], np.int64
+    )
 
 
 _POOL = 1 << 18
@@ -159,7 +180,11 @@ def expected(case: Case, rank: int) -> np.ndarray | None:
     if case.collective == "scatter":
         return np.array_split(inputs[case.root], case.ranks)[rank]
     if case.collective == "all_to_all":
-        return np.concatenate([np.split(values, case.ranks)[rank] for values in inputs])
+        pieces = np.full((case.ranks, case.ranks), case.shape[0] // case.ranks)
+        if (matrix := counts_of(case)) is not None:
+            pieces = matrix
+        cut = [np.split(x, np.cumsum(row)[:-1]) for x, row in zip(inputs, pieces, strict=True)]
+        return np.concatenate([each[rank] for each in cut])
     # Wrapping integers and exact floats: the order of folding does not matter.
     with np.errstate(over="ignore"):
         total = np.asarray(reduce(_FOLDS[case.op], inputs))
@@ -254,6 +279,8 @@ def call(comm: rr.Communicator, case: Case, x: Any, out: Any) -> Any:
     options: dict[str, Any] = {"out": out, "algorithm": case.algorithm}
     if case.collective in GATHERS and _knows_counts(case):
         options["counts"] = [case.shape[0] + rank for rank in range(case.ranks)]
+    if (matrix := counts_of(case)) is not None:
+        options["counts"] = matrix if case.seed % 3 == 1 else matrix[comm.rank].tolist()
     if case.collective in ("broadcast", "gather", "scatter", "reduce"):
         options["root"] = case.root
     if case.collective == "scatter" and comm.rank != case.root:

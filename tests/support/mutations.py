@@ -89,8 +89,8 @@ MUTATIONS = [
     Mutation(
         "first-message-too-long",
         "planning/slices.py",
-        "self.itemsize <= INSIDE_BYTES",
-        "self.itemsize <= 2 * INSIDE_BYTES",
+        "nbytes <= INSIDE_BYTES",
+        "nbytes <= 2 * INSIDE_BYTES",
         "A first message is longer than the buffer that every receiver has for it.",
     ),
     Mutation(

@@ -224,7 +224,14 @@ def all_to_all_with_equal_and_unequal_lengths() -> None:
     sends = [(rank() + peer) % 3 for peer in range(size())]
     out = torch.zeros(sum(sends), 2)
     dist.all_to_all_single(out, torch.full((sum(sends), 2), float(rank())), sends, sends)
-    same(out[:, 0], torch.tensor([float(peer) for peer, n in enumerate(sends) for _ in range(n)]))
+    wanted = torch.tensor([float(peer) for peer, n in enumerate(sends) for _ in range(n)])
+    same(out[:, 0], wanted)
+    wide = torch.zeros(sum(sends), 4)
+    x = torch.full((sum(sends), 2), float(rank()))
+    dist.all_to_all_single(wide[:, ::2], x, sends, sends)
+    same(wide[:, 2], wanted)
+    dist.all_to_all_single(x, x, sends, sends)
+    same(x[:, 1], wanted)
     outs = [torch.zeros(n) for n in sends]
     dist.all_to_all(outs, [torch.full((n,), float(rank())) for n in sends])
     for peer, each in enumerate(outs):
@@ -615,6 +622,10 @@ def wrong_lengths_are_refused() -> None:
     raises(ValueError, "the input needs", lambda: dist.reduce_scatter_tensor(torch.ones(2), out))
     raises(ValueError, "pass one for each of", lambda: dist.all_gather([out], torch.ones(2)))
     raises(ValueError, "no multiple of", lambda: dist.all_to_all_single(out, out.clone()))
+    x, sends = torch.zeros(4 * size()), [4] * size()
+    recvs = [5, 3, *sends[2:]] if rank() == 0 else sends
+    words = "rank 0 sends 4 elements to rank 0, which expects 5"
+    raises(ValueError, words, lambda: dist.all_to_all_single(x.clone(), x, recvs, sends))
     dist.barrier()
 
 
