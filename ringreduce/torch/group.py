@@ -306,7 +306,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             return _work(opts, [output], [call])
         xs = _pieces(x, input_splits, self._size, "input")
         outs = _pieces(out, output_splits, self._size, "output")
-        # The call writes to the tensor itself unless the input shares its memory, or it is in pieces.
+        # The call writes to the tensor itself, unless it is strided or the input shares its memory.
         is_apart = out.flags.c_contiguous and not np.may_share_memory(x, out)
         room = out.reshape(-1) if is_apart else np.empty(out.size, out.dtype)
         counts, expected = [each.size for each in xs], [each.size for each in outs]
