@@ -396,7 +396,7 @@ class Collectives(Runner):
         work = self._meet("barrier", (), timeout_s, async_op)
         with self._queue.lock:
             self._engine.admit_barrier(self._calls.meeting("barrier", ()))
-        return work if async_op else None
+        return work
 
 
 def _at_least_1d(array: np.ndarray) -> np.ndarray:

@@ -360,7 +360,16 @@ class Runner:
         with self._queue.lock:
             self._engine.check_usable()
             call = self._calls.meeting(name, arguments)
-            return self._run(call, NOTHING, None, timeout_s, async_op)
+            if not async_op:
+                self._run(call, NOTHING, None, timeout_s, False)
+                return None
+            if timeout_s is not None:
+                check_timeout(name, timeout_s)
+
+            def body(header: bytes) -> Body:
+                yield from move(self._engine, call, NOTHING, NOTHING, header)
+
+            return self._engine.run(call, body, timeout_s, async_op=True)
 
 
 def _check_expected(table: Table) -> None:

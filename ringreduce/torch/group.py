@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ import numpy as np
 import torch.distributed as dist
 
 import ringreduce as rr
+from ringreduce.cores import cores
 from ringreduce.torch.profiles import profiled
 from ringreduce.torch.sparse import all_reduce_sparse
 from ringreduce.torch.tensors import array_of, check_list, flat
@@ -54,8 +54,8 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         self.comm: rr.Communicator = rr.init(
             rendezvous=options.store, rank=rank, size=size, timeout_s=min(seconds, _LONGEST_S)
         )
-        ranks = max(size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        if len(os.sched_getaffinity(0)) < 2 * ranks:
+        ranks = dist.get_world_size() if dist.is_initialized() else size
+        if cores() < 2 * ranks:
             self.comm.begin_calls_here(_WAITS_S)
         self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = options.group_id, "undefined"
@@ -82,6 +82,11 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         self._description = description
+
+    def _get_backend(self, device: Any) -> Any:
+        if device.type != "cpu":
+            raise RuntimeError(f"the group has no backend for {device}: it is for the CPU")
+        return self
 
     def rank(self) -> int:
         return int(self._rank)
@@ -199,7 +204,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
     def _prepare(self, op: Any, x: np.ndarray) -> None:
         """Multiply `x` by the factor of PREMUL_SUM."""
         if op.op == _PREMUL_SUM:
-            factor = op.factor
+            _, factor = op.__getstate__()  # torch 2.9 has no attribute for it
             x *= x.dtype.type(factor) if isinstance(factor, float) else factor.numpy()
 
     # --- copies ---

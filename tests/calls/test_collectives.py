@@ -196,9 +196,9 @@ def test_counts_that_another_rank_does_not_expect_are_an_error_on_all():
     def program(comm):
         sent, expected = [[1, 2], [2, 1]], [[1, 2], [3, 0]]
         x, out = np.ones(3), np.empty(3)
-        comm.all_to_all_checked(x, sent[comm.rank], sent[comm.rank], out, None)
+        comm.all_to_all_checked(x, sent[comm.rank], sent[comm.rank], out, None, False)
         with pytest.raises(rr.MismatchError, match="rank 0 sends 2 elements to rank 1, which exp"):
-            comm.all_to_all_checked(x, sent[comm.rank], expected[comm.rank], out, None)
+            comm.all_to_all_checked(x, sent[comm.rank], expected[comm.rank], out, None, False)
         assert comm.all_reduce(1) == 2
 
     rr.spawn(program, 2)

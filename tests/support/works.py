@@ -61,7 +61,10 @@ def every_collective(comm: rr.Communicator) -> None:
         "all_gather": comm.all_gather(x[: comm.rank], async_op=True),
         "counted": comm.all_gather(x, counts=[x.size] * comm.size, async_op=True),
         "list": comm.all_reduce([x, x.astype(np.int32)], async_op=True),
+        "barrier": comm.barrier(async_op=True),
     }
+    assert works["barrier"].wait() is None
+    assert all(work.done() for work in works.values())
     wanted = total(comm, x.size)
     assert np.array_equal(works["list"].wait()[1], wanted)
     assert np.array_equal(works["reduce_scatter"].wait(), wanted[3 * comm.rank : 3 * comm.rank + 3])

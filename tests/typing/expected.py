@@ -27,6 +27,7 @@ def collectives(comm: rr.Communicator, x: NDArray[np.float32], grid: Grid, unkno
     assert_type(comm.scatter(x if comm.rank == 0 else None), NDArray[np.float32])
     assert_type(comm.all_to_all(grid), Grid)
     assert_type(comm.barrier(), None)
+    assert_type(comm.barrier(async_op=True), rr.Work[None])
 
 
 def lists(comm: rr.Communicator, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
