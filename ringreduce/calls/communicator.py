@@ -176,6 +176,18 @@ class Communicator(Collectives, PointToPoint):
         with self._queue.lock:
             return self._reachable(sizes, dtype)
 
+    def pages(self, nbytes: int) -> np.ndarray | None:
+        """Return whole pages of this rank's segment, whose kernel object other processes map.
+
+        None without such memory, or without space in it.
+
+        :meta private:
+        """
+        if self._arena is None or self._transport.one_process or self._engine.broken:
+            return None
+        with self._queue.lock:
+            return self._arena.empty((nbytes,), np.dtype(np.uint8))
+
     @overload
     def shared(
         self, shape: int | tuple[int, ...], dtype: type[S] | np.dtype[S], owner: int = 0

@@ -71,6 +71,7 @@ def share_segments(transport: Transport) -> Segments | None:
     if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((is_available(),))):
         return None
     nbytes = SEGMENT_BYTES + mail_bytes(transport.size)
+    nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # arrays of the arena begin pages
     if not transport.one_process:
         segments = map_files(nbytes, transport.collect, transport.rank)
         if segments is not None:

@@ -2,9 +2,9 @@
 
 `import torch` registers the backend (`registration`).  A process group (`group`) turns each
 collective of torch into calls of a communicator, on views of the tensors (`tensors`), and returns a
-Work (`works`).  `sparse` adds sparse tensors.  `memory` makes tensors in registered memory, `hooks`
-has a hook for DistributedDataParallel, and `profiles` shows collectives in torch's profiler.
-`gloo` puts the backend in the place of Gloo.
+Work (`works`).  `sparse` adds sparse tensors.  `memory` makes tensors in registered memory, and
+`shared` moves tensors there.  `hooks` has a hook for DistributedDataParallel, and `profiles` shows
+collectives in torch's profiler.  `gloo` puts the backend in the place of Gloo.
 """
 
 from importlib import import_module
@@ -15,10 +15,15 @@ from ringreduce.torch.registration import register as _register
 if TYPE_CHECKING:
     from ringreduce.torch.gloo import instead_of
     from ringreduce.torch.hooks import bfloat16_wire_hook
-    from ringreduce.torch.memory import empty
+    from ringreduce.torch.memory import empty, share_
 
-__all__ = ["bfloat16_wire_hook", "empty", "instead_of"]
-_PLACES = {"bfloat16_wire_hook": "hooks", "empty": "memory", "instead_of": "gloo"}
+__all__ = ["bfloat16_wire_hook", "empty", "instead_of", "share_"]
+_PLACES = {
+    "bfloat16_wire_hook": "hooks",
+    "empty": "memory",
+    "instead_of": "gloo",
+    "share_": "memory",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 import ringreduce as rr
 from ringreduce.cores import cores
 from ringreduce.torch.profiles import profiled
+from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import all_reduce_sparse
-from ringreduce.torch.tensors import array_of, check_list, flat
+from ringreduce.torch.tensors import array_of, check, check_list, flat
 from ringreduce.torch.works import Finished, FromAnyRank, Message, UnderWay, seconds_of
 
 _PREMUL_SUM = dist.ReduceOp.RedOpType.PREMUL_SUM
@@ -43,10 +44,11 @@ _DONE = Finished()
 class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
     """The group of the ranks that share a store."""
 
-    def __init__(self, options: Any, backend: str) -> None:
+    def __init__(self, options: Any, backend: str, moves: bool) -> None:
         """Connect the ranks by the store in `options`.  Collective among them.
 
-        `backend` is the name of the backend.
+        `backend` is the name of the backend.  `moves`: tensors that are reduced again are moved to
+        registered memory.
         """
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size)
@@ -57,6 +59,9 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         ranks = dist.get_world_size() if dist.is_initialized() else size
         if cores() < 2 * ranks:
             self.comm.begin_calls_here(_WAITS_S)
+        self.storages = SharedStorages(self.comm) if size > 1 else None
+        """The storages in registered memory."""
+        self._moves = moves
         self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = options.group_id, "undefined"
 
@@ -120,11 +125,20 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             if tensor.is_sparse:
                 all_reduce_sparse(self.comm, tensor, opts.reduceOp.op, timeout_s)
                 continue
-            x = array_of("all_reduce", tensor, writes=True, reduces=True)
+            x = self._to_reduce(tensor)
             self._prepare(opts.reduceOp, x)
             op = _op(opts.reduceOp, x)
             calls += [self.comm.all_reduce(x, op, out=x, timeout_s=timeout_s, async_op=is_async)]
         return _work(opts, tensors, calls)
+
+    def _to_reduce(self, tensor: Any) -> np.ndarray:
+        """Return the array of a tensor to be all-reduced, in registered memory if it is there."""
+        if self.storages is not None and tensor.nbytes >= LEAST_BYTES and tensor.is_contiguous():
+            check("all_reduce", tensor, writes=True, reduces=True)
+            x = self.storages.array_of(tensor, moves=self._moves)
+            if x is not None:
+                return x
+        return array_of("all_reduce", tensor, writes=True, reduces=True)
 
     @profiled("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tensors in memory that the other ranks of a group reach directly."""
+"""Tensors in memory that the other ranks of a group reach directly: new ones, and moved ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from ringreduce.torch.shared import can_move
 
 _BYTES = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
 """By bytes of an element: a dtype of NumPy of this size."""
@@ -34,14 +36,64 @@ def empty(shape: Any, dtype: Any = None, *, group: Any = None) -> Any:
         >>> bucket = ringreduce.torch.empty((1 << 20,), torch.float32)  # doctest: +SKIP
         >>> torch.distributed.all_reduce(bucket)  # doctest: +SKIP
     """
-    from ringreduce.torch.group import RingReduceGroup
-
-    if not dist.is_initialized():
-        raise RuntimeError("empty: there is no process group; call init_process_group first")
-    group = dist.group.WORLD if group is None else group
-    if not isinstance(group, RingReduceGroup):
-        raise TypeError(f"empty: group is {group!r}; pass a group of the backend 'ringreduce'")
+    group = _group("empty", group)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     memory: np.ndarray = group.comm.empty(shape, _BYTES[dtype.itemsize])
     return torch.from_numpy(memory).view(dtype)
+
+
+def share_(tensor: Any, *, group: Any = None) -> Any:
+    """Move the storage of a tensor to registered memory, in place.
+
+    All tensors with this storage, such as views, stay what they are, with another address.
+    All-reduces of the group read and write the tensor in place from now on; other calls treat it as
+    an ordinary tensor.  Its memory is free again once the storage is.  A process that is forked
+    later, such as a worker of a DataLoader, shares the memory: what it writes, this process sees.
+
+    The backend does this by itself with contiguous tensors of at least 64 KiB the second time that
+    they are reduced, such as the buckets of DistributedDataParallel, if no array of NumPy views
+    them.  ``RINGREDUCE_TORCH_SHARE=0`` turns that off.
+
+    Args:
+        tensor: a dense tensor on the CPU.
+        group: a process group of this backend; None: all ranks.
+
+    Returns:
+        `tensor`.  Without shared memory, or without room in it, it is as before.
+
+    Raises:
+        TypeError: `group` is no group of this backend.
+        RuntimeError: there is no process group yet.
+        ValueError: the tensor is no dense tensor on the CPU; or its memory is another library's, or
+            an array of NumPy views it, as after ``from_numpy`` and ``numpy``; or torch shares it
+            with other processes already.
+
+    Example:
+        >>> weights = ringreduce.torch.share_(torch.zeros(1 << 20))  # doctest: +SKIP
+        >>> torch.distributed.all_reduce(weights)  # doctest: +SKIP
+    """
+    group = _group("share_", group)
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise ValueError("share_: the tensor is not dense, or not on the CPU")
+    storage = tensor.untyped_storage()
+    if not can_move(storage):
+        raise ValueError(
+            "share_: the tensor's memory cannot move, as another library, an array of NumPy or "
+            "another process uses it; pass tensor.clone()"
+        )
+    if group.storages is not None:
+        group.storages.move(storage)
+    return tensor
+
+
+def _group(where: str, group: Any) -> Any:
+    """Return a group of this backend: `group`, or the group of all ranks if it is None."""
+    from ringreduce.torch.group import RingReduceGroup
+
+    if not dist.is_initialized():
+        raise RuntimeError(f"{where}: there is no process group; call init_process_group first")
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, RingReduceGroup):
+        raise TypeError(f"{where}: group is {group!r}; pass a group of the backend 'ringreduce'")
+    return group

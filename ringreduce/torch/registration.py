@@ -13,6 +13,8 @@ from ringreduce.place import fill
 NAME = "ringreduce"
 INSTEAD_OF_GLOO = "RINGREDUCE_INSTEAD_OF_GLOO"
 """The variable that `ringreduce run --instead-of-gloo` sets to 1."""
+SHARE = "RINGREDUCE_TORCH_SHARE"
+"""If this variable is 0, groups move no tensors to registered memory by themselves."""
 
 
 def register() -> None:
@@ -35,4 +37,4 @@ def _create(options: Any, _: Any) -> Any:
     """Make the process group of this rank.  torch calls this on the members of a group alone."""
     from ringreduce.torch.group import RingReduceGroup
 
-    return RingReduceGroup(options, NAME)
+    return RingReduceGroup(options, NAME, moves=os.environ.get(SHARE) != "0")

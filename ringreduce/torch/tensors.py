@@ -16,6 +16,23 @@ _CERTAINLY = 1
 def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of `tensor`; `where` is the collective that asks for it.
 
+    Raises ValueError as `check`.
+    """
+    check(where, tensor, writes=writes, reduces=reduces)
+    plain = tensor.detach()
+    array: np.ndarray
+    if tensor.dtype is torch.bfloat16:
+        array = plain.view(torch.int16).numpy()
+        return array.view(ml_dtypes.bfloat16)
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        plain = plain.view(torch.uint8)
+    array = plain.numpy()
+    return array
+
+
+def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> None:
+    """Check that a tensor can take part in the collective `where`.
+
     `writes`: the collective writes the tensor.  `reduces`: it computes with its elements.
 
     Raises ValueError if the tensor is not on the CPU, sparse, quantised, or not fit to be written,
@@ -25,17 +42,9 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
         raise ValueError(_refusal(where, tensor))
     if writes:
         _check_writable(where, tensor)
-    plain = tensor.detach()
-    array: np.ndarray
-    if tensor.dtype is torch.bfloat16:
-        array = plain.view(torch.int16).numpy()
-        return array.view(ml_dtypes.bfloat16)
-    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
-        if reduces:
-            raise ValueError(f"{where}: {tensor.dtype} cannot be reduced; pass tensor.bfloat16()")
-        plain = plain.view(torch.uint8)
-    array = plain.numpy()
-    return array
+    dtype = tensor.dtype
+    if reduces and dtype.itemsize == 1 and dtype.is_floating_point:
+        raise ValueError(f"{where}: {dtype} cannot be reduced; pass tensor.bfloat16()")
 
 
 def flat(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:

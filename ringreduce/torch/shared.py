@@ -1,0 +1,142 @@
+"""Tensors whose storage is moved to registered memory, in place.
+
+torch moves a storage to a file of its own that it maps (`UntypedStorage._share_fd_cpu_`).  All
+tensors with this storage follow.  The pages of that mapping belong to no other memory.  So mremap
+puts pages of the rank's segment in their place: the peers then reach the tensor's memory, and the
+tensor's address is that which torch knows.  When the storage is freed, torch unmaps these pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import ringreduce as rr
+from ringreduce.torch.tensors import array_of
+
+LEAST_BYTES = 64 << 10
+"""Smaller tensors are staged faster than they are read in place."""
+_MAY_MOVE, _FIXED = 1, 2
+_FAILED = ctypes.c_void_p(-1).value
+_FILES_OF_TORCH = "/dev/shm"
+_MOST_MET = 1000
+"""With so many storages that were reduced once, those that are freed are looked for."""
+
+
+class SharedStorages:
+    """The storages of tensors that a group has moved to registered memory."""
+
+    def __init__(self, comm: rr.Communicator) -> None:
+        self._comm = comm
+        self._moved: dict[int, tuple[StorageWeakRef, np.ndarray]] = {}
+        """By address of a storage: the registered memory that it is in."""
+        self._met: dict[int, StorageWeakRef] = {}
+        """By address: storages that were reduced once."""
+
+    def array_of(self, tensor: Any, *, moves: bool) -> np.ndarray | None:
+        """Return an array over a contiguous tensor that is to be reduced; None for other tensors.
+
+        The array is in registered memory if the tensor's storage is.  `moves`: a storage is moved
+        there the second time that it is met, as buckets of DistributedDataParallel are.
+        """
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        self._forget_freed(self._moved, address)
+        if moves and address not in self._moved and can_move(storage):
+            self._forget_freed(self._met, address)
+            if address in self._met:
+                del self._met[address]
+                self.move(storage)
+                address = storage.data_ptr()
+            else:
+                if len(self._met) >= _MOST_MET:
+                    for met in list(self._met):
+                        self._forget_freed(self._met, met)
+                self._met[address] = StorageWeakRef(storage)
+                return _private_array(tensor)
+        if address not in self._moved:
+            return None
+        _, memory = self._moved[address]
+        begin = tensor.data_ptr() - address
+        data: np.ndarray = memory[begin : begin + tensor.nbytes]
+        return data.view(_dtype_of(tensor.dtype)).reshape(tuple(tensor.shape))
+
+    def move(self, storage: Any) -> bool:
+        """Move a storage to registered memory; return whether there was room for it."""
+        for address in list(self._moved):
+            self._forget_freed(self._moved, address)
+        nbytes = storage.nbytes()
+        files = os.statvfs(_FILES_OF_TORCH)
+        # Every rank may move a storage now.
+        if files.f_bavail * files.f_frsize < 2 * self._comm.size * nbytes:
+            return False
+        whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = self._comm.pages(whole)
+        if memory is None:
+            return False
+        file, _ = storage._share_fd_cpu_()
+        address = storage.data_ptr()
+        ctypes.memmove(memory.ctypes.data, address, nbytes)
+        if not _map_again(memory.ctypes.data, whole, address):
+            return False  # it stays in torch's file
+        os.ftruncate(file, 0)  # nothing maps its pages any more
+        self._moved[address] = StorageWeakRef(storage), memory[:nbytes]
+        return True
+
+    def _forget_freed(self, found: dict[int, Any], address: int) -> None:
+        """Forget the storage at `address` if torch has freed it."""
+        entry = found.get(address)
+        reference = entry[0] if isinstance(entry, tuple) else entry
+        if reference is not None and reference.expired():
+            del found[address]
+
+
+def can_move(storage: Any) -> bool:
+    """Whether a storage may move: torch owns its memory, and no array of NumPy views it."""
+    return bool(storage.resizable() and not storage.is_shared())
+
+
+class _View:
+    """The base of an array over a tensor, which it keeps alive."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        shape, data = (tensor.nbytes,), (tensor.data_ptr(), False)
+        self.__array_interface__ = {"data": data, "shape": shape, "typestr": "|u1", "version": 3}
+
+
+def _private_array(tensor: Any) -> np.ndarray:
+    """Return an array over a contiguous tensor.  `Tensor.numpy` would bind the storage for good."""
+    data = np.asarray(_View(tensor))
+    return data.view(_dtype_of(tensor.dtype)).reshape(tuple(tensor.shape))
+
+
+@cache
+def _dtype_of(dtype: Any) -> np.dtype[Any]:
+    return array_of("", torch.empty(0, dtype=dtype), writes=False).dtype
+
+
+def _map_again(address: int, nbytes: int, there: int) -> bool:
+    """Map the shared pages at `address` at the address `there`, too; return whether that worked."""
+    # Of shared memory, 0 bytes to move means to map all pages a second time.
+    anywhere = _mremap(address, 0, nbytes, _MAY_MOVE, 0)
+    if anywhere is None:
+        return False
+    return _mremap(anywhere, nbytes, nbytes, _MAY_MOVE | _FIXED, there) == there
+
+
+def _mremap(address: int, before: int, after: int, flags: int, there: int) -> int | None:
+    """Call mremap; return the new address, None after an error."""
+    call = ctypes.CDLL(None).mremap
+    call.restype = ctypes.c_void_p
+    size = ctypes.c_size_t
+    call.argtypes = [ctypes.c_void_p, size, size, ctypes.c_int, ctypes.c_void_p]
+    found = call(address, before, after, flags, there)
+    return None if found in (None, _FAILED) else int(found)
