@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 import ringreduce as rr
@@ -38,6 +40,8 @@ _WAITS_S = 0.01
 """Seconds that an asynchronous call waits for other ranks in the caller's thread, where ranks have
 no second core each.  Training is faster so than by a thread that takes a core from the backward
 pass; and a call that waits longer may be behind one of another group."""
+_BACKWARD = torch.autograd.graph.__name__
+"""The module whose functions run backward passes."""
 _DONE = Finished()
 
 
@@ -135,7 +139,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         """Return the array of a tensor to be all-reduced, in registered memory if it is there."""
         if self.storages is not None and tensor.nbytes >= LEAST_BYTES and tensor.is_contiguous():
             check("all_reduce", tensor, writes=True, reduces=True)
-            x = self.storages.array_of(tensor, moves=self._moves)
+            x = self.storages.array_of(tensor, moves=self._moves and _is_of_a_bucket())
             if x is not None:
                 return x
         return array_of("all_reduce", tensor, writes=True, reduces=True)
@@ -399,6 +403,18 @@ _LONGEST_S = float(threading.TIMEOUT_MAX)
 def _how(opts: Any) -> dict[str, Any]:
     """Return what torch's options ask of a call: its timeout, and whether to wait for it."""
     return {"timeout_s": seconds_of(opts.timeout), "async_op": opts.asyncOp}
+
+
+def _is_of_a_bucket() -> bool:
+    """Whether the backward pass calls `allreduce` by itself, as DistributedDataParallel has it do.
+
+    Nobody else keeps the address of such a tensor, and it is not resized.
+    """
+    # Below this function: _to_reduce, allreduce, the wrapper of `profiled`, the caller.
+    frame: Any = sys._getframe()
+    for _ in range(4):
+        frame = frame and frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == _BACKWARD
 
 
 def _work(

@@ -51,16 +51,17 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
     an ordinary tensor.  Its memory is free again once the storage is.  A process that is forked
     later, such as a worker of a DataLoader, shares the memory: what it writes, this process sees.
 
-    The backend does this by itself with contiguous tensors of at least 64 KiB the second time that
-    they are reduced, such as the buckets of DistributedDataParallel, if no array of NumPy views
-    them.  ``RINGREDUCE_TORCH_SHARE=0`` turns that off.
+    The backend does this by itself with buckets of DistributedDataParallel of at least 64 KiB, the
+    second time that they are reduced.  ``RINGREDUCE_TORCH_SHARE=0`` turns that off.  torch refuses
+    to resize a moved tensor.
 
     Args:
         tensor: a dense tensor on the CPU.
         group: a process group of this backend; None: all ranks.
 
     Returns:
-        `tensor`.  Without shared memory, or without room in it, it is as before.
+        `tensor`.  It is as before without shared memory or room in it, or if 256 storages of the
+        group are there.
 
     Raises:
         TypeError: `group` is no group of this backend.

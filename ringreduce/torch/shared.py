@@ -4,6 +4,7 @@ torch moves a storage to a file of its own that it maps (`UntypedStorage._share_
 tensors with this storage follow.  The pages of that mapping belong to no other memory.  So mremap
 puts pages of the rank's segment in their place: the peers then reach the tensor's memory, and the
 tensor's address is that which torch knows.  When the storage is freed, torch unmaps these pages.
+A storage that moved is never resized: torch would resize its file, whose pages are gone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _FAILED = ctypes.c_void_p(-1).value
 _FILES_OF_TORCH = "/dev/shm"
 _MOST_MET = 1000
 """With so many storages that were reduced once, those that are freed are looked for."""
+_MOST_MOVED = 256
+"""The most storages of a group in registered memory: torch keeps a file open for each."""
 
 
 class SharedStorages:
@@ -41,48 +44,54 @@ class SharedStorages:
         """By address: storages that were reduced once."""
 
     def array_of(self, tensor: Any, *, moves: bool) -> np.ndarray | None:
-        """Return an array over a contiguous tensor that is to be reduced; None for other tensors.
+        """Return an array over a contiguous tensor that is to be reduced.
 
-        The array is in registered memory if the tensor's storage is.  `moves`: a storage is moved
-        there the second time that it is met, as buckets of DistributedDataParallel are.
+        The array is in registered memory if the tensor's storage is.  None: the storage neither is
+        there nor may move.  `moves`: a storage moves there the second time that it is met, as
+        buckets of DistributedDataParallel are.
         """
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         self._forget_freed(self._moved, address)
-        if moves and address not in self._moved and can_move(storage):
-            self._forget_freed(self._met, address)
-            if address in self._met:
-                del self._met[address]
-                self.move(storage)
-                address = storage.data_ptr()
-            else:
-                if len(self._met) >= _MOST_MET:
-                    for met in list(self._met):
-                        self._forget_freed(self._met, met)
-                self._met[address] = StorageWeakRef(storage)
-                return _private_array(tensor)
         if address not in self._moved:
-            return None
+            if not can_move(storage):
+                return None
+            if not (moves and self._was_met(storage) and self.move(storage)):
+                return _private_array(tensor)
+            address = storage.data_ptr()
         _, memory = self._moved[address]
         begin = tensor.data_ptr() - address
         data: np.ndarray = memory[begin : begin + tensor.nbytes]
         return data.view(_dtype_of(tensor.dtype)).reshape(tuple(tensor.shape))
+
+    def _was_met(self, storage: Any) -> bool:
+        """Whether the storage was met before.  Remembers that it is met now."""
+        address = storage.data_ptr()
+        self._forget_freed(self._met, address)
+        if address in self._met:
+            return True
+        if len(self._met) >= _MOST_MET:
+            for met in list(self._met):
+                self._forget_freed(self._met, met)
+        self._met[address] = StorageWeakRef(storage)
+        return False
 
     def move(self, storage: Any) -> bool:
         """Move a storage to registered memory; return whether there was room for it."""
         for address in list(self._moved):
             self._forget_freed(self._moved, address)
         nbytes = storage.nbytes()
-        files = os.statvfs(_FILES_OF_TORCH)
         # Every rank may move a storage now.
-        if files.f_bavail * files.f_frsize < 2 * self._comm.size * nbytes:
+        if len(self._moved) >= _MOST_MOVED or _room() < 2 * self._comm.size * nbytes:
             return False
         whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = self._comm.pages(whole)
         if memory is None:
             return False
+        self._met.pop(storage.data_ptr(), None)
         file, _ = storage._share_fd_cpu_()
         address = storage.data_ptr()
+        torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # from now on it cannot be resized
         ctypes.memmove(memory.ctypes.data, address, nbytes)
         if not _map_again(memory.ctypes.data, whole, address):
             return False  # it stays in torch's file
@@ -101,6 +110,15 @@ class SharedStorages:
 def can_move(storage: Any) -> bool:
     """Whether a storage may move: torch owns its memory, and no array of NumPy views it."""
     return bool(storage.resizable() and not storage.is_shared())
+
+
+def _room() -> int:
+    """Return the free bytes where torch makes its files."""
+    try:
+        files = os.statvfs(_FILES_OF_TORCH)
+    except OSError:
+        return 0
+    return files.f_bavail * files.f_frsize
 
 
 class _View:

@@ -160,6 +160,11 @@ try:
         model(torch.ones(3, 50)).sum().backward()
 except Exception as error:
     text = {"at": time.time(), "error": type(error).__name__, "text": str(error)}
+    if type(error) is RuntimeError and "Error: rank " in str(error):  # torch's, of a future
+        try:
+            dist.barrier()
+        except Exception as again:
+            error = again
     text["ranks"] = getattr(error, "ranks", None)
     (folder / f"error{rank}").write_text(json.dumps(text))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -298,7 +303,8 @@ def _fault(folder: Path, launcher: str, how: str, drawn: random.Random) -> tuple
             continue
         said = json.loads(path.read_text())
         slowest_s = max(slowest_s, said["at"] - failed_at)
-        wrong += ["wrong_ranks"] * (said["ranks"] != [victim])
+        names_it = said["ranks"] == [victim] and f"rank {victim} " in said["text"]
+        wrong += ["wrong_ranks"] * (not names_it)
         wrong += ["late_ranks"] * (said["at"] - failed_at > limit_s)
     if launcher == "torchrun":
         wrong += ["wrong_status"] * (status != 1)

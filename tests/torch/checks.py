@@ -395,6 +395,7 @@ def storages_move_to_registered_memory() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         x = torch.empty(3, 40_001, dtype=dtype)
         view = x[1:, 7:20]
+        assert ringreduce.torch.share_(x, group=group) is x
         for _ in range(3):
             x.copy_(mine(3, 40_001, dtype=dtype))
             dist.all_reduce(x, group=group)
@@ -421,6 +422,7 @@ def storages_that_others_use_stay_where_they_are() -> None:
 
     viewed, array = torch.empty(40_000), np.empty(40_000, np.float32)
     seen = viewed.numpy()
+    kept = mine(40_000)
     tensors = [viewed, torch.from_numpy(array), mine(40_000).share_memory_()]
     addresses = [tensor.data_ptr() for tensor in tensors]
     for tensor in tensors:
@@ -431,17 +433,27 @@ def storages_that_others_use_stay_where_they_are() -> None:
         raises(ValueError, "cannot move", lambda tensor=tensor: ringreduce.torch.share_(tensor))
     assert [tensor.data_ptr() for tensor in tensors] == addresses
     same(torch.from_numpy(seen), sum(everybodys(40_000)))
+    address, moved = kept.data_ptr(), dist.group.WORLD.storages._moved
+    for _ in range(3):
+        kept.copy_(mine(40_000))
+        dist.all_reduce(kept)
+    assert kept.data_ptr() == address
+    assert address not in moved
+    assert ringreduce.torch.share_(kept).data_ptr() in moved
+    same(kept, sum(everybodys(40_000)))
     raises(ValueError, "not dense", lambda: ringreduce.torch.share_(mine(4).to_sparse()))
 
 
 def a_moved_storage_outlives_its_group() -> None:
+    import ringreduce.torch
+
     group = dist.new_group()
-    x = mine(40_000)
-    for _ in range(2):
-        dist.all_reduce(x, group=group)
+    x = ringreduce.torch.share_(mine(40_000), group=group)
+    dist.all_reduce(x, group=group)
     expected = x.clone()
     dist.destroy_process_group(group)
     gc.collect()
+    raises(RuntimeError, "not resizable", lambda: x[:].resize_(80_000))
     same(x, expected)
     dist.broadcast(x, 0)
     x.add_(1)
