@@ -194,8 +194,8 @@ class Agreement:
         self._polled_at = now
         return now - self._waiting_since
 
-    def _raise_alarm(self, waited_s: float) -> None:
-        self._alarm = {"waited_s": waited_s}
+    def _raise_alarm(self, timeout_s: float) -> None:
+        self._alarm = {"timeout_s": timeout_s}
         self._send_all("alarm", **self._alarm)
         raise Alarmed
 
@@ -427,8 +427,8 @@ class Agreement:
         if min(statuses) != rank:
             self._poll_for(_VERDICT_S, lambda: self._verdicts)
         if not self._verdicts:
-            waited_s = (self._alarm or {}).get("waited_s", self.deadline_s)
-            text, culprits = describe_timeout(schedule, statuses, waited_s)
+            timeout_s = (self._alarm or {}).get("timeout_s", self.deadline_s)
+            text, culprits = describe_timeout(schedule, statuses, timeout_s)
             self._verdicts[rank] = {"text": text, "ranks": culprits}
             self._send_all("verdict", **self._verdicts[rank])
         self._poll_for(_CROSSING_S, lambda: 0 in self._verdicts)

@@ -132,7 +132,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def describe_timeout(
-    schedule: Schedule, statuses: Mapping[int, Mapping[str, Any]], waited_s: float
+    schedule: Schedule, statuses: Mapping[int, Mapping[str, Any]], timeout_s: float
 ) -> tuple[str, list[int]]:
     """Describe a timeout, and return the ranks that are to blame as well.
 
@@ -146,7 +146,7 @@ def describe_timeout(
     head = "all ranks that are waited for answer, but none gets on"
     if culprits:
         head = f"{ranks_text(culprits)} stopped answering"
-    lines = [f"{head}: no progress for {waited_s:.1f} s"]
+    lines = [f"{head}: no progress within the timeout of {timeout_s:.1f} s"]
     if bystanders:
         does, its = ("does", "its") if len(bystanders) == 1 else ("do", "their")
         who = ranks_text(bystanders)

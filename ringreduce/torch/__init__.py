@@ -2,9 +2,10 @@
 
 `import torch` registers the backend (`registration`).  A process group (`group`) turns each
 collective of torch into calls of a communicator, on views of the tensors (`tensors`), and returns a
-Work (`works`).  `sparse` adds sparse tensors.  `memory` makes tensors in registered memory, and
-`shared` moves tensors there.  `hooks` has a hook for DistributedDataParallel, and `profiles` shows
-collectives in torch's profiler.  `gloo` puts the backend in the place of Gloo.
+Work (`works`).  `calling` knows the forms of these calls, and shows them in torch's profiler.
+`sparse` adds sparse tensors.  `memory` makes tensors in registered memory, and `shared` moves
+tensors there.  `hooks` has a hook for DistributedDataParallel.  `gloo` puts the backend in the
+place of Gloo.
 """
 
 from importlib import import_module

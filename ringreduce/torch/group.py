@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
 from ringreduce.cores import cores
-from ringreduce.torch.profiles import profiled
+from ringreduce.torch.calling import collective
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import all_reduce_sparse
 from ringreduce.torch.tensors import array_of, check, check_list, flat
@@ -122,7 +123,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     # --- reductions ---
 
-    @profiled("all_reduce")
+    @collective("all_reduce", c10d.AllreduceOptions, ("op", "timeout"))
     def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
         timeout_s, is_async, calls = seconds_of(opts.timeout), opts.asyncOp, []
         for tensor in tensors:
@@ -144,7 +145,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
                 return x
         return array_of("all_reduce", tensor, writes=True, reduces=True)
 
-    @profiled("all_reduce")
+    @collective("all_reduce", c10d.AllreduceCoalescedOptions)
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any) -> Any:
         xs = [array_of("all_reduce", each, writes=True, reduces=True) for each in tensors]
         by_op: dict[str, list[np.ndarray]] = {}
@@ -156,7 +157,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         ]
         return _work(opts, tensors, calls)
 
-    @profiled("reduce")
+    @collective("reduce", c10d.ReduceOptions, ("root", "op", "timeout"))
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
         calls = []
         for tensor in tensors:
@@ -167,7 +168,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             calls += [self.comm.reduce(x, opts.rootRank, op, out=out, **_how(opts))]
         return _work(opts, tensors, calls)
 
-    @profiled("reduce_scatter")
+    @collective("reduce_scatter", c10d.ReduceScatterOptions, ("op", "timeout"))
     def reduce_scatter(
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any
     ) -> Any:
@@ -184,13 +185,13 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             outs += [out]
         return _work(opts, outputs, calls, partial(_deliver_each, outs))
 
-    @profiled("reduce_scatter")
+    @collective("reduce_scatter", c10d.ReduceScatterOptions, of_lists=False)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
         return _work(opts, [output], [self._reduce_scatter_single(output, input, opts)])
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @profiled("reduce_scatter")
+    @collective("reduce_scatter", c10d.ReduceScatterOptions)
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
@@ -227,7 +228,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     # --- copies ---
 
-    @profiled("broadcast")
+    @collective("broadcast", c10d.BroadcastOptions, ("root", "timeout"))
     def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
         calls = []
         for tensor in tensors:
@@ -235,8 +236,12 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             calls += [self.comm.broadcast(x, opts.rootRank, out=x, **_how(opts))]
         return _work(opts, tensors, calls)
 
-    @profiled("all_gather")
+    @collective("all_gather", c10d.AllgatherOptions, ("timeout",))
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
+        return self._allgather(outputs, inputs, opts)
+
+    def _allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
+        """Gather each of `inputs` from all ranks; `outputs` has a list of tensors for each."""
         calls, every = [], []
         for pieces, input in zip(outputs, inputs, strict=True):
             check_list("all_gather", pieces, self._size, "tensor_list")
@@ -253,18 +258,26 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         tensors = [each for pieces in outputs for each in pieces]
         return _work(opts, tensors, calls, partial(_deliver_all, every))
 
+    @collective("all_gather", c10d.AllgatherOptions)
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any
     ) -> Any:
-        return self.allgather(outputs, inputs, opts)
+        # `outputs` has a list for each rank; allgather takes one for each tensor.
+        check_list("all_gather", outputs, self._size, "output_tensor_lists")
+        if any(len(each) != len(inputs) for each in outputs):
+            raise ValueError(
+                f"all_gather: output_tensor_lists has lists of {[len(each) for each in outputs]} "
+                f"tensors; each needs {len(inputs)}, as input_tensor_list"
+            )
+        return self._allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
-    @profiled("all_gather")
+    @collective("all_gather", c10d.AllgatherOptions, of_lists=False)
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
         return _work(opts, [output], [self._all_gather_single(output, input, opts)])
 
     _allgather_base = all_gather_single
 
-    @profiled("all_gather")
+    @collective("all_gather", c10d.AllgatherOptions)
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
@@ -282,7 +295,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
             )
         return self.comm.all_gather(x, counts=[x.size] * self._size, out=out, **_how(opts))
 
-    @profiled("gather")
+    @collective("gather", c10d.GatherOptions, ("root", "timeout"))
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
         (input,) = inputs
         x = array_of("gather", input, writes=False).reshape(-1)
@@ -295,7 +308,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         tensors = [each for pieces in outputs for each in pieces]
         return _work(opts, tensors, [call], partial(_deliver, outs) if outs else None)
 
-    @profiled("scatter")
+    @collective("scatter", c10d.ScatterOptions, ("root", "timeout"))
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> Any:
         (output,) = outputs
         out = array_of("scatter", output, writes=True)
@@ -309,7 +322,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         call = self.comm.scatter(whole, opts.rootRank, **_how(opts))
         return _work(opts, outputs, [call], partial(_deliver, [out]))
 
-    @profiled("all_to_all")
+    @collective("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
         check_list("all_to_all", outputs, self._size, "output_tensor_list")
         check_list("all_to_all", inputs, self._size, "input_tensor_list")
@@ -318,7 +331,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         self._exchange(xs, outs, opts)
         return _work(opts, outputs)
 
-    @profiled("all_to_all")
+    @collective("all_to_all", c10d.AllToAllOptions, ("timeout",), of_lists=False)
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any
     ) -> Any:
@@ -358,30 +371,27 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
 
     # --- messages between two ranks ---
 
-    @profiled("send")
+    @collective("send")
     def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         x = array_of("send", tensor, writes=False).reshape(-1)
         return Message(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
 
-    @profiled("recv")
+    @collective("recv")
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         out = flat("recv", tensor, writes=True)
         return Message(self.comm.recv(out, peer, tag, async_op=True), tensors, peer)
 
-    @profiled("recv")
+    @collective("recv")
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
         (tensor,) = tensors
         return FromAnyRank(self.comm, flat("recv", tensor, writes=True), tag, tensors)
 
     # --- barriers, the end ---
 
-    @profiled("barrier")
-    def barrier(self, opts: Any = None) -> Any:
-        if opts is None:
-            opts = dist.BarrierOptions()
-            opts.asyncOp = False
+    @collective("barrier", c10d.BarrierOptions, ("timeout",))
+    def barrier(self, opts: Any) -> Any:
         return _work(opts, [], [self.comm.barrier(**_how(opts))])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -410,7 +420,7 @@ def _is_of_a_bucket() -> bool:
 
     Nobody else keeps the address of such a tensor, and it is not resized.
     """
-    # Below this function: _to_reduce, allreduce, the wrapper of `profiled`, the caller.
+    # Below this function: _to_reduce, allreduce, the wrapper of `collective`, the caller.
     frame: Any = sys._getframe()
     for _ in range(4):
         frame = frame and frame.f_back

@@ -42,6 +42,10 @@ class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
     def synchronize(self) -> None:
         pass
 
+    def when_over(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called once the call is over: at once."""
+        callback()
+
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()
         future.set_result(list(self._tensors))
@@ -93,16 +97,20 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         self.wait()
         return list(self._tensors)
 
+    def when_over(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called once all calls are over, in the thread that makes them."""
+        if self._works:
+            self._works[-1].then(lambda _: callback())
+        else:
+            callback()
+
     def get_future(self) -> Any:
         """Return a future that the thread completes which makes the calls."""
         if self._future is None:
             # An error becomes torch's own only if a function raises it within `then`.
             over: Any = torch.futures.Future()
             self._future = over.then(lambda _: self.result())
-            if self._works:
-                self._works[-1].then(lambda _: over.set_result(None))
-            else:
-                over.set_result(None)
+            self.when_over(lambda: over.set_result(None))
         return self._future
 
 
@@ -124,6 +132,10 @@ class _Message(dist._Work):  # type: ignore[misc]
     def synchronize(self) -> None:
         self.wait()
 
+    def when_over(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called once the message is over.  It may make no calls."""
+        raise NotImplementedError
+
     def result(self) -> list[Any]:
         return list(self._tensors)
 
@@ -144,12 +156,19 @@ class FromAnyRank(_Message):
     def __init__(self, comm: rr.Communicator, out: np.ndarray, tag: int, tensors: Any) -> None:
         super().__init__(tensors, source=-1)
         self._comm, self._out, self._tag = comm, out, tag
+        self._callbacks: list[Callable[[], object]] = []
 
     def finish(self, timeout_s: float | None) -> None:
         if self._source < 0:
             source = self._comm.probe(self._tag, timeout_s=timeout_s)
             self._comm.recv(self._out, source, self._tag)
             self._source = source
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback()
+
+    def when_over(self, callback: Callable[[], object]) -> None:
+        self._callbacks.append(callback)
 
     def is_completed(self) -> bool:
         try:
@@ -174,6 +193,9 @@ class Message(_Message):
 
     def finish(self, timeout_s: float | None) -> None:
         self._work.wait(timeout_s)
+
+    def when_over(self, callback: Callable[[], object]) -> None:
+        self._work.then(lambda _: callback())
 
     def is_completed(self) -> bool:
         return bool(self._work.done())

@@ -83,7 +83,9 @@ def names(text, culprits, size):
     """Check that a text names the culprits alone as stopped, and has a drawing."""
     head, *lines = text.splitlines()
     who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {culprits[0]} and {culprits[1]}"
-    assert re.fullmatch(rf"{who} stopped answering: no progress for \d+\.\d s", head)
+    assert re.fullmatch(
+        rf"{who} stopped answering: no progress within the timeout of \d+\.\d s", head
+    )
     assert not any("stopped" in line for line in lines)
     waiting = {int(m[1]) for line in lines if (m := re.match(r"  rank (\d+) is waiting for", line))}
     assert not waiting & set(culprits)
@@ -604,7 +606,7 @@ def test_the_drawing_shows_where_ranks_of_the_same_call_are():
     schedule = build("all_reduce", "ring", [(0, 1, 2)])
     text, _ = describe_timeout(schedule, {0: status(4, 2, 2), 1: status(5, 0, 2)}, 2.0)
     assert text.splitlines()[:3] == [
-        "rank 2 stopped answering: no progress for 2.0 s",
+        "rank 2 stopped answering: no progress within the timeout of 2.0 s",
         "  rank 0 is waiting for rank 2 in step 2 of call 4",
         "  rank 1 is waiting for rank 2 in step 0 of call 5",
     ]

@@ -628,6 +628,79 @@ def the_profiler_shows_calls_and_their_bytes() -> None:
     }
 
 
+def the_profiler_shows_asynchronous_calls_until_they_are_over() -> None:
+    x = mine(2, 3)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
+        if rank() == 1:
+            time.sleep(0.2)
+        work = dist.all_reduce(x, async_op=True)
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+        work.wait()
+    (event,) = [each for each in profile.events() if each.name == "ringreduce:all_reduce 24 B"]
+    assert event.input_shapes == [[2, 3]]
+    if rank() == 0:
+        assert event.is_async
+        assert event.cpu_time >= 100_000  # microseconds
+
+
+def programs_call_groups_themselves() -> None:
+    group, x, seconds = dist.group.WORLD, mine(4), timedelta(seconds=15)
+    total, first = sum(everybodys(4)), of(0, 4)
+    for reduce in (
+        lambda tensor: group.allreduce(tensor),
+        lambda tensor: group.allreduce([tensor]),
+        lambda tensor: group.allreduce(tensor, ReduceOp.SUM, seconds),
+        lambda tensor: group.allreduce([tensor], op=ReduceOp.SUM),
+        lambda tensor: group.allreduce([tensor], opts=dist.AllreduceOptions()),
+        lambda tensor: group.allreduce_coalesced([tensor]),
+    ):
+        found = x.clone()
+        reduce(found).wait()
+        same(found, total)
+    found = x.clone()
+    group.broadcast(found, 0).wait()
+    same(found, first)
+    found = x.clone()
+    group.broadcast(found, root=1, timeout=seconds).wait()
+    same(found, of(1, 4))
+    found = x.clone()
+    group.reduce(found, 0, ReduceOp.MAX).wait()
+    if rank() == 0:
+        same(found, torch.stack(everybodys(4)).amax(0))
+    pieces = [torch.empty(4) for _ in range(size())]
+    group.allgather(pieces, x).wait()
+    same(torch.stack(pieces), torch.stack(everybodys(4)))
+    group.gather(pieces if rank() == 0 else [], x, 0).wait()
+    part = torch.empty(4)
+    group.scatter(part, pieces if rank() == 1 else [], 1).wait()
+    same(part, x)
+    group.reduce_scatter(part, pieces).wait()
+    same(part, x * size())
+    group._allgather_base(torch.empty(4 * size()), x).wait()
+    found = torch.empty(4 * size())
+    group.alltoall_base(found, torch.stack(pieces).reshape(-1), [], [], seconds).wait()
+    same(found.reshape(size(), 4), torch.stack([x] * size()))
+    group.barrier().wait()
+    group.barrier(timeout=seconds).wait()
+    raises(TypeError, "unknown argument 'rot'", lambda: group.broadcast(x, rot=1))
+    raises(TypeError, "pass root, timeout", lambda: group.broadcast(x, 1, seconds, 3))
+    raises(TypeError, "missing 1 required", lambda: group.allreduce())
+
+
+def tensors_of_several_shapes_are_gathered_together() -> None:
+    xs = [mine(3), mine(2, 2, dtype=torch.int64)]
+    outs = [[torch.empty_like(x) for x in xs] for _ in range(size())]
+    options = dist.distributed_c10d.AllgatherOptions()
+    dist.group.WORLD.allgather_coalesced(outs, xs, options).wait()
+    for member, found in enumerate(outs):
+        same(found[0], of(member, 3))
+        same(found[1], of(member, 2, 2, dtype=torch.int64))
+    few = [[] for _ in range(size())]
+    raises(ValueError, "each needs 2", lambda: dist.group.WORLD.allgather_coalesced(few, xs))
+
+
 # --- training ---
 
 
@@ -812,6 +885,9 @@ CHECKS = [
     sparse_tensors_are_added,
     a_list_of_several_dtypes_is_reduced,
     the_profiler_shows_calls_and_their_bytes,
+    the_profiler_shows_asynchronous_calls_until_they_are_over,
+    programs_call_groups_themselves,
+    tensors_of_several_shapes_are_gathered_together,
     ddp_rounds_gradients_for_messages,
     ddp_trains_with_sparse_gradients,
     ddp_trains_as_one_process_does,

@@ -1,0 +1,106 @@
+"""How torch and its users call a process group, and what `torch.profiler` shows of the calls.
+
+torch.distributed passes lists of tensors, and an object with options.  A program that calls the
+group itself may leave the options out, and may pass single tensors: ``group.broadcast(tensor, 0)``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+"""Values that programs pass in place of options: the fields of the options that hold them."""
+_is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
+_Record = torch._C._profiler._RecordFunctionFast
+
+
+def collective(
+    shown: str, options: Any = None, values: Sequence[str] = (), *, of_lists: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a method of a process group callable in all forms that torch's own groups accept.
+
+    A profiler shows a call as ``ringreduce:<shown> <bytes> B``, from its begin until it is over.
+    The bytes are those of its tensors of input or of output on this rank, whichever are more.
+
+    Args:
+        shown: the name of the collective.
+        options: torch's class of options, which the method takes last; None: it takes none.
+        values: what may be passed in place of the options, in this order: keys of `_FIELDS`.
+        of_lists: whether the method takes lists of tensors, in whose place tensors may be passed.
+    """
+
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        tensors = len(inspect.signature(method).parameters) - 2  # without the group and the options
+
+        @wraps(method)
+        def called(self: Any, *args: Any, **named: Any) -> Any:
+            if options is not None and (named or not (args and isinstance(args[-1], options))):
+                args = _with_options(args, named, tensors, options(), values, of_lists)
+            if _is_profiled():
+                return _profile(shown, method, self, args)
+            return method(self, *args)
+
+        return called
+
+    return wrap
+
+
+def _with_options(
+    args: Sequence[Any],
+    named: dict[str, Any],
+    tensors: int,
+    options: Any,
+    values: Sequence[str],
+    of_lists: bool,
+) -> tuple[Any, ...]:
+    """Return the arguments of a method: `tensors` arguments, which hold tensors, and the options.
+
+    `args` and `named` are what a program passed.  Raises TypeError for what torch does not know.
+    """
+    given, passed = list(args[:tensors]), list(args[tensors:])
+    options = named.pop("opts", options)
+    if len(passed) == 1 and isinstance(passed[0], type(options)):
+        (options,), passed = passed, []
+    if len(passed) > len(values):
+        raise TypeError(f"{len(passed)} values follow the tensors; pass {', '.join(values)}")
+    named |= zip(values, passed, strict=False)
+    for name, value in named.items():
+        if name not in values:
+            raise TypeError(f"unknown argument {name!r}; pass opts or {', '.join(values)}")
+        if value is not None:
+            setattr(options, _FIELDS[name], value)
+    if of_lists and any(isinstance(each, torch.Tensor) for each in given):
+        given = [[each] for each in given]
+    return (*given, options)
+
+
+def _profile(shown: str, method: Callable[..., Any], group: Any, args: Sequence[Any]) -> Any:
+    """Make a call, and have a profiler show it until it is over."""
+    tensors = [_tensors_of(argument) for argument in args]
+    nbytes = max((sum(map(_bytes_of, each)) for each in tensors), default=0)
+    record = _Record(f"ringreduce:{shown} {nbytes} B", [x for each in tensors for x in each])
+    record.__enter__()
+    try:
+        work = method(group, *args)
+    except BaseException:
+        record.__exit__(None, None, None)
+        raise
+    work.when_over(lambda: record.__exit__(None, None, None))
+    return work
+
+
+def _tensors_of(argument: Any) -> list[Any]:
+    """Return a tensor, or all tensors in lists, as a list; an empty one for anything else."""
+    if isinstance(argument, (list, tuple)):
+        return [tensor for each in argument for tensor in _tensors_of(each)]
+    return [argument] if isinstance(argument, torch.Tensor) else []
+
+
+def _bytes_of(tensor: Any) -> int:
+    values = tensor._values() if tensor.is_sparse else tensor
+    return int(values.nbytes)
