@@ -914,74 +914,12 @@ def over_torch(backend: str = "ringreduce") -> dict[str, str]:
     return outcomes
 
 
-# --- random programs ---
-
-KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
-
-
-def random_programs(first: str, count: str) -> int:
-    """Run programs that all ranks draw alike from seeds; return how many calls were right."""
+def moved_buckets() -> int:
+    """Train with DDP; return how many storages the group has moved to registered memory."""
     dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
-    calls = 0
-    for seed in range(int(first), int(first) + int(count)):
-        calls += _random_program(random.Random(seed), seed)
+    wrapped = DistributedDataParallel(torch.nn.Linear(200, 300))
+    for _ in range(4):
+        wrapped(mine(4, 200)).square().mean().backward()
+    moved = len(dist.group.WORLD.storages._moved)
     dist.destroy_process_group()
-    return calls
-
-
-def _random_program(drawn: random.Random, seed: int) -> int:
-    members = sorted(drawn.sample(range(size()), drawn.randint(1, size())))
-    group = dist.new_group(members)
-    length = drawn.randint(1, 12)
-    for turn in range(length):
-        call = drawn.choice(KINDS), drawn.choice(DTYPES), drawn.choice([0, 1, 7, 1000, 40_000])
-        root, asynchronous = drawn.choice(members), drawn.random() < 0.3
-        strided, fold = drawn.random() < 0.3, drawn.choice(["SUM", "MIN", "MAX"])
-        how = strided, fold, root, asynchronous
-        if rank() in members:
-            _random_call(*call, *how, members, group, f"seed {seed}, call {turn}")
-    if rank() in members:
-        dist.destroy_process_group(group)
-    return length
-
-
-def _random_call(
-    kind: str,
-    dtype: Any,
-    elements: int,
-    strided: bool,
-    fold: str,
-    root: int,
-    asynchronous: bool,
-    members: list[int],
-    group: Any,
-    where: str,
-) -> None:
-    own, count = members.index(rank()), len(members)
-    whole = [of(member, count, elements, dtype=dtype) for member in members]
-    op, options = getattr(ReduceOp, fold), {"group": group, "async_op": asynchronous}
-    reduced = FOLDS[fold](torch.stack(whole)).to(dtype)
-    x, out = whole[own].clone(), torch.zeros(elements, dtype=dtype)
-    if strided and kind in ("all_reduce", "broadcast", "all_to_all"):
-        x = torch.zeros(count, elements, 2, dtype=dtype)[..., 0].copy_(x)
-    match kind:
-        case "all_reduce":
-            work = dist.all_reduce(x, op, **options)
-            found, wanted = x, reduced
-        case "broadcast":
-            work = dist.broadcast(x, root, **options)
-            found, wanted = x, whole[members.index(root)]
-        case "all_gather":
-            found = torch.zeros(count, count, elements, dtype=dtype)
-            work = dist.all_gather_into_tensor(found, x, **options)
-            wanted = torch.stack(whole)
-        case "reduce_scatter":
-            work = dist.reduce_scatter_tensor(out, x, op, **options)
-            found, wanted = out, reduced[own]
-        case _:
-            found = torch.zeros(elements, count, dtype=dtype).T if strided else torch.zeros_like(x)
-            work = dist.all_to_all_single(found, x, **options)
-            wanted = torch.stack([each[own] for each in whole])
-    if asynchronous:
-        work.wait()
-    assert torch.equal(found, wanted), where
+    return moved

@@ -48,10 +48,19 @@ def test_the_debugging_of_torch_changes_nothing(tmp_path):
     assert wrong == {}
 
 
+@pytest.mark.parametrize(("switch", "moved"), [("1", 1), ("0", 0)])
+def test_a_variable_keeps_buckets_where_they_are(tmp_path, switch, moved):
+    jobs = MpiJobs(tmp_path, without_mpi=True)
+    buckets = "tests.torch.checks:moved_buckets"
+    found = jobs.run_ok("call", 2, buckets, timeout_s=60, RINGREDUCE_TORCH_SHARE=switch)
+    jobs.sweep()
+    assert found == [moved, moved]
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_programs_give_what_torch_gives(tmp_path, ranks):
     jobs = MpiJobs(tmp_path, without_mpi=True)
-    programs = "tests.torch.checks:random_programs"
+    programs = "tests.torch.programs:run_programs"
     found = jobs.run_ok("call", ranks, programs, "1", "25", timeout_s=120)
     jobs.sweep()
     assert len(set(found)) == 1
