@@ -101,6 +101,14 @@ def close_at_exit(comm: Communicator) -> None:
     _register(os.getpid())
 
 
+def forget(comm: Communicator) -> None:
+    """Do nothing about `comm` when the interpreter exits, although it may be broken.
+
+    The program has ended its use of `comm`, and chooses the exit status.
+    """
+    _open[:] = [each for each in _open if each is not comm]
+
+
 @cache
 def _register(pid: int) -> None:
     atexit.register(_close_all, pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,12 +16,14 @@ from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
 from ringreduce.cores import cores
+from ringreduce.process_exit import forget
 from ringreduce.torch.calling import collective
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import all_reduce_sparse
 from ringreduce.torch.tensors import array_of, check, check_list, flat
 from ringreduce.torch.works import Finished, FromAnyRank, Message, UnderWay, seconds_of
 
+_log = logging.getLogger("ringreduce.torch")
 _PREMUL_SUM = dist.ReduceOp.RedOpType.PREMUL_SUM
 _OPS = {
     dist.ReduceOp.SUM: "sum",
@@ -399,8 +402,13 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         self.comm.barrier(timeout_s=seconds_of(timeout))
 
     def shutdown(self) -> None:
-        """End the group.  Collective."""
-        self.comm.close()
+        """End the group.  Collective.  Logs the loss of a rank: torch has more groups to end."""
+        try:
+            self.comm.close()
+        except (rr.PeerLostError, rr.PeerTimeoutError) as error:
+            _log.warning("the end of process group %s: %s", self._name, error)
+        finally:
+            forget(self.comm)
 
     def abort(self) -> None:
         """End the group without the other ranks, whose next call raises PeerLostError."""

@@ -500,6 +500,18 @@ def groups_of_some_ranks() -> None:
             dist.destroy_process_group(group)
 
 
+def a_broken_group_can_be_destroyed() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank() == 0:
+        raises(rr.PeerTimeoutError, "rank", lambda: dist.barrier(group))
+    else:
+        time.sleep(1)
+    dist.destroy_process_group(group)
+    x = mine(3)
+    dist.all_reduce(x)
+    same(x, sum(everybodys(3)))
+
+
 def groups_leave_nothing_behind() -> None:
     def held() -> tuple[int, int, int]:
         gc.collect()
@@ -879,6 +891,7 @@ CHECKS = [
     a_moved_storage_outlives_its_group,
     ddp_reduces_its_buckets_in_registered_memory,
     groups_of_some_ranks,
+    a_broken_group_can_be_destroyed,
     groups_leave_nothing_behind,
     functional_collectives_and_meshes,
     groups_in_the_place_of_gloo,
