@@ -1,4 +1,4 @@
-"""A training step of torch's DistributedDataParallel over ringreduce, beside Gloo, in turns.
+"""A training step of DistributedDataParallel and FSDP2 over ringreduce, beside Gloo, in turns.
 
     .venv-torch/bin/python -m benchmarks.torch_ddp
 
@@ -11,8 +11,11 @@ ranks, one thread each.  The contenders of a row:
 - ``ours``: over ringreduce with ``RINGREDUCE_TORCH_SHARE=0``: buckets are ordinary tensors,
 - ``registered``: over ringreduce, which moves the buckets to registered memory.
 
+The row ``transformer_fsdp2`` shards the parameters (`fully_shard`), and has no contender
+``registered``: its buffers are ordinary tensors.
+
 *Communication* is the time of a step less that over the backend that does nothing.  The gradients
-of the last two are compared with Gloo's.  Writes ``bench_results/torch_ddp.jsonl``: medians of the
+of ours are compared with Gloo's.  Writes ``bench_results/torch_ddp.jsonl``: medians of the
 times of all steps on rank 0, in milliseconds.
 """
 
@@ -33,7 +36,8 @@ from benchmarks.rows import environment, replace
 
 NAME = "torch_ddp"
 RANKS = (2, 4)
-MODELS = ("mlp_5k", "mlp_21m", "conv", "transformer", "resnet50_gradients")
+FSDP2 = "transformer_fsdp2"
+MODELS = ("mlp_5k", "mlp_21m", "conv", "transformer", "resnet50_gradients", FSDP2)
 _TURNS, _STEPS = 6, 8
 
 
@@ -76,7 +80,7 @@ def _work(options: argparse.Namespace) -> None:
     where = environment("python -m benchmarks.torch_ddp") | {"torch": torch.__version__}
     rr.init()  # the rows name the MPI that has started the job
     for model in options.models:
-        for views in (False, True):
+        for views in (False, True) if model != FSDP2 else (False,):
             times = _times(model, views, groups)
             if dist.get_rank() == 0:
                 row = {"benchmark": NAME, "model": model, "views": views, **times}
@@ -93,16 +97,24 @@ def _does_nothing(options: Any, _: Any) -> Any:
         def allreduce(self, tensors: Any, opts: Any) -> Any:
             return Finished(tensors)
 
+        def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+            return Finished([output])
+
+        def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
+            return Finished([output])
+
+        _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
+
     return Nothing(options, "nothing", moves=False)
 
 
 def _show(row: dict[str, Any], ranks: int) -> None:
-    names = ("alone", "nothing", "gloo", "ours", "registered")
-    shown = " ".join(f"{name} {row[f'{name}_ms']:.2f}" for name in names)
+    shown = " ".join(f"{name[:-3]} {row[name]:.2f}" for name in row if name.endswith("_ms"))
+    registered = row.get("registered_of_gloo")
     print(
-        f"{row['model']} views={row['views']}, {ranks} ranks, ms: {shown}; step of Gloo's "
-        f"{row['gloo_ms'] / row['registered_ms']:.2f}x registered, communication "
-        f"{row['of_gloo']:.2f} and registered {row['registered_of_gloo']:.2f} of its",
+        f"{row['model']} views={row['views']}, {ranks} ranks, ms: {shown}; communication "
+        f"{row['of_gloo']:.2f} of Gloo's"
+        + (f", registered {registered:.2f}" if registered is not None else ""),
         file=sys.stderr,
     )
 
@@ -111,22 +123,20 @@ def _times(name: str, views: bool, groups: dict[str, Any]) -> dict[str, float]:
     """Return the median times of a step, in milliseconds, and how communication compares."""
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
     inputs = _inputs(name)
     models: dict[str, Any] = {"alone": _model(name)}
     for contender, group in groups.items():
-        models[contender] = DistributedDataParallel(
-            _model(name), process_group=group, gradient_as_bucket_view=views
-        )
+        if name != FSDP2 or contender != "registered":
+            models[contender] = _parallel(name, views, group)
     steps = {contender: _step(model, inputs) for contender, model in models.items()}
     for step in steps.values():
         for _ in range(3):  # the second rebuilds the buckets
             step()
-    for contender in ("ours", "registered"):
+    for contender in {"ours", "registered"} & models.keys():
         both = models[contender].parameters(), models["gloo"].parameters()
         for mine, theirs in zip(*both, strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad)
+            torch.testing.assert_close(_gradient(mine), _gradient(theirs))
     found: dict[str, list[float]] = {contender: [] for contender in steps}
     for _ in range(_TURNS):
         for contender, step in steps.items():
@@ -138,11 +148,33 @@ def _times(name: str, views: bool, groups: dict[str, Any]) -> dict[str, float]:
                 found[contender].append(time.perf_counter() - began)
     medians = {name: statistics.median(times) * 1e3 for name, times in found.items()}
     communication = {each: ms - medians["nothing"] for each, ms in medians.items()}
-    return {f"{name}_ms": ms for name, ms in medians.items()} | {
-        "of_gloo": communication["ours"] / communication["gloo"],
-        "registered_of_gloo": communication["registered"] / communication["gloo"],
-        "steps": _TURNS * _STEPS,
-    }
+    of_gloo = {each: ms / communication["gloo"] for each, ms in communication.items()}
+    found_of_gloo = {"of_gloo": of_gloo["ours"]}
+    if "registered" in of_gloo:
+        found_of_gloo["registered_of_gloo"] = of_gloo["registered"]
+    in_ms = {f"{name}_ms": ms for name, ms in medians.items()}
+    return in_ms | found_of_gloo | {"steps": _TURNS * _STEPS}
+
+
+def _parallel(name: str, views: bool, group: Any) -> Any:
+    """Return the model of this name whose steps communicate over a group."""
+    from torch.distributed import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = _model(name)
+    if name != FSDP2:
+        return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=views)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _gradient(parameter: Any) -> Any:
+    """Return the gradient of a parameter, or of this rank's part of it."""
+    gradient = parameter.grad
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _step(model: Any, inputs: Any) -> Callable[[], None]:
@@ -163,6 +195,7 @@ def _inputs(name: str) -> Any:
         "mlp_21m": (64, 2048),
         "conv": (16, 3, 32, 32),
         "transformer": (4, 64, 256),
+        FSDP2: (4, 64, 256),
         "resnet50_gradients": (1,),
     }[name]
     return torch.randn(shape)
@@ -184,7 +217,7 @@ def _model(name: str) -> Any:
             for before, after in ((3, 64), (64, 128), (128, 256), (256, 320)):
                 layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
             return nn.Sequential(*layers, nn.Flatten(), nn.Linear(320 * 4, 10))
-        case "transformer":
+        case "transformer" | "transformer_fsdp2":
             layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
             return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import hypothesis
@@ -17,6 +18,8 @@ from tests.support.mpi import MpiJobs
 
 SMOKE_CASES = 2
 """The most cases of one test function that are smoke."""
+SLOWEST_FILES = 12
+"""How many files are named whose tests take the longest."""
 SMOKE_EXAMPLES = 5
 """Examples of each property in a smoke run."""
 
@@ -63,6 +66,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             f"These were the smoke tests.  {left_out:,} more: all but the longest by "
             "`pytest -m full`, the longest by `pytest -m long`."
         )
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Print the files whose tests take the longest."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    for file, taken in seconds.most_common(SLOWEST_FILES):
+        if taken > 10:
+            terminalreporter.write_line(f"{taken:7.1f} s  {file}")
 
 
 @pytest.fixture
