@@ -12,11 +12,11 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
-_Record = torch._C._profiler._RecordFunctionFast
 
 
 def collective(
@@ -81,16 +81,12 @@ def _with_options(
 
 def _profile(shown: str, method: Callable[..., Any], group: Any, args: Sequence[Any]) -> Any:
     """Make a call, and have a profiler show it until it is over."""
-    tensors = [_tensors_of(argument) for argument in args]
-    nbytes = max((sum(map(_bytes_of, each)) for each in tensors), default=0)
-    record = _Record(f"ringreduce:{shown} {nbytes} B", [x for each in tensors for x in each])
-    record.__enter__()
-    try:
+    nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
+    over: Any = torch.futures.Future()
+    with record_function(f"ringreduce:{shown} {nbytes} B") as record:
         work = method(group, *args)
-    except BaseException:
-        record.__exit__(None, None, None)
-        raise
-    work.when_over(lambda: record.__exit__(None, None, None))
+        record._call_end_callbacks_on_future(over)
+    work.when_over(lambda: over.set_result(None))
     return work
 
 

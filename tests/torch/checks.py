@@ -642,16 +642,13 @@ def the_profiler_shows_calls_and_their_bytes() -> None:
 
 def the_profiler_shows_asynchronous_calls_until_they_are_over() -> None:
     x = mine(2, 3)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-    ) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         if rank() == 1:
             time.sleep(0.2)
         work = dist.all_reduce(x, async_op=True)
         dist.all_reduce(torch.ones(1), async_op=True).wait()
         work.wait()
     (event,) = [each for each in profile.events() if each.name == "ringreduce:all_reduce 24 B"]
-    assert event.input_shapes == [[2, 3]]
     if rank() == 0:
         assert event.is_async
         assert event.cpu_time >= 100_000  # microseconds
