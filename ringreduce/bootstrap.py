@@ -56,7 +56,8 @@ def init(
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``, or what
             `elastic` has left of it.
-        rendezvous: how ranks of one host find each other without MPI.  ``"env://"``: by the
+        rendezvous: how ranks find each other without MPI.  If they are on several hosts, MPI
+            connects them, and a launcher of MPI must have started them.  ``"env://"``: by the
             variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.  ``"file://PATH"``: by a file,
             which is removed again.  A ``torch.distributed.Store``.  Or a function that takes the
             bytes of this rank and returns a list of those of all ranks, in rank order.
@@ -77,8 +78,8 @@ def init(
 
     Raises:
         ImportError: MPI is to connect the ranks, and there is no mpi4py, or no MPI.
-        TypeError, ValueError: wrong arguments or variables, ranks of a rendezvous on several hosts,
-            or ``transport="shm"`` for ranks that cannot share memory.
+        TypeError, ValueError: wrong arguments or variables, ranks of a rendezvous on several hosts
+            without MPI, or ``transport="shm"`` for ranks that cannot share memory.
         MismatchError: ranks pass different nodes or settings.
         PeerTimeoutError: a rank does not call `init`.
         PeerLostError: a rank of a rendezvous has ended meanwhile.
@@ -159,20 +160,40 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
 
 def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
     from ringreduce.process_exit import close_without_mpi_at_exit, prepare
-    from ringreduce.transports.mesh import connect
+    from ringreduce.transports.mesh import SeveralHostsError, connect
     from ringreduce.transports.sockets import SocketTransport
 
     prepare(given.environment)
     size, nodes, timeout_s = rendezvous.size, given.nodes, given.timeout_s
     if nodes is not None and size is not None:
         parse_nodes(nodes, size)  # before the other ranks hear of this one
-    over = SocketTransport(connect(rendezvous.collect, rendezvous.rank, size, timeout_s), timeout_s)
+    try:
+        mesh = connect(rendezvous.collect, rendezvous.rank, size, timeout_s)
+    except SeveralHostsError as error:
+        if error.mpi_ranks is None:
+            raise
+        members = _among(error.mpi_ranks)
+        comm = _init_over_mpi(members, given)
+        members.Free()
+        return comm
+    over = SocketTransport(mesh, timeout_s)
     try:
         placed = None if nodes is None else parse_nodes(nodes, over.size)
     except BaseException:
         over.release()
         raise
     return _assemble(over, placed, given, close_without_mpi_at_exit, over.release)
+
+
+def _among(mpi_ranks: Sequence[int]) -> MPI.Intracomm:
+    """Return an MPI communicator of ranks of MPI_COMM_WORLD, in this order.  Collective."""
+    world: MPI.Intracomm = _import_mpi().COMM_WORLD
+    every = world.Get_group()
+    members = every.Incl(mpi_ranks)
+    comm = world.Create_group(members)
+    members.Free()
+    every.Free()
+    return comm
 
 
 def _assemble(

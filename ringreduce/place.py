@@ -77,6 +77,14 @@ def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
+def mpi_rank(variables: Mapping[str, str] = os.environ) -> int | None:
+    """Return the rank in MPI_COMM_WORLD; None if no launcher of an MPI has started this process."""
+    for name in RANK_VARIABLES:
+        if variables.get(name, "").isdecimal():
+            return int(variables[name])
+    return None
+
+
 def _launcher(name: str) -> int:
     """Return the process id of the nearest ancestor whose environment lacks the variable `name`.
 

@@ -104,9 +104,11 @@ def close_at_exit(comm: Communicator) -> None:
 def forget(comm: Communicator) -> None:
     """Do nothing about `comm` when the interpreter exits, although it may be broken.
 
-    The program has ended its use of `comm`, and chooses the exit status.
+    The program has ended its use of `comm`, and chooses the exit status.  A broken communicator of
+    MPI is not forgotten: MPI_Finalize would hang.
     """
-    _open[:] = [each for each in _open if each is not comm]
+    if comm in _without_mpi:
+        _open[:] = [each for each in _open if each is not comm]
 
 
 @cache

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ringreduce import unix_sockets
 from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.place import mpi_rank
 from ringreduce.transports.base import not_assembled
 from ringreduce.unix_sockets import BACKLOG, peer_process
 
@@ -58,6 +59,8 @@ class _Entry:
     """The boot and the network namespace: equal exactly on ranks that can connect."""
     cores: Sequence[int]
     """The cores that the rank may use."""
+    mpi_rank: int | None
+    """The rank in MPI_COMM_WORLD; None if no launcher of an MPI has started the process."""
 
     @property
     def address(self) -> bytes:
@@ -65,17 +68,30 @@ class _Entry:
         return f"\0ringreduce-{self.key}".encode()
 
     def pack(self) -> bytes:
-        return json.dumps([self.key, self.host, self.machine, list(self.cores)]).encode()
+        entry = [self.key, self.host, self.machine, list(self.cores), self.mpi_rank]
+        return json.dumps(entry).encode()
 
     @classmethod
     def unpack(cls, entry: bytes) -> _Entry:
         """Read the entry of another rank.  Raises ValueError if the bytes are no entry."""
         match json.loads(entry):
-            case [str(key), str(host), str(machine), [*cores]] if all(
+            case [str(key), str(host), str(machine), [*cores], int() | None as mpi_rank] if all(
                 isinstance(core, int) for core in cores
             ):
-                return cls(key, host, machine, cores)
+                return cls(key, host, machine, cores, mpi_rank)
         raise ValueError("no entry of a rank")
+
+
+class SeveralHostsError(ValueError):
+    """The ranks are on several hosts, so they cannot connect.  Raised on all ranks.
+
+    Attributes:
+        mpi_ranks: their ranks in MPI_COMM_WORLD; None unless launchers of MPI have started all.
+    """
+
+    def __init__(self, text: str, mpi_ranks: Sequence[int] | None) -> None:
+        super().__init__(text)
+        self.mpi_ranks = mpi_ranks
 
 
 def connect(
@@ -91,13 +107,14 @@ def connect(
         where: the name of the call, for the texts of errors.
 
     Raises:
-        ValueError: the ranks are on several hosts, or `collect` returns something else than one
-            entry of each rank.
+        SeveralHostsError: the ranks are on several hosts.
+        ValueError: `collect` returns something else than one entry of each rank.
         PeerLostError: a rank has ended.
         PeerTimeoutError: a rank does not connect.
     """
     with socket.socket(socket.AF_UNIX) as listening:
-        mine = _Entry(secrets.token_hex(_KEY_BYTES), socket.gethostname(), _machine(), _cores())
+        key = secrets.token_hex(_KEY_BYTES)
+        mine = _Entry(key, socket.gethostname(), _machine(), _cores(), mpi_rank())
         listening.bind(mine.address)
         listening.listen(BACKLOG)
         packed = mine.pack()
@@ -259,7 +276,7 @@ def _unpacked(entry: bytes, rank: int, where: str) -> _Entry:
 
 
 def _check_one_host(ranks: Sequence[_Entry], where: str) -> None:
-    """Check that all ranks can connect.  Raises ValueError."""
+    """Check that all ranks can connect.  Raises SeveralHostsError."""
     hosts: dict[str, list[int]] = {}
     for rank, each in enumerate(ranks):
         hosts.setdefault(each.machine, []).append(rank)
@@ -268,9 +285,11 @@ def _check_one_host(ranks: Sequence[_Entry], where: str) -> None:
             f"{ranks[members[0]].host} has rank(s) {', '.join(map(str, members))}"
             for members in hosts.values()
         )
-        raise ValueError(
+        of_mpi = [each.mpi_rank for each in ranks if each.mpi_rank is not None]
+        raise SeveralHostsError(
             f"{where}: the ranks are on {len(hosts)} hosts: {found}.  Without MPI all ranks have "
-            "to be on one; start these with mpirun or srun, and let MPI connect them"
+            "to be on one; start these with mpirun or srun, and let MPI connect them",
+            of_mpi if len(set(of_mpi)) == len(ranks) else None,
         )
 
 

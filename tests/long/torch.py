@@ -10,6 +10,7 @@
 - ``kills``: a rank is killed, stops or raises in the middle of a backward pass, under torchrun and
   under mpirun.  Every other rank raises an error that names this rank, within 2 s or its timeout.
   The launcher ends with an error.  No process, socket or memory file is left.
+- ``hosts``: the checks of the tests on two hosts, which are network namespaces (needs root).
 - ``restarts``: a rank dies once under ``torchrun --max-restarts 3``, and the job ends well.
 
 Prints one row for each, and exits with 1 if anything went wrong.
@@ -45,6 +46,8 @@ LATE_S = 2.0
 LINGERING_S = 3.0
 FAULTS = ("kill", "stop", "raise")
 LAUNCHERS = ("torchrun", "mpirun")
+HOSTS = {"MASTER_ADDR": "10.99.0.1", "MASTER_PORT": "29555", "GLOO_SOCKET_IFNAME": "eth0"}
+"""Variables for the two hosts; one check makes a group of Gloo, too."""
 COUNTED = (
     *("hangs", "silent_ranks", "wrong_ranks", "late_ranks", "wrong_status"),
     *("processes_left", "sockets_left", "files_left"),
@@ -166,7 +169,8 @@ except Exception as error:
         except Exception as again:
             error = again
     text["ranks"] = getattr(error, "ranks", None)
-    (folder / f"error{rank}").write_text(json.dumps(text))
+    (folder / f"failing{rank}").write_text(json.dumps(text))  # mpirun may end this rank meanwhile
+    (folder / f"failing{rank}").rename(folder / f"error{rank}")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise
 (folder / f"done{rank}").write_text("")
@@ -221,6 +225,25 @@ def kills(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]
             row = {"proof": "kills", "launcher": launcher, "fault": how, "runs": options.times}
             row |= {"wrong": sum(wrong.values()), "slowest_error_s": round(worst_s, 2)}
             yield row | {name: wrong[name] for name in COUNTED}
+
+
+def hosts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    checks = "from tests.torch import checks; checks.over_hosts()"
+    program = ["-m", "benchmarks.hosts", "--ranks", "2,1", "--", sys.executable, "-c", checks]
+    done = subprocess.run(
+        [sys.executable, *program],
+        env=environment(**HOSTS, PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+    outcomes = json.loads(done.stdout)
+    wrong = {name: came for name, came in outcomes.items() if came != "ok"}
+    for name, came in wrong.items():
+        print(f"{name}: {came}", file=sys.stderr, flush=True)
+    row = {"proof": "hosts", "hosts": "2,1", "ranks": 3, "checks": len(outcomes)}
+    yield row | {"wrong": len(wrong) + (done.returncode != 0)}
 
 
 def restarts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -334,7 +357,7 @@ def _wait_until(holds: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-CAMPAIGNS = {each.__name__: each for each in (programs, steps, calls, kills, restarts)}
+CAMPAIGNS = {each.__name__: each for each in (programs, steps, calls, hosts, kills, restarts)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -358,9 +381,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for row in CAMPAIGNS[name](jobs, options):
                 rows.append({**where, **row, "seed": options.seed})
                 print(json.dumps(row), flush=True)
+                if options.out:
+                    record(options.out, rows, ("cpu", "proof", "ranks", "launcher", "fault"))
         jobs.sweep()
-    if options.out:
-        record(options.out, rows, ("cpu", "proof", "ranks", "launcher", "fault"))
     return int(any(row.get("wrong", 0) for row in rows))
 
 

@@ -17,7 +17,7 @@ from ringreduce import rendezvous, unix_sockets
 from ringreduce.rendezvous import env, files
 from ringreduce.rendezvous.env import of_environment
 from ringreduce.transports import mesh
-from ringreduce.transports.mesh import connect
+from ringreduce.transports.mesh import SeveralHostsError, connect
 from tests.support.threads import Exchange, on_threads
 
 JOB = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29533"}
@@ -326,7 +326,7 @@ def entries_with(change):
         (lambda entry: b"nothing", "returned other bytes for rank 1 than ranks pass"),
         (lambda entry: json.dumps(entry[:2]).encode(), "for rank 1 than ranks pass"),
         (
-            lambda entry: json.dumps([*entry[:1], "elsewhere", "moon", [0]]).encode(),
+            lambda entry: json.dumps([*entry[:1], "elsewhere", "moon", [0], None]).encode(),
             r"on 2 hosts: .* has rank\(s\) 0; elsewhere has rank\(s\) 1\.  .* mpirun",
         ),
         (lambda entry: 3, "it returned"),
@@ -335,6 +335,19 @@ def entries_with(change):
 def test_entries_are_checked(change, said):
     with pytest.raises(ValueError, match=said):
         connect(entries_with(change), None, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "known"), [(5, 3, [5, 3]), (5, None, None), (5, 5, None)]
+)
+def test_the_error_of_several_hosts_has_the_ranks_of_mpi(monkeypatch, here, there, known):
+    monkeypatch.setenv("PMI_RANK", str(here))
+    with pytest.raises(SeveralHostsError) as caught:
+        connect(
+            entries_with(lambda e: json.dumps([e[0], "elsewhere", "moon", [0], there]).encode()),
+            *(None, None, 1.0),
+        )
+    assert caught.value.mpi_ranks == known
 
 
 def test_a_rank_that_has_ended_is_named():

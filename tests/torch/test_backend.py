@@ -48,6 +48,14 @@ def test_the_debugging_of_torch_changes_nothing(tmp_path):
     assert wrong == {}
 
 
+def test_mpi_connects_ranks_of_several_hosts(tmp_path):
+    jobs = MpiJobs(tmp_path)
+    found = jobs.run_ok("call", 3, "tests.torch.checks:over_mpi", timeout_s=120)
+    jobs.sweep()
+    wrong = {name: came for each in found for name, came in each.items() if came != "ok"}
+    assert wrong == {}
+
+
 @pytest.mark.parametrize(("switch", "moved"), [("1", 1), ("0", 0)])
 def test_a_variable_keeps_buckets_where_they_are(tmp_path, switch, moved):
     jobs = MpiJobs(tmp_path, without_mpi=True)
