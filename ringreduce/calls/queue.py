@@ -27,6 +27,8 @@ T = TypeVar("T")
 _NO_PROGRAM: Program = (moved for moved in (True,))
 """The program of messages between two ranks: their endpoint makes progress."""
 
+_ENDS_S = 1.0
+"""Seconds that `close` waits for the thread, which is idle."""
 _AHEAD = 1900
 """Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
 the interpreter."""
@@ -416,10 +418,15 @@ class CallQueue:
                 self._arrived.wait_for(lambda: self._calling_back is None or self.in_callback)
 
     def close(self) -> None:
-        """Let the thread end; no work is queued, and none will be."""
+        """End the thread; no work is queued, and none will be.
+
+        A thread that outlived the interpreter could end the process with a signal.
+        """
         self._ended = True
         with self._arrived:
             self._arrived.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_ENDS_S)
 
     def forked(self, error: Exception) -> None:
         """Reset the queue in a child process, which has none of the parent's threads.

@@ -645,6 +645,7 @@ def the_profiler_shows_calls_and_their_bytes() -> None:
 def the_profiler_shows_asynchronous_calls_until_they_are_over() -> None:
     x = mine(2, 3)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.barrier()
         if rank() == 1:
             time.sleep(0.2)
         work = dist.all_reduce(x, async_op=True)
