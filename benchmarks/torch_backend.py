@@ -46,7 +46,7 @@ DTYPES = ("float32", "bfloat16")
 _TURNS, _TURN_S, _MOST_CALLS = 15, 20e-3, 200
 _FEWEST_CALLS = 5
 _ROW_S = 15.0
-"""Seconds that a row takes at most, unless each contender's turn is longer than a third of it."""
+"""Seconds that the turns of a row take, as far as there are at least `_FEWEST_TURNS`."""
 _FEWEST_TURNS = 3
 _MOST_BYTES = 12 << 30
 """Rows whose contenders need more memory together are left out."""

@@ -56,9 +56,9 @@ def init(
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``, or what
             `elastic` has left of it.
-        rendezvous: how ranks find each other without MPI.  If they are on several hosts, MPI
-            connects them, and a launcher of MPI must have started them.  ``"env://"``: by the
-            variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.  ``"file://PATH"``: by a file,
+        rendezvous: how the ranks find each other.  Ranks of one host then need no MPI.  MPI
+            connects ranks of several hosts, which an MPI launcher must have started.
+            ``"env://"``: by the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.  ``"file://PATH"``: by a file,
             which is removed again.  A ``torch.distributed.Store``.  Or a function that takes the
             bytes of this rank and returns a list of those of all ranks, in rank order.
         rank: the number of this rank, for a rendezvous that does not know it.

@@ -62,16 +62,16 @@ def _with_options(
 
     `args` and `named` are what a program passed.  Raises TypeError for what torch does not know.
     """
-    given, passed = list(args[:tensors]), list(args[tensors:])
-    options = named.pop("opts", options)
-    if len(passed) == 1 and isinstance(passed[0], type(options)):
-        (options,), passed = passed, []
+    given, passed = list(args[:tensors]), args[tensors:]
+    if "opts" in named:
+        options, values = named.pop("opts"), ()
+    known = ", ".join(values) or "nothing"
     if len(passed) > len(values):
-        raise TypeError(f"{len(passed)} values follow the tensors; pass {', '.join(values)}")
+        raise TypeError(f"{len(passed)} arguments follow the tensors; pass {known}")
     named |= zip(values, passed, strict=False)
     for name, value in named.items():
         if name not in values:
-            raise TypeError(f"unknown argument {name!r}; pass opts or {', '.join(values)}")
+            raise TypeError(f"unknown argument {name!r}; pass opts alone, or {known}")
         if value is not None:
             setattr(options, _FIELDS[name], value)
     if of_lists and any(isinstance(each, torch.Tensor) for each in given):

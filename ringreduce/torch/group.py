@@ -406,7 +406,7 @@ class RingReduceGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no 
         try:
             self.comm.close()
         except (rr.PeerLostError, rr.PeerTimeoutError) as error:
-            _log.warning("the end of process group %s: %s", self._name, error)
+            _log.warning("process group %s had lost ranks when it ended: %s", self._name, error)
         finally:
             forget(self.comm)
 

@@ -60,8 +60,8 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
         group: a process group of this backend; None: all ranks.
 
     Returns:
-        `tensor`.  It is as before without shared memory or room in it, or if 256 storages of the
-        group are there.
+        `tensor`.  The tensor stays where it is if the ranks share no memory, if there is no room in
+        it, or if 256 storages of the group have moved there.
 
     Raises:
         TypeError: `group` is no group of this backend.

@@ -46,9 +46,9 @@ class SharedStorages:
     def array_of(self, tensor: Any, *, moves: bool) -> np.ndarray | None:
         """Return an array over a contiguous tensor that is to be reduced.
 
-        The array is in registered memory if the tensor's storage is.  None: the storage neither is
-        there nor may move.  `moves`: a storage moves there the second time that it is met, as
-        buckets of DistributedDataParallel are.
+        The array is in registered memory if the tensor's storage is.  Returns None if the storage
+        is not there and cannot move.  With `moves`, a storage moves there when it is reduced the
+        second time.
         """
         storage = tensor.untyped_storage()
         address = storage.data_ptr()

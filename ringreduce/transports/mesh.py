@@ -86,7 +86,7 @@ class SeveralHostsError(ValueError):
     """The ranks are on several hosts, so they cannot connect.  Raised on all ranks.
 
     Attributes:
-        mpi_ranks: their ranks in MPI_COMM_WORLD; None unless launchers of MPI have started all.
+        mpi_ranks: their ranks in MPI_COMM_WORLD; None if no MPI launcher has started all of them.
     """
 
     def __init__(self, text: str, mpi_ranks: Sequence[int] | None) -> None:

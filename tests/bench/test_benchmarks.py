@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import collectives, instructions, old_and_new, one_host, peers
+from benchmarks import collectives, instructions, old_and_new, one_host, peers, torch_backend
 from ringreduce.bench import options
 from ringreduce.launch import cli
 from tests.support.pictures import parse, placed
@@ -214,7 +214,7 @@ def test_the_bus_bandwidth_has_the_sizes_of_the_rows():
     assert "on one host, from 16 B to 2 KiB." in " ".join(texts(svg))
 
 
-@pytest.mark.parametrize("module", [one_host, peers], ids=lambda module: module.NAME)
+@pytest.mark.parametrize("module", [one_host, peers, torch_backend], ids=lambda module: module.NAME)
 def test_a_picture_of_the_docs_is_drawn_from_the_results(module, monkeypatch, tmp_path):
     committed = module.PICTURE.read_text()
     monkeypatch.setattr(module, "PICTURE", tmp_path / "picture.svg")

@@ -7,7 +7,10 @@ and 4 ranks that find each other by a file, three times:
 
 - ``gloo``: over Gloo;
 - ``instead_of_gloo``: the tests ask for Gloo, and get this backend;
-- ``ringreduce``: the tests ask for this backend, and leave out those for other backends by name.
+- ``ringreduce``: the tests ask for this backend; tests that name other backends are left out.
+
+The suite lists the backends whose events in the profiler have Gloo's names.  Where this backend is in
+Gloo's place, Gloo is taken off these lists.
 
 Prints one row for each, with the names of the tests that Gloo passes and this backend does not.
 Exits with 1 if any test failed that is not in `WORDS_OF_GLOO`.
@@ -35,7 +38,7 @@ WORDS_OF_GLOO = {
     "test_monitored_barrier_gloo_subgroup": "the same words",
     "test_monitored_barrier_gloo_rank_0_timeout": "'timed out in monitoredBarrier'",
 }
-"""Tests that ask for words of Gloo's, and these words."""
+"""Tests that compare a text of Gloo, and this text."""
 ROADS = {
     "gloo": {"BACKEND": "gloo"},
     "instead_of_gloo": {"BACKEND": "gloo", "RINGREDUCE_INSTEAD_OF_GLOO": "1"},
@@ -53,7 +56,6 @@ def outcomes(pattern: str) -> dict[str, str]:
     from torch.testing._internal.distributed import distributed_test as theirs
 
     if os.environ.get("RINGREDUCE_INSTEAD_OF_GLOO"):
-        # In these lists are the backends whose events in the profiler are named as Gloo's.
         theirs.PROFILING_SUPPORTED_BACKENDS.clear()
         theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
 
@@ -133,7 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(row), flush=True)
                 for name in sorted(missing - set(WORDS_OF_GLOO)):
                     failed_ever = True
-                    print(f"{name}: {found[name][-3000:]}", file=sys.stderr, flush=True)
+                    print(
+                        f"{name}: {found.get(name, 'not run')[-3000:]}", file=sys.stderr, flush=True
+                    )
                 rows.append({**where, **row})
     if options.out:
         record(options.out, rows, ("cpu", "proof", "ranks", "road"))

@@ -949,7 +949,7 @@ IN_SHARED_MEMORY = (
 def over_mpi() -> dict[str, str]:
     """Do as `over_torch`, on ranks of MPI of which each seems to have a host of its own."""
     mesh._machine = lambda: f"host {os.getpid()}"
-    CHECKS.remove(a_broken_group_can_be_destroyed)  # then a rank of MPI ends with status 1
+    CHECKS.remove(a_broken_group_can_be_destroyed)  # its process would end with status 1
     return over_torch()
 
 

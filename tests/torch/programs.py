@@ -67,12 +67,12 @@ def programs(ranks: int) -> st.SearchStrategy[tuple[list[list[int]], list[Call]]
     )
 
 
-def run_programs(first: str, count: str) -> int:
-    """Run `count` programs from the seed `first` on; return how many calls were right."""
+def run_programs(number: str, count: str) -> int:
+    """Run `count` programs that Hypothesis draws from the seed `number`; return how many calls."""
     dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
     calls = 0
 
-    @seed(int(first))
+    @seed(int(number))
     @settings(
         max_examples=int(count),
         phases=[Phase.generate],
