@@ -58,9 +58,10 @@ def init(
             `elastic` has left of it.
         rendezvous: how the ranks find each other.  Ranks of one host then need no MPI.  MPI
             connects ranks of several hosts, which an MPI launcher must have started.
-            ``"env://"``: by the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.  ``"file://PATH"``: by a file,
-            which is removed again.  A ``torch.distributed.Store``.  Or a function that takes the
-            bytes of this rank and returns a list of those of all ranks, in rank order.
+            ``"env://"``: by the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+            ``"file://PATH"``: by a file, which is removed again.  A ``torch.distributed.Store``.
+            Or a function that takes the bytes of this rank and returns a list of those of all
+            ranks, in rank order.
         rank: the number of this rank, for a rendezvous that does not know it.
         size: the number of ranks, for a rendezvous that does not know it.
         transport: ``"mpi"``: send data in messages of MPI; ``"sockets"``: send them by the sockets

@@ -9,8 +9,8 @@ and 4 ranks that find each other by a file, three times:
 - ``instead_of_gloo``: the tests ask for Gloo, and get this backend;
 - ``ringreduce``: the tests ask for this backend; tests that name other backends are left out.
 
-The suite lists the backends whose events in the profiler have Gloo's names.  Where this backend is in
-Gloo's place, Gloo is taken off these lists.
+The suite lists the backends whose events in the profiler have Gloo's names.  Where this backend is
+in Gloo's place, Gloo is taken off these lists.
 
 Prints one row for each, with the names of the tests that Gloo passes and this backend does not.
 Exits with 1 if any test failed that is not in `WORDS_OF_GLOO`.
@@ -135,9 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(row), flush=True)
                 for name in sorted(missing - set(WORDS_OF_GLOO)):
                     failed_ever = True
-                    print(
-                        f"{name}: {found.get(name, 'not run')[-3000:]}", file=sys.stderr, flush=True
-                    )
+                    text = found.get(name, "not run")[-3000:]
+                    print(f"{name}: {text}", file=sys.stderr, flush=True)
                 rows.append({**where, **row})
     if options.out:
         record(options.out, rows, ("cpu", "proof", "ranks", "road"))
