@@ -3,6 +3,10 @@
 A rank connects to a socket of the launcher.  A killed rank can say nothing: the kernel tells the
 launcher that its process is gone.  The kernel lists the ends in their order, even if the launcher
 is late.  Ranks on other hosts cannot connect.
+
+A process that ends first closes its files, and is gone a moment later.  MPI's process manager kills
+the other ranks when it sees the closed files, and one of these may be gone before the first.  So
+the order in which connections end is the order of the ends.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ _PROCESS_INFO = struct.Struct("Q52xi")
 """``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
 _WITH_STATUS = 1 << 3
 """``PIDFD_INFO_EXIT`` in the mask."""
+_ENDING_S = 1.0
+"""Seconds to wait for the end of a process that has closed its files."""
 _FLAGS, _EXITING = 6, 0x4
 """The place of a process's flags in /proc, after its name; ``PF_EXITING`` in them."""
 _GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
@@ -98,6 +104,8 @@ class Ranks:
         self._events.register(self._socket.fileno(), select.EPOLLIN)
         self._ranks: dict[int, Rank] = {}
         """By the descriptor of its connection, and by that of its process."""
+        self._disconnected: list[Rank] = []
+        """The ranks whose connections have ended, in the order of these ends."""
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
@@ -118,6 +126,8 @@ class Ranks:
 
     def forget(self, rank: Rank) -> None:
         """Close the connection of a rank, and watch its process no longer."""
+        if rank in self._disconnected:
+            self._disconnected.remove(rank)
         for descriptor in (rank.connection.socket.fileno(), rank.process):
             if descriptor is not None and self._ranks.pop(descriptor, None) is not None:
                 with contextlib.suppress(OSError):  # a connection that has ended is not registered
@@ -152,7 +162,10 @@ class Ranks:
         if descriptor == rank.process:
             while (said := self._receive(rank)) is not None:  # what it said comes before its end
                 yield said
-            if descriptor in self._ranks:
+            for earlier in self._ending_before(rank):
+                if earlier.process is not None and _is_ready(earlier.process, _ENDING_S):
+                    yield from self._handle(earlier.process, earlier)
+            if descriptor in self._ranks and not rank.gone:
                 self._events.unregister(descriptor)
                 rank.gone = True
                 yield Gone(rank, status_of(rank.pid, descriptor))
@@ -161,6 +174,13 @@ class Ranks:
         elif rank.process is None and not rank.gone:
             rank.gone = True
             yield Gone(rank, None)
+
+    def _ending_before(self, rank: Rank) -> list[Rank]:
+        """Return the ranks that began to end before a rank that is gone, and are not gone yet."""
+        if rank not in self._disconnected:
+            return []
+        before = self._disconnected[: self._disconnected.index(rank)]
+        return [each for each in before if not each.gone and each.is_exiting]
 
     def _receive(self, rank: Rank) -> Said | None:
         """Return the next message; None if there is none, or no other can follow."""
@@ -174,12 +194,21 @@ class Ranks:
         if message is None:
             with contextlib.suppress(OSError):
                 self._events.unregister(rank.connection.socket.fileno())
+            if rank not in self._disconnected:
+                self._disconnected.append(rank)
             return None
         if message.kind == "hello":
             rank.number = str(message.fields.get("rank", ""))
         elif message.kind == "end":
             rank.reported = True
         return Said(rank, message)
+
+
+def _is_ready(descriptor: int, within_s: float) -> bool:
+    """Whether a descriptor can be read within so many seconds."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
 
 
 def status_of(pid: int, descriptor: int) -> int | None:

@@ -8,6 +8,7 @@ with a wrong token: its sender belongs to an earlier generation, or to another j
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hmac
 import json
 import os
@@ -25,6 +26,8 @@ ELASTIC = "RINGREDUCE_ELASTIC"
 """The environment variable that is "1" in a job that goes on after losses."""
 _MOST_BYTES = 1 << 16
 """Bytes of the longest message."""
+_HIGH = 512
+"""A descriptor above those that MPI uses."""
 _MOST_FILES = 2
 """Files that a message may have."""
 
@@ -94,6 +97,17 @@ class Connection:
         """Send a message and wait for the answer.  None: the other end is gone."""
         return self.receive() if self.send(kind, **fields) else None
 
+    def close_first(self) -> None:
+        """Let the kernel close this end before MPI's files when the process is killed.
+
+        The kernel begins with the highest descriptor.  MPI's process manager kills the other ranks
+        when it sees that a rank's files are closed, and the launcher must have seen it before.
+        """
+        with contextlib.suppress(OSError):  # the process may not have so many descriptors
+            high = fcntl.fcntl(self.socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
+            lower, self.socket = self.socket, socket.socket(fileno=high)
+            lower.close()
+
     def close(self) -> None:
         """Close this end."""
         self.socket.close()
@@ -125,7 +139,9 @@ def connect(environment: Mapping[str, str]) -> Connection | None:
     """Connect to the launcher that the variables name; None if there is none on this host."""
     with contextlib.suppress(OSError):
         if name := environment.get(ADDRESS, ""):
-            return connected(name, environment.get(TOKEN, ""))
+            connection = connected(name, environment.get(TOKEN, ""))
+            connection.close_first()
+            return connection
     return None
 
 

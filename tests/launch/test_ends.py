@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -16,6 +18,9 @@ from ringreduce.launch.ends import End, Report, Watch
 from ringreduce.launch.mpiexec import Flavour
 from ringreduce.launch.ranks import Rank, status_of
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, connect
+
+EXIT_OF_A_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
+"""Linux's number of the system call that ends one thread."""
 
 
 @pytest.fixture
@@ -117,6 +122,37 @@ def test_the_order_of_ends_is_kept_where_the_launcher_is_late():
     watch.start()
     watch.stop()
     assert watch.first == End("3", "raised 3")
+
+
+def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(watch):
+    def ends_slowly(report: Report) -> None:
+        threading.Timer(0.3, killed, [report]).start()
+        report._launcher.close()
+        ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD, 0)
+
+    slow = rank(watch, 0, ends_slowly)
+    (known,) = watch._ranks.known()
+    while not known.is_exiting:
+        time.sleep(0.001)
+    for child in (rank(watch, 1, killed), slow):
+        os.waitpid(child, 0)
+    watch.stop()
+    assert watch.first is not None
+    assert watch.first.rank == "0"
+
+
+def test_a_rank_that_has_closed_its_connection_and_goes_on_is_not_waited_for(watch):
+    def goes_on(report: Report) -> None:
+        report._launcher.close()
+        time.sleep(30)
+
+    going_on = rank(watch, 0, goes_on)
+    os.waitpid(rank(watch, 1, killed), 0)
+    watch.stop()
+    os.kill(going_on, signal.SIGKILL)
+    os.waitpid(going_on, 0)
+    assert watch.first is not None
+    assert watch.first.rank == "1"
 
 
 def test_a_forked_child_reports_nothing(watch):
