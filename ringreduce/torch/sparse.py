@@ -12,13 +12,16 @@ import ringreduce as rr
 from ringreduce.torch.tensors import array_of
 
 
-def all_reduce_sparse(comm: rr.Communicator, tensor: Any, op: Any, timeout_s: float | None) -> None:
-    """Add a sparse tensor of each rank in place; `op` is torch's SUM or AVG.
+def sparse_calls(
+    comm: rr.Communicator, tensor: Any, op: Any, *, timeout_s: float | None, async_op: bool
+) -> list[Any]:
+    """Begin to add a sparse tensor of each rank in place; `op` is torch's SUM or AVG.
 
-    Ranks may have different numbers of entries.
+    Ranks may have different numbers of entries.  Returns the results of three calls, or their
+    Works: `add_entries` takes the results.
 
     Raises ValueError for another op and for the mean of integers, MismatchError on all ranks if
-    their shapes differ.
+    their shapes have different numbers of dimensions.
     """
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise ValueError(f"all_reduce: op is {op}; sparse tensors have SUM and AVG")
@@ -28,16 +31,31 @@ def all_reduce_sparse(comm: rr.Communicator, tensor: Any, op: Any, timeout_s: fl
     indices = np.ascontiguousarray(array_of("all_reduce", mine.indices(), writes=False).T)
     values = array_of("all_reduce", mine.values(), writes=False, reduces=True)
     shape = np.array(tensor.shape)
-    largest = comm.all_reduce(np.concatenate([shape, -shape]), "max", timeout_s=timeout_s)
-    if (largest[: shape.size] + largest[shape.size :]).any():
+    return [
+        comm.all_reduce(
+            np.concatenate([shape, -shape]), "max", timeout_s=timeout_s, async_op=async_op
+        ),
+        comm.all_gather(indices, timeout_s=timeout_s, async_op=async_op),
+        comm.all_gather(values, timeout_s=timeout_s, async_op=async_op),
+    ]
+
+
+def add_entries(
+    tensor: Any, op: Any, size: int, largest: np.ndarray, indices: np.ndarray, values: np.ndarray
+) -> None:
+    """Write the sum of the entries of all `size` ranks to `tensor`, or their mean.
+
+    The arrays are the results of the calls.
+
+    Raises MismatchError on all ranks if their shapes differ.
+    """
+    if (largest[: tensor.ndim] + largest[tensor.ndim :]).any():
         raise rr.MismatchError(
             f"all_reduce: ranks passed sparse tensors of different shapes; this rank's is "
             f"{tuple(tensor.shape)}"
         )
-    indices = comm.all_gather(indices, timeout_s=timeout_s)
-    values = comm.all_gather(values, timeout_s=timeout_s)
     if op == dist.ReduceOp.AVG:
-        values = values / values.dtype.type(comm.size)
+        values = values / values.dtype.type(size)
     entries = torch.from_numpy(np.ascontiguousarray(indices.T))
     total = torch.sparse_coo_tensor(entries, _tensor_of(values, tensor.dtype), tensor.shape)
     with torch.no_grad():

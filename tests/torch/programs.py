@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
-from tests.torch.checks import DTYPES, FOLDS, of, rank, size
+from tests.torch.checks.values import DTYPES, FOLDS, of, rank, size
 
 KINDS = (
     *("all_reduce", "all_reduce_list", "reduce", "broadcast", "gather", "scatter"),

@@ -1,0 +1,69 @@
+"""What torch reads of a process group, under all the names that it has for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+
+class Described(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
+    """A process group with a rank, a size, a name and a description.
+
+    torch's functional collectives look for the group by the name that the methods here return.
+    """
+
+    def __init__(self, rank: int, size: int, backend: str, name: str) -> None:
+        """`name` is the group's, `backend` that of its backend."""
+        super().__init__(rank, size)
+        self._rank, self._size, self._backend = rank, size, backend
+        self._name, self._description = name, "undefined"
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's names
+        return self._backend
+
+    def getRank(self) -> int:  # noqa: N802
+        return int(self._rank)
+
+    def getSize(self) -> int:  # noqa: N802
+        return int(self._size)
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return str(self._name)
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    def _get_backend(self, device: Any) -> Any:
+        if device.type != "cpu":
+            raise RuntimeError(f"the group has no backend for {device}: it is for the CPU")
+        return self
+
+    def rank(self) -> int:
+        return int(self._rank)
+
+    def size(self) -> int:
+        return int(self._size)
+
+    def name(self) -> str:
+        return self._backend
+
+    @property
+    def group_name(self) -> str:
+        return str(self._name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description

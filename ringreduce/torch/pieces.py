@@ -1,0 +1,67 @@
+"""Cut arrays into the pieces of ranks, and copy results to where torch wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def check_alike(where: str, arrays: Sequence[np.ndarray]) -> None:
+    """Check that arrays have as many elements, of one dtype.  Raises ValueError."""
+    if len({(array.size, array.dtype) for array in arrays}) > 1:
+        kinds = ", ".join(dict.fromkeys(f"{array.dtype}[{array.size}]" for array in arrays))
+        raise ValueError(f"{where}: the tensors differ: {kinds}; all need the same size and dtype")
+
+
+def check_dtypes(where: str, arrays: Sequence[np.ndarray]) -> None:
+    """Check that arrays have one dtype.  Raises ValueError."""
+    dtypes = dict.fromkeys(str(array.dtype) for array in arrays)
+    if len(dtypes) > 1:
+        raise ValueError(f"{where}: the tensors have {', '.join(dtypes)}; all need one dtype")
+
+
+def can_be_cut(x: np.ndarray, out: np.ndarray, size: int) -> bool:
+    """Whether both are contiguous, of one size, and their first axes cut into equal parts."""
+    even = all(array.ndim and array.shape[0] % size == 0 for array in (x, out))
+    return even and x.size == out.size and x.flags.c_contiguous and out.flags.c_contiguous
+
+
+def pieces_of(
+    array: np.ndarray, lengths: Sequence[int], size: int, what: str
+) -> Sequence[np.ndarray]:
+    """Cut the first axis into pieces of these lengths; without any, into equal ones."""
+    first = array.shape[0] if array.ndim else 0
+    if not lengths:
+        if first % size:
+            raise ValueError(
+                f"all_to_all: the {what}'s first dimension is {first}, no multiple of {size}"
+            )
+        lengths = [first // size] * size
+    if len(lengths) != size or sum(lengths) != first:
+        raise ValueError(
+            f"all_to_all: {what}_split_sizes is {list(lengths)}; pass {size} lengths that add up "
+            f"to {first}"
+        )
+    return np.split(array, np.cumsum(lengths)[:-1])
+
+
+def deliver(outs: Sequence[np.ndarray], found: np.ndarray) -> None:
+    """Copy the parts of `found` to `outs`, one after another."""
+    begin = 0
+    for out in outs:
+        out[...] = found[begin : begin + out.size].reshape(out.shape)
+        begin += out.size
+
+
+def deliver_all(every: Sequence[Sequence[np.ndarray]], *found: np.ndarray) -> None:
+    """Copy the parts of each result to its list of arrays."""
+    for outs, result in zip(every, found, strict=True):
+        deliver(outs, result)
+
+
+def deliver_each(outs: Sequence[np.ndarray], *parts: np.ndarray) -> None:
+    """Copy each part to its array, unless it is there."""
+    for out, part in zip(outs, parts, strict=True):
+        if not out.flags.c_contiguous:
+            out[...] = part.reshape(out.shape)

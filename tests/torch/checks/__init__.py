@@ -1,0 +1,88 @@
+"""What every rank of a job checks about the backend of torch, one function a fact.
+
+A check is a public function without parameters in one of the `MODULES`.  `over_torch` runs all of
+them in one job, and reports what each came to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ringreduce.transports import mesh
+from tests.torch.checks import (
+    copies,
+    groups,
+    memory,
+    reductions,
+    tensors,
+    training,
+    works,
+)
+from tests.torch.checks.values import mine
+
+MODULES = tensors, reductions, copies, works, memory, groups, training
+CHECKS = [
+    found
+    for module in MODULES
+    for name, found in vars(module).items()
+    if inspect.isfunction(found)
+    and found.__module__ == module.__name__
+    and not name.startswith("_")
+]
+IN_SHARED_MEMORY = (
+    memory.storages_move_to_registered_memory,
+    memory.a_moved_storage_outlives_its_group,
+    memory.storages_that_others_use_stay_where_they_are,
+    memory.ddp_reduces_its_buckets_in_registered_memory,
+)
+
+
+def over_torch(backend: str = "ringreduce") -> dict[str, str]:
+    """On each rank: what every check came to, ``"ok"`` or a traceback."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=20))
+    outcomes = {}
+    for check in CHECKS:
+        torch.manual_seed(0)
+        try:
+            check()
+            outcomes[check.__name__] = "ok"
+        except Exception:
+            outcomes[check.__name__] = traceback.format_exc()
+            break  # the ranks may be in different calls
+    dist.destroy_process_group()
+    return outcomes
+
+
+def moved_buckets() -> int:
+    """Train with DDP; return how many storages the group has moved to registered memory."""
+    dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
+    wrapped = DistributedDataParallel(torch.nn.Linear(200, 300))
+    for _ in range(4):
+        wrapped(mine(4, 200)).square().mean().backward()
+    moved = len(dist.group.WORLD.storages._moved)
+    dist.destroy_process_group()
+    return moved
+
+
+def over_mpi() -> dict[str, str]:
+    """Do as `over_torch`, on ranks of MPI of which each seems to have a host of its own."""
+    mesh._machine = lambda: f"host {os.getpid()}"
+    CHECKS.remove(groups.a_broken_group_can_be_destroyed)  # its process would end with status 1
+    return over_torch()
+
+
+def over_hosts() -> None:
+    """Do as `over_torch`, on ranks of several hosts; rank 0 prints what all checks came to."""
+    for check in (*IN_SHARED_MEMORY, groups.a_broken_group_can_be_destroyed):
+        CHECKS.remove(check)
+    outcomes = over_torch()
+    if os.environ["RANK"] == "0":
+        print(json.dumps(outcomes), flush=True)

@@ -1,0 +1,97 @@
+"""Collectives that copy."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.torch.checks.values import DTYPES, everybodys, mine, of, raises, rank, same, size
+
+
+def broadcast_from_every_rank() -> None:
+    for root, dtype in itertools.product(range(size()), (*DTYPES, torch.bool, torch.complex64)):
+        x = mine(5, dtype=dtype)
+        dist.broadcast(x, root)
+        same(x, of(root, 5, dtype=dtype))
+    eight = torch.full((3,), float(rank())).to(torch.float8_e4m3fn)
+    dist.broadcast(eight, size() - 1)
+    assert eight.float().tolist() == [size() - 1.0] * 3
+
+
+def all_gather_in_all_forms() -> None:
+    wanted = torch.stack(everybodys(2, 3))
+    pieces = [torch.zeros(2, 3) for _ in range(size())]
+    dist.all_gather(pieces, mine(2, 3))
+    same(torch.stack(pieces), wanted)
+    out = torch.zeros(size(), 2, 3)
+    dist.all_gather_into_tensor(out, mine(2, 3))
+    same(out, wanted)
+    out.zero_()
+    out[rank()] = mine(2, 3)
+    dist.all_gather_into_tensor(out, out[rank()])
+    same(out, wanted)
+
+
+def all_gather_of_tensors_of_other_lengths() -> None:
+    pieces = [torch.zeros(number + 1) for number in range(size())]
+    dist.all_gather(pieces, mine(rank() + 1))
+    for number, piece in enumerate(pieces):
+        same(piece, of(number, number + 1))
+
+
+def tensors_of_several_shapes_are_gathered_together() -> None:
+    xs = [mine(3), mine(2, 2, dtype=torch.int64)]
+    outs = [[torch.empty_like(x) for x in xs] for _ in range(size())]
+    options = dist.distributed_c10d.AllgatherOptions()
+    dist.group.WORLD.allgather_coalesced(outs, xs, options).wait()
+    for member, found in enumerate(outs):
+        same(found[0], of(member, 3))
+        same(found[1], of(member, 2, 2, dtype=torch.int64))
+    few = [[] for _ in range(size())]
+    raises(ValueError, "each needs 2", lambda: dist.group.WORLD.allgather_coalesced(few, xs))
+
+
+def gather_and_scatter() -> None:
+    for root in range(size()):
+        pieces = [torch.zeros(2, 2) for _ in range(size())] if rank() == root else None
+        dist.gather(mine(2, 2), pieces, root)
+        if pieces is not None:
+            same(torch.stack(pieces), torch.stack(everybodys(2, 2)))
+        out = torch.zeros(2, 2)
+        dist.scatter(out, everybodys(2, 2) if rank() == root else None, root)
+        same(out, mine(2, 2))
+
+
+def all_to_all_with_equal_and_unequal_lengths() -> None:
+    out = torch.zeros(2 * size())
+    dist.all_to_all_single(out, torch.arange(2.0 * size()) + 100 * rank())
+    begin = 2 * rank()
+    pairs = [[begin + 100.0 * number, begin + 1 + 100.0 * number] for number in range(size())]
+    same(out.reshape(-1, 2), torch.tensor(pairs))
+    sends = [(rank() + peer) % 3 for peer in range(size())]
+    out = torch.zeros(sum(sends), 2)
+    dist.all_to_all_single(out, torch.full((sum(sends), 2), float(rank())), sends, sends)
+    wanted = torch.tensor([float(peer) for peer, n in enumerate(sends) for _ in range(n)])
+    same(out[:, 0], wanted)
+    wide = torch.zeros(sum(sends), 4)
+    x = torch.full((sum(sends), 2), float(rank()))
+    dist.all_to_all_single(wide[:, ::2], x, sends, sends)
+    same(wide[:, 2], wanted)
+    dist.all_to_all_single(x, x, sends, sends)
+    same(x[:, 1], wanted)
+    outs = [torch.zeros(n) for n in sends]
+    dist.all_to_all(outs, [torch.full((n,), float(rank())) for n in sends])
+    for peer, each in enumerate(outs):
+        assert each.tolist() == [float(peer)] * sends[peer]
+
+
+def objects_of_any_kind() -> None:
+    found: list[Any] = [None] * size()
+    dist.all_gather_object(found, {"rank": rank(), "text": "x" * rank()})
+    assert [each["rank"] for each in found] == list(range(size()))
+    box = [("only", rank())]
+    dist.broadcast_object_list(box, src=1)
+    assert box == [("only", 1)]

@@ -1,0 +1,138 @@
+"""Groups of some ranks, their ends, and the ways to call a group."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import ringreduce as rr
+from tests.torch.checks.values import everybodys, mine, of, raises, rank, same, size
+
+
+def groups_of_some_ranks() -> None:
+    for members in ([0, 1], [size() - 1], list(range(1, size()))):
+        group = dist.new_group(members)
+        if rank() in members:
+            x = mine(3)
+            dist.all_reduce(x, group=group)
+            same(x, sum(of(member, 3) for member in members))
+            dist.broadcast(x, members[-1], group=group)
+            dist.destroy_process_group(group)
+
+
+def a_broken_group_can_be_destroyed() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank() == 0:
+        raises(rr.PeerTimeoutError, "rank", lambda: dist.barrier(group))
+    else:
+        time.sleep(1)
+    dist.destroy_process_group(group)
+    x = mine(3)
+    dist.all_reduce(x)
+    same(x, sum(everybodys(3)))
+
+
+def groups_leave_nothing_behind() -> None:
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count("memfd")
+
+    for turn in range(12):
+        group = dist.new_group(list(range(size())))
+        dist.all_reduce(mine(1000), group=group)
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+        del group
+        if turn == 1:
+            before = held()
+    assert held() == before
+
+
+def functional_collectives_and_meshes() -> None:
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size(),))
+    total = functional.all_reduce(mine(3), "sum", mesh)
+    same(functional.wait_tensor(total), sum(everybodys(3)))
+    whole = torch.arange(12.0 * size()).reshape(size() * 3, 4)
+    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    same(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
+    same(sharded.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
+    same(sharded.sum().full_tensor(), whole.sum())
+
+
+def groups_in_the_place_of_gloo() -> None:
+    import ringreduce.torch
+    from ringreduce.torch.group import RingReduceGroup
+
+    with ringreduce.torch.instead_of("gloo"):
+        group = dist.new_group(backend="gloo")
+        part = dist.new_group([0, 1], backend="gloo")
+    assert isinstance(group, RingReduceGroup)
+    assert dist.get_backend(group) == "gloo"
+    dist.monitored_barrier(group, timedelta(seconds=20))
+    if rank() < 2:
+        x = mine(3)
+        dist.all_reduce(x, group=part)
+        same(x, of(0, 3) + of(1, 3))
+        dist.destroy_process_group(part)
+    dist.destroy_process_group(group)
+    other = dist.new_group(backend="gloo")
+    assert not isinstance(other, RingReduceGroup)
+    dist.destroy_process_group(other)
+    raises(ValueError, "only 'gloo' can be replaced", lambda: ringreduce.torch.instead_of("nccl"))
+
+
+def programs_call_groups_themselves() -> None:
+    group, x, seconds = dist.group.WORLD, mine(4), timedelta(seconds=15)
+    total, first = sum(everybodys(4)), of(0, 4)
+    for reduce in (
+        lambda tensor: group.allreduce(tensor),
+        lambda tensor: group.allreduce([tensor]),
+        lambda tensor: group.allreduce(tensor, ReduceOp.SUM, seconds),
+        lambda tensor: group.allreduce([tensor], op=ReduceOp.SUM),
+        lambda tensor: group.allreduce([tensor], opts=dist.AllreduceOptions()),
+        lambda tensor: group.allreduce_coalesced([tensor]),
+    ):
+        found = x.clone()
+        reduce(found).wait()
+        same(found, total)
+    found = x.clone()
+    group.broadcast(found, 0).wait()
+    same(found, first)
+    found = x.clone()
+    group.broadcast(found, root=1, timeout=seconds).wait()
+    same(found, of(1, 4))
+    found = x.clone()
+    group.reduce(found, 0, ReduceOp.MAX).wait()
+    if rank() == 0:
+        same(found, torch.stack(everybodys(4)).amax(0))
+    pieces = [torch.empty(4) for _ in range(size())]
+    group.allgather(pieces, x).wait()
+    same(torch.stack(pieces), torch.stack(everybodys(4)))
+    group.gather(pieces if rank() == 0 else [], x, 0).wait()
+    part = torch.empty(4)
+    group.scatter(part, pieces if rank() == 1 else [], 1).wait()
+    same(part, x)
+    group.reduce_scatter(part, pieces).wait()
+    same(part, x * size())
+    group._allgather_base(torch.empty(4 * size()), x).wait()
+    found = torch.empty(4 * size())
+    group.alltoall_base(found, torch.stack(pieces).reshape(-1), [], [], seconds).wait()
+    same(found.reshape(size(), 4), torch.stack([x] * size()))
+    group.barrier().wait()
+    group.barrier(timeout=seconds).wait()
+    raises(TypeError, "unknown argument 'rot'", lambda: group.broadcast(x, rot=1))
+    raises(TypeError, "pass root, timeout", lambda: group.broadcast(x, 1, seconds, 3))
+    raises(TypeError, "missing 1 required", lambda: group.allreduce())

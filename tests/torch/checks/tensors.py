@@ -1,0 +1,82 @@
+"""Which tensors a communicator takes, and which a group refuses on the caller alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringreduce as rr
+from ringreduce.calls.views import view_of
+from tests.torch.checks.values import everybodys, mine, of, raises, rank, same, size
+
+
+def a_communicator_takes_tensors() -> None:
+    comm = rr.init(timeout_s=20)
+    for dtype in (torch.int32, torch.float32, torch.bfloat16):
+        x, out = mine(3, 4, dtype=dtype), torch.empty(3, 4, dtype=dtype)
+        wanted = torch.stack(everybodys(3, 4, dtype=dtype)).sum(0).to(dtype)
+        for _ in range(3):
+            result = comm.all_reduce(x)
+            assert (result == view_of(wanted)).all()
+            assert comm.all_reduce(x, out=out) is out
+            same(out, wanted)
+            both = [torch.empty(3, 4, dtype=dtype), torch.empty(12, dtype=dtype)]
+            assert comm.all_reduce([x, x.reshape(-1)], out=both) is both
+            same(both[1].reshape(3, 4), wanted)
+            same(both[0], wanted)
+            assert comm.broadcast(out, 0, out=out) is out
+            again = x.clone()
+            assert comm.all_reduce(again, out=again) is again
+            same(again, wanted)
+            strided = torch.zeros(4, 3, dtype=dtype).t()
+            comm.all_reduce(x, out=strided)
+            same(strided.contiguous(), wanted)
+    work = comm.all_reduce(x, out=out, async_op=True)
+    assert work.wait() is out
+    same(out, wanted)
+    gathered = torch.empty(size(), *x.shape, dtype=x.dtype)
+    same(comm.all_gather(x[None], out=gathered), torch.stack(everybodys(3, 4, dtype=x.dtype)))
+    to, source = (rank() + 1) % size(), (rank() - 1) % size()
+    sending = comm.send(x, to, async_op=True)
+    assert comm.recv(out, source) is out
+    sending.wait()
+    same(out, of(source, 3, 4, dtype=x.dtype))
+    for wrong, said in (
+        (torch.ones(3, requires_grad=True), "requires grad"),
+        (torch.ones(3, device="meta"), "NumPy cannot read the Tensor"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            comm.all_reduce(wrong)
+        with pytest.raises(TypeError, match="NumPy cannot write to out"):
+            comm.all_reduce(torch.ones(3), out=wrong)
+    comm.close()
+
+
+def wrong_tensors_are_refused() -> None:
+    for x, words in (
+        (torch.ones(3).to_sparse(), "is sparse; pass tensor.to_dense()"),
+        (torch.ones(3, device="meta"), "on 'meta' has no data"),
+        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "is quantised"),
+        (torch.ones(1).expand(3), "elements of a tensor share memory"),
+        (torch.ones(3, requires_grad=True), "would be written in place"),
+    ):
+        root = (rank() + 1) % size()
+        raises(ValueError, words, lambda x=x, root=root: dist.broadcast(x, root))
+    dist.barrier()
+
+
+def wrong_lengths_are_refused() -> None:
+    out = torch.zeros(2 * size() + 1)
+    raises(ValueError, "the output needs", lambda: dist.all_gather_into_tensor(out, torch.ones(2)))
+    raises(ValueError, "the input needs", lambda: dist.reduce_scatter_tensor(torch.ones(2), out))
+    raises(ValueError, "pass one for each of", lambda: dist.all_gather([out], torch.ones(2)))
+    raises(ValueError, "no multiple of", lambda: dist.all_to_all_single(out, out.clone()))
+    x, sends = torch.zeros(4 * size()), [4] * size()
+    recvs = [5, 3, *sends[2:]] if rank() == 0 else sends
+    pieces = [torch.ones(2) for _ in range(size())]
+    mixed = [torch.ones(2, dtype=torch.int32), *pieces[1:]]
+    raises(ValueError, "all need one dtype", lambda: dist.group.WORLD.alltoall(pieces, mixed))
+    words = "rank 0 sends 4 elements to rank 0, which expects 5"
+    raises(ValueError, words, lambda: dist.all_to_all_single(x.clone(), x, recvs, sends))
+    dist.barrier()
