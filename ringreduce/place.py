@@ -45,8 +45,9 @@ _FIRST_PORT, _PORTS = 20000, 12000
 def fill(variables: MutableMapping[str, str] = os.environ) -> None:
     """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where they are missing.
 
-    Does nothing if no launcher has started this process, or has started it alone.  Ranks of a job
-    that a rank has started inherit the variables of that rank: theirs are set anew.
+    Does nothing if no launcher has started this process, or if srun has started it alone, as a
+    shell for example.  Ranks of a job that a rank has started inherit the variables of that rank:
+    theirs are set anew.
     """
     found = of_launcher(variables)
     if not found:
@@ -58,14 +59,15 @@ def fill(variables: MutableMapping[str, str] = os.environ) -> None:
 
 
 def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of torchrun for this process; {} if no launcher has started several.
+    """Return the variables of torchrun for this process; {} if no launcher has given it a place.
 
     MASTER_ADDR and MASTER_PORT are left out if the job has several hosts.  All ranks of a host
     compute the same port, from the process id of the launcher.
     """
     for names in (*MPIS, SRUN):
         size = variables.get(names.size, "1")
-        if names.rank in variables and size != "1":
+        by_mpi = names is not SRUN and names.local_rank in variables
+        if names.rank in variables and (size != "1" or by_mpi):
             found = {"RANK": variables[names.rank], "WORLD_SIZE": size}
             if names.local_rank in variables:
                 found["LOCAL_RANK"] = variables[names.local_rank]

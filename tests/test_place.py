@@ -53,14 +53,21 @@ def test_where_rank_0_is_on_another_host_its_address_is_not_guessed(several):
     "alone",
     [
         {},
-        HYDRA | {"PMI_SIZE": "1"},
+        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # of a shell
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},  # the same, by Slurm's interface for MPIs
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # of a batch script: srun has no part in it
     ],
 )
-def test_a_process_alone_gets_nothing(alone):
+def test_a_process_that_is_no_rank_gets_nothing(alone):
     variables = dict(alone)
     place.fill(variables)
     assert variables == alone
+
+
+def test_the_only_rank_of_mpirun_has_a_place():
+    alone = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    found = place.of_launcher(alone)
+    assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == ("0", "1", "localhost")
 
 
 def test_what_is_set_is_kept():
