@@ -71,6 +71,21 @@ def call_object(function: Address, arguments: Address, count: int, names: Addres
     return _new_reference(_object_at(function)(*given, **dict(zip(keywords, values, strict=True))))
 
 
+def attribute(value: Address, name: Address) -> Address:
+    """A new reference to an attribute: ``PyObject_GetAttr``; 0 if it raised.
+
+    Uncompiled, the exception is raised here.
+    """
+    return _new_reference(getattr(_object_at(value), _object_at(name)))
+
+
+def forget_exception() -> None:
+    """Go on as if no exception had been raised: ``PyErr_Clear``.
+
+    Uncompiled, an exception has left the function that would call this.
+    """
+
+
 def keep_object(address: Address) -> None:
     """Add a reference to an object: ``Py_IncRef``."""
     ctypes.pythonapi.Py_IncRef(ctypes.c_void_p(address))

@@ -1,7 +1,8 @@
 """Instructions for functions that Numba cannot compile from Python.
 
-The functions themselves, with bodies for Python, are in `records`, `memory` and `interpreter`.
-This module gives Numba the types and instructions of each.  It is imported only to compile.
+The functions themselves, with bodies for Python, are in `records`, `memory`, `interpreter` and
+`foreign`.  This module gives Numba the types and instructions of each.  It is imported only to
+compile.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numba.extending import lower_builtin, register_jitable, type_callable
 from numba.np.numpy_support import from_dtype
 from numpy import dtype
 
-from ringreduce.compiler import interpreter, memory, records
+from ringreduce.compiler import foreign, interpreter, memory, records
 from ringreduce.compiler.records import Record
 
 _WORD, _BYTE, _INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
@@ -304,3 +305,33 @@ _new_list = _compiles(interpreter.new_list, _INT64(_INT64))(_c_function("PyList_
 _set_item = _compiles(interpreter.set_item, _VOID(*(_INT64,) * 3))(
     _c_function("PyList_SetItem", 3, _INT)
 )
+_attribute = _compiles(interpreter.attribute, _INT64(_INT64, _INT64))(
+    _c_function("PyObject_GetAttr", 2)
+)
+_forget_exception = _compiles(interpreter.forget_exception, _VOID())(
+    _c_function("PyErr_Clear", 0, ir.VoidType())
+)
+
+
+# --- functions by their addresses -----------------------------------------------------------------
+
+
+def _call_int(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    """Call the function at an address with two words; it returns an int of C."""
+    kind = ir.FunctionType(_INT, (_WORD, _WORD))
+    called = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+    return builder.sext(called, _WORD)
+
+
+_describe = _compiles(foreign.describe, _INT64(*(_INT64,) * 3))(_call_int)
+_set_base = _compiles(foreign.set_base, _INT64(*(_INT64,) * 3))(_call_int)
+
+
+@_compiles(foreign.new_array, _INT64(*(_INT64,) * 7))
+def _new_array(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    words = (_WORD, _WORD, _INT, _WORD, _WORD, _WORD, _INT, _WORD)
+    kind = ir.FunctionType(_WORD, words)
+    function, array_type, dtype, ndim, *memory = arguments
+    flags, nothing = ir.Constant(_INT, foreign.WRITABLE), ir.Constant(_WORD, 0)
+    given = (array_type, dtype, builder.trunc(ndim, _INT), *memory, flags, nothing)
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), given)

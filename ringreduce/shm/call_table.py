@@ -71,6 +71,8 @@ class FastPathState(Record):
     empty: Address
     # A function of Python: views an array of another library, or a list of these.
     view_of: Address
+    # The address of the `TensorViews`.
+    tensors: Address
     # None.
     none: Address
     # The type of arrays.

@@ -58,6 +58,7 @@ from ringreduce.shm.list_table import (
     locate_all,
     mixes,
 )
+from ringreduce.shm.tensor_views import TensorViews, view_tensor
 
 GENERAL = -1
 """Returned in place of a result's address: the call takes the general path."""
@@ -196,6 +197,11 @@ def _is_foreign(path: FastPathState, value: Address) -> bool:
 def _view(path: FastPathState, value: Address) -> Address:
     """A new reference to a view of a foreign array, to an array of NumPy itself; 0 if it raised."""
     if _is_foreign(path, value):
+        tensors = TensorViews(path.tensors)
+        if PyObject(value).type == tensors.type:
+            view = view_tensor(tensors, value)
+            if view:
+                return view
         path.argument0 = value
         return call_object(path.view_of, address_of(path) + _ARGUMENTS, 1, 0)
     keep_object(value)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ from ringreduce.shm.call_table import (
 from ringreduce.shm.executable import Executable
 from ringreduce.shm.layout import WORD
 from ringreduce.shm.list_table import ListTable
+from ringreduce.shm.tensor_views import Tensors
 
 _BETWEEN_LOOKS_S = 2e-5
 """Seconds between two looks at whether a call of the fast path is still under way."""
@@ -151,6 +152,12 @@ def key_of(
     return Key(collective, dtype, shapes[0], op, algorithm, root, counts, *ends)
 
 
+def _view(tensors: Tensors, view_of: Callable[[Any], Any], x: Any) -> Any:
+    """View an array of another library; let compiled code view tensors from now on."""
+    tensors.look()
+    return view_of(x)
+
+
 class FastPath:
     """Wraps the communicator's `lock`.
 
@@ -184,12 +191,13 @@ class FastPath:
         head = size_of(FastPathState) + size_of(Arguments) + ranks * WORD
         self._memory = np.zeros((head + SLOTS * CALL_BYTES) // WORD, np.int64)
         self._slots = self._memory[head // WORD :].reshape(SLOTS, -1)
+        self._tensors = Tensors()
         self._named = {
             "remember": agreement.remember,
             "begin": running.append,
             "finish": finish,
             "empty": np.empty,
-            "view_of": view_of,
+            "view_of": partial(_view, self._tensors, view_of),
             "none": None,
             "array_type": np.ndarray,
             "list_type": list,
@@ -213,6 +221,7 @@ class FastPath:
         for field, named in self._named.items():
             setattr(state, field, id(named))
         state.settled, state.ranks, state.refused = 1, ranks, refused
+        state.tensors = address_of(self._tensors.views)
         state.arguments = address + size_of(FastPathState)
         state.counts = state.arguments + size_of(Arguments)
         state.table = address + head

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import ringreduce as rr
 from ringreduce.calls.views import view_of
-from tests.torch.checks.values import everybodys, mine, of, raises, rank, same, size
+from tests.torch.checks.values import DTYPES, everybodys, mine, of, raises, rank, same, size
 
 
 def a_communicator_takes_tensors() -> None:
@@ -50,6 +52,25 @@ def a_communicator_takes_tensors() -> None:
             comm.all_reduce(wrong)
         with pytest.raises(TypeError, match="NumPy cannot write to out"):
             comm.all_reduce(torch.ones(3), out=wrong)
+    comm.close()
+
+
+def compiled_code_views_the_tensors_of_repeated_calls() -> None:
+    comm = rr.init(timeout_s=20)
+    for dtype in DTYPES:
+        x, out = mine(5, dtype=dtype), torch.empty(5, dtype=dtype)
+        wanted = torch.stack(everybodys(5, dtype=dtype)).amax(0)
+        counts = sys.getrefcount(x), sys.getrefcount(out)
+        for _ in range(100):
+            comm.all_reduce(x, "max", out=out)
+            same(out, wanted)
+        assert (sys.getrefcount(x), sys.getrefcount(out)) == counts
+    negated = torch.complex(mine(5), mine(5)).conj().imag  # the memory has the opposite signs
+    for _ in range(3):
+        raises(TypeError, "NumPy cannot read the Tensor", lambda: comm.all_reduce(negated))
+    x = mine(5)
+    comm.all_reduce(x)
+    raises(TypeError, "requires grad", lambda: comm.all_reduce(x.requires_grad_()))
     comm.close()
 
 
