@@ -65,6 +65,13 @@ def test_a_variable_keeps_buckets_where_they_are(tmp_path, switch, moved):
     assert found == [moved, moved]
 
 
+def test_fifty_groups_on_four_ranks_leave_nothing_behind(tmp_path):
+    jobs = MpiJobs(tmp_path, without_mpi=True)
+    found = jobs.run_ok("call", 4, "tests.torch.checks:fifty_groups", timeout_s=60)
+    jobs.sweep()
+    assert found == [True] * 4
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_programs_give_what_torch_gives(tmp_path, ranks):
     jobs = MpiJobs(tmp_path, without_mpi=True)

@@ -1,7 +1,7 @@
 """What every rank of a job checks about the backend of torch, one function a fact.
 
-A check is a public function without parameters in one of the `MODULES`.  `over_torch` runs all of
-them in one job, and reports what each came to.
+A check is a public function in one of the `MODULES`, called without arguments.  `over_torch` runs
+all of them in one job, and reports what each came to.
 """
 
 from __future__ import annotations
@@ -59,6 +59,14 @@ def over_torch(backend: str = "ringreduce") -> dict[str, str]:
             break  # the ranks may be in different calls
     dist.destroy_process_group()
     return outcomes
+
+
+def fifty_groups() -> bool:
+    """Make and destroy groups; return True: nothing of them is left."""
+    dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
+    groups.groups_leave_nothing_behind(50)
+    dist.destroy_process_group()
+    return True
 
 
 def moved_buckets() -> int:

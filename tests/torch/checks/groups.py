@@ -40,13 +40,13 @@ def a_broken_group_can_be_destroyed() -> None:
     same(x, sum(everybodys(3)))
 
 
-def groups_leave_nothing_behind() -> None:
+def groups_leave_nothing_behind(turns: int = 12) -> None:
     def held() -> tuple[int, int, int]:
         gc.collect()
         maps = Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count("memfd")
 
-    for turn in range(12):
+    for turn in range(turns):
         group = dist.new_group(list(range(size())))
         dist.all_reduce(mine(1000), group=group)
         dist.barrier(group)
