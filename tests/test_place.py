@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+import ringreduce as rr
 from ringreduce import place
 from ringreduce.rendezvous import default
+from tests.support.mpi import MpiJobs
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 OPEN_MPI = {
@@ -101,3 +103,21 @@ def test_ranks_under_shells_find_the_same_launcher():
 def test_srun_without_an_mpi_is_a_rendezvous_by_variables():
     assert default(SLURM) == "env://"
     assert default(SLURM | {"PMI_RANK": "1"}) is None
+
+
+def meet() -> dict[str, object]:
+    """As a rank of an MPI's launcher: meet the others by the variables of torchrun alone."""
+    place.fill()
+    with rr.init(rendezvous="env://", timeout_s=20) as comm:
+        total = int(comm.all_reduce(comm.rank))
+        return {"rank": comm.rank, "total": total, "at": os.environ["MASTER_PORT"]}
+
+
+@pytest.mark.mpi
+def test_ranks_of_this_mpi_meet_without_it(tmp_path):
+    jobs = MpiJobs(tmp_path)
+    found = jobs.run_ok("call", 3, "tests.test_place:meet")
+    jobs.sweep()
+    assert [each["rank"] for each in found] == [0, 1, 2]
+    assert {each["total"] for each in found} == {3}
+    assert len({each["at"] for each in found}) == 1
