@@ -6,7 +6,7 @@ is late.  Ranks on other hosts cannot connect.
 
 A process that ends first closes its files, and is gone a moment later.  MPI's process manager kills
 the other ranks when it sees the closed files, and one of these may be gone before the first.  So
-the order in which connections end is the order of the ends.
+the order in which connections are closed is the order of the ends.
 """
 
 from __future__ import annotations
@@ -102,10 +102,12 @@ class Ranks:
         self._socket.listen(socket.SOMAXCONN)
         self._events = select.epoll()
         self._events.register(self._socket.fileno(), select.EPOLLIN)
+        self._closings = select.epoll()
+        """Lists the connections in the order in which ranks close them, messages or not."""
         self._ranks: dict[int, Rank] = {}
         """By the descriptor of its connection, and by that of its process."""
-        self._disconnected: list[Rank] = []
-        """The ranks whose connections have ended, in the order of these ends."""
+        self._closed: list[Rank] = []
+        """The ranks that have closed their connections, in this order."""
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
@@ -126,8 +128,8 @@ class Ranks:
 
     def forget(self, rank: Rank) -> None:
         """Close the connection of a rank, and watch its process no longer."""
-        if rank in self._disconnected:
-            self._disconnected.remove(rank)
+        if rank in self._closed:
+            self._closed.remove(rank)
         for descriptor in (rank.connection.socket.fileno(), rank.process):
             if descriptor is not None and self._ranks.pop(descriptor, None) is not None:
                 with contextlib.suppress(OSError):  # a connection that has ended is not registered
@@ -142,6 +144,7 @@ class Ranks:
         for rank in self.known():
             self.forget(rank)
         self._events.close()
+        self._closings.close()
         self._socket.close()
 
     def _accept(self) -> None:
@@ -157,29 +160,40 @@ class Ranks:
             if descriptor is not None:
                 self._ranks[descriptor] = rank
                 self._events.register(descriptor, select.EPOLLIN)
+        self._closings.register(connection.fileno(), select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def _handle(self, descriptor: int, rank: Rank) -> Iterator[Said | Gone]:
         if descriptor == rank.process:
             while (said := self._receive(rank)) is not None:  # what it said comes before its end
                 yield said
-            for earlier in self._ending_before(rank):
-                if earlier.process is not None and _is_ready(earlier.process, _ENDING_S):
-                    yield from self._handle(earlier.process, earlier)
-            if descriptor in self._ranks and not rank.gone:
-                self._events.unregister(descriptor)
-                rank.gone = True
-                yield Gone(rank, status_of(rank.pid, descriptor))
+            if descriptor in self._ranks:
+                yield from self._end(rank)
         elif (said := self._receive(rank)) is not None:
             yield said
-        elif rank.process is None and not rank.gone:
-            rank.gone = True
-            yield Gone(rank, None)
+        elif rank.process is None:
+            yield from self._end(rank)
+
+    def _end(self, rank: Rank) -> Iterator[Said | Gone]:
+        """The process of a rank is gone: first yield the ends of those that began to end before."""
+        for earlier in self._ending_before(rank):
+            if earlier.process is not None and _is_ready(earlier.process, _ENDING_S):
+                yield from self._handle(earlier.process, earlier)
+        if rank.gone or rank not in self.known():
+            return
+        rank.gone, status = True, None
+        if rank.process is not None:
+            self._events.unregister(rank.process)
+            status = status_of(rank.pid, rank.process)
+        yield Gone(rank, status)
 
     def _ending_before(self, rank: Rank) -> list[Rank]:
         """Return the ranks that began to end before a rank that is gone, and are not gone yet."""
-        if rank not in self._disconnected:
+        for descriptor, _ in self._closings.poll(0):
+            if (closed := self._ranks.get(descriptor)) is not None:
+                self._closed.append(closed)
+        if rank not in self._closed:
             return []
-        before = self._disconnected[: self._disconnected.index(rank)]
+        before = self._closed[: self._closed.index(rank)]
         return [each for each in before if not each.gone and each.is_exiting]
 
     def _receive(self, rank: Rank) -> Said | None:
@@ -194,8 +208,6 @@ class Ranks:
         if message is None:
             with contextlib.suppress(OSError):
                 self._events.unregister(rank.connection.socket.fileno())
-            if rank not in self._disconnected:
-                self._disconnected.append(rank)
             return None
         if message.kind == "hello":
             rank.number = str(message.fields.get("rank", ""))

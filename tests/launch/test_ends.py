@@ -124,18 +124,33 @@ def test_the_order_of_ends_is_kept_where_the_launcher_is_late():
     assert watch.first == End("3", "raised 3")
 
 
-def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(watch):
-    def ends_slowly(report: Report) -> None:
-        threading.Timer(0.3, killed, [report]).start()
-        report._launcher.close()
-        ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD, 0)
+def ends_slowly(report: Report) -> None:
+    """Send a message, close the connection, and be gone a while later."""
+    threading.Timer(1.0, killed, [report]).start()
+    report._launcher.send("join")
+    report._launcher.close()
+    ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD, 0)
 
+
+def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(watch):
     slow = rank(watch, 0, ends_slowly)
     (known,) = watch._ranks.known()
     while not known.is_exiting:
         time.sleep(0.001)
     for child in (rank(watch, 1, killed), slow):
         os.waitpid(child, 0)
+    watch.stop()
+    assert watch.first is not None
+    assert watch.first.rank == "0"
+
+
+def test_it_is_first_also_where_the_launcher_has_not_read_its_last_message():
+    watch = Watch()
+    slow = rank(watch, 0, ends_slowly)
+    time.sleep(0.2)
+    os.waitpid(rank(watch, 1, killed), 0)
+    watch.start()
+    os.waitpid(slow, 0)
     watch.stop()
     assert watch.first is not None
     assert watch.first.rank == "0"
