@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 
 import pytest
@@ -62,6 +64,27 @@ def test_a_forked_child_sends_nothing():
     assert os.waitpid(child, 0)[1] == 0
     sender.close()
     assert receiver.receive() is None
+
+
+def test_a_killed_process_closes_its_connection_before_older_files():
+    connection, launcher = pair()
+    older, reader = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        connection.close_first()
+        connection.send("ready")
+        signal.pause()
+        os._exit(0)
+    connection.close()
+    older.close()
+    with select.epoll() as closings, reader:
+        assert launcher.receive().kind == "ready"
+        for end in (reader, launcher.socket):
+            closings.register(end, select.EPOLLIN)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        first, _ = closings.poll(0)[0]
+        assert first == launcher.socket.fileno()
 
 
 def test_without_a_launcher_there_is_no_connection():
