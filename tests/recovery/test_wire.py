@@ -72,13 +72,13 @@ def test_a_killed_process_closes_its_connection_before_older_files():
     pid = os.fork()
     if pid == 0:
         connection.close_first()
-        connection.send("ready")
+        connection.socket.send(b"ready")
         signal.pause()
         os._exit(0)
     connection.close()
     older.close()
     with select.epoll() as closings, reader:
-        assert launcher.receive().kind == "ready"
+        assert launcher.socket.recv(9) == b"ready"
         for end in (reader, launcher.socket):
             closings.register(end, select.EPOLLIN)
         os.kill(pid, signal.SIGKILL)
