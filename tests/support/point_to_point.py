@@ -404,7 +404,7 @@ def _allows_threads(comm: rr.Communicator) -> bool:
         return True
     from mpi4py import MPI
 
-    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+    return not MPI.Is_initialized() or bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def over_mpi(transport: str) -> list[str]:
