@@ -66,7 +66,8 @@ def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
     """
     for names in (*MPIS, SRUN):
         size = variables.get(names.size, "1")
-        by_mpi = names is not SRUN and names.local_rank in variables
+        # Slurm sets PMI_RANK, but no local rank of an MPI, for a shell.
+        by_mpi = names in MPIS and names.local_rank in variables
         if names.rank in variables and (size != "1" or by_mpi):
             found = {"RANK": variables[names.rank], "WORLD_SIZE": size}
             if names.local_rank in variables:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import ctypes
 
+from ringreduce.compiler.pyobjects import WRITABLE
 from ringreduce.compiler.records import Address
 
-WRITABLE = 0x400
-"""``ndarraytypes.h``: NPY_ARRAY_WRITEABLE."""
 _Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _NewArray = ctypes.PYFUNCTYPE(
     ctypes.c_void_p,
@@ -23,8 +22,8 @@ _SetBase = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 def describe(function: Address, value: Address, into: Address) -> int:
     """Write the DLTensor of an object to `into`; 0, or -1 if an exception was raised.
 
-    `function` is ``dltensor_from_py_object_no_sync`` of DLPack's exchange API.  Uncompiled, there
-    is no exception to be forgotten.
+    `function` is ``dltensor_from_py_object_no_sync`` of DLPack's exchange API.  Uncompiled, the
+    exception is caught here.
     """
     try:
         result: int = _Describe(function)(value, into)

@@ -82,7 +82,7 @@ def attribute(value: Address, name: Address) -> Address:
 def forget_exception() -> None:
     """Go on as if no exception had been raised: ``PyErr_Clear``.
 
-    Uncompiled, an exception has left the function that would call this.
+    Uncompiled code has nothing to forget: exceptions propagate as in any Python.
     """
 
 

@@ -19,7 +19,7 @@ from numba.extending import lower_builtin, register_jitable, type_callable
 from numba.np.numpy_support import from_dtype
 from numpy import dtype
 
-from ringreduce.compiler import foreign, interpreter, memory, records
+from ringreduce.compiler import foreign, interpreter, memory, pyobjects, records
 from ringreduce.compiler.records import Record
 
 _WORD, _BYTE, _INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
@@ -332,6 +332,6 @@ def _new_array(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     words = (_WORD, _WORD, _INT, _WORD, _WORD, _WORD, _INT, _WORD)
     kind = ir.FunctionType(_WORD, words)
     function, array_type, dtype, ndim, *memory = arguments
-    flags, nothing = ir.Constant(_INT, foreign.WRITABLE), ir.Constant(_WORD, 0)
+    flags, nothing = ir.Constant(_INT, pyobjects.WRITABLE), ir.Constant(_WORD, 0)
     given = (array_type, dtype, builder.trunc(ndim, _INT), *memory, flags, nothing)
     return builder.call(builder.inttoptr(function, kind.as_pointer()), given)

@@ -4,9 +4,10 @@ A rank connects to a socket of the launcher.  A killed rank can say nothing: the
 launcher that its process is gone.  The kernel lists the ends in their order, even if the launcher
 is late.  Ranks on other hosts cannot connect.
 
-A process that ends first closes its files, and is gone a moment later.  MPI's process manager kills
-the other ranks when it sees the closed files, and one of these may be gone before the first.  So
-the order in which connections are closed is the order of the ends.
+When a process ends, the kernel closes its files, and reports the process as gone a moment later.
+MPI's process manager sees the closed files, and kills the other ranks.  Another rank may then be
+gone before the first one.  So the order in which ranks close their connections is the order of the
+ends.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Ranks:
         self._events = select.epoll()
         self._events.register(self._socket.fileno(), select.EPOLLIN)
         self._closings = select.epoll()
-        """Lists the connections in the order in which ranks close them, messages or not."""
+        """Lists the connections in the order in which ranks close them, whatever is unread."""
         self._ranks: dict[int, Rank] = {}
         """By the descriptor of its connection, and by that of its process."""
         self._closed: list[Rank] = []
@@ -174,7 +175,7 @@ class Ranks:
             yield from self._end(rank)
 
     def _end(self, rank: Rank) -> Iterator[Said | Gone]:
-        """The process of a rank is gone: first yield the ends of those that began to end before."""
+        """Yield the end of a rank whose process is gone, after those of ranks that ended before."""
         for earlier in self._ending_before(rank):
             if earlier.process is not None and _is_ready(earlier.process, _ENDING_S):
                 yield from self._handle(earlier.process, earlier)

@@ -13,6 +13,7 @@ import importlib
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ringreduce.compiler.foreign import describe, new_array, set_base
@@ -46,15 +47,16 @@ _NEW_ARRAY_AT, _SET_BASE_AT = 94, 282
 _HOST, _PINNED = 1, 3
 """DLPack's device types of memory that the processor reads."""
 _MOST_DIMENSIONS = 8
-_KIND_OF = {"i": 0, "u": 1, "f": 2, "b": 6}
-"""DLPack's code of each of NumPy's kinds of dtypes.
+_CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "b": 6}
+"""DLPack's code of each of NumPy's kinds of dtypes.  The kind "V" is bfloat16.
 
-Complex numbers are left out: the description does not tell a conjugated tensor.
+Complex numbers are left out: the description of a conjugated tensor is that of its memory.
 """
-_BFLOAT = 4
-"""DLPack's code of bfloat16."""
 _ONE_LANE = 1 << 16
-_DTYPES = ("f4", "f8", "f2", "i8", "i4", "i2", "i1", "u1", "u2", "u4", "u8", "?")
+_DTYPES = (
+    *("f4", "f8", "f2", ml_dtypes.bfloat16, "?"),
+    *("i8", "i4", "i2", "i1", "u1", "u2", "u4", "u8"),
+)
 
 
 @record
@@ -172,9 +174,8 @@ class Tensors:
     """The memory of a `TensorViews`, which is filled in once torch is there."""
 
     def __init__(self) -> None:
-        count = len(_DTYPES) + 1
         head = size_of(TensorViews) + size_of(Described) + _MOST_DIMENSIONS * WORD
-        self._memory = np.zeros(head // WORD + 2 * count, np.int64)
+        self._memory = np.zeros(head // WORD + 2 * len(_DTYPES), np.int64)
         address = self._memory.ctypes.data
         self.views = views = TensorViews(address)
         views.described = address + size_of(TensorViews)
@@ -195,32 +196,29 @@ class Tensors:
             self._fill(tensor, function)
 
     def _fill(self, tensor: Any, function: int) -> None:
-        import ml_dtypes
-
-        dtypes = {_kind(_KIND_OF[np.dtype(name).kind], np.dtype(name)): name for name in _DTYPES}
-        dtypes[_kind(_BFLOAT, np.dtype(ml_dtypes.bfloat16))] = ml_dtypes.bfloat16
+        dtypes = [np.dtype(each) for each in _DTYPES]
         named = {
             "is_neg": tensor.is_neg,
             "name_requires_grad": sys.intern("requires_grad"),
             "false": False,
             "array_type": np.ndarray,
         }
-        found = [np.dtype(name) for name in dtypes.values()]
-        self._kept = [tensor, *named.values(), *found]
+        self._kept = [tensor, *named.values(), *dtypes]
         views = self.views
         for field, value in named.items():
             setattr(views, field, id(value))
-        pairs = zip(dtypes, map(id, found), strict=True)
-        self._memory[-2 * len(found) :] = [word for pair in pairs for word in pair]
-        views.dtype_count, views.describe = len(found), function
+        pairs = [(_kind(dtype), id(dtype)) for dtype in dtypes]
+        self._memory[-2 * len(pairs) :] = np.ravel(pairs)
+        views.dtype_count, views.describe = len(pairs), function
         table = _pointer_of(_array_api(), None)
         views.new_array = load(table + _NEW_ARRAY_AT * WORD)
         views.set_base = load(table + _SET_BASE_AT * WORD)
         views.type = id(tensor)
 
 
-def _kind(code: int, dtype: np.dtype[Any]) -> int:
-    return code | dtype.itemsize * 8 << 8 | _ONE_LANE
+def _kind(dtype: np.dtype[Any]) -> int:
+    """Return a dtype as `Described.kind` has it."""
+    return _CODES[dtype.kind] | dtype.itemsize * 8 << 8 | _ONE_LANE
 
 
 def _describe_of(tensor: Any) -> int | None:
@@ -233,7 +231,9 @@ def _describe_of(tensor: Any) -> int | None:
     except ValueError:  # a capsule of another name
         return None
     major = load(api) & 0xFFFFFFFF
-    return load(api + _DESCRIBE_AT * WORD) or None if major == _API_MAJOR else None
+    if major != _API_MAJOR:
+        return None
+    return load(api + _DESCRIBE_AT * WORD) or None
 
 
 def _array_api() -> Any:

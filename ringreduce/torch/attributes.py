@@ -14,7 +14,7 @@ class Described(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types 
     """
 
     def __init__(self, rank: int, size: int, backend: str, name: str) -> None:
-        """`name` is the group's, `backend` that of its backend."""
+        """`backend` and `name` are the names of the backend and of the group."""
         super().__init__(rank, size)
         self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = name, "undefined"

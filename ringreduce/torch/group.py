@@ -70,17 +70,17 @@ class RingReduceGroup(Described):
 
     @collective("all_reduce", c10d.AllreduceOptions, ("op", "timeout"))
     def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
-        if any(tensor.is_sparse for tensor in tensors):
-            (tensor,) = tensors
-            calls = sparse_calls(self.comm, tensor, opts.reduceOp.op, **_how(opts))
-            add = partial(add_entries, tensor, opts.reduceOp.op, self._size)
-            return _work(opts, tensors, calls, add)
-        calls = []
+        calls, op = [], opts.reduceOp.op
+        sparse = [tensor for tensor in tensors if tensor.is_sparse]
+        for tensor in sparse:
+            calls += sparse_calls(self.comm, tensor, op, **_how(opts))
         for tensor in tensors:
-            x = self._to_reduce(tensor)
-            multiply(opts.reduceOp, x)
-            calls += [self.comm.all_reduce(x, name_of(opts.reduceOp, x), out=x, **_how(opts))]
-        return _work(opts, tensors, calls)
+            if not tensor.is_sparse:
+                x = self._to_reduce(tensor)
+                multiply(opts.reduceOp, x)
+                calls += [self.comm.all_reduce(x, name_of(opts.reduceOp, x), out=x, **_how(opts))]
+        deliver_sparse = partial(add_entries, sparse, op, self._size) if sparse else None
+        return _work(opts, tensors, calls, deliver_sparse)
 
     def _to_reduce(self, tensor: Any) -> np.ndarray:
         """Return the array of a tensor to be all-reduced, in registered memory if it is there."""

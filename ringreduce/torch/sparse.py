@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,17 @@ import torch.distributed as dist
 import ringreduce as rr
 from ringreduce.torch.tensors import array_of
 
+_CALLS = 3
+"""Calls for each tensor: of the shape, the indices and the values."""
+
 
 def sparse_calls(
     comm: rr.Communicator, tensor: Any, op: Any, *, timeout_s: float | None, async_op: bool
 ) -> list[Any]:
     """Begin to add a sparse tensor of each rank in place; `op` is torch's SUM or AVG.
 
-    Ranks may have different numbers of entries.  Returns the results of three calls, or their
-    Works: `add_entries` takes the results.
+    Ranks may have different numbers of entries.  Returns the results of `_CALLS` calls, or their
+    Works, for `add_entries`.
 
     Raises ValueError for another op and for the mean of integers, MismatchError on all ranks if
     their shapes have different numbers of dimensions.
@@ -40,15 +44,20 @@ def sparse_calls(
     ]
 
 
-def add_entries(
+def add_entries(tensors: Sequence[Any], op: Any, size: int, *found: np.ndarray) -> None:
+    """Write the sums of the entries of all `size` ranks to sparse tensors, or their means.
+
+    `found` begins with the results of the calls of each tensor.
+
+    Raises MismatchError on all ranks if the shapes of a tensor differ.
+    """
+    for place, tensor in enumerate(tensors):
+        _add(tensor, op, size, *found[place * _CALLS : (place + 1) * _CALLS])
+
+
+def _add(
     tensor: Any, op: Any, size: int, largest: np.ndarray, indices: np.ndarray, values: np.ndarray
 ) -> None:
-    """Write the sum of the entries of all `size` ranks to `tensor`, or their mean.
-
-    The arrays are the results of the calls.
-
-    Raises MismatchError on all ranks if their shapes differ.
-    """
     if (largest[: tensor.ndim] + largest[tensor.ndim :]).any():
         raise rr.MismatchError(
             f"all_reduce: ranks passed sparse tensors of different shapes; this rank's is "

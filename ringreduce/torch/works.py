@@ -69,15 +69,15 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         timeout_s = seconds_of(timeout)
         try:
             results = [work.wait(timeout_s) for work in self._works]
+            with self._lock:
+                if self._deliver is not None:
+                    self._deliver(*results)
+                    self._deliver = None  # if it raised, a later wait raises again
         except TimeoutError:
             raise
         except BaseException as error:
             self._error = error
             raise
-        with self._lock:
-            deliver, self._deliver = self._deliver, None
-            if deliver is not None:
-                deliver(*results)
         return True
 
     def synchronize(self) -> None:

@@ -144,7 +144,7 @@ def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(
     assert watch.first.rank == "0"
 
 
-def test_it_is_first_also_where_the_launcher_has_not_read_its_last_message():
+def test_a_rank_that_has_begun_to_end_is_first_though_its_last_message_is_unread():
     watch = Watch()
     slow = rank(watch, 0, ends_slowly)
     time.sleep(0.2)

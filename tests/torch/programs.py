@@ -68,7 +68,7 @@ def programs(ranks: int) -> st.SearchStrategy[tuple[list[list[int]], list[Call]]
 
 
 def run_programs(number: str, count: str) -> int:
-    """Run `count` programs that Hypothesis draws from the seed `number`; return how many calls."""
+    """Run `count` programs that Hypothesis draws from a seed; return the number of calls."""
     dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
     calls = 0
 

@@ -117,7 +117,17 @@ def sparse_tensors_are_added() -> None:
     whole = dense[0].to_sparse()
     raises(ValueError, "AVG is for floats", lambda: dist.all_reduce(whole, ReduceOp.AVG))
     longer = torch.zeros(7 + rank(), 2).to_sparse()
-    raises(rr.MismatchError, "sparse tensors of different shapes", lambda: dist.all_reduce(longer))
+    words = "sparse tensors of different shapes"
+    raises(rr.MismatchError, words, lambda: dist.all_reduce(longer))
+    work = dist.all_reduce(longer, async_op=True)
+    for _ in range(2):
+        raises(rr.MismatchError, words, work.wait)
+    assert isinstance(work.exception(), rr.MismatchError)
+    both = [mine(4, 2).to_sparse(), mine(3), mine(5).to_sparse()]
+    dist.group.WORLD.allreduce(both)
+    for each in both:
+        wanted = torch.stack(everybodys(*each.shape)).sum(0)
+        same(each.to_dense() if each.is_sparse else each, wanted)
 
 
 def reduce_gives_the_root_alone_the_result() -> None:
