@@ -124,7 +124,7 @@ def sparse_tensors_are_added() -> None:
         raises(rr.MismatchError, words, work.wait)
     assert isinstance(work.exception(), rr.MismatchError)
     both = [mine(4, 2).to_sparse(), mine(3), mine(5).to_sparse()]
-    dist.group.WORLD.allreduce(both)
+    dist.group.WORLD.allreduce(both).wait()
     for each in both:
         wanted = torch.stack(everybodys(*each.shape)).sum(0)
         same(each.to_dense() if each.is_sparse else each, wanted)
