@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.profiler import record_function
+from torch.autograd import profiler
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
@@ -83,10 +83,16 @@ def _profile(shown: str, method: Callable[..., Any], group: Any, args: Sequence[
     """Make a call, and have a profiler show it until it is over."""
     nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
     over: Any = torch.futures.Future()
-    with record_function(f"ringreduce:{shown} {nbytes} B") as record:
+    with profiler.record_function(f"ringreduce:{shown} {nbytes} B") as record:
         work = method(group, *args)
         record._call_end_callbacks_on_future(over)
-    work.when_over(lambda: over.set_result(None))
+
+    def end_record() -> None:
+        # A profiler that stops frees its records; torch would still write the end of this one.
+        if profiler._is_profiler_enabled:
+            over.set_result(None)
+
+    work.at_end(end_record)
     return work
 
 

@@ -17,6 +17,33 @@ _A_LOOK_S = 1e-6
 """Seconds for which `is_completed` waits for a message."""
 
 
+class _End:
+    """What else must happen before a Work is over: a function that ran after the calls."""
+
+    def __init__(self) -> None:
+        self._called: threading.Event | None = None
+
+    def after(self, work: Any, function: Callable[[], object]) -> None:
+        """Have `function` called in the thread that ends `work`."""
+        called = self._called = threading.Event()
+
+        def call(_: Any) -> None:
+            try:
+                function()
+            finally:
+                called.set()
+
+        work.then(call)
+
+    def wait(self) -> None:
+        """Wait until the function has returned.  The work is over."""
+        if self._called is not None:
+            self._called.wait()
+
+    def is_reached(self) -> bool:
+        return self._called is None or self._called.is_set()
+
+
 class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
     """The Work of a call that is over."""
 
@@ -42,9 +69,9 @@ class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
     def synchronize(self) -> None:
         pass
 
-    def when_over(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called once the call is over: at once."""
-        callback()
+    def at_end(self, function: Callable[[], object]) -> None:
+        """Call `function`: the call is over."""
+        function()
 
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()
@@ -64,6 +91,7 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._future: Any = None
+        self._end = _End()
 
     def wait(self, timeout: Any = None) -> bool:
         timeout_s = seconds_of(timeout)
@@ -78,13 +106,14 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         except BaseException as error:
             self._error = error
             raise
+        self._end.wait()
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
-        return all(work.done() for work in self._works)
+        return all(work.done() for work in self._works) and self._end.is_reached()
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -97,12 +126,15 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         self.wait()
         return list(self._tensors)
 
-    def when_over(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called once all calls are over, in the thread that makes them."""
+    def at_end(self, function: Callable[[], object]) -> None:
+        """Have `function` called once all calls are over, before `wait` returns.
+
+        The thread runs it that makes the calls.  No other function may have been passed before.
+        """
         if self._works:
-            self._works[-1].then(lambda _: callback())
+            self._end.after(self._works[-1], function)
         else:
-            callback()
+            function()
 
     def get_future(self) -> Any:
         """Return a future that the thread completes which makes the calls."""
@@ -110,7 +142,10 @@ class UnderWay(dist._Work):  # type: ignore[misc]
             # An error becomes torch's own only if a function raises it within `then`.
             over: Any = torch.futures.Future()
             self._future = over.then(lambda _: self.result())
-            self.when_over(lambda: over.set_result(None))
+            if self._works:
+                self._works[-1].then(lambda _: over.set_result(None))
+            else:
+                over.set_result(None)
         return self._future
 
 
@@ -132,8 +167,11 @@ class _Message(dist._Work):  # type: ignore[misc]
     def synchronize(self) -> None:
         self.wait()
 
-    def when_over(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called once the message is over.  It may make no calls."""
+    def at_end(self, function: Callable[[], object]) -> None:
+        """Have `function` called once the message is over, before `wait` returns.
+
+        It may make no calls.  No other function may have been passed before.
+        """
         raise NotImplementedError
 
     def result(self) -> list[Any]:
@@ -156,19 +194,17 @@ class FromAnyRank(_Message):
     def __init__(self, comm: rr.Communicator, out: np.ndarray, tag: int, tensors: Any) -> None:
         super().__init__(tensors, source=-1)
         self._comm, self._out, self._tag = comm, out, tag
-        self._callbacks: list[Callable[[], object]] = []
+        self._at_end: Callable[[], object] = _nothing
 
     def finish(self, timeout_s: float | None) -> None:
         if self._source < 0:
             source = self._comm.probe(self._tag, timeout_s=timeout_s)
             self._comm.recv(self._out, source, self._tag)
             self._source = source
-            callbacks, self._callbacks = self._callbacks, []
-            for callback in callbacks:
-                callback()
+            self._at_end()
 
-    def when_over(self, callback: Callable[[], object]) -> None:
-        self._callbacks.append(callback)
+    def at_end(self, function: Callable[[], object]) -> None:
+        self._at_end = function
 
     def is_completed(self) -> bool:
         try:
@@ -190,15 +226,17 @@ class Message(_Message):
     def __init__(self, work: Any, tensors: Any, source: int) -> None:
         super().__init__(tensors, source)
         self._work = work
+        self._end = _End()
 
     def finish(self, timeout_s: float | None) -> None:
         self._work.wait(timeout_s)
+        self._end.wait()
 
-    def when_over(self, callback: Callable[[], object]) -> None:
-        self._work.then(lambda _: callback())
+    def at_end(self, function: Callable[[], object]) -> None:
+        self._end.after(self._work, function)
 
     def is_completed(self) -> bool:
-        return bool(self._work.done())
+        return self._work.done() and self._end.is_reached()
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -206,6 +244,10 @@ class Message(_Message):
     def exception(self) -> BaseException | None:
         error: BaseException | None = self._work.unseen_error
         return error
+
+
+def _nothing() -> None:
+    pass
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

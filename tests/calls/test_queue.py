@@ -130,9 +130,11 @@ def test_who_leaves_waits_for_nothing_that_is_in_line():
 
 
 def test_a_broken_communicator_ends_what_is_in_line():
+    over = threading.Event()
+
     def program(comm):
         if comm.rank == 1:
-            threading.Event().wait(0.6)
+            over.wait(20)
             return []
         works = [comm.all_reduce(number, async_op=True) for number in range(3)]
         errors = []
@@ -140,6 +142,7 @@ def test_a_broken_communicator_ends_what_is_in_line():
             with pytest.raises(rr.PeerTimeoutError) as caught:
                 work.wait()
             errors.append(str(caught.value))
+        over.set()
         return errors
 
     with pytest.raises(rr.PeerTimeoutError, match="rank 1 stopped answering"):

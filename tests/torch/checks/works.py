@@ -179,3 +179,38 @@ def the_profiler_shows_asynchronous_calls_until_they_are_over() -> None:
     if rank() == 0:
         assert event.is_async
         assert event.cpu_time >= 100_000  # microseconds
+
+
+def a_call_may_end_after_the_profiler() -> None:
+    x = mine(2, 3)
+    for _ in range(5):
+        dist.barrier()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            if rank() == 0:
+                work = dist.all_reduce(x, async_op=True)
+        profile.events()
+        # They lie where the profiler's records lay.
+        blocks = [bytes(size) for size in range(100, 40_000, 100)]
+        if rank() != 0:
+            time.sleep(0.02)
+            work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        dist.barrier()  # the group's thread is past the end of the call
+        assert not any(map(any, blocks)), "written to freed memory"
+
+
+def a_wait_returns_after_the_function_for_the_end() -> None:
+    dist.barrier()
+    if rank() == 0:
+        time.sleep(0.1)
+    ended = []
+    work = dist.group.WORLD.allreduce([mine(3)])
+
+    def end() -> None:
+        time.sleep(0.1)
+        ended.append(True)
+
+    work.at_end(end)
+    work.wait()
+    assert ended
+    assert work.is_completed()
