@@ -4,6 +4,8 @@ The source is compiled when a kernel is first needed, without fused multiply-add
 then those of the processor:
 
 * sums and products are rounded once, integers wrap;
+* subnormal numbers are kept: CuPy compiles with ``-ftz=true``, which replaces them by zero in
+  float32, so the source uses instructions that this option leaves alone;
 * 16-bit floats are combined in float32 and rounded once, and every NaN of theirs is the format's
   positive quiet NaN;
 * min and max give NaN where either operand is NaN, and the right operand where both are equal; of
@@ -92,12 +94,44 @@ SOURCE = r"""
 typedef unsigned short Bits;
 typedef long long Count;
 
+// Arithmetic that keeps subnormal numbers of float32.
+template <typename T> __device__ T plus(T a, T b) { return a + b; }
+template <typename T> __device__ T minus(T a, T b) { return a - b; }
+template <typename T> __device__ T times(T a, T b) { return a * b; }
+template <typename T> __device__ T over(T a, T b) { return a / b; }
+template <typename T> __device__ bool less(T a, T b) { return a < b; }
+#define ON_FLOATS(name, instruction)                                                \
+    __device__ float name(float a, float b) {                                       \
+        float c;                                                                    \
+        asm(instruction " %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));                 \
+        return c;                                                                   \
+    }
+ON_FLOATS(plus, "add.rn.f32")
+ON_FLOATS(minus, "sub.rn.f32")
+ON_FLOATS(times, "mul.rn.f32")
+ON_FLOATS(over, "div.rn.f32")
+__device__ bool less(float a, float b) {
+    unsigned yes;
+    asm("set.lt.u32.f32 %0, %1, %2;" : "=r"(yes) : "f"(a), "f"(b));
+    return yes;
+}
+__device__ double widened(float x) {
+    double wide;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(x));
+    return wide;
+}
+__device__ float towards_zero(double x) {
+    float cut;
+    asm("cvt.rz.f32.f64 %0, %1;" : "=f"(cut) : "d"(x));
+    return cut;
+}
+
 // Round float64 to odd, as float32: rounded again to 16 bits, it is as if rounded once.
 // Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008.
 __device__ float to_odd(float x) { return x; }
 __device__ float to_odd(double x) {
-    float cut = __double2float_rz(x);
-    return (double)cut == x || x != x ? cut : __uint_as_float(__float_as_uint(cut) | 1);
+    float cut = towards_zero(x);
+    return widened(cut) == x || x != x ? cut : __uint_as_float(__float_as_uint(cut) | 1);
 }
 
 struct Half {
@@ -127,11 +161,16 @@ struct Brain {
 
 template <typename T> struct Complex {
     T real, imag;
-    __device__ Complex operator+(Complex b) const { return {real + b.real, imag + b.imag}; }
-    __device__ Complex operator*(Complex b) const {
-        return {real * b.real - imag * b.imag, real * b.imag + imag * b.real};
+    __device__ Complex operator+(Complex b) const {
+        return {plus(real, b.real), plus(imag, b.imag)};
     }
-    __device__ Complex operator/(double by) const { return {real / (T)by, imag / (T)by}; }
+    __device__ Complex operator*(Complex b) const {
+        return {minus(times(real, b.real), times(imag, b.imag)),
+                plus(times(real, b.imag), times(imag, b.real))};
+    }
+    __device__ Complex operator/(double by) const {
+        return {over(real, (T)by), over(imag, (T)by)};
+    }
 };
 
 // The type that elements are combined in.  Unsigned integers wrap; in C++ signed ones need not.
@@ -145,10 +184,10 @@ template <> struct Wide<double> { typedef double type; };
 template <typename T> struct Wide<Complex<T>> { typedef Complex<T> type; };
 
 struct Sum {
-    template <typename T> __device__ static T combine(T a, T b) { return a + b; }
+    template <typename T> __device__ static T combine(T a, T b) { return plus(a, b); }
 };
 struct Product {
-    template <typename T> __device__ static T combine(T a, T b) { return a * b; }
+    template <typename T> __device__ static T combine(T a, T b) { return times(a, b); }
 };
 template <typename T, typename Op> struct Fold {
     __device__ static T of(T a, T b) {
@@ -176,7 +215,6 @@ __device__ Brain quiet(Brain nan) { return Brain((float)nan); }
 
 // Convert sign and magnitude to an integer of the same order, -0 before 0.
 __device__ int key(Bits bits) { return (short)(bits & 0x8000 ? bits ^ 0x7FFF : bits); }
-template <typename T> __device__ bool less(T a, T b) { return a < b; }
 __device__ bool less(Half a, Half b) { return key(a.bits) < key(b.bits); }
 __device__ bool less(Brain a, Brain b) { return key(a.bits) < key(b.bits); }
 
@@ -208,7 +246,7 @@ __global__ void accumulate(const T* source, float* total, Count count) {
 }
 template <typename T> __global__ void divide(T* array, double by, Count count) {
     typedef typename Wide<T>::type W;
-    EACH(i, count) array[i] = (T)((W)array[i] / (W)by);
+    EACH(i, count) array[i] = (T)over((W)array[i], (W)by);
 }
 template <> __global__ void divide(Complex<float>* array, double by, Count count) {
     EACH(i, count) array[i] = array[i] / by;
@@ -218,14 +256,16 @@ template <> __global__ void divide(Complex<double>* array, double by, Count coun
 }
 
 __device__ float quiet_or(float x) { return is_nan(x) ? __uint_as_float(0x7FC00000) : x; }
+template <typename To> __device__ To as(float x) { return x; }
+template <> __device__ double as(float x) { return widened(x); }
 template <typename From, typename To> struct Convert {
     __device__ static To from(From x) { return (To)to_odd(x); }
 };
 template <typename To> struct Convert<Half, To> {
-    __device__ static To from(Half x) { return (To)quiet_or((float)x); }
+    __device__ static To from(Half x) { return as<To>(quiet_or((float)x)); }
 };
 template <typename To> struct Convert<Brain, To> {
-    __device__ static To from(Brain x) { return (To)quiet_or((float)x); }
+    __device__ static To from(Brain x) { return as<To>(quiet_or((float)x)); }
 };
 template <typename From, typename To>
 __global__ void convert(const From* source, To* into, Count count) {

@@ -91,7 +91,9 @@ def awkward(dtype: str, seed: int) -> np.ndarray:
     if kind.kind in "iu":
         return rng.integers(np.iinfo(kind).min, np.iinfo(kind).max, COUNT, kind, endpoint=True)
     if kind.kind == "c":  # small integers: products are exact, however they are put together
-        return (rng.integers(-9, 9, COUNT) + 1j * rng.integers(-9, 9, COUNT)).astype(kind)
+        content = (rng.integers(-9, 9, COUNT) + 1j * rng.integers(-9, 9, COUNT)).astype(kind)
+        content.real[rng.integers(0, COUNT, 200)] = 3 * np.finfo(kind).smallest_subnormal
+        return content
     content = (rng.standard_normal(COUNT) * 10.0 ** rng.integers(-6, 4, COUNT)).astype(kind)
     least = float(ml_dtypes.finfo(kind).smallest_subnormal)
     for special in (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3 * least):
