@@ -77,6 +77,7 @@ class _OthersFirst:
             # In an MPI job this process would have ended by now.  The launcher ends the others.
             for comm in list(_without_mpi):
                 comm.leave(f"{kind.__name__}: {error}")
+                comm.flush(_OTHERS_FIRST_S)
             _open.clear()
 
 

@@ -575,6 +575,13 @@ class Communicator(Collectives, PointToPoint):
         """
         self._engine.farewell(seconds)
 
+    def flush(self, seconds: float) -> None:
+        """Wait until all that `leave` sends is on its way, for at most `seconds`.
+
+        :meta private:
+        """
+        self._engine.flush(seconds)
+
     @property
     def closed(self) -> bool:
         """Whether the communicator was closed, and not broken before.

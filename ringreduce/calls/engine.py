@@ -551,6 +551,12 @@ class Engine:
         """Wait `seconds` at most until the other living ranks call `farewell` too."""
         self._agreement.farewell(seconds)
 
+    def flush(self, seconds: float) -> None:
+        """Wait `seconds` at most until all control messages are on their way, if this rank left."""
+        with contextlib.suppress(RingReduceError):  # a rank that is lost needs no message
+            if self.broken:
+                self._agreement.flush(seconds)
+
     def forked(self) -> None:
         """End the communicator in a forked child process, which cannot make calls."""
         self.ended = ValueError(

@@ -346,6 +346,10 @@ class Agreement:
         reason = reason[:_LONGEST_REASON]
         self._send_all("left", completed=self.completed, reason=reason, lost=lost)
 
+    def flush(self, seconds: float) -> None:
+        """Wait `seconds` at most until all control messages are on their way."""
+        self._poll_for(seconds, self._all_sent)
+
     def farewell(self, seconds: float) -> None:
         """Send all ranks that this process ends; wait for the same from all living ranks.
 

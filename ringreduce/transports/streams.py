@@ -16,19 +16,21 @@ import struct
 import time
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 from ringreduce.transports.base import lost
 
 _HEADER = struct.Struct("<BIQ")
 """Kind, flow, and the number of bytes that follow."""
 _DESCRIPTOR_BYTES = array("i", [0]).itemsize
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
+_ANCILLARY_BYTES = (socket.CMSG_SPACE(_DESCRIPTOR_BYTES),)
+_RECEIVE_FLAGS = (socket.MSG_CMSG_CLOEXEC,)
 _PART_BYTES = 1 << 20
 """A message without a receive is kept in parts of this size: its memory grows with what arrives."""
-_FRAMES_AT_ONCE = 64
-"""Frames to read from a connection before the others have their turn."""
+_READS_AT_ONCE = 128
+"""Calls of the kernel that read from a connection before the others have their turn."""
 _PARTS_AT_ONCE = 16
 """Parts of frames to write by one call of the kernel."""
 _SELECTABLE = 1024
@@ -111,19 +113,24 @@ class _Arrival:
     def whole(self) -> bool:
         return self._filled == self.nbytes
 
-    def read(self, connection: socket.socket) -> int:
-        """Read some of the bytes that are missing; return how many."""
-        missing = self.nbytes - self._filled
-        if self.direct:
-            assert self.receive is not None
-            place = self.receive.buffer[self._filled : self.nbytes]
-            read = connection.recv_into(place, missing)
+    @property
+    def missing(self) -> int:
+        """The number of bytes that are missing."""
+        return self.nbytes - self._filled
+
+    @property
+    def place(self) -> memoryview:
+        """The memory of the bytes that are missing, if they go to the buffer of the receive."""
+        assert self.receive is not None
+        return self.receive.buffer[self._filled : self.nbytes]
+
+    def add(self, read: int | bytes) -> None:
+        """Note that bytes were read: so many into `place`, or these, to be kept."""
+        if isinstance(read, int):
+            self._filled += read
         else:
-            part = connection.recv(min(missing, _PART_BYTES))
-            self._kept += part
-            read = len(part)
-        self._filled += read
-        return read
+            self._kept += read
+            self._filled += len(read)
 
     def bytes(self) -> bytes:
         """Return the kept bytes."""
@@ -209,7 +216,15 @@ class Stream:
         self.memory: deque[int] = deque()
         """Descriptors that the peer has sent."""
         self.ended = self.said_bye = False
+        self._sends_in_vain = False
+        """Whether the peer has closed the connection; what it has sent before is still read."""
         self._events = events
+        self._result: list[Any] = []
+        """The result of the latest call of the kernel, until it is noted."""
+        self._note: Callable[[Any], None] = self._taken
+        """Notes the result."""
+        self._at_rest = True
+        """Whether no frame is half noted, so that the connection outlives an exception."""
         self._leaving: deque[tuple[memoryview, Send | None]] = deque()
         """Parts of frames that the kernel does not have yet; the last part of a message has it."""
         self._header = bytearray(_HEADER.size)
@@ -241,17 +256,19 @@ class Stream:
 
     def send(self, header: bytes, body: memoryview, request: Send | None) -> None:
         """Send a frame; `request` is complete once the kernel has it."""
-        if self.ended:
+        if self.ended or self._sends_in_vain:
             return
+        nothing_leaves = not self._leaving
         with _ending_of(self):
-            nothing_leaves = not self._leaving
+            self._at_rest = False
             self._leaving.append((memoryview(header), None if body.nbytes else request))
             if body.nbytes:
                 self._leaving.append((body, request))
-            if nothing_leaves:
-                self.write()
-            if self._leaving:
-                self._events.want(self)
+            self._at_rest = True
+        if nothing_leaves:
+            self.write()
+        if self._leaving:
+            self._events.want(self)
 
     def post(self, kind: Kind, message: bytes, flow: int = 0) -> None:
         """Send a short frame."""
@@ -263,15 +280,46 @@ class Stream:
         assert self.flushed
         header = _HEADER.pack(Kind.MEMORY, 0, 0)
         with _ending_of(self):
+            self._at_rest = False
             sent = socket.send_fds(self.connection, [header], [descriptor])
+            self._at_rest = True
             assert sent == len(header), "the kernel has no room for a header"
 
     def write(self) -> None:
         """Give the kernel as many bytes as it takes."""
         with _ending_of(self):
-            while self._leaving:
-                parts = [part for part, _ in islice(self._leaving, _PARTS_AT_ONCE)]
-                self._taken(self.connection.sendmsg(parts))
+            try:
+                while self._leaving:
+                    parts = [part for part, _ in islice(self._leaving, _PARTS_AT_ONCE)]
+                    self._call(self._taken, self.connection.sendmsg, (parts,))
+            except (BrokenPipeError, ConnectionResetError):
+                self._sends_in_vain = True
+                self._leaving.clear()
+
+    def _call(
+        self, note: Callable[[Any], None], function: Callable[..., Any], *args: tuple[Any]
+    ) -> None:
+        """Make a call of the kernel, and note its result, also if a signal's handler raises.
+
+        `map` and `extend` are compiled: no handler runs between the call and the end of `extend`.
+        `map` takes each argument in a tuple.
+        """
+        self._note = note
+        self._result.extend(map(function, *args))
+        self._note_result()
+
+    def _note_result(self) -> None:
+        self._at_rest = False
+        self._note(self._result.pop())
+        self._at_rest = True
+
+    def recover(self) -> bool:
+        """Note what the kernel did before an exception came; return whether that is possible."""
+        if self._at_rest and self._result:
+            self._note_result()
+        if self._at_rest and self._leaving:
+            self._events.want(self)
+        return self._at_rest
 
     def _taken(self, nbytes: int) -> None:
         while self._leaving:
@@ -287,46 +335,62 @@ class Stream:
     # --- frames that arrive ---
 
     def read(self) -> None:
-        """Take what has arrived, of so many frames at most."""
+        """Take what has arrived, by so many calls of the kernel at most."""
         with _ending_of(self):
-            for _ in range(_FRAMES_AT_ONCE):
-                if self._arrival is None:
-                    self._read_header()
+            for _ in range(_READS_AT_ONCE):
                 if self.ended:
                     return
-                self._read_body()
+                self._read_part()
 
-    def _read_header(self) -> None:
-        while self._header_filled < _HEADER.size:
+    def _read_part(self) -> None:
+        """Read a part of a header or of the bytes of a message."""
+        arrival = self._arrival
+        if arrival is None:
             place = memoryview(self._header)[self._header_filled :]
-            read, extra, _, _ = self.connection.recvmsg_into(
-                [place], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-            )
-            if not read:
-                self.end()
-                return
-            for level, what, data in extra:
-                if (level, what) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    self.memory.extend(array("i", data))
-            self._header_filled += read
+            how = ([place],), _ANCILLARY_BYTES, _RECEIVE_FLAGS
+            self._call(self._header_read, self.connection.recvmsg_into, *how)
+        elif arrival.direct:
+            self._call(self._body_read, self.connection.recv_into, (arrival.place,))
+        else:
+            length = min(arrival.missing, _PART_BYTES)
+            self._call(self._body_read, self.connection.recv, (length,))
+
+    def _header_read(self, result: tuple[int, list[tuple[int, int, bytes]], int, Any]) -> None:
+        read, extra, _, _ = result
+        for level, what, data in extra:
+            if (level, what) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.memory.extend(array("i", data))
+        self._header_filled += read
+        if not read:
+            self.end()
+        elif self._header_filled == _HEADER.size:
+            self._begin_message()
+
+    def _begin_message(self) -> None:
         self._header_filled = 0
         kind, flow, nbytes = _HEADER.unpack(self._header)
         self._kind = Kind(kind)
         match self._kind:
             case Kind.DATA:
-                self._arrival = self.data.begin(flow, nbytes)
+                arrival = self.data.begin(flow, nbytes)
             case Kind.CHANNEL_DATA:
-                self._arrival = self.channel_data.begin(flow, nbytes)
+                arrival = self.channel_data.begin(flow, nbytes)
             case _:
-                self._arrival = _Arrival(flow, nbytes, None)
+                arrival = _Arrival(flow, nbytes, None)
+        self._arrival = arrival
+        if arrival.whole:
+            self._end_message(arrival)
 
-    def _read_body(self) -> None:
+    def _body_read(self, read: int | bytes) -> None:
         arrival = self._arrival
         assert arrival is not None
-        while not arrival.whole:
-            if not arrival.read(self.connection):
-                self.end()
-                return
+        arrival.add(read)
+        if not read:
+            self.end()
+        elif arrival.whole:
+            self._end_message(arrival)
+
+    def _end_message(self, arrival: _Arrival) -> None:
         self._arrival = None
         match self._kind:
             case Kind.DATA | Kind.CHANNEL_DATA:
@@ -361,8 +425,8 @@ class Stream:
 def _ending_of(stream: Stream) -> Iterator[None]:
     """Stop where the kernel can do no more for now; note it if the connection has ended.
 
-    Any other exception, such as that of a signal's handler, may have come between a call of the
-    kernel and the note of what it did.  So it ends the connection, for both ranks.
+    Any other exception, such as that of a signal's handler, ends the connection for both ranks if
+    a frame is half noted.
     """
     try:
         yield
@@ -371,9 +435,10 @@ def _ending_of(stream: Stream) -> Iterator[None]:
     except (BrokenPipeError, ConnectionResetError):
         stream.end()
     except BaseException:
-        stream.end()
-        with contextlib.suppress(OSError):
-            stream.connection.shutdown(socket.SHUT_RDWR)
+        if not stream.recover():
+            stream.end()
+            with contextlib.suppress(OSError):
+                stream.connection.shutdown(socket.SHUT_RDWR)
         raise
 
 

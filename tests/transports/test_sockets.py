@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import time
+from unittest import mock
 
 import pytest
 
@@ -15,7 +16,7 @@ import ringreduce as rr
 from ringreduce.transports import sockets, streams
 from ringreduce.transports.mesh import Mesh, connect
 from ringreduce.transports.sockets import SocketTransport
-from ringreduce.transports.streams import Kind
+from ringreduce.transports.streams import Kind, Stream
 from tests.support.messages import complete, receive, send, until
 from tests.support.threads import Exchange, on_threads
 
@@ -85,6 +86,19 @@ def test_all_that_a_lost_peer_has_sent_arrives_first(pair):
     assert here.poll_control() == [(1, b"the last words")]
     with pytest.raises(rr.PeerLostError):
         waiting.Test()
+
+
+def test_the_last_words_arrive_although_a_message_to_the_peer_is_under_way(pair):
+    here, there = pair
+    sender = send(here, 1, 0, bytes(8 << 20))
+    assert not sender.Test()
+    there.send_control(0, b"the last words")
+    there._streams[0].connection.close()
+    here._streams[1].write()  # finds out that the peer has closed the connection
+    assert not sender.Test()
+    assert here.poll_control() == [(1, b"the last words")]
+    with pytest.raises(rr.PeerLostError):
+        sender.Test()
 
 
 def test_control_messages_to_a_lost_peer_are_dropped(pair):
@@ -184,6 +198,29 @@ def test_a_forked_child_does_not_keep_a_lost_rank_alive(pair):
 
 class HandlerError(Exception):
     """Of a signal's handler."""
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 300_000])
+def test_an_exception_right_after_a_call_of_the_kernel_does_no_harm(pair, nbytes):
+    here, there = pair
+    data, note, calls = os.urandom(nbytes), Stream._note_result, []
+
+    def raise_first(stream):
+        calls.append(stream)
+        if len(calls) % 2:
+            raise HandlerError
+        note(stream)
+
+    with mock.patch.object(Stream, "_note_result", raise_first):
+        with contextlib.suppress(HandlerError):
+            send(there, 0, 0, data)
+        for poll in [here.poll_control, there.poll_control] * 40:
+            with contextlib.suppress(HandlerError):
+                poll()
+    assert len(calls) > 3
+    receiver, buffer = receive(here, 1, 0, nbytes)
+    until(here, lambda: there.poll_control() or receiver.Test())
+    assert bytes(buffer[:nbytes]) == data
 
 
 def crosses(here, there, flow, data):
