@@ -1,4 +1,4 @@
-"""Run the tests marked gpu and the benchmark, on a machine with a GPU.
+"""Run the tests marked gpu, the trainer and the benchmark, on a machine with a GPU.
 
     python -m tests.gpu_run
 
@@ -39,6 +39,7 @@ def main() -> int:
     passed = [
         run(sys.executable, "-c", about),
         run(sys.executable, "-m", "pytest", "-q", "-m", "gpu", *TESTS),
+        run(sys.executable, "-m", "ringreduce", "train", "-n", "2", "--device", "cuda"),
         *(
             run(mpiexec(), "-n", str(ranks), sys.executable, "-m", "benchmarks.gpu")
             for ranks in RANKS

@@ -39,6 +39,7 @@ from ringreduce.planning.select import (
     slices_in_flight,
 )
 from ringreduce.schedules.schedule import Schedule
+from ringreduce.shm.pieces import piece_counts
 from ringreduce.topology import Topology
 
 PLANNED: dict[str, dict[str, Any]] = {
@@ -71,11 +72,16 @@ class Calls:
         device: Device,
         config: Config,
         free: Callable[[Call], None],
-        memory_kind: tuple[tuple[str, str], ...] = (),
+        shared: Calls | None = None,
     ) -> None:
+        """Cache calls on arrays of `device`.
+
+        `shared`: the calls on arrays in memory that the ranks share, for a `device` that is a GPU.
+        """
         self._free = free
         """Called with each call that the cache drops."""
-        self.memory_kind = memory_kind
+        self._shared = shared
+        self.memory_kind = () if shared is None else (("memory", "GPU"),)
         """Arguments of all signatures of arrays on a GPU, if arrays of the host are shared."""
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
@@ -114,11 +120,17 @@ class Calls:
     def _all_reduce(self, array: np.ndarray, op: str, algorithm: str, wire: Any) -> Call:
         check_reduction("all_reduce", array.dtype, op, OPS)
         dtype = check_wire("all_reduce", array.dtype, wire)
-        plan = self._whole("all_reduce", algorithm, array, dtype)
+        plan = self._whole("all_reduce", algorithm, array.size, dtype)
         signature = _signature(
             "all_reduce", array_text(array), algorithm, op=repr(op), **_if_given(wire)
         )
-        return self._call(signature, plan, array, array.shape, dtype, op, in_place=True)
+        call = self._call(signature, plan, array, array.shape, dtype, op, in_place=True)
+        if self._shared is not None:
+            call.pieces = tuple(
+                self._shared._whole("all_reduce", algorithm, count, dtype)
+                for count in piece_counts(array.size, dtype.itemsize)
+            )
+        return call
 
     def all_reduce_list(
         self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any = None
@@ -181,7 +193,7 @@ class Calls:
         check_reduction("reduce", array.dtype, op, OPS)
         check_root("reduce", root, self.size)
         dtype = check_wire("reduce", array.dtype, wire)
-        plan = self._whole("reduce", algorithm, array, dtype, root)
+        plan = self._whole("reduce", algorithm, array.size, dtype, root)
         signature = _signature(
             "reduce", array_text(array), algorithm, root=str(root), op=repr(op), **_if_given(wire)
         )
@@ -197,7 +209,7 @@ class Calls:
     def _broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
         check_movable("broadcast", array.dtype)
         check_root("broadcast", root, self.size)
-        plan = self._whole("broadcast", algorithm, array, array.dtype, root)
+        plan = self._whole("broadcast", algorithm, array.size, array.dtype, root)
         signature = _signature("broadcast", array_text(array), algorithm, root=str(root))
         return self._call(signature, plan, array, array.shape, array.dtype, in_place=True)
 
@@ -373,7 +385,7 @@ class Calls:
         check_root("scatter", root, self.size)
         resolve("scatter", algorithm, self.nodes, nbytes, self.config)
         text = np.empty(nbytes, np.uint8)
-        plan = self._whole("broadcast", "auto", text, text.dtype, root)
+        plan = self._whole("broadcast", "auto", text.size, text.dtype, root)
         signature = _signature("scatter", None, algorithm, root=str(root))
         return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
 
@@ -383,7 +395,7 @@ class Calls:
 
     def _meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
         nothing = np.empty(0, np.uint8)
-        plan = self._whole("barrier", "auto", nothing, nothing.dtype)
+        plan = self._whole("barrier", "auto", 0, nothing.dtype)
         return self._call(Signature(name, arguments), plan, nothing, (0,), nothing.dtype)
 
     # --- by name ---
@@ -423,7 +435,7 @@ class Calls:
 
     def shards(self, array: np.ndarray) -> list[list[slice]]:
         """Return, by rank, the elements whose final value a ring all-reduce forms on that rank."""
-        plan = self._whole("all_reduce", "ring", array, array.dtype)
+        plan = self._whole("all_reduce", "ring", array.size, array.dtype)
         ring = [rank for node in self.nodes for rank in node]
         found: list[list[slice]] = [[] for _ in ring]
         for index in range(plan.slices):
@@ -435,16 +447,16 @@ class Calls:
         self,
         collective: str,
         algorithm: str,
-        array: np.ndarray,
+        count: int,
         dtype: np.dtype[Any],
         root: int = 0,
     ) -> Plan:
-        """Plan a call on a whole array, whose elements are sent as `dtype`."""
-        nbytes = array.size * dtype.itemsize
+        """Plan a call on a whole array of `count` elements, which are sent as `dtype`."""
+        nbytes = count * dtype.itemsize
         schedule = self._schedule(collective, algorithm, nbytes, root)
         slices = slice_count(schedule, nbytes, self.nodes, self.config)
         segment = self.config.segment_bytes
-        return plan_whole(schedule, self.rank, array.size, dtype.itemsize, slices, segment)
+        return plan_whole(schedule, self.rank, count, dtype.itemsize, slices, segment)
 
     def _parts(
         self,

@@ -44,6 +44,10 @@ class Call:
     The smaller one of ``x`` and ``out`` may be this shard of the other."""
     in_flight: int = 1
     """The most slices under way at once, if messages run the plan."""
+    pieces: tuple[Plan, ...] = ()
+    """Plans of pieces of an array on a GPU, for copies in host memory that the ranks share.
+
+    The first is for all pieces but the last, the last for that.  Empty: messages run the call."""
     shares: bool = False
     """Whether shared memory may run the plan: the same on all ranks."""
     executable: Executable | None = None

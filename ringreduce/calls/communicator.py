@@ -174,7 +174,7 @@ class Communicator(Collectives, PointToPoint):
         if self._arena is None:
             return np.empty(sizes, dtype)
         with self._queue.lock:
-            return self._reachable(sizes, dtype)
+            return self._engine.reachable(sizes, dtype)
 
     def pages(self, nbytes: int) -> np.ndarray | None:
         """Return whole pages of this rank's segment, whose kernel object other processes map.

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.call import Call, Fused
+from ringreduce.calls.call import Call, Fused, Shape
 from ringreduce.calls.queue import CallQueue, Program
 from ringreduce.calls.refusals import refusals_here
 from ringreduce.calls.views import view_of_all
 from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement, Interrupt
 from ringreduce.control.executable import Control, Executable, LoggedMessage, Note
-from ringreduce.devices.base import Stream
+from ringreduce.devices.base import Device, Stream
 from ringreduce.errors import (
     NAME_RANKS,
     MismatchError,
@@ -37,14 +37,18 @@ from ringreduce.errors import (
 from ringreduce.messages.binding import Arithmetic
 from ringreduce.messages.executor import Executable as MessagesExecutable
 from ringreduce.messages.flows import FlowCache, Task
+from ringreduce.planning.plan import Plan
 from ringreduce.point_to_point.by_mailbox import MailboxRoad
 from ringreduce.point_to_point.by_transport import TransportRoad
 from ringreduce.point_to_point.endpoint import Endpoint
 from ringreduce.point_to_point.road import Road
 from ringreduce.schedules.schedule import Schedule
+from ringreduce.shm.allocator import Arena
 from ringreduce.shm.executable import Executable as ShmExecutable
 from ringreduce.shm.fast_path import CompiledCall, FastPath, key_of
 from ringreduce.shm.list_table import ListTable
+from ringreduce.shm.pieces import Blocks
+from ringreduce.shm.pieces import Executable as PiecesExecutable
 from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
@@ -81,11 +85,12 @@ class Engine:
     def __init__(
         self,
         transport: Transport,
+        host: Device,
         config: Config,
         timeout_s: float,
         segments: Segments | None = None,
     ) -> None:
-        self._transport, self._config = transport, config
+        self._transport, self._host, self._config = transport, host, config
         self.size = transport.size
         self._agreement = Agreement(transport, timeout_s)
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
@@ -93,6 +98,10 @@ class Engine:
         log = None if self.log is None else self._log
         self._control = Control(self.wait_until, self.wait_for, self._report_mismatch, log)
         self._flows = FlowCache(transport, config)
+        self.arena = None if segments is None else Arena(segments.arena)
+        """Allocates arrays that the other ranks reach; None if the ranks share no memory."""
+        self._blocks: dict[Device, Blocks] = {}
+        """Pinned host memory for calls on a GPU, by device."""
         self.shared_memory: SharedMemory | None = None
         """The memory that all ranks of the communicator share; None if they share none."""
         if config.memory is not None:
@@ -279,14 +288,43 @@ class Engine:
 
     def _through_shared_memory(self, call: Call) -> Executable | None:
         """Make an executable of programs; None, on all ranks, if messages have to run the plan."""
-        if self.shared_memory is None or not call.shares:
-            return None
-        plan, device, op, dtype = call.plan, call.device, call.op, call.wire_dtype
-        instructions = self.shared_memory.instructions(plan, device, op, dtype)
+        if call.pieces:
+            return self._by_pieces(call)
+        return self._by_program(call.plan, call) if call.shares else None
+
+    def _by_program(self, plan: Plan, call: Call) -> ShmExecutable | None:
+        """Make an executable that runs a plan of a call in host memory; None as above."""
+        assert self.shared_memory is not None
+        op, dtype = call.op, call.wire_dtype
+        instructions = self.shared_memory.instructions(plan, op, dtype)
         if instructions is None:
             return None
-        program = self.shared_memory.program(instructions, plan, device, op, dtype)
-        return ShmExecutable(program, device, self._control)
+        program = self.shared_memory.program(instructions, plan, self._host, op, dtype)
+        return ShmExecutable(program, self._host, self._control)
+
+    def _by_pieces(self, call: Call) -> Executable | None:
+        """Make an executable of an all-reduce on a GPU; None as above."""
+        assert call.stream is not None
+        pieces = []
+        for plan in call.pieces:
+            piece = self._by_program(plan, call)
+            if piece is None:
+                return None
+            pieces.append(piece)
+        call.plan = call.pieces[0]  # errors show its schedule
+        blocks = self._blocks.get(call.device)
+        if blocks is None:
+            blocks = self._blocks[call.device] = Blocks(self.reachable, call.stream)
+        return PiecesExecutable(pieces, call.device, call.wire_dtype, blocks)
+
+    def reachable(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an array in this rank's segment, or a private array without space there."""
+        array = None
+        # A lost rank that was stopped may continue, and write to the memory of its peers.
+        if self.arena is not None and not self.broken:
+            self.free_discarded()
+            array = self.arena.empty(shape, dtype)
+        return np.empty(shape, dtype) if array is None else array
 
     def _by_messages(self, call: Call) -> Executable:
         device, op, dtype, size = call.device, call.op, call.wire_dtype, self.size
@@ -499,6 +537,8 @@ class Engine:
                     raise self._settle_error(error, call.schedule) from None
                 self._free_discarded()
                 self._flows.close()
+                for blocks in self._blocks.values():
+                    blocks.close()
                 self.ended = ValueError(
                     "the communicator is closed; call before close(), or make another communicator"
                 )

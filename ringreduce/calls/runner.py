@@ -36,7 +36,6 @@ from ringreduce.calls.ops import check_movable
 from ringreduce.config import Config, Memory
 from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError
-from ringreduce.shm.allocator import Arena
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
@@ -73,14 +72,14 @@ class Runner:
         self.config = config
         self._topology, self._device = topology, device
         self._timeout_s, self._crowded = timeout_s, transport.spins == 0
-        self._engine = Engine(transport, config, timeout_s, segments)
+        self._engine = Engine(transport, device, config, timeout_s, segments)
         self._queue = self._engine.queue
         self._calls = Calls(topology, device, config, self._engine.discard)
         self._messages = Calls(topology, device, self._given, self._engine.discard)
         """Calls on host arrays that are run by messages even if the ranks share memory."""
         self._on_gpus: dict[int, Calls] = {}
         """Calls on arrays on a GPU, by the number of the GPU."""
-        self._arena = None if segments is None else Arena(segments.arena)
+        self._arena = self._engine.arena
 
     def _make(
         self,
@@ -132,9 +131,9 @@ class Runner:
     def _calls_on_gpu(self, gpu: int) -> Calls:
         calls = self._on_gpus.get(gpu)
         if calls is None:
-            memory_kind = () if self.config.memory is None else (("memory", "GPU"),)
+            shared = None if self.config.memory is None else self._calls
             device, free = open_gpu(gpu), self._engine.discard
-            calls = Calls(self._topology, device, self._given, free, memory_kind)
+            calls = Calls(self._topology, device, self._given, free, shared)
             self._on_gpus[gpu] = calls
         return calls
 
@@ -190,15 +189,6 @@ class Runner:
                 how = {"op": op, "algorithm": algorithm, "wire": wire}
                 self._engine.admit_list(fused, arrays, how)
             return done
-
-    def _reachable(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return an array in this rank's segment, or a private array without space there."""
-        array = None
-        # A lost rank that was stopped may continue, and write to the memory of its peers.
-        if self._arena is not None and not self._engine.broken:
-            self._engine.free_discarded()
-            array = self._arena.empty(shape, dtype)
-        return np.empty(shape, dtype) if array is None else array
 
     def _share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
         """Make the blocks of a shared array.  Collective; ranks compare the arguments."""

@@ -94,7 +94,7 @@ class Stream(Protocol):
     """A device's queue: work is done later, in the order in which it was queued.
 
     The caller has a stream of its own, for work that is queued outside of `selected`.  No method
-    but `close` waits.
+    but `pin` and `close` waits.
     """
 
     def selected(self) -> AbstractContextManager[None]:
@@ -112,6 +112,9 @@ class Stream(Protocol):
     def pinned(self, nbytes: int) -> Array:
         """Return uninitialised bytes of host memory for copies; it is slow to allocate."""
 
+    def pin(self, host: Array) -> None:
+        """Pin bytes of host memory, so that copies from and to them are fast, until `close`."""
+
     def copy_out(self, source: Array, host: Array) -> None:
         """Queue a copy of an array into pinned bytes of its length."""
 
@@ -122,7 +125,7 @@ class Stream(Protocol):
         """Return a mark that is not set yet."""
 
     def close(self) -> None:
-        """Wait until all queued work is done."""
+        """Wait until all queued work is done, and unpin what `pin` has pinned."""
 
 
 def flat_pair(device: Device, source: Any, target: Any) -> tuple[Any, Any]:

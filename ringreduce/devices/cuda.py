@@ -8,7 +8,7 @@ communicator's stream in turn.  The processor waits for neither: it polls events
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -28,6 +28,8 @@ Each thread goes over the array in steps of the number of all threads.
 """
 _SUCCESS, _NOT_READY = 0, 600
 """Results of ``cudaEventQuery``."""
+_PORTABLE = 1
+"""``cudaHostRegisterPortable``: pinned for all GPUs."""
 _MOST_WORK = 100_000
 """Steps of `numpy.shares_memory` after which two strided arrays are taken to overlap."""
 
@@ -209,6 +211,7 @@ class CudaStream:
         self._gpu = gpu
         with cupy.cuda.Device(gpu):
             self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._pinned: list[Array] = []
 
     @contextmanager
     def selected(self) -> Iterator[None]:
@@ -249,6 +252,12 @@ class CudaStream:
         memory = cupy.cuda.PinnedMemory(nbytes, runtime.hostAllocPortable)
         return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
+    def pin(self, host: np.ndarray) -> None:
+        # Where the system refuses, copies are slower and in the same order.
+        with cupy.cuda.Device(self._gpu), suppress(runtime.CUDARuntimeError):
+            runtime.hostRegister(host.ctypes.data, host.nbytes, _PORTABLE)
+            self._pinned.append(host)
+
     def copy_out(self, source: Array, host: np.ndarray) -> None:
         assert source.nbytes == host.nbytes
         self._copy(host.ctypes.data, source.data.ptr, host.nbytes, runtime.memcpyDeviceToHost)
@@ -265,3 +274,5 @@ class CudaStream:
 
     def close(self) -> None:
         self._stream.synchronize()
+        while self._pinned:
+            runtime.hostUnregister(self._pinned.pop().ctypes.data)

@@ -178,11 +178,9 @@ class SharedMemory:
 
     # --- instructions ---
 
-    def instructions(
-        self, plan: Plan, device: Device, op: str | None, dtype: Any
-    ) -> Instructions | None:
+    def instructions(self, plan: Plan, op: str | None, dtype: Any) -> Instructions | None:
         """Return this rank's instructions for a plan; None, on all ranks, if messages run it."""
-        if device.stream is not None or len(self._peers) >= _MAX_RANKS:
+        if len(self._peers) >= _MAX_RANKS:
             return None
         if op is not None and compiled.fold(op, dtype) is None:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,15 +24,19 @@ SECOND = 1_500_000_000
 """About one second, in cycles of the GPU."""
 
 
-def spawn(program, ranks, *args, nodes=None, on_a_stream=False):
-    """Run ``program(comm, gpu, *args)`` on ranks as threads that share the GPU."""
+def spawn(program, ranks, *args, nodes=None, on_a_stream=False, shares=False):
+    """Run ``program(comm, gpu, *args)`` on ranks as threads that share the GPU.
+
+    `shares`: through shared memory; otherwise by messages.
+    """
 
     def run(comm):
         gpu = CudaGpu()
         with gpu.cupy.cuda.Stream(non_blocking=True) if on_a_stream else nullcontext():
             return program(comm, gpu, *args)
 
-    return rr.spawn(run, ranks, nodes=nodes, timeout_s=60, config=CONFIG)
+    config = replace(CONFIG, shared_memory=shares)
+    return rr.spawn(run, ranks, nodes=nodes, timeout_s=60, config=config)
 
 
 @given(case=cases(range(1, 6)).filter(lambda case: "longdouble" not in case.dtype))
@@ -40,11 +45,12 @@ def test_any_case_gives_what_numpy_gives(case):
     spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
 
 
+@pytest.mark.parametrize("shares", [False, True], ids=["messages", "shared memory"])
 @pytest.mark.parametrize("on_a_stream", [False, True], ids=["default stream", "own stream"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_programs_on_threads(program, ranks, on_a_stream):
-    spawn(program, ranks, on_a_stream=on_a_stream)
+def test_programs_on_threads(program, ranks, on_a_stream, shares):
+    spawn(program, ranks, on_a_stream=on_a_stream, shares=shares)
 
 
 @pytest.mark.mpi
@@ -55,14 +61,29 @@ def test_programs_over_mpi(mpi, ranks, on_a_stream):
     assert done == ["done"] * ranks
 
 
-def test_a_large_array_in_place():
+@pytest.mark.parametrize("shares", [False, True], ids=["messages", "shared memory"])
+def test_a_large_array_in_place(shares):
     def program(comm, gpu):
         x = gpu.cupy.arange(1 << 24, dtype=np.float32) % 1000 * (comm.rank + 1)
         wanted = gpu.cupy.arange(1 << 24, dtype=np.float32) % 1000 * 6
         assert comm.all_reduce(x, out=x) is x
         assert bool((x == wanted).all())
 
-    rr.spawn(lambda comm: program(comm, CudaGpu()), 3, timeout_s=60)
+    spawn(program, 3, shares=shares)
+
+
+def test_memory_that_is_pinned_is_known_to_the_driver():
+    from cupy.cuda import runtime
+
+    from ringreduce.devices.cuda import CudaDevice
+
+    stream = CudaDevice().stream
+    memory = np.empty(1 << 20, np.uint8)
+    for pinned in (False, True, False):
+        kind = runtime.pointerGetAttributes(memory.ctypes.data).type
+        assert (kind == runtime.memoryTypeHost) == pinned
+        stream.close() if pinned else stream.pin(memory)
+    stream.close()
 
 
 @pytest.mark.parametrize("dtype", cuda_kernels.C_TYPES)

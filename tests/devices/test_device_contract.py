@@ -5,6 +5,8 @@ Results are compared with NumPy's, bit for bit but for the payload of a NaN.
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 import weakref
 
 import ml_dtypes
@@ -276,11 +278,12 @@ def test_overlap_is_about_shared_bytes(place, a, b, wanted):
 # --- queues ---------------------------------------------------------------------------------------
 
 
-def round_trip(queued, content):
+def round_trip(queued, content, host=None):
     """Copy to pinned memory and back, polling until both copies are complete."""
     stream, device = queued.device.stream, queued.device
     array, into = queued.put(content), device.empty(content.shape, content.dtype)
-    host, mark = stream.pinned(content.nbytes), stream.mark()
+    host = stream.pinned(content.nbytes) if host is None else host
+    mark = stream.mark()
     stream.follow()
     stream.copy_out(array, host)
     mark.set()
@@ -298,6 +301,18 @@ def round_trip(queued, content):
 def test_what_is_copied_out_and_in_is_the_same(queued, dtype):
     content = awkward(dtype, 4)
     assert round_trip(queued, content).tobytes() == content.tobytes()
+
+
+def test_memory_of_files_is_pinned_and_unpinned(queued):
+    stream, content = queued.device.stream, awkward("float32", 5)
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.truncate(1 << 20)
+        memory = np.frombuffer(mmap.mmap(file.fileno(), 1 << 20), np.uint8)
+        for _ in range(3):
+            stream.pin(memory)
+            host = memory[4096:][: content.nbytes]
+            assert round_trip(queued, content, host).tobytes() == content.tobytes()
+            stream.close()
 
 
 def test_a_mark_that_was_never_set_is_reached(queued):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 import ringreduce as rr
-from ringreduce.calls import arrays
 from ringreduce.messages import device_staging
 from tests.support.case_strategies import cases
-from tests.support.cases import CONFIG, nodes_of
-from tests.support.late import Gpu, LateArray, LateDevice, LateMark, LateStream
+from tests.support.cases import nodes_of
+from tests.support.late import Gpu, LateArray, LateMark, LateStream, spawn
 from tests.support.on_gpus import (
     COUNTS,
     PROGRAMS,
@@ -25,22 +23,6 @@ from tests.support.on_gpus import (
     run_case,
     total,
 )
-
-
-def spawn(program, ranks, *args, nodes=None):
-    """Run ``program(comm, gpu, *args)`` on ranks with a GPU each, numbered by the rank."""
-    gpus = [Gpu(rank) for rank in range(ranks)]
-    cuda = SimpleNamespace(
-        CudaDevice=lambda number: LateDevice(gpus[number]), as_gpu_array=lambda x: x
-    )
-    with mock.patch.object(arrays, "_cuda", return_value=cuda):
-        return rr.spawn(
-            lambda comm: program(comm, gpus[comm.rank], *args),
-            ranks,
-            nodes=nodes,
-            timeout_s=20,
-            config=CONFIG,
-        )
 
 
 @pytest.mark.slow

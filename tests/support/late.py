@@ -13,11 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+import ringreduce as rr
+from ringreduce.calls import arrays
 from ringreduce.devices.cpu import CpuDevice
+from tests.support.cases import CONFIG
 
 POISON = 0xCB
 _CUDA = 2
@@ -257,6 +262,9 @@ class LateStream:
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.full(nbytes, POISON, np.uint8)
 
+    def pin(self, host: np.ndarray) -> None:
+        host[...] = POISON
+
     def copy_out(self, source: LateArray, host: np.ndarray) -> None:
         assert source.nbytes == host.nbytes
         bytes_now = now(source).view(np.uint8)
@@ -276,3 +284,19 @@ class LateStream:
 
     def close(self) -> None:
         self._gpu.finish()
+
+
+def spawn(program, ranks, *args, nodes=None, config=CONFIG):
+    """Run ``program(comm, gpu, *args)`` on ranks with a GPU each, numbered by the rank."""
+    gpus = [Gpu(rank) for rank in range(ranks)]
+    cuda = SimpleNamespace(
+        CudaDevice=lambda number: LateDevice(gpus[number]), as_gpu_array=lambda x: x
+    )
+    with mock.patch.object(arrays, "_cuda", return_value=cuda):
+        return rr.spawn(
+            lambda comm: program(comm, gpus[comm.rank], *args),
+            ranks,
+            nodes=nodes,
+            timeout_s=20,
+            config=config,
+        )
