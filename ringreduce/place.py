@@ -64,7 +64,8 @@ def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
     MASTER_ADDR and MASTER_PORT are left out if the job has several hosts.  All ranks of a host
     compute the same port, from the process id of the launcher.
     """
-    for names in (*MPIS, SRUN):
+    # srun sets an MPI's rank and size, too, but no local rank of an MPI.
+    for names in sorted((*MPIS, SRUN), key=lambda names: names.local_rank not in variables):
         size = variables.get(names.size, "1")
         # Slurm sets PMI_RANK, but no local rank of an MPI, for a shell.
         by_mpi = names in MPIS and names.local_rank in variables

@@ -29,7 +29,10 @@ SLURM = {
 }
 
 
-@pytest.mark.parametrize("launcher", [HYDRA, OPEN_MPI, SLURM])
+SLURM_WITH_PMI = SLURM | {"PMI_RANK": "1", "PMI_SIZE": "4"}
+
+
+@pytest.mark.parametrize("launcher", [HYDRA, OPEN_MPI, SLURM, SLURM_WITH_PMI])
 def test_each_launcher_is_understood(launcher):
     found = place.of_launcher(launcher)
     port = int(found.pop("MASTER_PORT"))

@@ -71,7 +71,7 @@ class MpiJobs:
     def __init__(self, folder: Path, without_mpi: bool = False) -> None:
         """Start jobs by mpiexec, or, `without_mpi`, by `tests.support.start`."""
         self.folder = folder
-        self._launcher = [sys.executable, "-m", "tests.support.start"] if without_mpi else None
+        self.launcher = [sys.executable, "-m", "tests.support.start"] if without_mpi else None
         self._started: list[subprocess.Popen[str]] = []
         self._temporary: list[tempfile.TemporaryDirectory[str]] = []
         self._count = 0
@@ -92,7 +92,7 @@ class MpiJobs:
         temporary = tempfile.TemporaryDirectory(prefix="rr", ignore_cleanup_errors=True)
         self._temporary.append(temporary)
         variables = {"TMPDIR": temporary.name, **variables}
-        command = [*(self._launcher or [mpiexec()]), *options, "-n", str(ranks)]
+        command = [*(self.launcher or [mpiexec()]), *options, "-n", str(ranks)]
         job = subprocess.Popen(
             [*command, sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
             stdin=subprocess.DEVNULL,
