@@ -75,9 +75,11 @@ class _OthersFirst:
         self._following(kind, error, trace)
         if _without_mpi and os.getpid() == self._pid and not job.is_interactive():
             # In an MPI job this process would have ended by now.  The launcher ends the others.
+            end = time.monotonic() + _OTHERS_FIRST_S
             for comm in list(_without_mpi):
                 comm.leave(f"{kind.__name__}: {error}")
-                comm.flush(_OTHERS_FIRST_S)
+            for comm in list(_without_mpi):
+                comm.flush(max(0.0, end - time.monotonic()))
             _open.clear()
 
 

@@ -125,10 +125,14 @@ class Calls:
             "all_reduce", array_text(array), algorithm, op=repr(op), **_if_given(wire)
         )
         call = self._call(signature, plan, array, array.shape, dtype, op, in_place=True)
-        if self._shared is not None:
+        pieces = piece_counts(array.size, dtype.itemsize)
+        # Other algorithms than "auto" are not cut: the order of some reductions depends on where
+        # an element is in the array, and `shards` tells where.
+        if self._shared is not None and (algorithm == "auto" or sum(pieces.values()) == 1):
+            shared = self._shared
+            schedule = shared._whole("all_reduce", algorithm, max(pieces), dtype).schedule
             call.pieces = tuple(
-                self._shared._whole("all_reduce", algorithm, count, dtype)
-                for count in piece_counts(array.size, dtype.itemsize)
+                (shared._planned(schedule, count, dtype), times) for count, times in pieces.items()
             )
         return call
 
@@ -452,9 +456,12 @@ class Calls:
         root: int = 0,
     ) -> Plan:
         """Plan a call on a whole array of `count` elements, which are sent as `dtype`."""
-        nbytes = count * dtype.itemsize
-        schedule = self._schedule(collective, algorithm, nbytes, root)
-        slices = slice_count(schedule, nbytes, self.nodes, self.config)
+        schedule = self._schedule(collective, algorithm, count * dtype.itemsize, root)
+        return self._planned(schedule, count, dtype)
+
+    def _planned(self, schedule: Schedule, count: int, dtype: np.dtype[Any]) -> Plan:
+        """Plan a call on a whole array by a schedule."""
+        slices = slice_count(schedule, count * dtype.itemsize, self.nodes, self.config)
         segment = self.config.segment_bytes
         return plan_whole(schedule, self.rank, count, dtype.itemsize, slices, segment)
 

@@ -44,10 +44,11 @@ class Call:
     The smaller one of ``x`` and ``out`` may be this shard of the other."""
     in_flight: int = 1
     """The most slices under way at once, if messages run the plan."""
-    pieces: tuple[Plan, ...] = ()
+    pieces: tuple[tuple[Plan, int], ...] = ()
     """Plans of pieces of an array on a GPU, for copies in host memory that the ranks share.
 
-    The first is for all pieces but the last, the last for that.  Empty: messages run the call."""
+    Each with the number of its pieces; the last piece has the last plan.  Empty: messages run the
+    call."""
     shares: bool = False
     """Whether shared memory may run the plan: the same on all ranks."""
     executable: Executable | None = None
@@ -58,6 +59,13 @@ class Call:
     @property
     def schedule(self) -> Schedule:
         return self.plan.schedule
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of data that this rank sends."""
+        if self.pieces:
+            return sum(plan.sent_bytes * times for plan, times in self.pieces)
+        return self.plan.sent_bytes
 
     @property
     def converts(self) -> bool:

@@ -476,7 +476,7 @@ class Communicator(Collectives, PointToPoint):
             12000
         """
         array = as_array("sent_bytes", x)
-        return self._calls_on(array).planned(collective, array, arguments).plan.sent_bytes
+        return self._calls_on(array).planned(collective, array, arguments).sent_bytes
 
     def shards(self, x: Any) -> list[list[slice]]:
         """Return which elements of `x` each rank sums up in an all-reduce of two halves.

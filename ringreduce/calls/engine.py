@@ -306,12 +306,12 @@ class Engine:
         """Make an executable of an all-reduce on a GPU; None as above."""
         assert call.stream is not None
         pieces = []
-        for plan in call.pieces:
+        for plan, _ in call.pieces:
             piece = self._by_program(plan, call)
             if piece is None:
                 return None
             pieces.append(piece)
-        call.plan = call.pieces[0]  # errors show its schedule
+        call.plan = call.pieces[0][0]  # errors show its schedule
         blocks = self._blocks.get(call.device)
         if blocks is None:
             blocks = self._blocks[call.device] = Blocks(self.reachable, call.stream)

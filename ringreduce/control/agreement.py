@@ -348,7 +348,10 @@ class Agreement:
 
     def flush(self, seconds: float) -> None:
         """Wait `seconds` at most until all control messages are on their way."""
-        self._poll_for(seconds, self._all_sent)
+        end, idle = time.monotonic() + seconds, 0
+        while not self._all_sent() and time.monotonic() < end:
+            idle += 1
+            self.transport.pause(idle)
 
     def farewell(self, seconds: float) -> None:
         """Send all ranks that this process ends; wait for the same from all living ranks.

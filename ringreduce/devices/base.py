@@ -113,7 +113,10 @@ class Stream(Protocol):
         """Return uninitialised bytes of host memory for copies; it is slow to allocate."""
 
     def pin(self, host: Array) -> None:
-        """Pin bytes of host memory, so that copies from and to them are fast, until `close`."""
+        """Pin whole pages of host memory, so that copies from and to them are fast.
+
+        They are pinned until `close`, or until the array `host` is freed.
+        """
 
     def copy_out(self, source: Array, host: Array) -> None:
         """Queue a copy of an array into pinned bytes of its length."""

@@ -7,8 +7,9 @@ communicator's stream in turn.  The processor waits for neither: it polls events
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -30,6 +31,8 @@ _SUCCESS, _NOT_READY = 0, 600
 """Results of ``cudaEventQuery``."""
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for all GPUs."""
+_ALREADY_PINNED = 712
+"""``cudaErrorHostMemoryAlreadyRegistered``."""
 _MOST_WORK = 100_000
 """Steps of `numpy.shares_memory` after which two strided arrays are taken to overlap."""
 
@@ -211,7 +214,7 @@ class CudaStream:
         self._gpu = gpu
         with cupy.cuda.Device(gpu):
             self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._pinned: list[Array] = []
+        self._pinned: list[weakref.finalize[..., Any]] = []
 
     @contextmanager
     def selected(self) -> Iterator[None]:
@@ -253,10 +256,17 @@ class CudaStream:
         return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
     def pin(self, host: np.ndarray) -> None:
-        # Where the system refuses, copies are slower and in the same order.
-        with cupy.cuda.Device(self._gpu), suppress(runtime.CUDARuntimeError):
-            runtime.hostRegister(host.ctypes.data, host.nbytes, _PORTABLE)
-            self._pinned.append(host)
+        address = host.ctypes.data
+        with cupy.cuda.Device(self._gpu):
+            try:
+                runtime.hostRegister(address, host.nbytes, _PORTABLE)
+            except runtime.CUDARuntimeError as error:
+                if error.status == _ALREADY_PINNED:
+                    raise
+                return  # the system refuses: copies are slower, and in the same order
+        unpin = weakref.finalize(host, runtime.hostUnregister, address)
+        unpin.atexit = False
+        self._pinned.append(unpin)
 
     def copy_out(self, source: Array, host: np.ndarray) -> None:
         assert source.nbytes == host.nbytes
@@ -275,4 +285,4 @@ class CudaStream:
     def close(self) -> None:
         self._stream.synchronize()
         while self._pinned:
-            runtime.hostUnregister(self._pinned.pop().ctypes.data)
+            self._pinned.pop()()

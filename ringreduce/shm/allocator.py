@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 import weakref
 from bisect import insort
 from collections import deque
@@ -23,6 +24,7 @@ class Arena:
 
     def __init__(self, memory: np.ndarray) -> None:
         self._memory = memory
+        self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, memory.size)] if memory.size else []
         """Free intervals (start, stop), in bytes, ascending; no two are adjacent."""
         self._returned: deque[tuple[int, int]] = deque()
@@ -32,16 +34,18 @@ class Arena:
     @property
     def free_bytes(self) -> int:
         """Bytes that are not allocated."""
-        self._take_back()
+        with self._lock:
+            self._take_back()
         return sum(stop - start for start, stop in self._free)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray | None:
         """Allocate an uninitialised array, freed with its last view; None without space for it."""
         nbytes = prod(shape) * dtype.itemsize
-        self._take_back()
         if nbytes == 0:
             return None
-        start = self._allocate(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
+        with self._lock:
+            self._take_back()
+            start = self._allocate(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
         if start is None:
             return None
         stop = start + -(-nbytes // _ALIGNMENT) * _ALIGNMENT

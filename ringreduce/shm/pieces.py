@@ -6,6 +6,7 @@ While one piece is reduced, the next ones are copied.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,14 +21,21 @@ _BLOCKS = 3
 """Pieces that are in host memory at once: one is reduced while two are copied."""
 
 
-def piece_counts(count: int, itemsize: int) -> tuple[int, ...]:
-    """Cut `count` elements into pieces; return the lengths that the first and last pieces have.
-
-    One length if all pieces are equal.
-    """
+def piece_counts(count: int, itemsize: int) -> dict[int, int]:
+    """Cut `count` elements into pieces; return how many pieces there are of each length."""
     most = PIECE_BYTES // itemsize
-    last = count - max(0, -(-count // most) - 1) * most
-    return (last,) if count <= most or last == most else (most, last)
+    longest = max(0, -(-count // most) - 1)
+    last = count - longest * most
+    if last == most or not longest:
+        return {last: longest + 1}
+    return {most: longest, last: 1}
+
+
+def _whole_pages(reachable: Callable[..., Any]) -> Any:
+    """Allocate the bytes of a block, which no other array shares a page with."""
+    memory = reachable((PIECE_BYTES + mmap.PAGESIZE,), np.dtype(np.uint8))
+    start = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[start : start + PIECE_BYTES]
 
 
 class Blocks:
@@ -36,7 +44,7 @@ class Blocks:
     def __init__(self, reachable: Callable[..., Any], stream: Stream) -> None:
         """Allocate by ``reachable(shape, dtype)``: arrays that the other ranks reach."""
         self._stream = stream
-        self.memory = [reachable((PIECE_BYTES,), np.dtype(np.uint8)) for _ in range(_BLOCKS)]
+        self.memory = [_whole_pages(reachable) for _ in range(_BLOCKS)]
         self.copied = [stream.mark() for _ in range(_BLOCKS)]
         """Each is reached when the latest copy to its block is complete."""
         for block in self.memory:

@@ -18,30 +18,30 @@ _A_LOOK_S = 1e-6
 
 
 class _End:
-    """What else must happen before a Work is over: a function that ran after the calls."""
+    """The end of a Work: a function is called once its calls are over, before it counts as over."""
 
     def __init__(self) -> None:
-        self._called: threading.Event | None = None
+        self.is_reached = True
+        """Whether the function has been called, if there is one."""
+        self._function: Callable[[], object] | None = None
+        self._lock = threading.RLock()
 
     def after(self, work: Any, function: Callable[[], object]) -> None:
-        """Have `function` called in the thread that ends `work`."""
-        called = self._called = threading.Event()
+        """Have `function` called once `work` is over."""
+        self._function, self.is_reached = function, False
+        work.then(lambda _: self.reach())
 
-        def call(_: Any) -> None:
-            try:
-                function()
-            finally:
-                called.set()
-
-        work.then(call)
-
-    def wait(self) -> None:
-        """Wait until the function has returned.  The work is over."""
-        if self._called is not None:
-            self._called.wait()
-
-    def is_reached(self) -> bool:
-        return self._called is None or self._called.is_set()
+    def reach(self) -> None:
+        """Call the function, unless another thread calls it: then wait for that."""
+        if self.is_reached:
+            return
+        with self._lock:
+            function, self._function = self._function, None
+            if function is not None:
+                try:
+                    function()
+                finally:
+                    self.is_reached = True
 
 
 class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
@@ -106,14 +106,14 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         except BaseException as error:
             self._error = error
             raise
-        self._end.wait()
+        self._end.reach()
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
-        return all(work.done() for work in self._works) and self._end.is_reached()
+        return all(work.done() for work in self._works) and self._end.is_reached
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -129,7 +129,8 @@ class UnderWay(dist._Work):  # type: ignore[misc]
     def at_end(self, function: Callable[[], object]) -> None:
         """Have `function` called once all calls are over, before `wait` returns.
 
-        The thread runs it that makes the calls.  No other function may have been passed before.
+        The thread that makes the calls runs it, or one that waits.  No other function may have been
+        passed before.
         """
         if self._works:
             self._end.after(self._works[-1], function)
@@ -230,13 +231,13 @@ class Message(_Message):
 
     def finish(self, timeout_s: float | None) -> None:
         self._work.wait(timeout_s)
-        self._end.wait()
+        self._end.reach()
 
     def at_end(self, function: Callable[[], object]) -> None:
         self._end.after(self._work, function)
 
     def is_completed(self) -> bool:
-        return self._work.done() and self._end.is_reached()
+        return bool(self._work.done()) and self._end.is_reached
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None

@@ -219,10 +219,6 @@ class Stream:
         self._sends_in_vain = False
         """Whether the peer has closed the connection; what it has sent before is still read."""
         self._events = events
-        self._result: list[Any] = []
-        """The result of the latest call of the kernel, until it is noted."""
-        self._note: Callable[[Any], None] = self._taken
-        """Notes the result."""
         self._at_rest = True
         """Whether no frame is half noted, so that the connection outlives an exception."""
         self._leaving: deque[tuple[memoryview, Send | None]] = deque()
@@ -265,10 +261,10 @@ class Stream:
             if body.nbytes:
                 self._leaving.append((body, request))
             self._at_rest = True
-        if nothing_leaves:
-            self.write()
-        if self._leaving:
-            self._events.want(self)
+            if nothing_leaves:
+                self.write()
+            if self._leaving:
+                self._events.want(self)
 
     def post(self, kind: Kind, message: bytes, flow: int = 0) -> None:
         """Send a short frame."""
@@ -281,7 +277,11 @@ class Stream:
         header = _HEADER.pack(Kind.MEMORY, 0, 0)
         with _ending_of(self):
             self._at_rest = False
-            sent = socket.send_fds(self.connection, [header], [descriptor])
+            try:
+                sent = socket.send_fds(self.connection, [header], [descriptor])
+            except BlockingIOError:
+                self._at_rest = True
+                raise
             self._at_rest = True
             assert sent == len(header), "the kernel has no room for a header"
 
@@ -304,19 +304,17 @@ class Stream:
         `map` and `extend` are compiled: no handler runs between the call and the end of `extend`.
         `map` takes each argument in a tuple.
         """
-        self._note = note
-        self._result.extend(map(function, *args))
-        self._note_result()
-
-    def _note_result(self) -> None:
+        result: list[Any] = []
         self._at_rest = False
-        self._note(self._result.pop())
-        self._at_rest = True
+        try:
+            result.extend(map(function, *args))
+        finally:
+            if result:
+                note(result.pop())
+            self._at_rest = True
 
     def recover(self) -> bool:
-        """Note what the kernel did before an exception came; return whether that is possible."""
-        if self._at_rest and self._result:
-            self._note_result()
+        """Go on after an exception; return whether that is possible: no frame is half noted."""
         if self._at_rest and self._leaving:
             self._events.want(self)
         return self._at_rest
@@ -410,9 +408,9 @@ class Stream:
     def end(self) -> None:
         """Note that the peer has closed the connection, or has ended."""
         if not self.ended:
-            self.ended = True
-            self._leaving.clear()
             self._events.forget(self)
+            self._leaving.clear()
+            self.ended = True
 
     def close(self) -> None:
         self.end()
@@ -435,10 +433,14 @@ def _ending_of(stream: Stream) -> Iterator[None]:
     except (BrokenPipeError, ConnectionResetError):
         stream.end()
     except BaseException:
-        if not stream.recover():
-            stream.end()
-            with contextlib.suppress(OSError):
-                stream.connection.shutdown(socket.SHUT_RDWR)
+        recovered = False
+        try:
+            recovered = stream.recover()
+        finally:
+            if not recovered:
+                stream.end()
+                with contextlib.suppress(OSError):
+                    stream.connection.shutdown(socket.SHUT_RDWR)
         raise
 
 
@@ -460,14 +462,16 @@ class Events:
         """Watch for room to write, until all that leaves is written."""
         descriptor = stream.connection.fileno()
         if descriptor not in self._writing:
-            self._writing.add(descriptor)
             self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
+            self._writing.add(descriptor)
 
     def forget(self, stream: Stream) -> None:
         descriptor = stream.connection.fileno()
-        if self._streams.pop(descriptor, None) is not None:
+        if descriptor in self._streams:
             self._writing.discard(descriptor)
-            self._epoll.unregister(descriptor)
+            with contextlib.suppress(OSError):  # an exception came right after an earlier time
+                self._epoll.unregister(descriptor)
+            self._streams.pop(descriptor, None)
 
     def progress(self) -> None:
         """Send and receive what is possible now."""
@@ -477,7 +481,7 @@ class Events:
                 continue
             if events & select.EPOLLOUT:
                 stream.write()
-                if stream.flushed and descriptor in self._writing:
+                if stream.flushed and descriptor in self._streams:
                     self._writing.discard(descriptor)
                     self._epoll.modify(descriptor, select.EPOLLIN)
             if events & ~select.EPOLLOUT:
