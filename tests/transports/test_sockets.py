@@ -217,7 +217,7 @@ def test_an_exception_right_after_a_call_of_the_kernel_does_no_harm(pair, nbytes
         for poll in [here.poll_control, there.poll_control] * 40:
             with contextlib.suppress(HandlerError):
                 poll()
-    assert len(calls) >= 3
+    assert len(calls) >= 2
     receiver, buffer = receive(here, 1, 0, nbytes)
     until(here, lambda: there.poll_control() or receiver.Test())
     assert bytes(buffer[:nbytes]) == data
