@@ -28,7 +28,7 @@ ABORT_DEADLINE_S = 1.0
 
 _CONNECTING_S = 0.5
 """Seconds for Open MPI's other ranks to connect to mpiexec before this rank exits."""
-_DRAIN_S = 0.3
+_DRAIN_S = 1.0
 """Seconds to wait until the process manager has read the output of this rank."""
 
 

@@ -125,7 +125,7 @@ def test_a_rank_that_does_not_answer_is_named_by_all_others(mpi, how, victims, r
 @pytest.mark.mpi
 def test_an_uncaught_timeout_ends_the_job(mpi):
     done = run_to_its_end(mpi, "fault", 3, "stop", "1", "uncaught")
-    assert "PeerTimeoutError: rank 1 stopped answering" in done.output
+    assert "PeerTimeoutError: rank 1 stopped answering" in done.output, done.output
     assert done.seconds < 8
     assert done.returncode != 0
 
