@@ -125,16 +125,23 @@ class Calls:
             "all_reduce", array_text(array), algorithm, op=repr(op), **_if_given(wire)
         )
         call = self._call(signature, plan, array, array.shape, dtype, op, in_place=True)
-        pieces = piece_counts(array.size, dtype.itemsize)
-        # Other algorithms than "auto" are not cut: the order of some reductions depends on where
-        # an element is in the array, and `shards` tells where.
-        if self._shared is not None and (algorithm == "auto" or sum(pieces.values()) == 1):
-            shared = self._shared
-            schedule = shared._whole("all_reduce", algorithm, max(pieces), dtype).schedule
-            call.pieces = tuple(
-                (shared._planned(schedule, count, dtype), times) for count, times in pieces.items()
-            )
+        if self._shared is not None:
+            call.pieces = self._shared._pieces(algorithm, array.size, dtype)
         return call
+
+    def _pieces(
+        self, algorithm: str, count: int, dtype: np.dtype[Any]
+    ) -> tuple[tuple[Plan, int], ...]:
+        """Plan the pieces of an all-reduce of `count` elements, as `Call.pieces` has them.
+
+        Empty for several pieces of another algorithm than "auto": the order of some reductions
+        depends on where an element is in the array, and `shards` describes the whole array.
+        """
+        pieces = piece_counts(count, dtype.itemsize)
+        if algorithm != "auto" and sum(pieces.values()) > 1:
+            return ()
+        schedule = self._schedule("all_reduce", algorithm, max(pieces) * dtype.itemsize, root=0)
+        return tuple((self._planned(schedule, n, dtype), times) for n, times in pieces.items())
 
     def all_reduce_list(
         self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any = None

@@ -45,10 +45,10 @@ class Call:
     in_flight: int = 1
     """The most slices under way at once, if messages run the plan."""
     pieces: tuple[tuple[Plan, int], ...] = ()
-    """Plans of pieces of an array on a GPU, for copies in host memory that the ranks share.
+    """Plans of pieces of an array on a GPU, each with the number of its pieces.
 
-    Each with the number of its pieces; the last piece has the last plan.  Empty: messages run the
-    call."""
+    Shared memory runs these plans on copies of the pieces; the last piece has the last plan.
+    Empty: messages run the call."""
     shares: bool = False
     """Whether shared memory may run the plan: the same on all ranks."""
     executable: Executable | None = None

@@ -11,7 +11,23 @@ from ringreduce.planning.plan import Plan
 from ringreduce.shm.program import PlanProgram
 
 
-class Executable:
+class WithoutMessages:
+    """The methods of an executable that sends and receives no messages."""
+
+    def withdraw(self) -> bool:
+        return True  # no receive is posted
+
+    def tally(self) -> None:
+        """Do nothing: no message is sent."""
+
+    def sends_done(self) -> bool:
+        return True
+
+    def free(self) -> None:
+        """Do nothing: the memory is freed with this object, and the fast path may still use it."""
+
+
+class Executable(WithoutMessages):
     """A plan that shared memory runs; see `ringreduce.control.executable.Executable`."""
 
     def __init__(self, program: PlanProgram, device: Device, control: Control) -> None:
@@ -118,19 +134,7 @@ class Executable:
     def where(self) -> tuple[int, list[int]]:
         return self.program.where() if self._running else (0, [])
 
-    def withdraw(self) -> bool:
-        return True  # no receive is posted
-
-    def tally(self) -> None:
-        """Do nothing: no message is sent."""
-
-    def sends_done(self) -> bool:
-        return True
-
     def reset(self) -> None:
         self.program.reset()
         self._end()
         self._copy_out, self.held = None, ()
-
-    def free(self) -> None:
-        """Do nothing: the memory is freed with this object, and the fast path may still use it."""

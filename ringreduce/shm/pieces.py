@@ -14,9 +14,10 @@ import numpy as np
 
 from ringreduce.devices.base import Device, Stream, flat_pair, shares_memory
 from ringreduce.shm.executable import Executable as HostExecutable
+from ringreduce.shm.executable import WithoutMessages
 
 PIECE_BYTES = 4 << 20
-"""So long that its reduction takes longer than to start it and its copies, a few 10 us."""
+"""To reduce a piece of this length takes longer than to start its copies, a few 10 us."""
 _BLOCKS = 3
 """Pieces that are in host memory at once: one is reduced while two are copied."""
 
@@ -32,7 +33,7 @@ def piece_counts(count: int, itemsize: int) -> dict[int, int]:
 
 
 def _whole_pages(reachable: Callable[..., Any]) -> Any:
-    """Allocate the bytes of a block, which no other array shares a page with."""
+    """Allocate the bytes of a block in pages that no other array has bytes in."""
     memory = reachable((PIECE_BYTES + mmap.PAGESIZE,), np.dtype(np.uint8))
     start = -memory.ctypes.data % mmap.PAGESIZE
     return memory[start : start + PIECE_BYTES]
@@ -55,13 +56,13 @@ class Blocks:
         self._stream.close()
 
 
-class Executable:
+class Executable(WithoutMessages):
     """An all-reduce on a GPU; see `ringreduce.control.executable.Executable`."""
 
     def __init__(
         self, pieces: Sequence[HostExecutable], device: Device, dtype: Any, blocks: Blocks
     ) -> None:
-        """Run `pieces` in place: the first for every piece but the last, the last for that."""
+        """Run ``pieces[-1]`` in place on the last piece, and ``pieces[0]`` on all others."""
         assert device.stream is not None
         self._pieces, self._blocks = pieces, blocks
         self._device, self._stream, self._dtype = device, device.stream, dtype
@@ -150,8 +151,6 @@ class Executable:
         if into.nbytes:
             self._stream.copy_in(self._blocks.memory[piece % _BLOCKS][: into.nbytes], into)
 
-    # --- what this kind of executable has nothing to do for ---
-
     def bind(self, source: Any, target: Any) -> None:
         """Do nothing: the plans run in the blocks."""
 
@@ -163,20 +162,8 @@ class Executable:
     def where(self) -> tuple[int, list[int]]:
         return self._piece.where() if self._begun else (0, [])
 
-    def withdraw(self) -> bool:
-        return True  # no receive is posted
-
-    def tally(self) -> None:
-        """Do nothing: no message is sent."""
-
-    def sends_done(self) -> bool:
-        return True
-
     def reset(self) -> None:
         for piece in self._pieces:
             piece.reset()
         self._flat = self._target = None
         self._begun = False
-
-    def free(self) -> None:
-        """Do nothing: the memory is freed with this object."""

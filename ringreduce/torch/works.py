@@ -18,7 +18,7 @@ _A_LOOK_S = 1e-6
 
 
 class _End:
-    """The end of a Work: a function is called once its calls are over, before it counts as over."""
+    """A function that is called once the calls of a Work are over, before `wait` returns."""
 
     def __init__(self) -> None:
         self.is_reached = True
@@ -129,8 +129,8 @@ class UnderWay(dist._Work):  # type: ignore[misc]
     def at_end(self, function: Callable[[], object]) -> None:
         """Have `function` called once all calls are over, before `wait` returns.
 
-        The thread that makes the calls runs it, or one that waits.  No other function may have been
-        passed before.
+        The thread that makes the calls runs `function`, or a thread that waits.  No other function
+        may have been passed before.
         """
         if self._works:
             self._end.after(self._works[-1], function)

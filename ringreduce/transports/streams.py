@@ -30,7 +30,7 @@ _RECEIVE_FLAGS = (socket.MSG_CMSG_CLOEXEC,)
 _PART_BYTES = 1 << 20
 """A message without a receive is kept in parts of this size: its memory grows with what arrives."""
 _READS_AT_ONCE = 128
-"""Calls of the kernel that read from a connection before the others have their turn."""
+"""System calls that read from one connection before other connections are read."""
 _PARTS_AT_ONCE = 16
 """Parts of frames to write by one call of the kernel."""
 _SELECTABLE = 1024
@@ -216,11 +216,13 @@ class Stream:
         self.memory: deque[int] = deque()
         """Descriptors that the peer has sent."""
         self.ended = self.said_bye = False
-        self._sends_in_vain = False
-        """Whether the peer has closed the connection; what it has sent before is still read."""
+        self._peer_closed = False
+        """Whether the peer reads nothing more; frames that it sent before are still read."""
         self._events = events
-        self._at_rest = True
-        """Whether no frame is half noted, so that the connection outlives an exception."""
+        self._is_consistent = True
+        """Whether the fields of this object agree with what the kernel did.
+
+        If they do, the connection can be used after an exception."""
         self._leaving: deque[tuple[memoryview, Send | None]] = deque()
         """Parts of frames that the kernel does not have yet; the last part of a message has it."""
         self._header = bytearray(_HEADER.size)
@@ -252,15 +254,15 @@ class Stream:
 
     def send(self, header: bytes, body: memoryview, request: Send | None) -> None:
         """Send a frame; `request` is complete once the kernel has it."""
-        if self.ended or self._sends_in_vain:
+        if self.ended or self._peer_closed:
             return
         nothing_leaves = not self._leaving
         with _ending_of(self):
-            self._at_rest = False
+            self._is_consistent = False
             self._leaving.append((memoryview(header), None if body.nbytes else request))
             if body.nbytes:
                 self._leaving.append((body, request))
-            self._at_rest = True
+            self._is_consistent = True
             if nothing_leaves:
                 self.write()
             if self._leaving:
@@ -276,13 +278,13 @@ class Stream:
         assert self.flushed
         header = _HEADER.pack(Kind.MEMORY, 0, 0)
         with _ending_of(self):
-            self._at_rest = False
+            self._is_consistent = False
             try:
                 sent = socket.send_fds(self.connection, [header], [descriptor])
             except BlockingIOError:
-                self._at_rest = True
+                self._is_consistent = True
                 raise
-            self._at_rest = True
+            self._is_consistent = True
             assert sent == len(header), "the kernel has no room for a header"
 
     def write(self) -> None:
@@ -293,31 +295,31 @@ class Stream:
                     parts = [part for part, _ in islice(self._leaving, _PARTS_AT_ONCE)]
                     self._call(self._taken, self.connection.sendmsg, (parts,))
             except (BrokenPipeError, ConnectionResetError):
-                self._sends_in_vain = True
+                self._peer_closed = True
                 self._leaving.clear()
 
     def _call(
         self, note: Callable[[Any], None], function: Callable[..., Any], *args: tuple[Any]
     ) -> None:
-        """Make a call of the kernel, and note its result, also if a signal's handler raises.
+        """Make a system call, and pass its result to `note`, also if a signal's handler raises.
 
         `map` and `extend` are compiled: no handler runs between the call and the end of `extend`.
         `map` takes each argument in a tuple.
         """
         result: list[Any] = []
-        self._at_rest = False
         try:
+            self._is_consistent = False
             result.extend(map(function, *args))
         finally:
             if result:
                 note(result.pop())
-            self._at_rest = True
+            self._is_consistent = True
 
     def recover(self) -> bool:
-        """Go on after an exception; return whether that is possible: no frame is half noted."""
-        if self._at_rest and self._leaving:
+        """Continue after an exception, if the connection is consistent; return whether it is."""
+        if self._is_consistent and self._leaving:
             self._events.want(self)
-        return self._at_rest
+        return self._is_consistent
 
     def _taken(self, nbytes: int) -> None:
         while self._leaving:
@@ -333,7 +335,7 @@ class Stream:
     # --- frames that arrive ---
 
     def read(self) -> None:
-        """Take what has arrived, by so many calls of the kernel at most."""
+        """Read frames that have arrived, by `_READS_AT_ONCE` system calls at most."""
         with _ending_of(self):
             for _ in range(_READS_AT_ONCE):
                 if self.ended:
@@ -423,8 +425,8 @@ class Stream:
 def _ending_of(stream: Stream) -> Iterator[None]:
     """Stop where the kernel can do no more for now; note it if the connection has ended.
 
-    Any other exception, such as that of a signal's handler, ends the connection for both ranks if
-    a frame is half noted.
+    Any other exception, such as that of a signal's handler, ends the connection for both ranks
+    unless it is consistent.
     """
     try:
         yield

@@ -16,7 +16,7 @@ from ringreduce.train import Settings, load, train
 from ringreduce.train.strategies import CentralStorage, Mirrored, Pipeline, Tensor, Zero
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG, nodes_of
-from tests.support.on_gpus import PROGRAMS, CudaGpu, ramp, run_case, total
+from tests.support.on_gpus import PROGRAMS, CudaGpu, disagreeing, ramp, run_case, total
 
 pytestmark = pytest.mark.gpu
 
@@ -136,14 +136,7 @@ def test_some_ranks_on_the_card_and_some_in_host_memory():
 
 
 def test_ranks_that_disagree_go_on():
-    def program(comm, gpu):
-        for count in (1, 60_001):
-            with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
-                comm.all_reduce(gpu.put(np.ones(2 if comm.rank == 0 else count + 2)))
-            result = comm.all_reduce(gpu.put(ramp(comm, count)))
-            assert np.array_equal(gpu.values(result), total(comm, count))
-
-    spawn(program, 3)
+    spawn(disagreeing, 3)
 
 
 def test_tensors_of_another_library():

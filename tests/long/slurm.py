@@ -92,7 +92,7 @@ def where() -> list[Any]:
 
 
 def places_are_right(found: Sequence[Any]) -> bool:
-    """Whether the ranks found what `where` must find."""
+    """Whether each rank has the same number in torch's variables, the communicator and srun's."""
     return all(
         place == [[str(rank), str(RANKS), str(rank), "localhost"], [rank, RANKS, RANKS], rank]
         for rank, place in enumerate(found)

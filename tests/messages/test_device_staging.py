@@ -10,19 +10,11 @@ from hypothesis import given, settings
 
 import ringreduce as rr
 from ringreduce.messages import device_staging
+from tests.support import late
 from tests.support.case_strategies import cases
 from tests.support.cases import nodes_of
 from tests.support.late import Gpu, LateArray, LateMark, LateStream, spawn
-from tests.support.on_gpus import (
-    COUNTS,
-    PROGRAMS,
-    asynchronous,
-    on_the_same_arrays,
-    one_after_another,
-    ramp,
-    run_case,
-    total,
-)
+from tests.support.on_gpus import COUNTS, PROGRAMS, disagreeing, ramp, run_case, total
 
 
 @pytest.mark.slow
@@ -64,27 +56,12 @@ def test_a_call_returns_before_the_device_is_done():
     assert all(spawn(program, 2))
 
 
-@pytest.mark.parametrize("count", [1, 700, 60_001])
-def test_ranks_that_disagree_go_on(count):
-    def program(comm, gpu):
-        for number in range(3):
-            with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
-                comm.all_reduce(gpu.put(np.ones(2 if comm.rank == 0 else count + 2)))
-            result = comm.all_reduce(gpu.put(ramp(comm, count, number)))
-            assert np.array_equal(gpu.values(result), total(comm, count, number))
-
-    spawn(program, 3)
+def test_ranks_that_disagree_go_on():
+    spawn(disagreeing, 3)
 
 
 def test_a_device_that_does_nothing_any_more_is_not_waited_for_without_end():
-    def program(comm, gpu):
-        x = gpu.put(np.ones(700))
-        gpu.poll = lambda: None
-        with pytest.raises(rr.PeerTimeoutError):
-            comm.all_reduce(x, timeout_s=0.3)
-        assert comm.broken
-
-    spawn(program, 2)
+    spawn(late.on_a_gpu_that_stops, 2)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -154,13 +131,4 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_found(bug):
-    """At least one program must fail, in one of several runs."""
-    owner, name, wrong = BUGS[bug]
-
-    def run_them():
-        for _ in range(20):
-            for program in (one_after_another, on_the_same_arrays, asynchronous):
-                spawn(program, 2)
-
-    with mock.patch.object(owner, name, wrong), pytest.raises((AssertionError, rr.RingReduceError)):
-        run_them()
+    late.must_be_found(*BUGS[bug], spawn)

@@ -18,11 +18,13 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 import ringreduce as rr
 from ringreduce.calls import arrays
 from ringreduce.devices.cpu import CpuDevice
 from tests.support.cases import CONFIG
+from tests.support.on_gpus import asynchronous, on_the_same_arrays, one_after_another
 
 POISON = 0xCB
 _CUDA = 2
@@ -300,3 +302,24 @@ def spawn(program, ranks, *args, nodes=None, config=CONFIG):
             timeout_s=20,
             config=config,
         )
+
+
+def on_a_gpu_that_stops(comm: rr.Communicator, gpu: Gpu) -> None:
+    """A call on a GPU that does nothing any more raises an error after its timeout."""
+    x = gpu.put(np.ones(700))
+    gpu.poll = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(rr.PeerTimeoutError):
+        comm.all_reduce(x, timeout_s=0.3)
+    assert comm.broken
+
+
+def must_be_found(owner: type, name: str, wrong: Any, spawn: Callable[..., Any]) -> None:
+    """Plant a bug: at least one program must fail, in one of several runs."""
+
+    def run_them() -> None:
+        for _ in range(20):
+            for program in (one_after_another, on_the_same_arrays, asynchronous):
+                spawn(program, 2)
+
+    with mock.patch.object(owner, name, wrong), pytest.raises((AssertionError, rr.RingReduceError)):
+        run_them()

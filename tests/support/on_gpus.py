@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ringreduce as rr
 from tests.support.cases import CONFIG, IN_PLACE, Case, call, expected, values_of
@@ -215,6 +216,16 @@ def other_collectives(comm, gpu):
     shard = comm.reduce_scatter(gpu.put(ramp(comm, 5000)), "max")
     wanted = np.array_split(np.arange(5000.0) * comm.size, comm.size)[comm.rank]
     assert np.array_equal(gpu.values(shard), wanted)
+
+
+def disagreeing(comm, gpu):
+    """Ranks whose arrays differ all raise an error, and can make the next call."""
+    for count in (1, 700, 60_001):
+        for number in range(3):
+            with pytest.raises(rr.MismatchError, match=r"float64\[2\]"):
+                comm.all_reduce(gpu.put(np.ones(2 if comm.rank == 0 else count + 2)))
+            result = comm.all_reduce(gpu.put(ramp(comm, count, number)))
+            assert np.array_equal(gpu.values(result), total(comm, count, number))
 
 
 PROGRAMS = [
