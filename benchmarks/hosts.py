@@ -21,8 +21,8 @@ from pathlib import Path
 from benchmarks.rows import HOSTS
 
 _NETWORK = "10.99.0"
-_HUB = 254
-"""The address of the bridge, where mpiexec runs."""
+_BRIDGE, _HUB = "bridge", 254
+"""The bridge between the hosts, where mpiexec runs, and its address."""
 _BURST, _LATENCY = "256kb", "100ms"
 _LAUNCHER = """#!/bin/sh
 # Called with options, an address and a command, as ssh is.
@@ -54,13 +54,13 @@ def hosts(count: int, rate: str) -> Iterator[tuple[str, list[str], Path]]:
                 _do(f"ip netns add {name}")
                 made.append(name)
                 _do(f"ip -n {name} link set lo up")
-            _do(f"ip -n {hub} link add bridge type bridge")
-            _do(f"ip -n {hub} addr add {_NETWORK}.{_HUB}/24 dev bridge")
-            _do(f"ip -n {hub} link set bridge up")
+            _do(f"ip -n {hub} link add {_BRIDGE} type bridge")
+            _do(f"ip -n {hub} addr add {_NETWORK}.{_HUB}/24 dev {_BRIDGE}")
+            _do(f"ip -n {hub} link set {_BRIDGE} up")
             for i in range(1, count + 1):
                 host, port = f"{prefix}-{i}", f"port{i}"
                 _do(f"ip -n {hub} link add {port} type veth peer name eth0 netns {host}")
-                _do(f"ip -n {hub} link set {port} master bridge up")
+                _do(f"ip -n {hub} link set {port} master {_BRIDGE} up")
                 _do(f"ip -n {host} addr add {_NETWORK}.{i}/24 dev eth0")
                 _do(f"ip -n {host} link set eth0 up")
                 for end in (f"-n {hub} qdisc add dev {port}", f"-n {host} qdisc add dev eth0"):
@@ -96,7 +96,7 @@ def command_line(
         exported = [word for name in settings for word in ("-x", name) if name.startswith("OMPI")]
         options = ["--prtemca", "plm_ssh_agent", str(launcher), "--bind-to", "none"]
         return [*start, "--host", placed, *options, *exported], settings
-    settings = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
+    settings = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "I_MPI_HYDRA_IFACE": _BRIDGE}
     options = ["-launcher", "ssh", "-launcher-exec", str(launcher)]
     hub = f"{_NETWORK}.{_HUB}"
     return [*start, "-hosts", placed, *options, "-localhost", hub], settings

@@ -19,6 +19,7 @@ from ringreduce.cores import cores
 from ringreduce.process_exit import forget
 from ringreduce.torch.attributes import Described
 from ringreduce.torch.calling import collective
+from ringreduce.torch.functional import register_kernels
 from ringreduce.torch.ops import multiplies, multiply, name_of
 from ringreduce.torch.pieces import (
     can_be_cut,
@@ -42,6 +43,7 @@ pass; and a call that waits longer may be behind one of another group."""
 _BACKWARD = torch.autograd.graph.__name__
 """The module whose functions run backward passes."""
 _DONE = Finished()
+_KERNELS = register_kernels()
 
 
 class RingReduceGroup(Described):

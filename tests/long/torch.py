@@ -10,7 +10,8 @@
 - ``kills``: a rank is killed, stops or raises in the middle of a backward pass, under torchrun and
   under mpirun.  Every other rank raises an error that names this rank, within 2 s or its timeout.
   The launcher ends with an error.  No process, socket or memory file is left.
-- ``hosts``: the checks of the tests on two hosts, which are network namespaces (needs root).
+- ``hosts``: the checks of the tests on two hosts, which are network namespaces (needs root).  With
+  ``--pythons`` in the environments of these interpreters, which may have other MPIs.
 - ``restarts``: a rank dies once under ``torchrun --max-restarts 3``, and the job ends well.
 
 Prints one row for each, and exits with 1 if anything went wrong.
@@ -229,21 +230,23 @@ def kills(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]
 
 def hosts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     checks = "from tests.torch import checks; checks.over_hosts()"
-    program = ["-m", "benchmarks.hosts", "--ranks", "2,1", "--", sys.executable, "-c", checks]
-    done = subprocess.run(
-        [sys.executable, *program],
-        env=environment(**HOSTS, PYTHONPATH=str(ROOT)),
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-    )
-    outcomes = json.loads(done.stdout)
-    wrong = {name: came for name, came in outcomes.items() if came != "ok"}
-    for name, came in wrong.items():
-        print(f"{name}: {came}", file=sys.stderr, flush=True)
-    row = {"proof": "hosts", "hosts": "2,1", "ranks": 3, "checks": len(outcomes)}
-    yield row | {"wrong": len(wrong) + (done.returncode != 0)}
+    for python in options.pythons:
+        program = ["-m", "benchmarks.hosts", "--ranks", "2,1", "--", python, "-c", checks]
+        done = subprocess.run(
+            [python, *program],
+            env=environment(**HOSTS, PYTHONPATH=str(ROOT)),
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            timeout=300,
+        )
+        found = json.loads(done.stdout)
+        wrong = {name: came for name, came in found["outcomes"].items() if came != "ok"}
+        for name, came in wrong.items():
+            print(f"{name}: {came}", file=sys.stderr, flush=True)
+        row = {"proof": "hosts", "mpi": found["mpi"], "hosts": "2,1", "ranks": 3}
+        row |= {"checks": len(found["outcomes"])}
+        yield row | {"wrong": len(wrong) + (done.returncode != 0)}
 
 
 def restarts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -367,6 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=34, help="runs of each fault and launcher")
+    parser.add_argument("--pythons", nargs="+", default=[sys.executable], metavar="PYTHON")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where to record the rows, as JSON")
     options = parser.parse_args(argv)
@@ -382,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append({**where, **row, "seed": options.seed})
                 print(json.dumps(row), flush=True)
                 if options.out:
-                    record(options.out, rows, ("cpu", "proof", "ranks", "launcher", "fault"))
+                    record(options.out, rows, ("cpu", "mpi", "proof", "ranks", "launcher", "fault"))
         jobs.sweep()
     return int(any(row.get("wrong", 0) for row in rows))
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ringreduce.launch.mpiexec import identify
 from ringreduce.transports import mesh
 from tests.torch.checks import (
     copies,
@@ -88,9 +89,15 @@ def over_mpi() -> dict[str, str]:
 
 
 def over_hosts() -> None:
-    """Do as `over_torch`, on ranks of several hosts; rank 0 prints what all checks came to."""
+    """Do as `over_torch`, on ranks of several hosts.
+
+    Rank 0 prints which MPI connects them, and what all checks came to, as JSON.
+    """
     for check in (*IN_SHARED_MEMORY, groups.a_broken_group_can_be_destroyed):
         CHECKS.remove(check)
     outcomes = over_torch()
     if os.environ["RANK"] == "0":
-        print(json.dumps(outcomes), flush=True)
+        from mpi4py import MPI
+
+        mpi = identify(MPI.Get_library_version())
+        print(json.dumps({"mpi": " ".join(mpi or ()), "outcomes": outcomes}), flush=True)

@@ -72,6 +72,49 @@ def functional_collectives_and_meshes() -> None:
     same(sharded.sum().full_tensor(), whole.sum())
 
 
+def the_operators_of_compiled_code() -> None:
+    ops, group, others = torch.ops._c10d_functional, dist.group.WORLD, size()
+    total, each = sum(everybodys(2, 3)), torch.cat(everybodys(2, 3))
+    x, name = mine(2, 3), group.group_name
+    x_transposed = mine(2, 3).t().contiguous().t()
+    for kept in (ops.all_reduce, ops.all_reduce_):
+        same(ops.wait_tensor(kept(x.clone(), "sum", name)), total)
+    for kept in (ops.all_reduce_coalesced, ops.all_reduce_coalesced_):
+        for found in kept([x.clone(), x.clone()], "sum", name):
+            same(ops.wait_tensor(found), total)
+    for kept in (ops.broadcast, ops.broadcast_):
+        same(ops.wait_tensor(kept(x.clone(), others - 1, name)), of(others - 1, 2, 3))
+    same(ops.wait_tensor(ops.all_gather_into_tensor(x, others, name)), each)
+    (found,) = ops.all_gather_into_tensor_coalesced([x], others, name)
+    same(ops.wait_tensor(found), each)
+    for given in (x, x_transposed):
+        out = torch.empty(2 * others, 3)
+        found = ops.all_gather_into_tensor_out(given, others, name, out=out)
+        same(ops.wait_tensor(found), each)
+        assert found.data_ptr() == out.data_ptr()
+    parts = [2] * others
+    found = ops.all_to_all_single(mine(2 * others), parts, parts, name)
+    wanted = [of(other, 2 * others)[2 * rank() :][:2] for other in range(others)]
+    same(ops.wait_tensor(found), torch.cat(wanted))
+    wanted = sum(everybodys(2 * others))[2 * rank() :][:2]
+    same(ops.wait_tensor(ops.reduce_scatter_tensor(mine(2 * others), "sum", others, name)), wanted)
+    (found,) = ops.reduce_scatter_tensor_coalesced([mine(2 * others)], "sum", others, name)
+    same(ops.wait_tensor(found), wanted)
+    if not hasattr(ops, "batch_p2p_ops"):  # torch 2.9
+        return
+    found = ops.reduce_scatter_tensor_out(mine(2 * others), "sum", others, name, out=torch.empty(2))
+    same(ops.wait_tensor(found), wanted)
+    found = ops.all_gather_into_tensor_out(x, others, group.boxed(), out=torch.empty(2 * others, 3))
+    same(ops.wait_tensor(found), each)
+    before, after = (rank() - 1) % others, (rank() + 1) % others
+    sent, received = ops.batch_p2p_ops(
+        ["isend", "irecv"], [after, before], [7, 7], [x, torch.empty(2, 3)], name
+    )
+    assert ops.wait_tensor(sent).numel() == 0
+    same(ops.wait_tensor(received), of(before, 2, 3))
+    ops.wait_tensor(x)  # the tensor that is sent can be waited for, too
+
+
 def groups_in_the_place_of_gloo() -> None:
     import ringreduce.torch
     from ringreduce.torch.group import RingReduceGroup

@@ -1,0 +1,177 @@
+"""Tests of torch's sources, over Gloo and over this backend in Gloo's place.
+
+    git clone --depth 1 --branch v2.13.0 https://github.com/pytorch/pytorch /tmp/pytorch
+    .venv-torch/bin/python -m tests.long.torch_sources --sources /tmp/pytorch
+
+torch's wheel lacks the tests of functional collectives, device meshes, FSDP2 and DTensor.  Its
+sources have them.  The sources should be of the torch that is installed.  The tests run twice:
+
+- ``gloo``: over Gloo;
+- ``instead_of_gloo``: the tests ask for Gloo, and get this backend.
+
+Only tests whose ranks are processes run: others need no backend.  Some files would run on GPUs
+alone: a copy of the file is changed by `ON_THE_CPU`.
+
+Prints one row for each group of files and road, with the names of the tests that Gloo passes and
+this backend does not.  Exits with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from tests.long.faults import record
+from tests.long.torch_suite import ROADS
+from tests.support.mpi import ROOT, MpiJobs, environment
+
+GROUPS = {
+    "functional collectives": ("test_functional_api.py", "test_c10d_functional_native.py"),
+    "device meshes": ("test_device_mesh.py",),
+    "FSDP2": ("_composable/fsdp/test_*.py",),
+    "DTensor": ("tensor/test_*.py", "tensor/parallel/test_*.py"),
+}
+"""What the tests are of, and their files in ``test/distributed``."""
+ON_THE_CPU = {
+    "test_functional_api.py": {'\nDEVICE = "cuda"\n': '\nDEVICE = "cpu"\n'},
+    "test_c10d_functional_native.py": {
+        "torch.device(self.rank)": 'torch.device("cpu")',
+        "@requires_accelerator_dist_backend()\nclass": "class",
+    },
+}
+"""What a copy of a file replaces, so that its tests run on the CPU."""
+DEVICES = 4
+"""How many devices the CPU is said to have: most tests have as many ranks."""
+MOST_RANKS = 8
+"""Tests of more ranks are skipped."""
+_TEST_S = 120
+"""The longest that a test may take, in seconds."""
+_LIMIT_S = 3600
+
+
+def pytest_configure() -> None:
+    """Let the CPU have as many devices as the tests need, and let torch fork the ranks of a test.
+
+    Ranks that are forked need not import torch again, which would take them seconds.
+    """
+    import torch
+    from torch.testing._internal import common_distributed, common_fsdp
+
+    torch.multiprocessing.set_start_method("fork")
+    common_distributed.MultiProcessTestCase._spawn_processes = lambda test: test._start_processes(
+        torch.multiprocessing.get_context("fork").Process
+    )
+    torch.cpu.device_count = lambda: DEVICES
+    torch.accelerator.device_count = lambda: MOST_RANKS
+    common_fsdp.DEVICE_COUNT = common_fsdp.FSDPTestContinuous.world_size = DEVICES
+    skip_if_fewer = common_distributed.skip_if_lt_x_gpu
+    common_distributed.skip_if_lt_x_gpu = lambda devices, **_: skip_if_fewer(
+        devices, allow_cpu=devices <= MOST_RANKS
+    )
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Leave out the tests whose ranks are threads or simulated: they need no backend."""
+    from torch.testing._internal import common_distributed as theirs
+
+    kinds = (theirs.MultiProcessTestCase, theirs.MultiProcContinuousTest)
+    started = [item for item in items if item.cls is not None and issubclass(item.cls, kinds)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in started])
+    items[:] = started
+
+
+def copy_on_the_cpu(sources: Path, folder: Path) -> Path:
+    """Copy torch's tests to a folder, changed by `ON_THE_CPU`; return where they are."""
+    tests = folder / "distributed"
+    shutil.copytree(sources / "test" / "distributed", tests)
+    (folder / "inductor").symlink_to(sources.absolute() / "test" / "inductor")
+    for file, replaced in ON_THE_CPU.items():
+        text = (tests / file).read_text()
+        for before, after in replaced.items():
+            text = text.replace(before, after)
+        (tests / file).write_text(text)
+    return tests
+
+
+def run(road: str, file: Path, tests: Path) -> dict[str, str]:
+    """Run a file of torch's tests over a road.
+
+    Returns by test: passed, skipped, or the text of the error.
+    """
+    results = tests / f"{road}.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", __spec__.name, f"--junitxml={results}"]
+    variables = {**ROADS[road], "PYTHONPATH": str(ROOT)}
+    variables["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(_TEST_S)
+    with (tests / f"{road}.output").open("ab") as output:
+        code = subprocess.run(
+            [*command, str(file.relative_to(tests))],
+            env=environment(**variables),
+            cwd=tests,
+            stdout=output,
+            stderr=output,
+            timeout=_LIMIT_S,
+            check=False,
+        ).returncode
+    nothing_to_run = 5
+    if code == nothing_to_run:
+        return {}
+    return {
+        f"{file.stem}.{case.get('classname', '').split('.')[-1]}.{case.get('name')}": _outcome(case)
+        for case in ElementTree.parse(results).iter("testcase")
+    }
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    for what in case:
+        if what.tag == "skipped":
+            return "skipped"
+        if what.tag in ("failure", "error"):
+            return what.text or what.get("message") or what.tag
+    return "passed"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.long.torch_sources")
+    parser.add_argument("--sources", type=Path, required=True, help="the folder of torch's sources")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--out", type=Path, help="where to record the rows, as JSON")
+    options = parser.parse_args(argv)
+    command = "python -m tests.long.torch_sources --sources SOURCES"
+    rows, failed_ever = [], False
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = MpiJobs(Path(folder), without_mpi=True)
+        (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
+        tests = copy_on_the_cpu(options.sources, Path(folder))
+        for group in options.groups:
+            files = sorted(file for pattern in GROUPS[group] for file in tests.glob(pattern))
+            passed_by_gloo: set[str] = set()
+            for road in ("gloo", "instead_of_gloo"):
+                found: dict[str, str] = {}
+                for file in files:
+                    found |= run(road, file, tests)
+                passed = {name for name, what in found.items() if what == "passed"}
+                failed = {k: v for k, v in found.items() if v not in ("passed", "skipped")}
+                missing = passed_by_gloo - passed
+                row = {"proof": "torch_sources", "of": group, "road": road, "tests": len(found)}
+                row |= {"passed": len(passed), "failed": len(failed), "not_passed": sorted(missing)}
+                print(json.dumps(row), flush=True)
+                for name in sorted(missing):
+                    failed_ever = True
+                    print(f"{name}: {found.get(name, 'not run')[-3000:]}", file=sys.stderr)
+                passed_by_gloo = passed
+                rows.append({**where, **row})
+    if options.out:
+        record(options.out, rows, ("cpu", "proof", "of", "road"))
+    return int(failed_ever)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
