@@ -79,6 +79,8 @@ def init(
 
     Raises:
         ImportError: MPI is to connect the ranks, and there is no mpi4py, or no MPI.
+        RuntimeError: MPI is to connect the ranks, and the program has not initialised it, or has
+            finalised it.
         TypeError, ValueError: wrong arguments or variables, ranks of a rendezvous on several hosts
             without MPI, or ``transport="shm"`` for ranks that cannot share memory.
         MismatchError: ranks pass different nodes or settings.
@@ -144,6 +146,7 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
             f"init: mpi_comm is {shown(mpi_comm)}; pass a communicator of mpi4py, "
             "or nothing for all ranks of the job"
         )
+    _check_runs(MPI)
     check_size(given.environment, MPI.COMM_WORLD.Get_size())
     from ringreduce.transports.mpi import MpiTransport, world
 
@@ -188,7 +191,9 @@ def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
 
 def _among(mpi_ranks: Sequence[int]) -> MPI.Intracomm:
     """Return an MPI communicator of ranks of MPI_COMM_WORLD, in this order.  Collective."""
-    world: MPI.Intracomm = _import_mpi().COMM_WORLD
+    module = _import_mpi()
+    _check_runs(module)
+    world: MPI.Intracomm = module.COMM_WORLD
     every = world.Get_group()
     members = every.Incl(mpi_ranks)
     comm = world.Create_group(members)
@@ -257,6 +262,16 @@ def _import_mpi() -> ModuleType:
             raise ImportError(f"init: {no_mpi_text(reason)}") from None
         raise
     return MPI
+
+
+def _check_runs(MPI: Any) -> None:  # noqa: N803 - mpi4py's name
+    if not MPI.Is_initialized():
+        raise RuntimeError(
+            "init: MPI is not initialised, because mpi4py.rc.initialize is false; "
+            "call MPI.Init_thread() before"
+        )
+    if MPI.Is_finalized():
+        raise RuntimeError("init: MPI is finalised; a process cannot initialise it again")
 
 
 def spawn(

@@ -21,7 +21,11 @@ from tests.support.public import PACKAGES, entries, facts, lacking, names
 
 ENTRIES = dict(entries())
 WITH_EXAMPLE = {name: value for name, value in ENTRIES.items() if not isinstance(value, property)}
-OVER_MPI = {name: value for name, value in WITH_EXAMPLE.items() if "rr.init(" in value.__doc__}
+OVER_MPI = {
+    name: value
+    for name, value in WITH_EXAMPLE.items()
+    if "rr.init(" in value.__doc__ or "rr.elastic(" in value.__doc__
+}
 
 
 def run_example(value: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where there is no MPI, `init` and the launcher say what to install, in the same words."""
+"""Where there is no MPI, or none is initialised, `init` and the launcher say what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ringreduce.launch.mpiexec import INSTALL
+from tests.support.mpi import environment, mpiexec
 
 HIDDEN = "raise ModuleNotFoundError(\"No module named 'mpi4py'\", name='mpi4py')\n"
 REASONS = {
@@ -47,3 +48,38 @@ def test_without_an_mpi_the_error_says_what_to_install(tmp_path, missing, progra
     assert said.startswith(f"{ERRORS[program]} {sys.executable}: ")
     assert REASONS[missing] in said
     assert said.endswith(f". Do: {INSTALL}")
+
+
+@pytest.mark.mpi
+def test_an_mpi_that_is_not_initialised_is_refused():
+    program = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+import ringreduce as rr
+
+def refused():
+    try:
+        rr.init()
+    except RuntimeError as error:
+        print(error)
+
+refused()
+MPI.Init_thread()
+rr.init().close()
+MPI.Finalize()
+refused()
+"""
+    ended = subprocess.run(
+        [mpiexec(), "-n", "1", sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "init: MPI is not initialised, because mpi4py.rc.initialize is false; "
+        "call MPI.Init_thread() before",
+        "init: MPI is finalised; a process cannot initialise it again",
+    ]
