@@ -17,6 +17,19 @@ from torch.autograd import profiler
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
+_profilers = 0
+"""How many profilers have started."""
+_start = profiler._run_on_profiler_start
+
+
+@wraps(_start)
+def _counted() -> None:
+    global _profilers
+    _profilers += 1
+    _start()
+
+
+profiler._run_on_profiler_start = _counted
 
 
 def collective(
@@ -83,13 +96,14 @@ def _profile(shown: str, method: Callable[..., Any], group: Any, args: Sequence[
     """Make a call, and have a profiler show it until it is over."""
     nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
     over: Any = torch.futures.Future()
+    number = _profilers
     with profiler.record_function(f"ringreduce:{shown} {nbytes} B") as record:
         work = method(group, *args)
         record._call_end_callbacks_on_future(over)
 
     def end_record() -> None:
         # A profiler that stops frees its records; torch would still write the end of this one.
-        if profiler._is_profiler_enabled:
+        if profiler._is_profiler_enabled and _profilers == number:
             over.set_result(None)
 
     work.at_end(end_record)

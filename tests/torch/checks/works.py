@@ -199,6 +199,24 @@ def a_call_may_end_after_the_profiler() -> None:
         assert not any(map(any, blocks)), "written to freed memory"
 
 
+def a_call_may_end_in_the_next_profiler() -> None:
+    x, activities = mine(2, 3), [torch.profiler.ProfilerActivity.CPU]
+    for _ in range(5):
+        dist.barrier()
+        with torch.profiler.profile(activities=activities) as profile:
+            if rank() == 0:
+                work = dist.all_reduce(x, async_op=True)
+        profile.events()
+        blocks = [bytes(size) for size in range(100, 40_000, 100)]
+        with torch.profiler.profile(activities=activities):
+            if rank() != 0:
+                time.sleep(0.02)
+                work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            dist.barrier()
+        assert not any(map(any, blocks)), "written to freed memory"
+
+
 def a_wait_returns_after_the_function_for_the_end() -> None:
     dist.barrier()
     if rank() == 0:
