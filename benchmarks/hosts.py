@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.rows import HOSTS
 
 _NETWORK = "10.99.0"
-_BRIDGE, _HUB = "bridge", 254
+_BRIDGE, HUB_ADDRESS = "bridge", f"{_NETWORK}.254"
 """The bridge between the hosts, where mpiexec runs, and its address."""
 _BURST, _LATENCY = "256kb", "100ms"
 _LAUNCHER = """#!/bin/sh
@@ -55,7 +55,7 @@ def hosts(count: int, rate: str) -> Iterator[tuple[str, list[str], Path]]:
                 made.append(name)
                 _do(f"ip -n {name} link set lo up")
             _do(f"ip -n {hub} link add {_BRIDGE} type bridge")
-            _do(f"ip -n {hub} addr add {_NETWORK}.{_HUB}/24 dev {_BRIDGE}")
+            _do(f"ip -n {hub} addr add {HUB_ADDRESS}/24 dev {_BRIDGE}")
             _do(f"ip -n {hub} link set {_BRIDGE} up")
             for i in range(1, count + 1):
                 host, port = f"{prefix}-{i}", f"port{i}"
@@ -98,8 +98,7 @@ def command_line(
         return [*start, "--host", placed, *options, *exported], settings
     settings = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "I_MPI_HYDRA_IFACE": _BRIDGE}
     options = ["-launcher", "ssh", "-launcher-exec", str(launcher)]
-    hub = f"{_NETWORK}.{_HUB}"
-    return [*start, "-hosts", placed, *options, "-localhost", hub], settings
+    return [*start, "-hosts", placed, *options, "-localhost", HUB_ADDRESS], settings
 
 
 def main() -> int:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.autograd import profiler
+
+from ringreduce.torch.dispatch import in_modes, modes_are_active, unwrapped
+from ringreduce.torch.tensors import HoldsTensorsError
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
@@ -54,9 +57,13 @@ def collective(
         def called(self: Any, *args: Any, **named: Any) -> Any:
             if options is not None and (named or not (args and isinstance(args[-1], options))):
                 args = _with_options(args, named, tensors, options(), values, of_lists)
-            if _is_profiled():
-                return _profile(shown, method, self, args)
-            return method(self, *args)
+            run = partial(_profile, shown, method) if _is_profiled() else method
+            try:
+                if modes_are_active():
+                    return in_modes(method.__name__, partial(run, self), args)
+                return run(self, *args)
+            except HoldsTensorsError as error:
+                return unwrapped(method.__name__, partial(called, self), error.kind, args)
 
         return called
 
@@ -92,7 +99,7 @@ def _with_options(
     return (*given, options)
 
 
-def _profile(shown: str, method: Callable[..., Any], group: Any, args: Sequence[Any]) -> Any:
+def _profile(shown: str, method: Callable[..., Any], group: Any, *args: Any) -> Any:
     """Make a call, and have a profiler show it until it is over."""
     nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
     over: Any = torch.futures.Future()

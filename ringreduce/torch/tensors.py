@@ -11,13 +11,26 @@ import torch
 
 _CERTAINLY = 1
 """torch's answer for a tensor of which two elements certainly share memory."""
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class HoldsTensorsError(TypeError):
+    """A tensor holds other tensors in place of elements."""
+
+    def __init__(self, where: str, kind: type) -> None:
+        """`where` is the collective that got the tensor, and `kind` the class of the tensor."""
+        super().__init__(f"{where}: a {kind.__name__} has no memory of its own")
+        self.kind = kind
 
 
 def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of `tensor`; `where` is the collective that asks for it.
 
-    Raises ValueError as `check`.
+    Raises ValueError as `check`, and HoldsTensorsError.
     """
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not _PLAIN:
+        raise HoldsTensorsError(where, kind)
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()
     array: np.ndarray

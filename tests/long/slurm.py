@@ -2,8 +2,10 @@
 
     .venv-torch/bin/python -m tests.long.slurm --out bench_results/slurm.json
 
-Makes a Slurm of one host, which is this one: root starts its two daemons, installed from the
-packages slurmctld, slurmd and slurm-client.  Two ranks run with ``--mpi=none`` and ``--mpi=pmi2``.
+Root starts the daemons of Slurm, installed from the packages slurmctld, slurmd and slurm-client.
+First Slurm has one host, this one: two ranks run with ``--mpi=none`` and ``--mpi=pmi2``.  Then it
+has two hosts, which are network namespaces: three ranks run with ``--mpi=pmi2``.
+
 Prints one row for each.  Exits with 1 if a check fails, or a rank finds another place than srun's.
 """
 
@@ -19,18 +21,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hosts import HUB_ADDRESS, hosts
 from tests.long.faults import record
+from tests.long.torch import HOSTS
 from tests.support.mpi import MpiJobs
 
-RANKS = 2
 KINDS = ("none", "pmi2")
-READY_S = 30
+READY_S, ENDED_S = 30, 3
 CONFIGURATION = """\
 ClusterName=one
-SlurmctldHost={host}
+SlurmctldHost={control}
 AuthType=auth/none
 CredType=cred/none
 ProctrackType=proctrack/pgid
@@ -38,44 +42,75 @@ TaskPlugin=task/none
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd.%n.log
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-NodeName={host} CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
+APART = (
+    *("unshare", "--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--kill-child"),
+    *("sh", "-c", 'hostname "$0"; mount -t tmpfs tmpfs /dev/shm; exec "$@"'),
+)
+"""Runs a command with a host name, shared memory and process ids of its own.  Hosts of
+`benchmarks.hosts` lack the folder of control groups, which slurmd reads.
+"""
+NODE = "NodeName={name} NodeAddr={address} CPUs={cpus} State=UNKNOWN\n"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of Slurm: its name and address, and the command that starts programs there."""
+
+    name: str
+    address: str
+    start: Sequence[str] = ()
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[None]:
-    """Run Slurm's daemons, with their files in `folder`, until the context ends."""
-    host = socket.gethostname()
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
+def slurm(folder: Path, control: Host, nodes: Sequence[Host]) -> Iterator[None]:
+    """Run Slurm's daemons, with their files in `folder`, until the context ends.
+
+    `control` is where slurmctld runs, and ranks run on the `nodes`.
+    """
+    (folder / "state").mkdir()
+    text = CONFIGURATION.format(control=f"{control.name}({control.address})", folder=folder)
+    for node in nodes:
+        (folder / f"spool.{node.name}").mkdir()
+        text += NODE.format(name=node.name, address=node.address, cpus=os.cpu_count())
     configuration = folder / "slurm.conf"
-    values = {"host": host, "folder": folder, "cpus": os.cpu_count()}
-    configuration.write_text(CONFIGURATION.format(**values))
+    configuration.write_text(text)
     os.environ["SLURM_CONF"] = str(configuration)
     daemons = []
     try:
-        for name in ("slurmctld", "slurmd"):
+        commands = [[*control.start, "slurmctld", "-D"]]
+        commands += [[*node.start, "slurmd", "-D", "-N", node.name] for node in nodes]
+        for command in commands:
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            daemons.append(subprocess.Popen([name, "-D"], **quiet))
+            daemons.append(subprocess.Popen(command, **quiet))
         end = time.monotonic() + READY_S
-        while "idle" not in subprocess.run(["sinfo", "-h"], capture_output=True, text=True).stdout:
+        states = [*control.start, "sinfo", "--noheader", "--Node", "--format=%T"]
+        while ["idle"] * len(nodes) != _output_of(states).split():
             if time.monotonic() > end:
                 raise TimeoutError(f"Slurm is not ready after {READY_S} s")
             time.sleep(0.2)
         yield
     finally:
-        subprocess.run(["scancel", "--user", "root"], check=False)
+        subprocess.run([*control.start, "scancel", "--user", "root"], check=False)
         for daemon in reversed(daemons):
             daemon.terminate()
-            daemon.wait()
+            try:
+                daemon.wait(ENDED_S)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def _output_of(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout
 
 
 def where() -> list[Any]:
@@ -91,12 +126,47 @@ def where() -> list[Any]:
     return [variables, found, int(os.environ["SLURM_PROCID"])]
 
 
-def places_are_right(found: Sequence[Any]) -> bool:
-    """Whether each rank has the same number in torch's variables, the communicator and srun's."""
-    return all(
-        place == [[str(rank), str(RANKS), str(rank), "localhost"], [rank, RANKS, RANKS], rank]
-        for rank, place in enumerate(found)
-    )
+def run(folder: Path, launcher: Sequence[str], ranks_of_hosts: Sequence[int]) -> dict[str, Any]:
+    """Run ranks under srun; return what they found of their places, and the failed checks."""
+    folder.mkdir()
+    jobs, ranks = MpiJobs(folder), sum(ranks_of_hosts)
+    jobs.launcher = list(launcher)
+    several = len(ranks_of_hosts) > 1
+    variables = HOSTS if several else {}
+    program = "tests.torch.checks:over_hosts" if several else "tests.torch.checks:over_torch"
+    places = jobs.run_ok("call", ranks, "tests.long.slurm:where", **variables)
+    checks = jobs.run_ok("call", ranks, program, timeout_s=300, **variables)
+    for each in checks:
+        print(*(text for text in each.values() if text != "ok"), sep="\n", file=sys.stderr)
+    failed = sorted({name for each in checks for name in each if each[name] != "ok"})
+    address = variables.get("MASTER_ADDR", "localhost")
+    wanted = [
+        [[str(rank), str(ranks), str(local), address], [rank, ranks, ranks], rank]
+        for rank, local in enumerate(local for count in ranks_of_hosts for local in range(count))
+    ]
+    row = {"ranks": ranks, "hosts": ",".join(map(str, ranks_of_hosts)), "checks": len(checks[0])}
+    return row | {"places": places == wanted, "failed": failed}
+
+
+def on_one_host(folder: Path) -> Iterator[dict[str, Any]]:
+    here = Host(socket.gethostname(), "localhost")
+    with slurm(folder, here, [here]):
+        for kind in KINDS:
+            srun = ["srun", f"--mpi={kind}"]
+            yield {"srun": srun[-1]} | run(folder / kind, srun, [2])
+
+
+def on_two_hosts(folder: Path) -> Iterator[dict[str, Any]]:
+    with hosts(2, "1gbit") as (hub, addresses, _):
+        start = ["ip", "netns", "exec", hub]
+        control = Host(socket.gethostname(), HUB_ADDRESS, start)
+        nodes = []
+        for number, address in enumerate(addresses, 1):
+            name, network = f"host-{number}", f"/run/netns/{hub.removesuffix('hub')}{number}"
+            nodes.append(Host(name, address, ["nsenter", f"--net={network}", *APART, name]))
+        with slurm(folder, control, nodes):
+            srun = [*start, "srun", "--nodes=2", "--mpi=pmi2"]
+            yield {"srun": srun[-1]} | run(folder / "pmi2", srun, [2, 1])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,29 +174,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where to record the runs, as JSON")
     options = parser.parse_args(argv)
     command = f"python -m tests.long.slurm {' '.join(sys.argv[1:] if argv is None else argv)}"
-
     rows = []
-    with tempfile.TemporaryDirectory() as name, slurm(Path(name)):
+    with tempfile.TemporaryDirectory() as name:
         (origin,) = MpiJobs(Path(name)).run_ok(
             "call", 1, "benchmarks.rows:environment", command.strip()
         )
-        version = subprocess.run(["srun", "--version"], capture_output=True, text=True).stdout
-        for kind in KINDS:
-            folder = Path(name) / kind
+        origin["slurm"] = _output_of(["srun", "--version"]).strip()
+        for campaign in on_one_host, on_two_hosts:
+            folder = Path(name) / campaign.__name__
             folder.mkdir()
-            jobs = MpiJobs(folder)
-            jobs.launcher = ["srun", f"--mpi={kind}"]
-            places = jobs.run_ok("call", RANKS, "tests.long.slurm:where")
-            checks = jobs.run_ok("call", RANKS, "tests.torch.checks:over_torch", timeout_s=300)
-            failed = sorted({name for each in checks for name in each if each[name] != "ok"})
-            for each in checks:
-                print(*(text for text in each.values() if text != "ok"), sep="\n", file=sys.stderr)
-            row = {**origin, "ranks": RANKS, "slurm": version.strip(), "srun": f"--mpi={kind}"}
-            row |= {"places": places_are_right(places), "checks": len(checks[0]), "failed": failed}
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+            for row in campaign(folder):
+                rows.append(origin | row)
+                print(json.dumps(row), flush=True)
     if options.out:
-        record(options.out, rows, ("srun",))
+        record(options.out, rows, ("hosts", "srun"))
     return int(any(row["failed"] or not row["places"] for row in rows))
 
 

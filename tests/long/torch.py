@@ -229,7 +229,7 @@ def kills(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]
 
 
 def hosts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    checks = "from tests.torch import checks; checks.over_hosts()"
+    checks = "from tests.torch import checks; checks.print_over_hosts()"
     for python in options.pythons:
         program = ["-m", "benchmarks.hosts", "--ranks", "2,1", "--", python, "-c", checks]
         done = subprocess.run(

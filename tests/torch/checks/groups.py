@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
+from torch.utils._pytree import tree_map_only
 
 import ringreduce as rr
 from tests.torch.checks.values import everybodys, mine, of, raises, rank, same, size
@@ -113,6 +114,60 @@ def the_operators_of_compiled_code() -> None:
     assert ops.wait_tensor(sent).numel() == 0
     same(ops.wait_tensor(received), of(before, 2, 3))
     ops.wait_tensor(x)  # the tensor that is sent can be waited for, too
+
+
+def debug_modes_count_collectives() -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    ops, x = torch.ops.c10d, mine(3)
+    pieces = [torch.zeros(3) for _ in range(size())]
+    with CommDebugMode() as outer, torch.profiler.profile(), CommDebugMode() as inner:
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.all_gather(pieces, x)
+        dist.barrier()
+        dist.all_gather_into_tensor(torch.zeros(3 * size()), x)
+        dist.all_to_all_single(torch.zeros(size()), mine(size()))
+        dist.reduce_scatter_tensor(torch.zeros(1), mine(size()))
+    same(torch.stack(pieces), x.expand(size(), 3))
+    counts = dict.fromkeys((ops.allreduce_, ops.broadcast_, ops.allgather_), 1)
+    counts |= dict.fromkeys(
+        (ops._allgather_base_, ops.alltoall_base_, ops._reduce_scatter_base_), 1
+    )
+    assert outer.get_comm_counts() == inner.get_comm_counts() == counts
+    model = torch.nn.Linear(3, 3 * size())
+    fully_shard(model)
+    with CommDebugMode() as mode:
+        model(mine(3)).sum().backward()
+    assert mode.get_comm_counts() == {ops._allgather_base_: 1, ops._reduce_scatter_base_: 1}
+
+
+class _Holder(torch.Tensor):
+    """A tensor that holds another one."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> _Holder:
+        return torch.Tensor._make_wrapper_subclass(cls, held.size(), dtype=held.dtype)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*tree_map_only(cls, lambda holder: holder.held, args), **(kwargs or {}))
+
+
+def tensors_that_hold_others() -> None:
+    x = mine(3)
+    dist.all_reduce(_Holder(x))
+    same(x, sum(everybodys(3)))
+    x = mine(3)
+    dist.all_reduce(_Holder(x), async_op=True).wait()
+    same(x, sum(everybodys(3)))
+    pieces = [torch.zeros(3) for _ in range(size())]
+    dist.all_gather([_Holder(piece) for piece in pieces], mine(3))
+    same(torch.stack(pieces), torch.stack(everybodys(3)))
 
 
 def groups_in_the_place_of_gloo() -> None:

@@ -1,0 +1,59 @@
+"""What torch's dispatcher does for other backends, done for the calls of a group in Python.
+
+torch calls such a group without its dispatcher.  So nobody counts its collectives in a
+`CommDebugMode`, and nobody takes the tensors out of tensors that hold others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d  # noqa: F401 - it makes the operators c10d
+from torch.utils import _python_dispatch
+
+_OPERATORS = {
+    "all_gather_single": "_allgather_base_",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
+    "all_to_all_single": "alltoall_base_",
+    "barrier": "barrier",
+    "recv_anysource": "recv_any_source_",
+    "reduce_scatter_single": "_reduce_scatter_base_",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
+    "send": "send",
+}
+"""The operators of methods.  That of another method has its name with an underscore behind it."""
+modes_are_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+class Operator:
+    """A call of a group that looks like the operator of torch for the same collective."""
+
+    def __init__(self, method: str, call: Callable[..., Any]) -> None:
+        """`method` is the method of the group, and `call` what the operator does."""
+        self._overloadpacket = getattr(torch.ops.c10d, _OPERATORS.get(method, f"{method}_"))
+        self._call = call
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return self._call(*args)
+
+
+def in_modes(method: str, call: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Make a call, and have each `CommDebugMode` that is active count it."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for mode in _python_dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, CommDebugMode):
+            call = partial(_in_mode, mode, Operator(method, call))
+    return call(*args)
+
+
+def _in_mode(mode: Any, operator: Operator, *args: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args)
+
+
+def unwrapped(method: str, call: Callable[..., Any], kind: type, args: Sequence[Any]) -> Any:
+    """Make a call with the tensors that tensors of the class `kind` hold."""
+    return kind.__torch_dispatch__(Operator(method, call), (kind,), args, {})  # type: ignore[attr-defined]
