@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -107,6 +108,7 @@ def run(road: str, file: Path, tests: Path) -> dict[str, str]:
     Returns by test: passed, skipped, or the text of the error.
     """
     results = tests / f"{road}.xml"
+    results.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", __spec__.name, f"--junitxml={results}"]
     variables = {**ROADS[road], "PYTHONPATH": str(ROOT)}
     variables["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(_TEST_S)
@@ -123,10 +125,16 @@ def run(road: str, file: Path, tests: Path) -> dict[str, str]:
     nothing_to_run = 5
     if code == nothing_to_run:
         return {}
+    if not results.exists():
+        return {file.stem: f"pytest ended with {code}"}
     return {
         f"{file.stem}.{case.get('classname', '').split('.')[-1]}.{case.get('name')}": _outcome(case)
         for case in ElementTree.parse(results).iter("testcase")
     }
+
+
+def _version_of(sources: Path) -> str:
+    return (sources / "version.txt").read_text().strip()
 
 
 def _outcome(case: ElementTree.Element) -> str:
@@ -149,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         jobs = MpiJobs(Path(folder), without_mpi=True)
         (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
+        where |= {"torch": version("torch"), "sources": _version_of(options.sources)}
         tests = copy_on_the_cpu(options.sources, Path(folder))
         for group in options.groups:
             files = sorted(file for pattern in GROUPS[group] for file in tests.glob(pattern))
