@@ -82,9 +82,17 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Leave out the tests whose ranks are threads or simulated: they need no backend."""
     from torch.testing._internal import common_distributed as theirs
+    from torch.testing._internal.distributed._tensor import common_dtensor
 
     kinds = (theirs.MultiProcessTestCase, theirs.MultiProcContinuousTest)
-    started = [item for item in items if item.cls is not None and issubclass(item.cls, kinds)]
+    simulated = tuple(
+        kind for name, kind in vars(common_dtensor).items() if name.startswith("LocalDTensor")
+    )
+    started = [
+        item
+        for item in items
+        if item.cls and issubclass(item.cls, kinds) and not issubclass(item.cls, simulated)
+    ]
     config.hook.pytest_deselected(items=[item for item in items if item not in started])
     items[:] = started
 
