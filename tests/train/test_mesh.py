@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -25,15 +26,21 @@ def place(comm, sizes):
         return mesh.coordinates, Coordinates(*groups), ranks
 
 
+@functools.cache
+def places(sizes):
+    """What `place` returns on each rank."""
+    return rr.spawn(place, math.prod(sizes), sizes)
+
+
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_every_place_has_one_rank(sizes):
-    found = [at for at, _, _ in rr.spawn(place, math.prod(sizes), sizes)]
+    found = [at for at, _, _ in places(sizes)]
     assert sorted(found) == sorted(itertools.product(*map(range, sizes)))
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_a_group_has_the_ranks_that_differ_in_its_dimension_alone(sizes):
-    found = rr.spawn(place, math.prod(sizes), sizes)
+    found = places(sizes)
     rank_at = {at: rank for rank, (at, _, _) in enumerate(found)}
     for at, groups, _ in found:
         for name, size in sizes._asdict().items():
@@ -43,7 +50,7 @@ def test_a_group_has_the_ranks_that_differ_in_its_dimension_alone(sizes):
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_the_rank_in_a_group_is_the_coordinate(sizes):
-    assert all(at == ranks for at, _, ranks in rr.spawn(place, math.prod(sizes), sizes))
+    assert all(at == ranks for at, _, ranks in places(sizes))
 
 
 def test_tensor_is_innermost_then_data_then_pipeline():
