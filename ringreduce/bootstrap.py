@@ -146,7 +146,7 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
             f"init: mpi_comm is {shown(mpi_comm)}; pass a communicator of mpi4py, "
             "or nothing for all ranks of the job"
         )
-    _check_runs(MPI)
+    _check_mpi_runs(MPI)
     check_size(given.environment, MPI.COMM_WORLD.Get_size())
     from ringreduce.transports.mpi import MpiTransport, world
 
@@ -192,7 +192,7 @@ def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
 def _among(mpi_ranks: Sequence[int]) -> MPI.Intracomm:
     """Return an MPI communicator of ranks of MPI_COMM_WORLD, in this order.  Collective."""
     module = _import_mpi()
-    _check_runs(module)
+    _check_mpi_runs(module)
     world: MPI.Intracomm = module.COMM_WORLD
     every = world.Get_group()
     members = every.Incl(mpi_ranks)
@@ -264,11 +264,11 @@ def _import_mpi() -> ModuleType:
     return MPI
 
 
-def _check_runs(MPI: Any) -> None:  # noqa: N803 - mpi4py's name
+def _check_mpi_runs(MPI: Any) -> None:  # noqa: N803 - mpi4py's name
     if not MPI.Is_initialized():
         raise RuntimeError(
             "init: MPI is not initialised, because mpi4py.rc.initialize is false; "
-            "call MPI.Init_thread() before"
+            "call MPI.Init_thread() first"
         )
     if MPI.Is_finalized():
         raise RuntimeError("init: MPI is finalised; a process cannot initialise it again")

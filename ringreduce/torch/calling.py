@@ -14,25 +14,24 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from ringreduce.torch.dispatch import in_modes, modes_are_active, unwrapped
-from ringreduce.torch.tensors import HoldsTensorsError
+from ringreduce.torch.modes import in_modes, modes_are_active
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
 _profilers = 0
-"""How many profilers have started."""
-_start = profiler._run_on_profiler_start
+"""How many profilers have started.  A call may end under another profiler than it began under."""
+_on_profiler_start = profiler._run_on_profiler_start
 
 
-@wraps(_start)
-def _counted() -> None:
+@wraps(_on_profiler_start)
+def _count_profiler() -> None:
     global _profilers
     _profilers += 1
-    _start()
+    _on_profiler_start()
 
 
-profiler._run_on_profiler_start = _counted
+profiler._run_on_profiler_start = _count_profiler
 
 
 def collective(
@@ -58,12 +57,9 @@ def collective(
             if options is not None and (named or not (args and isinstance(args[-1], options))):
                 args = _with_options(args, named, tensors, options(), values, of_lists)
             run = partial(_profile, shown, method) if _is_profiled() else method
-            try:
-                if modes_are_active():
-                    return in_modes(method.__name__, partial(run, self), args)
-                return run(self, *args)
-            except HoldsTensorsError as error:
-                return unwrapped(method.__name__, partial(called, self), error.kind, args)
+            if modes_are_active():
+                return in_modes(method.__name__, partial(run, self), args)
+            return run(self, *args)
 
         return called
 
@@ -103,14 +99,14 @@ def _profile(shown: str, method: Callable[..., Any], group: Any, *args: Any) -> 
     """Make a call, and have a profiler show it until it is over."""
     nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
     over: Any = torch.futures.Future()
-    number = _profilers
+    began_under = _profilers
     with profiler.record_function(f"ringreduce:{shown} {nbytes} B") as record:
         work = method(group, *args)
         record._call_end_callbacks_on_future(over)
 
     def end_record() -> None:
         # A profiler that stops frees its records; torch would still write the end of this one.
-        if profiler._is_profiler_enabled and _profilers == number:
+        if profiler._is_profiler_enabled and _profilers == began_under:
             over.set_result(None)
 
     work.at_end(end_record)

@@ -18,7 +18,10 @@ _OPERATORS = torch.ops._c10d_functional
 
 
 def register_kernels() -> Any:
-    """Use these kernels for tensors on the CPU, for as long as the result is kept."""
+    """Use these kernels for tensors on the CPU, for as long as the result is kept.
+
+    They serve the groups of all backends.
+    """
     library = torch.library.Library(_OPERATORS.name, "IMPL", "CPU")
     for kernel in all_gather_into_tensor_out, batch_p2p_ops:
         if hasattr(_OPERATORS, kernel.__name__):  # torch 2.9 has the first alone
@@ -44,7 +47,12 @@ def batch_p2p_ops(
 
     Returns for each operation the tensor that it receives, or an empty one if it sends.
     `wait_tensor` waits for such a tensor, or for one that is sent.
+
+    Raises ValueError for another operation.
     """
+    for op in ops:
+        if op not in ("isend", "irecv"):
+            raise ValueError(f"batch_p2p_ops: unknown operation {op!r}; pass 'isend' or 'irecv'")
     group, results = _group(group_name), []
     for op, peer, tag, x in zip(ops, peers, tags, tensors, strict=True):
         if op == "irecv":

@@ -14,33 +14,38 @@ _CERTAINLY = 1
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
-class HoldsTensorsError(TypeError):
-    """A tensor holds other tensors in place of elements."""
-
-    def __init__(self, where: str, kind: type) -> None:
-        """`where` is the collective that got the tensor, and `kind` the class of the tensor."""
-        super().__init__(f"{where}: a {kind.__name__} has no memory of its own")
-        self.kind = kind
-
-
 def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of `tensor`; `where` is the collective that asks for it.
 
-    Raises ValueError as `check`, and HoldsTensorsError.
+    Raises ValueError as `check`, and TypeError if the tensor holds others in place of elements.
     """
-    kind = type(tensor)
-    if kind.__torch_dispatch__ is not _PLAIN:
-        raise HoldsTensorsError(where, kind)
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()
+    try:
+        return _view(plain)
+    except RuntimeError as error:
+        if has_memory(plain):
+            raise
+        kind = type(tensor).__name__
+        raise TypeError(
+            f"{where}: a {kind} has no elements in memory; pass the tensors that it holds"
+        ) from error
+
+
+def _view(tensor: Any) -> np.ndarray:
     array: np.ndarray
     if tensor.dtype is torch.bfloat16:
-        array = plain.view(torch.int16).numpy()
+        array = tensor.view(torch.int16).numpy()
         return array.view(ml_dtypes.bfloat16)
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
-        plain = plain.view(torch.uint8)
-    array = plain.numpy()
+        tensor = tensor.view(torch.uint8)
+    array = tensor.numpy()
     return array
+
+
+def has_memory(tensor: Any) -> bool:
+    """Whether a tensor has elements in memory for certain: its class defines no operators."""
+    return type(tensor).__torch_dispatch__ is _PLAIN
 
 
 def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> None:

@@ -80,6 +80,6 @@ refused()
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "init: MPI is not initialised, because mpi4py.rc.initialize is false; "
-        "call MPI.Init_thread() before",
+        "call MPI.Init_thread() first",
         "init: MPI is finalised; a process cannot initialise it again",
     ]

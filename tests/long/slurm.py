@@ -32,6 +32,7 @@ from tests.support.mpi import MpiJobs
 
 KINDS = ("none", "pmi2")
 READY_S, ENDED_S = 30, 3
+"""The longest that Slurm's daemons may take to start.  How long they have to end by a signal."""
 CONFIGURATION = """\
 ClusterName=one
 SlurmctldHost={control}
@@ -179,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (origin,) = MpiJobs(Path(name)).run_ok(
             "call", 1, "benchmarks.rows:environment", command.strip()
         )
-        origin["slurm"] = _output_of(["srun", "--version"]).strip()
+        origin["slurm"] = subprocess.check_output(["slurmd", "-V"], text=True).strip()
         for campaign in on_one_host, on_two_hosts:
             folder = Path(name) / campaign.__name__
             folder.mkdir()

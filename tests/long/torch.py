@@ -240,7 +240,7 @@ def hosts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]
             cwd=ROOT,
             timeout=300,
         )
-        found = json.loads(done.stdout)
+        found = json.loads(done.stdout or '{"mpi": "", "outcomes": {}}')
         wrong = {name: came for name, came in found["outcomes"].items() if came != "ok"}
         for name, came in wrong.items():
             print(f"{name}: {came}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 import traceback
 from datetime import timedelta
 
@@ -96,10 +97,14 @@ def over_hosts() -> dict[str, str]:
 
 
 def print_over_hosts() -> None:
-    """Do as `over_hosts`; rank 0 prints which MPI connects the ranks, and the result, as JSON."""
+    """Do as `over_hosts`; rank 0 prints which MPI connects the ranks, and the result, as JSON.
+
+    A rank on which a check fails ends with status 1.
+    """
     outcomes = over_hosts()
     if os.environ["RANK"] == "0":
         from mpi4py import MPI
 
         mpi = identify(MPI.Get_library_version())
         print(json.dumps({"mpi": " ".join(mpi or ()), "outcomes": outcomes}), flush=True)
+    sys.exit(any(came != "ok" for came in outcomes.values()))

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -108,6 +109,7 @@ def the_operators_of_compiled_code() -> None:
     found = ops.all_gather_into_tensor_out(x, others, group.boxed(), out=torch.empty(2 * others, 3))
     same(ops.wait_tensor(found), each)
     before, after = (rank() - 1) % others, (rank() + 1) % others
+    raises(ValueError, "'recv'", lambda: ops.batch_p2p_ops(["recv"], [before], [7], [x], name))
     sent, received = ops.batch_p2p_ops(
         ["isend", "irecv"], [after, before], [7, 7], [x, torch.empty(2, 3)], name
     )
@@ -155,19 +157,21 @@ class _Holder(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return func(*tree_map_only(cls, lambda holder: holder.held, args), **(kwargs or {}))
+        wrapped = func(*tree_map_only(cls, lambda holder: holder.held, args), **(kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, wrapped)
 
 
 def tensors_that_hold_others() -> None:
-    x = mine(3)
-    dist.all_reduce(_Holder(x))
-    same(x, sum(everybodys(3)))
-    x = mine(3)
-    dist.all_reduce(_Holder(x), async_op=True).wait()
-    same(x, sum(everybodys(3)))
-    pieces = [torch.zeros(3) for _ in range(size())]
-    dist.all_gather([_Holder(piece) for piece in pieces], mine(3))
-    same(torch.stack(pieces), torch.stack(everybodys(3)))
+    from torch.distributed import _functional_collectives as functional
+
+    for length in 3, 100_000:  # large ones might move to registered memory
+        under_way = functional.all_reduce(mine(length), "sum", dist.group.WORLD)
+        dist.all_reduce(under_way)
+        same(functional.wait_tensor(under_way), sum(everybodys(length)) * size())
+        holder = _Holder(mine(length))
+        raises(TypeError, "pass the tensors that it holds", partial(dist.all_reduce, holder))
+        raises(TypeError, "a _Holder has no", partial(dist.broadcast, holder, 0))
+        same(holder.held, mine(length))
 
 
 def groups_in_the_place_of_gloo() -> None:

@@ -1,7 +1,7 @@
-"""What torch's dispatcher does for other backends, done for the calls of a group in Python.
+"""`CommDebugMode` counts the collectives of a group that is written in Python.
 
-torch calls such a group without its dispatcher.  So nobody counts its collectives in a
-`CommDebugMode`, and nobody takes the tensors out of tensors that hold others.
+For other backends torch's dispatcher shows the operator of each collective to such a mode.  torch
+calls a group in Python without its dispatcher.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OPERATORS = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
     "send": "send",
 }
-"""The operators of methods.  That of another method has its name with an underscore behind it."""
+"""The operators of some methods.  Every other method has an operator of its name with ``_``."""
 modes_are_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
-class Operator:
-    """A call of a group that looks like the operator of torch for the same collective."""
+class _Operator:
+    """A call of a group, in place of torch's operator for the same collective."""
 
     def __init__(self, method: str, call: Callable[..., Any]) -> None:
         """`method` is the method of the group, and `call` what the operator does."""
@@ -39,6 +39,9 @@ class Operator:
     def __call__(self, *args: Any, **_: Any) -> Any:
         return self._call(*args)
 
+    def __str__(self) -> str:
+        return str(self._overloadpacket.default)
+
 
 def in_modes(method: str, call: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Make a call, and have each `CommDebugMode` that is active count it."""
@@ -46,14 +49,9 @@ def in_modes(method: str, call: Callable[..., Any], args: Sequence[Any]) -> Any:
 
     for mode in _python_dispatch._get_current_dispatch_mode_stack():
         if isinstance(mode, CommDebugMode):
-            call = partial(_in_mode, mode, Operator(method, call))
+            call = partial(_in_mode, mode, _Operator(method, call))
     return call(*args)
 
 
-def _in_mode(mode: Any, operator: Operator, *args: Any) -> Any:
+def _in_mode(mode: Any, operator: _Operator, *args: Any) -> Any:
     return mode.__torch_dispatch__(operator, (), args)
-
-
-def unwrapped(method: str, call: Callable[..., Any], kind: type, args: Sequence[Any]) -> Any:
-    """Make a call with the tensors that tensors of the class `kind` hold."""
-    return kind.__torch_dispatch__(Operator(method, call), (kind,), args, {})  # type: ignore[attr-defined]
