@@ -12,12 +12,17 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch.autograd import profiler
 
 from ringreduce.torch.modes import in_modes, modes_are_active
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
+_NOT_COMPILED = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
+"""What `torch.compile` does with a function and all that it calls, where it meets one."""
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
 _profilers = 0
 """How many profilers have started.  A call may end under another profiler than it began under."""
@@ -61,6 +66,7 @@ def collective(
                 return in_modes(method.__name__, partial(run, self), args)
             return run(self, *args)
 
+        eval_frame.set_code_exec_strategy(called.__code__, _NOT_COMPILED)  # type: ignore[attr-defined]
         return called
 
     return wrap

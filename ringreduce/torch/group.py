@@ -188,8 +188,8 @@ class RingReduceGroup(Described):
         calls, every = [], []
         for pieces, input in zip(outputs, inputs, strict=True):
             check_list("all_gather", pieces, self._size, "tensor_list")
-            x = array_of("all_gather", input, writes=False).reshape(-1)
-            outs = [array_of("all_gather", each, writes=True) for each in pieces]
+            x = array_of("all_gather", input, writes=False, resized=True).reshape(-1)
+            outs = [array_of("all_gather", each, writes=True, resized=True) for each in pieces]
             if outs[self._rank].size != x.size:
                 raise ValueError(
                     f"all_gather: this rank's tensor has {x.size} elements, and its place in "

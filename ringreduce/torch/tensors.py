@@ -14,16 +14,20 @@ _CERTAINLY = 1
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
-def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
+def array_of(
+    where: str, tensor: Any, *, writes: bool, reduces: bool = False, resized: bool = False
+) -> np.ndarray:
     """Return the array over the memory of `tensor`; `where` is the collective that asks for it.
+
+    `resized`: the program may resize the storage of the tensor later.
 
     Raises ValueError as `check`, and TypeError if the tensor holds others in place of elements.
     """
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()
     try:
-        return _view(plain)
-    except RuntimeError as error:
+        return _view(plain, resized)
+    except (RuntimeError, BufferError) as error:
         if has_memory(plain):
             raise
         kind = type(tensor).__name__
@@ -32,15 +36,15 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
         ) from error
 
 
-def _view(tensor: Any) -> np.ndarray:
-    array: np.ndarray
+def _view(tensor: Any, resized: bool) -> np.ndarray:
+    dtype = None
     if tensor.dtype is torch.bfloat16:
-        array = tensor.view(torch.int16).numpy()
-        return array.view(ml_dtypes.bfloat16)
-    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        tensor, dtype = tensor.view(torch.int16), ml_dtypes.bfloat16
+    elif tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
         tensor = tensor.view(torch.uint8)
-    array = tensor.numpy()
-    return array
+    # tensor.numpy() is faster, but torch refuses to resize the storage from then on.
+    array: np.ndarray = np.from_dlpack(tensor) if resized else tensor.numpy()
+    return array if dtype is None else array.view(dtype)
 
 
 def has_memory(tensor: Any) -> bool:
@@ -68,9 +72,11 @@ def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> No
 def flat(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of a contiguous tensor, with one dimension.
 
+    The program may resize the storage of the tensor later, as FullyShardedDataParallel does.
+
     Raises ValueError as `array_of`, and if the tensor is not contiguous.
     """
-    array = array_of(where, tensor, writes=writes, reduces=reduces)
+    array = array_of(where, tensor, writes=writes, reduces=reduces, resized=True)
     if not array.flags.c_contiguous:
         raise ValueError(f"{where}: a tensor is not contiguous; pass tensor.contiguous()")
     return array.reshape(-1)

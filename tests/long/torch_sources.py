@@ -63,7 +63,7 @@ DEVICES = 4
 """How many devices the CPU is said to have: most tests have as many ranks."""
 MOST_RANKS = 8
 """Tests of more ranks are skipped."""
-_TEST_S = 120
+_TEST_S = 300
 """The longest that a test may take, in seconds."""
 _LIMIT_S = 3600
 

@@ -1,4 +1,4 @@
-"""Training with DistributedDataParallel and FSDP2."""
+"""Training with DistributedDataParallel and both FSDPs, and code that is compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.torch.checks.values import everybodys, mine, raises, rank, size
+from tests.torch.checks.values import everybodys, mine, raises, rank, same, size
 
 
 def _model() -> Any:
@@ -100,3 +100,36 @@ def fsdp_trains_as_one_process_does() -> None:
     _trained(wrapped, mine(5, 6))
     for ours, theirs in zip(wrapped.parameters(), _reference().parameters(), strict=True):
         torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+def the_first_fsdp_trains_as_one_process_does() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    alone = copy.deepcopy(model)
+    sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    inputs = torch.arange(6.0 * size()).reshape(size(), 6)
+    for _ in range(3):  # it frees the storages of gathered parameters, and fills them again
+        out = sharded(inputs[rank() :][:1])
+        wanted = alone(inputs)
+        assert torch.allclose(out, wanted[rank() :][:1], atol=1e-4)
+        out.square().sum().backward()
+        (wanted.square().sum() / size()).backward()
+        for network in sharded, alone:
+            torch.optim.SGD(network.parameters(), 1e-5).step()
+            network.zero_grad()
+
+
+def code_that_is_compiled_leaves_collectives_out() -> None:
+    pieces = [torch.zeros(3) for _ in range(size())]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        dist.barrier()
+        dist.gather(doubled, pieces if rank() == 0 else None, 0)
+        return doubled + 1
+
+    same(torch.compile(step, backend="eager")(mine(3)), mine(3) * 2 + 1)
+    if rank() == 0:
+        same(torch.stack(pieces), torch.stack(everybodys(3)) * 2)
