@@ -24,19 +24,21 @@ _NOT_COMPILED = eval_frame._FrameExecStrategy(
 )
 """What `torch.compile` does with a function and all that it calls, where it meets one."""
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
-_profilers = 0
-"""How many profilers have started.  A call may end under another profiler than it began under."""
-_on_profiler_start = profiler._run_on_profiler_start
 
 
-@wraps(_on_profiler_start)
-def _count_profiler() -> None:
-    global _profilers
-    _profilers += 1
-    _on_profiler_start()
+class _ProfilerStarts:
+    """Counts the profilers that start.  Stands in the place of torch's function for that."""
+
+    def __init__(self, on_start: Callable[[], None]) -> None:
+        self.number = 0
+        self._on_start = on_start
+
+    def __call__(self) -> None:
+        self.number += 1
+        self._on_start()
 
 
-profiler._run_on_profiler_start = _count_profiler
+_starts = profiler._run_on_profiler_start = _ProfilerStarts(profiler._run_on_profiler_start)
 
 
 def collective(
@@ -105,14 +107,15 @@ def _profile(shown: str, method: Callable[..., Any], group: Any, *args: Any) -> 
     """Make a call, and have a profiler show it until it is over."""
     nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
     over: Any = torch.futures.Future()
-    began_under = _profilers
+    began_under = _starts.number
     with profiler.record_function(f"ringreduce:{shown} {nbytes} B") as record:
         work = method(group, *args)
         record._call_end_callbacks_on_future(over)
 
     def end_record() -> None:
-        # A profiler that stops frees its records; torch would still write the end of this one.
-        if profiler._is_profiler_enabled and _profilers == began_under:
+        # A profiler that stops frees its records; torch would still write the end of this one,
+        # also under the next profiler.
+        if profiler._is_profiler_enabled and _starts.number == began_under:
             over.set_result(None)
 
     work.at_end(end_record)
