@@ -264,13 +264,13 @@ def _import_mpi() -> ModuleType:
     return MPI
 
 
-def _check_mpi_runs(MPI: Any) -> None:  # noqa: N803 - mpi4py's name
-    if not MPI.Is_initialized():
+def _check_mpi_runs(module: Any) -> None:
+    if not module.Is_initialized():
         raise RuntimeError(
             "init: MPI is not initialised, because mpi4py.rc.initialize is false; "
             "call MPI.Init_thread() first"
         )
-    if MPI.Is_finalized():
+    if module.Is_finalized():
         raise RuntimeError("init: MPI is finalised; a process cannot initialise it again")
 
 

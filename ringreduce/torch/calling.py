@@ -22,12 +22,12 @@ _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 _NOT_COMPILED = eval_frame._FrameExecStrategy(
     eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
 )
-"""What `torch.compile` does with a function and all that it calls, where it meets one."""
+"""This tells `torch.compile` to compile neither a function nor the functions that it calls."""
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
 
 
 class _ProfilerStarts:
-    """Counts the profilers that start.  Stands in the place of torch's function for that."""
+    """A count of the profilers that have started.  torch calls it when a profiler starts."""
 
     def __init__(self, on_start: Callable[[], None]) -> None:
         self.number = 0
@@ -113,8 +113,8 @@ def _profile(shown: str, method: Callable[..., Any], group: Any, *args: Any) -> 
         record._call_end_callbacks_on_future(over)
 
     def end_record() -> None:
-        # A profiler that stops frees its records; torch would still write the end of this one,
-        # also under the next profiler.
+        # A profiler that stops frees its records.  torch would write the end of this record into
+        # freed memory, also while the next profiler runs.
         if profiler._is_profiler_enabled and _starts.number == began_under:
             over.set_result(None)
 

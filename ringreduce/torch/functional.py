@@ -1,8 +1,8 @@
 """Operators of compiled code, for groups that are written in Python.
 
-`torch.compile` replaces collectives by operators.  torch's kernels for most of them call the group.
-For two of them they call a backend in C++, which such a group does not have.  The kernels of this
-module call the group.
+`torch.compile` replaces collectives by operators.  The kernels that torch has for most operators
+call the group.  Those of two operators call a backend in C++, and a group in Python has none.  The
+kernels of this module call the group.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d as c10d
 
-_OPERATORS = torch.ops._c10d_functional
+_NAMESPACE = torch.ops._c10d_functional
 
 
 def register_kernels() -> Any:
     """Use these kernels for tensors on the CPU, for as long as the result is kept.
 
-    They serve the groups of all backends.
+    The groups of all backends use them then.
     """
-    library = torch.library.Library(_OPERATORS.name, "IMPL", "CPU")
+    library = torch.library.Library(_NAMESPACE.name, "IMPL", "CPU")
     for kernel in all_gather_into_tensor_out, batch_p2p_ops:
-        if hasattr(_OPERATORS, kernel.__name__):  # torch 2.9 has the first alone
+        if hasattr(_NAMESPACE, kernel.__name__):  # torch 2.9 has the first alone
             library.impl(kernel.__name__, kernel)
     return library
 

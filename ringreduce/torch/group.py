@@ -44,6 +44,7 @@ _BACKWARD = torch.autograd.graph.__name__
 """The module whose functions run backward passes."""
 _DONE = Finished()
 _KERNELS = register_kernels()
+"""This object keeps the kernels registered."""
 
 
 class RingReduceGroup(Described):

@@ -1,7 +1,7 @@
 """`CommDebugMode` counts the collectives of a group that is written in Python.
 
 For other backends torch's dispatcher shows the operator of each collective to such a mode.  torch
-calls a group in Python without its dispatcher.
+calls a group in Python without the dispatcher, so `in_modes` shows an object like the operator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPERATORS = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
     "send": "send",
 }
-"""The operators of some methods.  Every other method has an operator of its name with ``_``."""
+"""The operators of some methods.  For any other method it is the name of the method and ``_``."""
 modes_are_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 

@@ -12,6 +12,7 @@ import torch
 _CERTAINLY = 1
 """torch's answer for a tensor of which two elements certainly share memory."""
 _PLAIN = torch.Tensor.__torch_dispatch__
+"""The attribute in classes that leave all operators to torch."""
 
 
 def array_of(
@@ -48,7 +49,10 @@ def _view(tensor: Any, resized: bool) -> np.ndarray:
 
 
 def has_memory(tensor: Any) -> bool:
-    """Whether a tensor has elements in memory for certain: its class defines no operators."""
+    """Return whether a tensor certainly has elements in memory.
+
+    A tensor may hold other tensors in their place if its class defines operators.
+    """
     return type(tensor).__torch_dispatch__ is _PLAIN
 
 

@@ -32,7 +32,7 @@ from tests.support.mpi import MpiJobs
 
 KINDS = ("none", "pmi2")
 READY_S, ENDED_S = 30, 3
-"""The longest that Slurm's daemons may take to start.  How long they have to end by a signal."""
+"""Seconds that Slurm's daemons may take to start, and to end after a signal."""
 CONFIGURATION = """\
 ClusterName=one
 SlurmctldHost={control}
@@ -56,8 +56,9 @@ APART = (
     *("unshare", "--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--kill-child"),
     *("sh", "-c", 'hostname "$0"; mount -t tmpfs tmpfs /dev/shm; exec "$@"'),
 )
-"""Runs a command with a host name, shared memory and process ids of its own.  Hosts of
-`benchmarks.hosts` lack the folder of control groups, which slurmd reads.
+"""This command runs another one with a host name, shared memory and process ids of its own.
+
+The launcher of `benchmarks.hosts` hides the folder of control groups, which slurmd reads.
 """
 NODE = "NodeName={name} NodeAddr={address} CPUs={cpus} State=UNKNOWN\n"
 
@@ -94,7 +95,7 @@ def slurm(folder: Path, control: Host, nodes: Sequence[Host]) -> Iterator[None]:
             daemons.append(subprocess.Popen(command, **quiet))
         end = time.monotonic() + READY_S
         states = [*control.start, "sinfo", "--noheader", "--Node", "--format=%T"]
-        while ["idle"] * len(nodes) != _output_of(states).split():
+        while _words_of(states) != ["idle"] * len(nodes):
             if time.monotonic() > end:
                 raise TimeoutError(f"Slurm is not ready after {READY_S} s")
             time.sleep(0.2)
@@ -110,8 +111,8 @@ def slurm(folder: Path, control: Host, nodes: Sequence[Host]) -> Iterator[None]:
                 daemon.wait()
 
 
-def _output_of(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True).stdout
+def _words_of(command: Sequence[str]) -> list[str]:
+    return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
 
 def where() -> list[Any]:

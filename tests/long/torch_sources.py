@@ -9,11 +9,11 @@ sources have them.  The sources should be of the torch that is installed.  The t
 - ``gloo``: over Gloo;
 - ``instead_of_gloo``: the tests ask for Gloo, and get this backend.
 
-Only tests whose ranks are processes run: others need no backend.  Some files would run on GPUs
-alone: a copy of the file is changed by `ON_THE_CPU`.
+Tests whose ranks are threads or simulated need no backend, and are left out.  The tests of some
+files need GPUs: `ON_THE_CPU` changes copies of these files.
 
 Prints one row for each group of files and road, with the names of the tests that Gloo passes and
-this backend does not.  Exits with 1 if there are any but those in `NOT_FOR_US`, or if Gloo passes
+this backend does not.  Exits with 1 if there are any but those in `KNOWN`, or if Gloo passes
 no test of a group.
 """
 
@@ -36,7 +36,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.long.faults import record
-from tests.long.torch_suite import ROADS
+from tests.long.torch_suite import ROADS, judge, passed_of
 from tests.support.mpi import ROOT, MpiJobs, environment
 
 GROUPS = {
@@ -45,7 +45,7 @@ GROUPS = {
     "FSDP2": ("_composable/fsdp/test_*.py",),
     "DTensor": ("tensor/test_*.py", "tensor/parallel/test_*.py"),
 }
-"""What the tests are of, and their files in ``test/distributed``."""
+"""Subjects of the tests, and their files in ``test/distributed``."""
 ON_THE_CPU = {
     "test_functional_api.py": {'\nDEVICE = "cuda"\n': '\nDEVICE = "cpu"\n'},
     "test_c10d_functional_native.py": {
@@ -53,19 +53,20 @@ ON_THE_CPU = {
         "@requires_accelerator_dist_backend()\nclass": "class",
     },
 }
-"""What a copy of a file replaces, so that its tests run on the CPU."""
-NOT_FOR_US = {
+"""Texts of files that are replaced in a copy, so that the tests run on the CPU."""
+KNOWN = {
     "test_fully_shard_extensions.TestFullyShardAllGatherExtensionsMultiProcess."
     "test_all_gather_extensions_train_parity": "it passes scatter a tensor that holds others",
 }
 """Tests that this backend does not pass, and why."""
 DEVICES = 4
-"""How many devices the CPU is said to have: most tests have as many ranks."""
+"""The number of devices that torch says the CPU has: most tests have as many ranks."""
 MOST_RANKS = 8
 """Tests of more ranks are skipped."""
 _TEST_S = 300
-"""The longest that a test may take, in seconds."""
+"""Seconds that a test may take."""
 _LIMIT_S = 3600
+"""Seconds that a file of tests may take."""
 
 
 def pytest_configure() -> None:
@@ -192,17 +193,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found: dict[str, str] = {}
                 for file in files:
                     found |= run(road, file, tests)
-                passed = {name for name, what in found.items() if what == "passed"}
-                failed = {k: v for k, v in found.items() if v not in ("passed", "skipped")}
-                missing = passed_by_gloo - passed
-                row = {"proof": "torch_sources", "of": group, "road": road, "tests": len(found)}
-                row |= {"passed": len(passed), "failed": len(failed), "not_passed": sorted(missing)}
+                outcome, failed = judge(found, passed_by_gloo, KNOWN)
+                failed_ever |= failed or not outcome["passed"]
+                if road == "gloo":
+                    passed_by_gloo = passed_of(found)
+                row = {"proof": "torch_sources", "of": group, "road": road, **outcome}
                 print(json.dumps(row), flush=True)
-                for name in sorted(missing - set(NOT_FOR_US)):
-                    failed_ever = True
-                    print(f"{name}: {found.get(name, 'not run')[-3000:]}", file=sys.stderr)
-                failed_ever |= not passed
-                passed_by_gloo = passed
                 rows.append({**where, **row})
                 if options.out:
                     record(options.out, rows, ("cpu", "proof", "of", "road"))

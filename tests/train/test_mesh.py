@@ -28,7 +28,7 @@ def place(comm, sizes):
 
 @functools.cache
 def places(sizes):
-    """What `place` returns on each rank."""
+    """Return the results of `place` on all ranks."""
     return rr.spawn(place, math.prod(sizes), sizes)
 
 

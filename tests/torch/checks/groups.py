@@ -78,18 +78,18 @@ def the_operators_of_compiled_code() -> None:
     ops, group, others = torch.ops._c10d_functional, dist.group.WORLD, size()
     total, each = sum(everybodys(2, 3)), torch.cat(everybodys(2, 3))
     x, name = mine(2, 3), group.group_name
-    x_transposed = mine(2, 3).t().contiguous().t()
-    for kept in (ops.all_reduce, ops.all_reduce_):
-        same(ops.wait_tensor(kept(x.clone(), "sum", name)), total)
-    for kept in (ops.all_reduce_coalesced, ops.all_reduce_coalesced_):
-        for found in kept([x.clone(), x.clone()], "sum", name):
+    not_contiguous = mine(2, 3).t().contiguous().t()
+    for operator in ops.all_reduce, ops.all_reduce_:
+        same(ops.wait_tensor(operator(x.clone(), "sum", name)), total)
+    for operator in ops.all_reduce_coalesced, ops.all_reduce_coalesced_:
+        for found in operator([x.clone(), x.clone()], "sum", name):
             same(ops.wait_tensor(found), total)
-    for kept in (ops.broadcast, ops.broadcast_):
-        same(ops.wait_tensor(kept(x.clone(), others - 1, name)), of(others - 1, 2, 3))
+    for operator in ops.broadcast, ops.broadcast_:
+        same(ops.wait_tensor(operator(x.clone(), others - 1, name)), of(others - 1, 2, 3))
     same(ops.wait_tensor(ops.all_gather_into_tensor(x, others, name)), each)
     (found,) = ops.all_gather_into_tensor_coalesced([x], others, name)
     same(ops.wait_tensor(found), each)
-    for given in (x, x_transposed):
+    for given in (x, not_contiguous):
         out = torch.empty(2 * others, 3)
         found = ops.all_gather_into_tensor_out(given, others, name, out=out)
         same(ops.wait_tensor(found), each)

@@ -105,20 +105,12 @@ def fsdp_trains_as_one_process_does() -> None:
 def the_first_fsdp_trains_as_one_process_does() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
-    alone = copy.deepcopy(model)
-    sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    inputs = torch.arange(6.0 * size()).reshape(size(), 6)
-    for _ in range(3):  # it frees the storages of gathered parameters, and fills them again
-        out = sharded(inputs[rank() :][:1])
-        wanted = alone(inputs)
-        assert torch.allclose(out, wanted[rank() :][:1], atol=1e-4)
-        out.square().sum().backward()
-        (wanted.square().sum() / size()).backward()
-        for network in sharded, alone:
-            torch.optim.SGD(network.parameters(), 1e-5).step()
-            network.zero_grad()
+    wrapped = FullyShardedDataParallel(_model(), device_id=torch.device("cpu"))
+    _trained(wrapped, mine(5, 6))  # each step frees the storages of gathered parameters
+    with FullyShardedDataParallel.summon_full_params(wrapped):
+        ours = torch.cat([each.flatten() for each in wrapped.parameters()])
+    theirs = torch.cat([each.flatten() for each in _reference().parameters()])
+    torch.testing.assert_close(ours[: len(theirs)], theirs)
 
 
 def code_that_is_compiled_leaves_collectives_out() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -182,38 +184,33 @@ def the_profiler_shows_asynchronous_calls_until_they_are_over() -> None:
 
 
 def a_call_may_end_after_the_profiler() -> None:
+    _end_a_call_of_a_profiler_in(nullcontext)
+
+
+def a_call_may_end_in_the_next_profiler() -> None:
+    _end_a_call_of_a_profiler_in(_profiler)
+
+
+def _profiler() -> Any:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+
+def _end_a_call_of_a_profiler_in(context: Callable[[], AbstractContextManager[Any]]) -> None:
     x = mine(2, 3)
     for _ in range(5):
         dist.barrier()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with _profiler() as profile:
             if rank() == 0:
                 work = dist.all_reduce(x, async_op=True)
         profile.events()
         # They lie where the profiler's records lay.
         blocks = [bytes(size) for size in range(100, 40_000, 100)]
-        if rank() != 0:
-            time.sleep(0.02)
-            work = dist.all_reduce(x, async_op=True)
-        work.wait()
-        dist.barrier()  # the group's thread is past the end of the call
-        assert not any(map(any, blocks)), "written to freed memory"
-
-
-def a_call_may_end_in_the_next_profiler() -> None:
-    x, activities = mine(2, 3), [torch.profiler.ProfilerActivity.CPU]
-    for _ in range(5):
-        dist.barrier()
-        with torch.profiler.profile(activities=activities) as profile:
-            if rank() == 0:
-                work = dist.all_reduce(x, async_op=True)
-        profile.events()
-        blocks = [bytes(size) for size in range(100, 40_000, 100)]
-        with torch.profiler.profile(activities=activities):
+        with context():
             if rank() != 0:
                 time.sleep(0.02)
                 work = dist.all_reduce(x, async_op=True)
             work.wait()
-            dist.barrier()
+            dist.barrier()  # the group's thread is past the end of the call
         assert not any(map(any, blocks)), "written to freed memory"
 
 
