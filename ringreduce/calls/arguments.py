@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
-from ringreduce.calls.views import view_of
+from ringreduce.calls.views import is_negated, view_of
 from ringreduce.elsewhere import WIRES_ELSEWHERE
 from ringreduce.errors import did_you_mean
 
@@ -335,6 +335,8 @@ def as_out(where: str, out: Any) -> np.ndarray:
         return view
     if not hasattr(out, "__dlpack__"):
         raise TypeError(f"{where}: out is {shown(out)}; pass a NumPy array")
+    if is_negated(out):
+        raise TypeError(f"{where}: torch has yet to negate the elements of out; pass a NumPy array")
     try:
         return np.from_dlpack(out)
     except Exception as error:  # of another library: its text says what it wants

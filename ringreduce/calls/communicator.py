@@ -25,6 +25,7 @@ from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.calls.point_to_point import PointToPoint
 from ringreduce.calls.runner import NOTHING
 from ringreduce.calls.shared_array import SharedArray
+from ringreduce.calls.views import forbid_resizing
 from ringreduce.config import Config
 from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
@@ -273,6 +274,8 @@ class Communicator(Collectives, PointToPoint):
             self._engine.check_usable()
             call = self._calls_on(array).planned(collective, array, arguments)
             array, target = self._placed(call, array, out)
+            for bound in (x, out):
+                forbid_resizing(bound)
             if timeout_s is not None:
                 check_timeout(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ringreduce.shm.tensor_views import compiled_viewer
+
 _HOST_MEMORY = (1, 3)
 """DLPack's device types of memory that the processor reads: ordinary, and pinned for a GPU."""
-_OF_TORCH = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
-"""Modules and names of the types of tensors."""
 _View = Callable[[Any], "np.ndarray | None"]
 
 
@@ -25,6 +24,22 @@ def view_of(x: Any) -> np.ndarray | None:
     kind = type(x)
     view = _VIEWS.get(kind) or _find_view(kind)
     return view(x)
+
+
+def is_negated(x: Any) -> bool:
+    """Return whether `x` is a tensor of torch whose elements are those in memory, negated.
+
+    DLPack does not say so of a tensor.
+    """
+    return hasattr(x, "is_neg") and bool(x.is_neg())
+
+
+def forbid_resizing(x: Any) -> None:
+    """Let torch refuse from now on to resize the storage of `x`, if `x` is a tensor on the CPU."""
+    tensor: Any = x
+    if isinstance(x, _tensors()) and tensor.device.type == "cpu":
+        view = tensor.new_empty(0, dtype=sys.modules["torch"].uint8)
+        view.set_(tensor.untyped_storage()).numpy()
 
 
 def view_of_all(x: Any) -> Any:
@@ -50,7 +65,7 @@ _MOST_TYPES = 256
 
 def _find_view(kind: type) -> _View:
     """Find the function that views objects of a type, and keep it."""
-    if (kind.__module__, kind.__name__) in _OF_TORCH:
+    if issubclass(kind, _tensors()):
         view = _of_torch(sys.modules["torch"])
     elif issubclass(kind, (np.ndarray, np.generic)):
         view = _VIEWS[np.ndarray]
@@ -63,23 +78,36 @@ def _find_view(kind: type) -> _View:
     return view
 
 
-def _of_torch(torch: ModuleType) -> _View:
-    """Return the function that views tensors: `Tensor.numpy` takes less time than DLPack."""
+def _tensors() -> Any:
+    """Return the type of torch's tensors; no type if the program has not imported torch."""
+    return getattr(sys.modules.get("torch"), "Tensor", ())
+
+
+def _of_torch(torch: Any) -> _View:
+    """Return the function that views tensors.
+
+    The program may resize the storage of a tensor later.  torch would refuse that after
+    `Tensor.numpy`.
+    """
     import ml_dtypes
 
     bfloat16, int16 = torch.bfloat16, torch.int16
+    compiled = compiled_viewer()
 
     def view(tensor: Any) -> np.ndarray | None:
-        array: np.ndarray
+        array = None if compiled is None else compiled(tensor)
+        return by_python(tensor) if array is None else array
+
+    def by_python(tensor: Any) -> np.ndarray | None:
         try:
+            if is_negated(tensor):
+                return None
             if tensor.dtype is not bfloat16:
-                array = tensor.numpy()
-                return array
-            array = tensor.view(int16).numpy()
-            array = array.view(ml_dtypes.bfloat16)
-        except (RuntimeError, TypeError):
+                return _by_dlpack(tensor)
+            array = _by_dlpack(tensor.view(int16))
+        except Exception:  # of a class of tensors
             return None
-        return array
+        return None if array is None else array.view(ml_dtypes.bfloat16)
 
     return view
 

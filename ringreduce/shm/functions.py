@@ -18,7 +18,7 @@ PROGRAMS = {
     "message": "mail_entry",
 }
 """The functions that every communicator with shared memory uses: function -> module."""
-MODULES = {**PROGRAMS, "access_blocks": "block_access"}
+MODULES = {**PROGRAMS, "access_blocks": "block_access", "tensor_view": "tensor_views"}
 """The module of this package that has each function.  It is imported only to compile."""
 _WITH_KEYWORDS = ("call", "message")
 """Functions that Python calls with keyword arguments too."""

@@ -1,9 +1,10 @@
 """NumPy arrays over the memory of torch's tensors, made by compiled code.
 
 ``Tensor.numpy()`` takes most of the time by which a short call on a tensor is slower than one on an
-array.  torch has a function of C that describes a tensor's memory, in DLPack's exchange API, and
-NumPy has one that makes an array of it.  Tensors that these two cannot view correctly, and tensors
-of versions of torch without that API, are viewed by Python.
+array, and torch refuses to resize the tensor's storage after it.  torch has a function of C that
+describes a tensor's memory, in DLPack's exchange API, and NumPy has one that makes an array of it.
+Tensors that these two cannot view correctly, and tensors of versions of torch without that API, are
+viewed by Python.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +27,7 @@ from ringreduce.compiler.interpreter import (
     let_go_of_object,
 )
 from ringreduce.compiler.memory import load, store
+from ringreduce.compiler.pyobjects import PyArray, PyObject, tuple_item
 from ringreduce.compiler.records import (
     Address,
     Int32,
@@ -36,6 +39,7 @@ from ringreduce.compiler.records import (
     record,
     size_of,
 )
+from ringreduce.shm import functions
 from ringreduce.shm.layout import WORD
 
 _API = "__dlpack_c_exchange_api__"
@@ -95,6 +99,8 @@ class TensorViews(Record):
     name_requires_grad: Address
     # False.
     false: Address
+    # None.
+    none: Address
     # The type of arrays.
     array_type: Address
     # PyArray_NewFromDescr.
@@ -170,13 +176,38 @@ def view_tensor(views: TensorViews, tensor: Address) -> Address:
     return array
 
 
+def tensor_view(me: Address, args: Address, _: int) -> Address:
+    """``tensor_view(x)``, called by CPython: an array over the memory of a tensor, or None.
+
+    `me` is a tuple that begins with the memory of a `TensorViews`.
+    """
+    views, value = TensorViews(PyArray(tuple_item(me, 0)).data), load(args)
+    array = view_tensor(views, value) if PyObject(value).type == views.type else 0
+    if array == 0:
+        array = views.none
+        keep_object(array)
+    return array
+
+
+def compiled_viewer() -> Callable[[Any], np.ndarray | None] | None:
+    """Return a function that views tensors; None where there is none.
+
+    The function returns None for all that Python has to view.
+    """
+    tensors = Tensors()
+    tensors.look()
+    if not tensors.views.type:
+        return None
+    return functions.python_function("tensor_view", (tensors.memory, tensors))
+
+
 class Tensors:
     """The memory of a `TensorViews`, which is filled in once torch is there."""
 
     def __init__(self) -> None:
         head = size_of(TensorViews) + size_of(Described) + _MOST_DIMENSIONS * WORD
-        self._memory = np.zeros(head // WORD + 2 * len(_DTYPES), np.int64)
-        address = self._memory.ctypes.data
+        self.memory = np.zeros(head // WORD + 2 * len(_DTYPES), np.int64)
+        address = self.memory.ctypes.data
         self.views = views = TensorViews(address)
         views.described = address + size_of(TensorViews)
         views.strides = views.described + size_of(Described)
@@ -201,6 +232,7 @@ class Tensors:
             "is_neg": tensor.is_neg,
             "name_requires_grad": sys.intern("requires_grad"),
             "false": False,
+            "none": None,
             "array_type": np.ndarray,
         }
         self._kept = [tensor, *named.values(), *dtypes]
@@ -208,7 +240,7 @@ class Tensors:
         for field, value in named.items():
             setattr(views, field, id(value))
         pairs = [(_kind(dtype), id(dtype)) for dtype in dtypes]
-        self._memory[-2 * len(pairs) :] = np.ravel(pairs)
+        self.memory[-2 * len(pairs) :] = np.ravel(pairs)
         views.dtype_count, views.describe = len(pairs), function
         table = _pointer_of(_array_api(), None)
         views.new_array = load(table + _NEW_ARRAY_AT * WORD)

@@ -44,20 +44,18 @@ class SharedStorages:
         """By address: storages that were reduced once."""
 
     def array_of(self, tensor: Any, *, moves: bool) -> np.ndarray | None:
-        """Return an array over a contiguous tensor that is to be reduced.
+        """Return an array in registered memory over a contiguous tensor that is to be reduced.
 
-        The array is in registered memory if the tensor's storage is.  Returns None if the storage
-        is not there and cannot move.  With `moves`, a storage moves there when it is reduced the
-        second time.
+        Returns None if the tensor's storage is not there.  With `moves`, a storage moves there when
+        it is reduced the second time.
         """
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         self._forget_freed(self._moved, address)
         if address not in self._moved:
-            if not can_move(storage):
-                return None
+            moves = moves and can_move(storage)
             if not (moves and self._was_met(storage) and self.move(storage)):
-                return _private_array(tensor)
+                return None
             address = storage.data_ptr()
         _, memory = self._moved[address]
         begin = tensor.data_ptr() - address
@@ -119,21 +117,6 @@ def _room() -> int:
     except OSError:
         return 0
     return files.f_bavail * files.f_frsize
-
-
-class _View:
-    """The base of an array over a tensor, which it keeps alive."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
-        shape, data = (tensor.nbytes,), (tensor.data_ptr(), False)
-        self.__array_interface__ = {"data": data, "shape": shape, "typestr": "|u1", "version": 3}
-
-
-def _private_array(tensor: Any) -> np.ndarray:
-    """Return an array over a contiguous tensor.  `Tensor.numpy` would bind the storage for good."""
-    data = np.asarray(_View(tensor))
-    return data.view(_dtype_of(tensor.dtype)).reshape(tuple(tensor.shape))
 
 
 @cache

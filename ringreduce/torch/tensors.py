@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
+
+from ringreduce.calls.views import view_of
 
 _CERTAINLY = 1
 """torch's answer for a tensor of which two elements certainly share memory."""
@@ -15,37 +16,42 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 """The attribute in classes that leave all operators to torch."""
 
 
-def array_of(
-    where: str, tensor: Any, *, writes: bool, reduces: bool = False, resized: bool = False
-) -> np.ndarray:
+def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of `tensor`; `where` is the collective that asks for it.
 
-    `resized`: the program may resize the storage of the tensor later.
+    The program may resize the storage of the tensor later, as FullyShardedDataParallel does.
 
-    Raises ValueError as `check`, and TypeError if the tensor holds others in place of elements.
+    Raises ValueError as `check`, or if the elements are not in memory as they are, and TypeError if
+    the tensor holds others in place of elements, or if NumPy has no such dtype.
     """
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()
-    try:
-        return _view(plain, resized)
-    except (RuntimeError, BufferError) as error:
-        if has_memory(plain):
-            raise
+    if plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:
+        plain = plain.view(torch.uint8)
+    array = view_of(plain)
+    if array is None:
+        raise _no_view(where, tensor)
+    return array
+
+
+def _no_view(where: str, tensor: Any) -> Exception:
+    """Return the error for a tensor that NumPy cannot view."""
+    if not has_memory(tensor):
         kind = type(tensor).__name__
-        raise TypeError(
+        return TypeError(
             f"{where}: a {kind} has no elements in memory; pass the tensors that it holds"
-        ) from error
+        )
+    if not is_as_in_memory(tensor):
+        return ValueError(
+            f"{where}: torch has yet to conjugate or to negate the elements of a tensor; "
+            "pass tensor.resolve_conj().resolve_neg()"
+        )
+    return TypeError(f"{where}: NumPy has no dtype for {tensor.dtype}")
 
 
-def _view(tensor: Any, resized: bool) -> np.ndarray:
-    dtype = None
-    if tensor.dtype is torch.bfloat16:
-        tensor, dtype = tensor.view(torch.int16), ml_dtypes.bfloat16
-    elif tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
-        tensor = tensor.view(torch.uint8)
-    # tensor.numpy() is faster, but torch refuses to resize the storage from then on.
-    array: np.ndarray = np.from_dlpack(tensor) if resized else tensor.numpy()
-    return array if dtype is None else array.view(dtype)
+def is_as_in_memory(tensor: Any) -> bool:
+    """Return whether the elements of a tensor are those in memory, not conjugated, not negated."""
+    return not tensor.is_conj() and not tensor.is_neg()
 
 
 def has_memory(tensor: Any) -> bool:
@@ -76,11 +82,9 @@ def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> No
 def flat(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of a contiguous tensor, with one dimension.
 
-    The program may resize the storage of the tensor later, as FullyShardedDataParallel does.
-
-    Raises ValueError as `array_of`, and if the tensor is not contiguous.
+    Raises ValueError and TypeError as `array_of`, and ValueError if the tensor is not contiguous.
     """
-    array = array_of(where, tensor, writes=writes, reduces=reduces, resized=True)
+    array = array_of(where, tensor, writes=writes, reduces=reduces)
     if not array.flags.c_contiguous:
         raise ValueError(f"{where}: a tensor is not contiguous; pass tensor.contiguous()")
     return array.reshape(-1)

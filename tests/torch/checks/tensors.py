@@ -96,6 +96,7 @@ def compiled_code_views_the_tensors_of_repeated_calls() -> None:
     negated = torch.complex(mine(5), mine(5)).conj().imag  # the memory has the opposite signs
     for _ in range(3):
         raises(TypeError, "NumPy cannot read the Tensor", lambda: comm.all_reduce(negated))
+    raises(TypeError, "yet to negate", lambda: comm.all_reduce(mine(5), out=negated))
     x = mine(5)
     comm.all_reduce(x)
     raises(TypeError, "requires grad", lambda: comm.all_reduce(x.requires_grad_()))
@@ -109,10 +110,37 @@ def wrong_tensors_are_refused() -> None:
         (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "is quantised"),
         (torch.ones(1).expand(3), "elements of a tensor share memory"),
         (torch.ones(3, requires_grad=True), "would be written in place"),
+        (torch.ones(3, dtype=torch.complex64).conj().imag, "or to negate"),
     ):
         root = (rank() + 1) % size()
         raises(ValueError, words, lambda x=x, root=root: dist.broadcast(x, root))
+    large = torch.ones(1 << 15)._neg_view()
+    raises(ValueError, "or to negate", lambda: dist.all_reduce(large))
+    group, conjugated = dist.group.WORLD, torch.ones(3, dtype=torch.complex64).conj()
+    raises(ValueError, "yet to conjugate", lambda: group.allreduce([conjugated]))
     dist.barrier()
+
+
+def tensors_can_be_resized_after_calls() -> None:
+    with rr.init(timeout_s=20) as comm:
+        for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+            for elements in (2, 20_000):
+                x, large = (torch.ones(*n, elements, dtype=dtype) for n in ((), (size(),)))
+                out, all_out = torch.empty_like(x), torch.empty_like(large)
+                dist.all_reduce(x)
+                dist.broadcast(x, 0)
+                dist.reduce(x, 0)
+                dist.all_gather_into_tensor(all_out, x)
+                dist.reduce_scatter_tensor(out, large)
+                dist.gather(x, list(all_out) if rank() == 0 else None, 0)
+                dist.scatter(out, list(large) if rank() == 0 else None, 0)
+                dist.all_to_all_single(all_out, large)
+                comm.all_reduce(x, out=out)
+                for each in (x, out, large, all_out):
+                    assert each.untyped_storage().resizable()
+        x = torch.ones(3)
+        comm.plan("all_reduce", x, out=x)
+        assert not x.untyped_storage().resizable()
 
 
 def wrong_lengths_are_refused() -> None:
