@@ -85,7 +85,7 @@ MAY_IMPORT = {
         *("the public names", "algorithms", "devices", "picture", "planning", "rendezvous"),
         "schedules",
     },
-    "torch": {"the public names", "process_exit"},
+    "torch": {"the public names", "calls", "process_exit"},
 }
 """Which packages a package may import, besides itself and the ground."""
 LAZY = {("launch.cli", "train"), ("launch.cli", "bench")}

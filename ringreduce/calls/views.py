@@ -100,14 +100,14 @@ def _of_torch(torch: Any) -> _View:
 
     def by_python(tensor: Any) -> np.ndarray | None:
         try:
-            if is_negated(tensor):
+            if not tensor.is_cpu or is_negated(tensor):
                 return None
             if tensor.dtype is not bfloat16:
-                return _by_dlpack(tensor)
-            array = _by_dlpack(tensor.view(int16))
-        except Exception:  # of a class of tensors
+                return np.from_dlpack(tensor)
+            array: np.ndarray = np.from_dlpack(tensor.view(int16)).view(ml_dtypes.bfloat16)
+        except Exception:  # of torch, or of a class of tensors
             return None
-        return None if array is None else array.view(ml_dtypes.bfloat16)
+        return array
 
     return view
 

@@ -1,4 +1,4 @@
-"""Views of tensors by the functions of C that compiled code calls, run as Python."""
+"""Views of tensors by functions of C: in compiled code, and in the same code run as Python."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringreduce.calls.views import view_of
-from ringreduce.shm.tensor_views import Tensors, view_tensor
+from ringreduce.shm.tensor_views import Tensors, compiled_viewer, view_tensor
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="torch has no exchange API yet"
@@ -25,21 +24,29 @@ DTYPES = (
 )
 
 
-@pytest.fixture(scope="module")
-def views():
+@pytest.fixture(scope="module", params=["compiled", "uncompiled"])
+def viewed(request):
+    """The function that returns a view; None if Python has to view the tensor."""
+    if request.param == "compiled":
+        return compiled_viewer() or pytest.skip("nothing is compiled here")
     tensors = Tensors()
     tensors.look()
-    return tensors.views
+
+    def view(tensor):
+        address = view_tensor(tensors.views, id(tensor))
+        if address == 0:
+            return None
+        array = ctypes.cast(address, ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(address))  # `array` has a reference of its own
+        return array
+
+    return view
 
 
-def viewed(views, tensor):
-    """Return the view; None if Python has to view the tensor."""
-    address = view_tensor(views, id(tensor))
-    if address == 0:
-        return None
-    array = ctypes.cast(address, ctypes.py_object).value
-    ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(address))  # `array` has a reference of its own
-    return array
+def by_torch(tensor):
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def facts(array):
@@ -57,16 +64,16 @@ def facts(array):
         lambda x: x[:, :1].expand(4, 3),
     ],
 )
-def test_a_view_is_what_torch_makes(views, dtype, cut):
+def test_a_view_is_what_torch_makes(viewed, dtype, cut):
     tensor = cut(torch.arange(24).reshape(4, 6).to(dtype))
-    made, wanted = viewed(views, tensor), view_of(tensor)
+    made, wanted = viewed(tensor), by_torch(tensor)
     assert facts(made) == facts(wanted)
     np.testing.assert_array_equal(made, wanted)
 
 
-def test_a_view_writes_the_tensor_and_has_the_dtype_of_other_arrays(views):
+def test_a_view_writes_the_tensor_and_has_the_dtype_of_other_arrays(viewed):
     tensor = torch.zeros(3, dtype=torch.bfloat16)
-    array = viewed(views, tensor)
+    array = viewed(tensor)
     array[...] = 2
     assert tensor.tolist() == [2, 2, 2]
     assert array.dtype is np.dtype(ml_dtypes.bfloat16)
@@ -87,18 +94,18 @@ def test_a_view_writes_the_tensor_and_has_the_dtype_of_other_arrays(views):
         lambda: torch.ones((1,) * 9),
     ],
 )
-def test_python_views_what_compiled_code_cannot(views, tensor):
-    assert viewed(views, tensor()) is None
+def test_python_views_what_compiled_code_cannot(viewed, tensor):
+    assert viewed(tensor()) is None
 
 
-def test_a_view_keeps_its_tensor_and_nothing_else_does(views):
+def test_a_view_keeps_its_tensor_and_nothing_else_does(viewed):
     tensor, dtype = torch.ones(3), np.dtype(np.float32)
     of_tensor, of_dtype = sys.getrefcount(tensor), sys.getrefcount(dtype)
-    array = viewed(views, tensor)
+    array = viewed(tensor)
     assert (sys.getrefcount(tensor), sys.getrefcount(dtype)) == (of_tensor + 1, of_dtype + 1)
     del array
     assert (sys.getrefcount(tensor), sys.getrefcount(dtype)) == (of_tensor, of_dtype)
-    array, gone = viewed(views, tensor), weakref.ref(tensor)
+    array, gone = viewed(tensor), weakref.ref(tensor)
     del tensor
     gc.collect()
     assert array.tolist() == [1, 1, 1]
