@@ -34,6 +34,15 @@ def is_negated(x: Any) -> bool:
     return hasattr(x, "is_neg") and bool(x.is_neg())
 
 
+def has_memory(kind: type) -> bool:
+    """Return whether tensors of the type `kind` certainly have elements in memory.
+
+    They may hold other tensors in their place if the class defines operators.
+    """
+    dispatch: Any = "__torch_dispatch__"
+    return getattr(kind, dispatch) is getattr(_tensors(), dispatch)
+
+
 def forbid_resizing(x: Any) -> None:
     """Let torch refuse from now on to resize the storage of `x`, if `x` is a tensor on the CPU."""
     tensor: Any = x
@@ -66,7 +75,7 @@ _MOST_TYPES = 256
 def _find_view(kind: type) -> _View:
     """Find the function that views objects of a type, and keep it."""
     if issubclass(kind, _tensors()):
-        view = _of_torch(sys.modules["torch"])
+        view = _of_torch(sys.modules["torch"], kind)
     elif issubclass(kind, (np.ndarray, np.generic)):
         view = _VIEWS[np.ndarray]
     elif hasattr(kind, "__dlpack_device__") and not hasattr(kind, "__array_interface__"):
@@ -83,16 +92,18 @@ def _tensors() -> Any:
     return getattr(sys.modules.get("torch"), "Tensor", ())
 
 
-def _of_torch(torch: Any) -> _View:
-    """Return the function that views tensors.
+def _of_torch(torch: Any, kind: type) -> _View:
+    """Return the function that views tensors of the type `kind`.
 
     The program may resize the storage of a tensor later.  torch would refuse that after
-    `Tensor.numpy`.
+    `Tensor.numpy`.  So DLPack shows the tensor, unless its class may have the elements elsewhere.
     """
     import ml_dtypes
 
     bfloat16, int16 = torch.bfloat16, torch.int16
-    compiled = compiled_viewer()
+    compiled = compiled_viewer() if kind is torch.Tensor else None
+    tensors: Any = kind
+    show: Callable[[Any], np.ndarray] = np.from_dlpack if has_memory(kind) else tensors.numpy
 
     def view(tensor: Any) -> np.ndarray | None:
         array = None if compiled is None else compiled(tensor)
@@ -103,8 +114,8 @@ def _of_torch(torch: Any) -> _View:
             if not tensor.is_cpu or is_negated(tensor):
                 return None
             if tensor.dtype is not bfloat16:
-                return np.from_dlpack(tensor)
-            array: np.ndarray = np.from_dlpack(tensor.view(int16)).view(ml_dtypes.bfloat16)
+                return show(tensor)
+            array: np.ndarray = show(tensor.view(int16)).view(ml_dtypes.bfloat16)
         except Exception:  # of torch, or of a class of tensors
             return None
         return array

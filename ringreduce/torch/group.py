@@ -32,7 +32,7 @@ from ringreduce.torch.pieces import (
 )
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import add_entries, sparse_calls
-from ringreduce.torch.tensors import array_of, check, check_list, flat, has_memory, is_as_in_memory
+from ringreduce.torch.tensors import array_of, check, check_list, flat, is_as_in_memory
 from ringreduce.torch.works import Finished, FromAnyRank, Message, UnderWay, seconds_of
 
 _log = logging.getLogger("ringreduce.torch")
@@ -88,7 +88,7 @@ class RingReduceGroup(Described):
     def _to_reduce(self, tensor: Any) -> np.ndarray:
         """Return the array of a tensor to be all-reduced, in registered memory if it is there."""
         large = tensor.nbytes >= LEAST_BYTES and tensor.is_contiguous()
-        if self.storages is not None and large and has_memory(tensor) and is_as_in_memory(tensor):
+        if self.storages is not None and large and is_as_in_memory(tensor):
             check("all_reduce", tensor, writes=True, reduces=True)
             x = self.storages.array_of(tensor, moves=self._moves and _is_of_a_bucket())
             if x is not None:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringreduce.calls.views import view_of
+from ringreduce.calls.views import has_memory, view_of
 
 _CERTAINLY = 1
 """torch's answer for a tensor of which two elements certainly share memory."""
-_PLAIN = torch.Tensor.__torch_dispatch__
-"""The attribute in classes that leave all operators to torch."""
 
 
 def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
@@ -36,7 +34,7 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
 
 def _no_view(where: str, tensor: Any) -> Exception:
     """Return the error for a tensor that NumPy cannot view."""
-    if not has_memory(tensor):
+    if not has_memory(type(tensor)):
         kind = type(tensor).__name__
         return TypeError(
             f"{where}: a {kind} has no elements in memory; pass the tensors that it holds"
@@ -50,16 +48,8 @@ def _no_view(where: str, tensor: Any) -> Exception:
 
 
 def is_as_in_memory(tensor: Any) -> bool:
-    """Return whether the elements of a tensor are those in memory, not conjugated, not negated."""
-    return not tensor.is_conj() and not tensor.is_neg()
-
-
-def has_memory(tensor: Any) -> bool:
-    """Return whether a tensor certainly has elements in memory.
-
-    A tensor may hold other tensors in their place if its class defines operators.
-    """
-    return type(tensor).__torch_dispatch__ is _PLAIN
+    """Return whether the elements of a tensor are in its memory, not conjugated, not negated."""
+    return has_memory(type(tensor)) and not tensor.is_conj() and not tensor.is_neg()
 
 
 def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> None:

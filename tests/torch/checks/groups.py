@@ -168,9 +168,18 @@ def tensors_that_hold_others() -> None:
         under_way = functional.all_reduce(mine(length), "sum", dist.group.WORLD)
         dist.all_reduce(under_way)
         same(functional.wait_tensor(under_way), sum(everybodys(length)) * size())
+        gathered = torch.zeros(size() * length)
+        under_way = functional.all_reduce(mine(length), "sum", dist.group.WORLD)
+        dist.all_gather_into_tensor(gathered, under_way)
+        same(gathered, sum(everybodys(length)).repeat(size()))
         holder = _Holder(mine(length))
         raises(TypeError, "pass the tensors that it holds", partial(dist.all_reduce, holder))
         raises(TypeError, "a _Holder has no", partial(dist.broadcast, holder, 0))
+        gather = partial(dist.all_gather_into_tensor, gathered)
+        raises(TypeError, "a _Holder has no", partial(gather, holder))
+        raises(
+            TypeError, "a _Holder has no", partial(dist.all_gather, [holder] * size(), mine(length))
+        )
         same(holder.held, mine(length))
 
 
