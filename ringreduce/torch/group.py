@@ -20,7 +20,7 @@ from ringreduce.process_exit import forget
 from ringreduce.torch.attributes import Described
 from ringreduce.torch.calling import collective
 from ringreduce.torch.functional import register_kernels
-from ringreduce.torch.ops import multiplies, multiply, name_of
+from ringreduce.torch.ops import begin, multiplies
 from ringreduce.torch.pieces import (
     can_be_cut,
     check_alike,
@@ -80,8 +80,7 @@ class RingReduceGroup(Described):
         for tensor in tensors:
             if not tensor.is_sparse:
                 x = self._to_reduce(tensor)
-                multiply(opts.reduceOp, x)
-                calls += [self.comm.all_reduce(x, name_of(opts.reduceOp, x), out=x, **_how(opts))]
+                calls += [self.comm.all_reduce(x, begin(opts.reduceOp, x), out=x, **_how(opts))]
         deliver_sparse = partial(add_entries, sparse, op, self._size) if sparse else None
         return _work(opts, tensors, calls, deliver_sparse)
 
@@ -100,8 +99,7 @@ class RingReduceGroup(Described):
         xs = [array_of("all_reduce", each, writes=True, reduces=True) for each in tensors]
         by_op: dict[str, list[np.ndarray]] = {}
         for x in xs:
-            multiply(opts.reduceOp, x)
-            by_op.setdefault(name_of(opts.reduceOp, x), []).append(x)
+            by_op.setdefault(begin(opts.reduceOp, x), []).append(x)
         calls = [
             self.comm.all_reduce(alike, op, out=alike, **_how(opts)) for op, alike in by_op.items()
         ]
@@ -112,9 +110,8 @@ class RingReduceGroup(Described):
         calls = []
         for tensor in tensors:
             x = array_of("reduce", tensor, writes=True, reduces=True)
-            multiply(opts.reduceOp, x)
+            op = begin(opts.reduceOp, x)
             out = x if opts.rootRank == self._rank else None
-            op = name_of(opts.reduceOp, x)
             calls += [self.comm.reduce(x, opts.rootRank, op, out=out, **_how(opts))]
         return _work(opts, tensors, calls)
 
@@ -166,9 +163,9 @@ class RingReduceGroup(Described):
         """
         if multiplies(opts.reduceOp):
             x = x.copy()
-        multiply(opts.reduceOp, x)
+        op = begin(opts.reduceOp, x)
         into = out.reshape(-1) if out.flags.c_contiguous else None
-        return self.comm.reduce_scatter(x, name_of(opts.reduceOp, x), out=into, **_how(opts))
+        return self.comm.reduce_scatter(x, op, out=into, **_how(opts))
 
     # --- copies ---
 

@@ -23,10 +23,11 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
     the tensor holds others in place of elements, or if NumPy has no such dtype.
     """
     check(where, tensor, writes=writes, reduces=reduces)
-    plain = tensor.detach()
-    if plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:
-        plain = plain.view(torch.uint8)
-    array = view_of(plain)
+    array = view_of(tensor)
+    if array is None:
+        plain = tensor.detach()
+        has_bytes = plain.dtype.itemsize == 1 and plain.dtype.is_floating_point
+        array = view_of(plain.view(torch.uint8) if has_bytes else plain)
     if array is None:
         raise _no_view(where, tensor)
     return array
@@ -60,7 +61,7 @@ def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> No
     Raises ValueError if the tensor is not on the CPU, sparse, quantised, or not fit to be written,
     or if its elements are 8-bit floats and have to be reduced.
     """
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
         raise ValueError(_refusal(where, tensor))
     if writes:
         _check_writable(where, tensor)
