@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 
 class Described(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
@@ -44,6 +46,16 @@ class Described(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types 
         if device.type != "cpu":
             raise RuntimeError(f"the group has no backend for {device}: it is for the CPU")
         return self
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def _device_types(self) -> list[Any]:
+        # torch 2.15 attaches a recorder of calls to groups that have devices when it makes them.
+        # The recorder is for groups that are written in C++.
+        return [torch.device("cpu")] if self in c10d._world.pg_map else []
 
     def rank(self) -> int:
         return int(self._rank)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
 from typing import Any
 
 import torch
@@ -111,6 +113,40 @@ def the_first_fsdp_trains_as_one_process_does() -> None:
         ours = torch.cat([each.flatten() for each in wrapped.parameters()])
     theirs = torch.cat([each.flatten() for each in _reference().parameters()])
     torch.testing.assert_close(ours[: len(theirs)], theirs)
+
+
+def checkpoints_are_saved_beside_the_training_and_loaded() -> None:
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    alone, model = _model(), _model()
+    values = alone.state_dict() if rank() == 0 else {}
+    fully_shard(model)
+    whole = state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    state_dict.set_model_state_dict(model, values, options=whole)
+    folder = [tempfile.mkdtemp() if rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    group = dist.new_group()
+    for number, save in enumerate((checkpoint.save, checkpoint.async_save)):
+        path = f"{folder[0]}/{number}"
+        saved = save({"model": model.state_dict()}, checkpoint_id=path, process_group=group)
+        dist.all_reduce(mine(3))
+        if save is checkpoint.async_save:
+            saved.result()
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        loaded = {"model": model.state_dict()}
+        checkpoint.load(loaded, checkpoint_id=path, process_group=group)
+        model.load_state_dict(loaded["model"])
+        for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            same(ours.full_tensor(), theirs)
+    dist.destroy_process_group(group)
+    dist.barrier()
+    if rank() == 0:
+        shutil.rmtree(folder[0])
 
 
 def code_that_is_compiled_leaves_collectives_out() -> None:
