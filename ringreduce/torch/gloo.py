@@ -10,22 +10,23 @@ from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
-_GLOO, _OURS = ("gloo", "cpu:gloo"), "ringreduce"
+_GLOO, _OURS, _NONE = ("gloo", "cpu:gloo"), "ringreduce", "undefined"
 _log = logging.getLogger("ringreduce.torch")
 
 
 def instead_of(backend: str) -> ExitStack:
-    """Make groups of ringreduce from now on where a program asks torch for groups of Gloo.
+    """Make groups of ringreduce from now on where torch would make groups of Gloo for the CPU.
 
-    torch goes on to call such groups ``"gloo"``: so calls that ask for Gloo by name, such as
-    ``dist.monitored_barrier``, work.  Groups for tensors on GPUs, and mixtures such as
-    ``"cpu:gloo,cuda:nccl"``, stay as they are.
+    It would if a program asks for Gloo, and if a program names no backend and the host has no GPU.
+    ``dist.get_backend`` still returns the name that the program has passed.  So calls that ask for
+    Gloo by name, such as ``dist.monitored_barrier``, work.  ``type(dist.group.WORLD)`` tells what
+    the group is.  Mixtures such as ``"cpu:gloo,cuda:nccl"`` stay as they are.
 
     Args:
         backend: ``"gloo"``.
 
     Returns:
-        A context manager, at whose end torch makes groups of Gloo again.  Groups that exist stay.
+        A context manager.  At its end torch makes groups of Gloo again.  Groups that exist stay.
 
     Raises:
         ValueError: another backend.
@@ -51,11 +52,20 @@ def _with_ours(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(
         group_size: Any, group_rank: Any, members: Any, backend: Any, *others: Any, **named: Any
     ) -> Any:
-        if str(backend).lower() not in _GLOO:
+        if not _is_gloo(str(backend).lower()):
             return make(group_size, group_rank, members, backend, *others, **named)
         group, store = make(group_size, group_rank, members, c10d.Backend(_OURS), *others, **named)
         if group in c10d._world.pg_map:  # this rank is a member
-            c10d._world.pg_map[group] = (c10d.Backend("gloo"), c10d._world.pg_map[group][1])
+            shown = _NONE if str(backend).lower() == _NONE else "gloo"
+            c10d._world.pg_map[group] = (c10d.Backend(shown), c10d._world.pg_map[group][1])
         return group, store
 
     return made
+
+
+def _is_gloo(backend: str) -> bool:
+    """Return whether torch makes groups of Gloo for the CPU alone if it is asked for `backend`."""
+    if backend != _NONE:
+        return backend in _GLOO
+    chosen = c10d.BackendConfig(c10d.Backend(_NONE)).get_device_backend_map()
+    return bool(chosen == {"cpu": "gloo"})

@@ -6,11 +6,14 @@ A process that mpirun or srun has started gets the variables that torch reads, s
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from ringreduce.place import fill
 
 NAME = "ringreduce"
+_FRAMES = 5
+"""How many calls above `_create` the function of torch is looked for that makes groups."""
 INSTEAD_OF_GLOO = "RINGREDUCE_INSTEAD_OF_GLOO"
 """The variable that `ringreduce run --instead-of-gloo` sets to 1."""
 SHARE = "RINGREDUCE_TORCH_SHARE"
@@ -34,7 +37,30 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any) -> Any:
-    """Make the process group of this rank.  torch calls this on the members of a group alone."""
+    """Make the process group of this rank.  torch calls this on the members of a group alone.
+
+    Raises ValueError if the group is to have other backends, too: torch would not make them.
+    """
     from ringreduce.torch.group import RingReduceGroup
 
+    asked = _asked_for()
+    if set(asked.values()) - {NAME}:
+        text = ",".join(f"{device}:{backend}" for device, backend in asked.items())
+        raise ValueError(
+            f"the group has several backends, {text}, and torch has none beside ringreduce in a "
+            "group; make a group for each, such as new_group(backend='nccl')"
+        )
     return RingReduceGroup(options, NAME, moves=os.environ.get(SHARE) != "0")
+
+
+def _asked_for() -> dict[str, str]:
+    """Return by device the backends of the group that torch makes; it does not pass them on."""
+    from torch.distributed.distributed_c10d import BackendConfig
+
+    frame = sys._getframe()
+    for _ in range(_FRAMES):
+        frame = frame.f_back or frame
+        config = frame.f_locals.get("backend_config")
+        if isinstance(config, BackendConfig):
+            return dict(config.get_device_backend_map())
+    return {}

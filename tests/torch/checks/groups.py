@@ -190,6 +190,9 @@ def groups_in_the_place_of_gloo() -> None:
     with ringreduce.torch.instead_of("gloo"):
         group = dist.new_group(backend="gloo")
         part = dist.new_group([0, 1], backend="gloo")
+        unnamed = dist.new_group(backend="undefined")  # what torch passes for no backend
+    assert isinstance(unnamed, RingReduceGroup)
+    dist.destroy_process_group(unnamed)
     assert isinstance(group, RingReduceGroup)
     assert dist.get_backend(group) == "gloo"
     dist.monitored_barrier(group, timedelta(seconds=20))
@@ -203,6 +206,16 @@ def groups_in_the_place_of_gloo() -> None:
     assert not isinstance(other, RingReduceGroup)
     dist.destroy_process_group(other)
     raises(ValueError, "only 'gloo' can be replaced", lambda: ringreduce.torch.instead_of("nccl"))
+
+
+def a_group_has_no_other_backends() -> None:
+    mixed = "cpu:ringreduce,cuda:nccl"
+    raises(ValueError, "several backends, cpu:ring", partial(dist.new_group, backend=mixed))
+    group = dist.new_group(backend="cpu:ringreduce")
+    x = mine(3)
+    dist.all_reduce(x, group=group)
+    same(x, sum(everybodys(3)))
+    dist.destroy_process_group(group)
 
 
 def programs_call_groups_themselves() -> None:
