@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
-from ringreduce.calls.views import is_negated, view_of
+from ringreduce.calls.views import is_tensor, view_of
 from ringreduce.elsewhere import WIRES_ELSEWHERE
 from ringreduce.errors import did_you_mean
 
@@ -335,10 +335,11 @@ def as_out(where: str, out: Any) -> np.ndarray:
         return view
     if not hasattr(out, "__dlpack__"):
         raise TypeError(f"{where}: out is {shown(out)}; pass a NumPy array")
-    if is_negated(out):
-        raise TypeError(f"{where}: torch has yet to negate the elements of out; pass a NumPy array")
+    kind = type(out).__name__
     try:
-        return np.from_dlpack(out)
+        array = np.from_dlpack(out)
     except Exception as error:  # of another library: its text says what it wants
-        kind = type(out).__name__
         raise TypeError(f"{where}: NumPy cannot write to out, a {kind}: {error}") from error
+    if is_tensor(out):  # DLPack shows memory that does not have the elements
+        raise TypeError(f"{where}: NumPy cannot write to out, a {kind}: its elements are elsewhere")
+    return array

@@ -15,7 +15,7 @@ from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
 from ringreduce.errors import PeerTimeoutError
-from ringreduce.point_to_point.endpoint import Endpoint, Operation
+from ringreduce.point_to_point.endpoint import ANY, Endpoint, Operation
 from ringreduce.point_to_point.road import Kind
 
 _COMPILED = ("send", "recv")
@@ -46,6 +46,14 @@ class MessageWork(Work[T]):
             self.finish(error=errors[0] if errors else None)
             for callback in self.take_callbacks():
                 callback()
+
+    @property
+    def peer(self) -> int:
+        """The other rank of a message; -1: a receive from any rank that has taken none yet.
+
+        :meta private:
+        """
+        return self._operations[0].peer
 
     def wait(self, timeout_s: float | None = None) -> T:
         super().wait(timeout_s)
@@ -109,7 +117,7 @@ class PointToPoint(Runner):
     def recv(
         self,
         out: Any,
-        peer: int,
+        peer: int | None,
         tag: int = 0,
         *,
         async_op: bool = False,
@@ -119,7 +127,8 @@ class PointToPoint(Runner):
 
         Args:
             out: the array to write to, of the dtype and shape of the array that is sent.
-            peer: the rank that sends, not this one.
+            peer: the rank that sends, not this one.  None: any rank.  `probe` tells which rank has
+                sent a message.
             tag: a number of at least 0; the sender passes the same.
             async_op: return a `Work` at once.  Do not use `out` before its `Work.wait` returns.
             timeout_s: seconds until the call raises PeerTimeoutError; None: those of `init`.
@@ -145,7 +154,8 @@ class PointToPoint(Runner):
         """
         received, deliver = self._receiving("recv", out, peer, tag, timeout_s)
         result = self._carry([received], lambda: deliver() or out, async_op)
-        self._engine.endpoint.road.admit("recv", received.peer, out, received.kind)
+        if peer is not None:
+            self._engine.endpoint.road.admit("recv", received.peer, out, received.kind)
         return result
 
     def probe(self, tag: int = 0, *, timeout_s: float | None = None) -> int:
@@ -279,7 +289,7 @@ class PointToPoint(Runner):
         return self._operation(where, True, peer, tag, kind, data, data, timeout_s)
 
     def _receiving(
-        self, where: str, out: Any, peer: int, tag: int, timeout_s: float | None
+        self, where: str, out: Any, peer: int | None, tag: int, timeout_s: float | None
     ) -> tuple[Operation, Callable[[], None]]:
         """Return the operation, and a function that copies its data to `out` where needed."""
         view = as_writable(where, out)
@@ -301,14 +311,16 @@ class PointToPoint(Runner):
         self,
         where: str,
         sends: bool,
-        peer: int,
+        peer: int | None,
         tag: int,
         kind: Kind,
         data: np.ndarray,
         memory: np.ndarray,
         timeout_s: float | None,
     ) -> Operation:
-        known = self._check_peer(where, peer)
+        known = ANY if peer is None and where == "recv" else self._check_peer(where, peer)
+        if self.size == 1:
+            raise ValueError(f"{where}: there is no other rank that could send a message")
         number = _checked_tag(where, tag)
         if timeout_s is None:
             timeout_s = self._engine.endpoint.timeout_s

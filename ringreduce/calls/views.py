@@ -26,12 +26,9 @@ def view_of(x: Any) -> np.ndarray | None:
     return view(x)
 
 
-def is_negated(x: Any) -> bool:
-    """Return whether `x` is a tensor of torch whose elements are those in memory, negated.
-
-    DLPack does not say so of a tensor.
-    """
-    return hasattr(x, "is_neg") and bool(x.is_neg())
+def is_tensor(x: Any) -> bool:
+    """Return whether `x` is a tensor of torch."""
+    return isinstance(x, _tensors())
 
 
 def has_memory(kind: type) -> bool:
@@ -45,10 +42,8 @@ def has_memory(kind: type) -> bool:
 
 def forbid_resizing(x: Any) -> None:
     """Let torch refuse from now on to resize the storage of `x`, if `x` is a tensor on the CPU."""
-    tensor: Any = x
-    if isinstance(x, _tensors()) and tensor.device.type == "cpu":
-        view = tensor.new_empty(0, dtype=sys.modules["torch"].uint8)
-        view.set_(tensor.untyped_storage()).numpy()
+    if is_tensor(x) and x.is_cpu:
+        x.new_empty(0, dtype=sys.modules["torch"].uint8).set_(x.untyped_storage()).numpy()
 
 
 def view_of_all(x: Any) -> Any:
@@ -103,7 +98,8 @@ def _of_torch(torch: Any, kind: type) -> _View:
     bfloat16, int16 = torch.bfloat16, torch.int16
     compiled = compiled_viewer() if kind is torch.Tensor else None
     tensors: Any = kind
-    show: Callable[[Any], np.ndarray] = np.from_dlpack if has_memory(kind) else tensors.numpy
+    in_memory = has_memory(kind)
+    show: Callable[[Any], np.ndarray] = np.from_dlpack if in_memory else tensors.numpy
 
     def view(tensor: Any) -> np.ndarray | None:
         array = None if compiled is None else compiled(tensor)
@@ -111,7 +107,10 @@ def _of_torch(torch: Any, kind: type) -> _View:
 
     def by_python(tensor: Any) -> np.ndarray | None:
         try:
-            if not tensor.is_cpu or is_negated(tensor):
+            # DLPack shows neither that elements are yet to be negated nor that there is no memory.
+            if not tensor.is_cpu or tensor.is_neg():
+                return None
+            if in_memory and tensor.numel() and not tensor.data_ptr():
                 return None
             if tensor.dtype is not bfloat16:
                 return show(tensor)

@@ -1,8 +1,9 @@
 """One rank's end of all messages between two ranks: their order, their matching, their errors.
 
 A message has a tag.  A receive takes the earliest message of its peer with its tag that no earlier
-receive has taken.  If dtype or shape differ, both ranks raise MismatchError, and the message is
-gone.  A send is over when its receiver has copied the data.
+receive has taken.  A receive from any rank takes the first message with its tag that arrives; of
+those that have arrived before, that of the lowest rank.  If dtype or shape differ, both ranks raise
+MismatchError, and the message is gone.  A send is over when its receiver has copied the data.
 
 While asynchronous messages are under way, a thread makes progress, if the transport allows that.
 Every wait makes progress, too: for all messages of the rank.
@@ -58,6 +59,8 @@ _LOOK_S = 0.02
 _ABSENT_S, _GAP_COUNTS_S = 1.0, 0.1
 """A time between two polls that is longer counts as this: the rank itself was stopped, or did not
 poll."""
+ANY = -1
+"""The peer of a receive from any rank, until it has taken a message."""
 _GAVE_UP = "it has given up a message with this rank"
 
 _ABANDONED: list[Any] = []
@@ -87,6 +90,8 @@ class Operation:
     """The message that this receive has taken."""
     since: float = 0.0
     """When the operation began, on the endpoint's clock."""
+    place: int = 0
+    """How many operations of the rank began before."""
     over: bool = False
     error: Exception | None = None
     at_end: Callable[[Operation], None] | None = None
@@ -188,6 +193,10 @@ class Endpoint:
         self._pairs: defaultdict[int, _Pair] = defaultdict(_Pair)
         self._busy: dict[int, _Pair] = {}
         """The pairs with operations that are not over, and those that answer later."""
+        self._from_any: list[Operation] = []
+        """Receives from any rank that have no message, in order."""
+        self._begun_count = 0
+        """Number of operations that have begun."""
         self._state = OPEN
         self._works: list[FallibleWork] = []
         """Works that are not over, or whose errors nobody has seen."""
@@ -252,14 +261,16 @@ class Endpoint:
                 self._works = [*filter(_is_kept, self._works), work]
             try:
                 for operation in operations:
-                    operation.since = now
+                    operation.since, operation.place = now, self._begun_count
+                    self._begun_count += 1
                     if work is not None:
                         self._asynchronous.add(operation)
-                    pair = self._pair(operation.peer)
-                    if operation.sends:
-                        pair.unoffered.append(operation)
+                    if operation.peer == ANY:
+                        self._post_from_any(operation)
+                    elif operation.sends:
+                        self._pair(operation.peer).unoffered.append(operation)
                     else:
-                        self._post(pair, operation)
+                        self._post(self._pair(operation.peer), operation)
                 self._progress()
             except BaseException as error:
                 self._break_off(error)
@@ -278,6 +289,8 @@ class Endpoint:
         if self._ended is not None:
             raise self._ended.with_traceback(None)
         for operation in operations:
+            if operation.peer == ANY:
+                continue
             pair = self._pairs[operation.peer]
             if pair.error is None and self.road.has_given_up(operation.peer):
                 # A signal handler has raised before Python knew a message of compiled code.
@@ -288,6 +301,7 @@ class Endpoint:
     def _check_memory(self, operations: Sequence[Operation]) -> None:
         """Raise ValueError if two operations use the same memory and one of them receives."""
         under_way = [each for pair in self._busy.values() for each in pair.operations()]
+        under_way += self._from_any
         for index, operation in enumerate(operations):
             for other in (*under_way, *operations[:index]):
                 if (operation.sends and other.sends) or not _overlap(operation, other):
@@ -355,9 +369,8 @@ class Endpoint:
         """
         if self._ended is not None:
             raise self._ended.with_traceback(None)
-        peers = [peer for peer in range(self.size) if peer != self.rank]
         with self.lock:
-            pairs = {peer: self._pair(peer) for peer in peers}
+            pairs = {peer: self._pair(peer) for peer in self._peers()}
             try:
                 self._check_peers()
                 self._progress()
@@ -367,10 +380,15 @@ class Endpoint:
             for peer, pair in pairs.items():
                 if pair.arrivals.get(tag):
                     return peer
-            errors = [self._why_silent(peer, pair) for peer, pair in pairs.items()]
-            if None not in errors:
-                raise next(error for error in errors if error is not None)
+            silent = self._why_all_silent()
+            if silent is not None:
+                raise silent
         return None
+
+    def _why_all_silent(self) -> Exception | None:
+        """Return why the first peer sends no further message, if none does; None if one may."""
+        errors = [self._why_silent(peer, self._pairs[peer]) for peer in self._peers()]
+        return None if None in errors else errors[0]
 
     def _why_silent(self, peer: int, pair: _Pair) -> Exception | None:
         """Return why a peer without arrivals sends no further message; None if it may."""
@@ -445,9 +463,13 @@ class Endpoint:
         pair.offered.pop(answered.number, None)
 
     def _on_arrival(self, peer: int, pair: _Pair, arrival: Arrival) -> None:
-        receives = pair.receives[arrival.tag]
+        receives = [
+            *pair.receives[arrival.tag],
+            *(each for each in self._from_any if each.tag == arrival.tag),
+        ]
         if receives:
-            self._match(peer, pair, receives[0], arrival)
+            earliest = min(receives, key=lambda each: each.place)
+            self._match(peer, pair, earliest, arrival)
         elif self._state == OPEN:
             pair.arrivals[arrival.tag].append(arrival)
         else:
@@ -460,7 +482,22 @@ class Endpoint:
         else:
             pair.receives[operation.tag].append(operation)
 
+    def _post_from_any(self, operation: Operation) -> None:
+        pairs = {peer: self._pair(peer) for peer in self._peers()}  # they are polled from now on
+        for peer, pair in pairs.items():
+            arrivals = pair.arrivals[operation.tag]
+            if arrivals:
+                self._match(peer, pair, operation, arrivals.popleft())
+                return
+        self._from_any.append(operation)
+
+    def _peers(self) -> list[int]:
+        return [peer for peer in range(self.size) if peer != self.rank]
+
     def _match(self, peer: int, pair: _Pair, operation: Operation, arrival: Arrival) -> None:
+        if operation.peer == ANY:
+            operation.peer = peer
+            self._from_any = [each for each in self._from_any if each is not operation]
         operation.arrival, operation.number = arrival, arrival.number
         differs = arrival.digest != operation.kind.digest
         if differs:
@@ -518,6 +555,8 @@ class Endpoint:
     def _check_peers(self) -> None:
         """End the operations of peers that have left, died or not answered in time."""
         now = self._clock()
+        # Before the pairs advance: what a peer has sent before it fell silent is matched then.
+        silent = self._why_all_silent() if self._from_any else None
         looks = now - self._looked_at > _LOOK_S
         if looks:
             self._looked_at = now
@@ -529,6 +568,13 @@ class Endpoint:
             for operation in pair.operations():
                 if now - operation.since > operation.timeout_s:
                     self._time_out(peer, pair, operation)
+        for operation in self._from_any:
+            if silent is not None:
+                self._give_up(operation, silent)
+            elif now - operation.since > operation.timeout_s:
+                waited = f"{operation.where}: waited {operation.timeout_s:g} s"
+                text = f"{waited}; no rank has sent a message with tag {operation.tag}"
+                self._give_up(operation, PeerTimeoutError(text, ()))
 
     def _check_state(self, peer: int, pair: _Pair) -> None:
         theirs = self.road.state_of(peer)
@@ -571,6 +617,12 @@ class Endpoint:
         """
         with self.lock:
             if operation.over:
+                return
+            if operation.peer == ANY:
+                self._from_any = [each for each in self._from_any if each is not operation]
+                if not isinstance(error, RingReduceError):
+                    error = PeerLostError(f"{operation.where}: {_text_of(error)}", ())
+                self._end(operation, error)
                 return
             pair = self._pairs[operation.peer]
             pair.discard(operation)
@@ -625,9 +677,8 @@ class Endpoint:
             if self._ended is not None:
                 return
             self._announce(CLOSING)
-            for peer in range(self.size):  # offers of any peer have to be refused
-                if peer != self.rank:
-                    self._pair(peer)
+            for peer in self._peers():  # offers of any peer have to be refused
+                self._pair(peer)
             for peer, pair in self._pairs.items():
                 for arrivals in pair.arrivals.values():
                     while arrivals:
@@ -638,7 +689,8 @@ class Endpoint:
         self._announce(CLOSED)
 
     def _is_open(self, peer: int, pair: _Pair) -> bool:
-        return pair.is_busy or self._owes(peer, pair)
+        waits = bool(self._from_any) and pair.error is None
+        return waits or pair.is_busy or self._owes(peer, pair)
 
     def _owes(self, peer: int, pair: _Pair) -> bool:
         """Whether answers to a peer wait until it takes earlier ones."""
@@ -670,6 +722,8 @@ class Endpoint:
                 for peer, pair in self._pairs.items():
                     self.road.set_quiet(peer, False)
                     self._fail(pair, error)
+                for operation in self._from_any:
+                    self._give_up(operation, error)
                 self.road.close()
         with self._begun:
             self._begun.notify_all()
@@ -679,4 +733,4 @@ class Endpoint:
         self.lock, self._begun = threading.RLock(), threading.Condition()
         self._ended, self._thread = error, None
         self.road.forked()
-        self._pairs, self._busy = defaultdict(_Pair), {}
+        self._pairs, self._busy, self._from_any = defaultdict(_Pair), {}, []

@@ -22,18 +22,18 @@ from ringreduce.torch.calling import collective
 from ringreduce.torch.functional import register_kernels
 from ringreduce.torch.ops import begin, multiplies
 from ringreduce.torch.pieces import (
-    can_be_cut,
     check_alike,
     check_dtypes,
     deliver,
     deliver_all,
     deliver_each,
+    deliver_part,
     pieces_of,
 )
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import add_entries, sparse_calls
 from ringreduce.torch.tensors import array_of, check, check_list, flat, is_as_in_memory
-from ringreduce.torch.works import Finished, FromAnyRank, Message, UnderWay, seconds_of
+from ringreduce.torch.works import Finished, Message, UnderWay, seconds_of
 
 _log = logging.getLogger("ringreduce.torch")
 _WAITS_S = 0.01
@@ -245,7 +245,8 @@ class RingReduceGroup(Described):
             (pieces,) = outputs
             check_list("gather", pieces, self._size, "gather_list")
             outs = [array_of("gather", each, writes=True) for each in pieces]
-        call = self.comm.gather(x, opts.rootRank, **_how(opts))
+            check_alike("gather", [x, *outs])
+        call = self.comm.gather(x, opts.rootRank, counts=[x.size] * self._size, **_how(opts))
         tensors = [each for pieces in outputs for each in pieces]
         return _work(opts, tensors, [call], partial(deliver, outs) if outs else None)
 
@@ -261,7 +262,7 @@ class RingReduceGroup(Described):
             check_alike("scatter", [*views, out])
             whole = np.concatenate([view.reshape(-1) for view in views])
         call = self.comm.scatter(whole, opts.rootRank, **_how(opts))
-        return _work(opts, outputs, [call], partial(deliver, [out]))
+        return _work(opts, outputs, [call], partial(deliver_part, "scatter", out))
 
     @collective("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
@@ -280,15 +281,20 @@ class RingReduceGroup(Described):
     ) -> Any:
         x = array_of("all_to_all", input, writes=False)
         out = array_of("all_to_all", output, writes=True)
-        if not output_splits and not input_splits and can_be_cut(x, out, self._size):
-            call = self.comm.all_to_all(x.reshape(-1), out=out.reshape(-1), **_how(opts))
-            return _work(opts, [output], [call])
         xs = pieces_of(x, input_splits, self._size, "input")
         outs = pieces_of(out, output_splits, self._size, "output")
         # The call writes to the tensor itself, unless it is strided or the input shares its memory.
         is_apart = out.flags.c_contiguous and not np.may_share_memory(x, out)
         room = out.reshape(-1) if is_apart else np.empty(out.size, out.dtype)
-        call = self._all_to_all(x.reshape(-1), xs, outs, room, opts)
+        if input_splits or output_splits:
+            call = self._all_to_all(x.reshape(-1), xs, outs, room, opts)
+        elif x.size == out.size:
+            call = self.comm.all_to_all(x.reshape(-1), out=room, **_how(opts))
+        else:
+            raise ValueError(
+                f"all_to_all: the input has {x.size} elements, and the output {out.size}; "
+                "without split sizes they have as many"
+            )
         return _work(opts, [output], [call], None if is_apart else partial(deliver, [out]))
 
     alltoall_base = all_to_all_single
@@ -322,7 +328,8 @@ class RingReduceGroup(Described):
     @collective("recv")
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
         (tensor,) = tensors
-        return FromAnyRank(self.comm, flat("recv", tensor, writes=True), tag, tensors)
+        out = flat("recv", tensor, writes=True)
+        return Message(self.comm.recv(out, None, tag, async_op=True), tensors)
 
     # --- barriers, the end ---
 

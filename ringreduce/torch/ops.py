@@ -34,7 +34,7 @@ def begin(op: Any, x: np.ndarray) -> str:
     """Return ringreduce's name of the op that completes a ReduceOp on `x`.
 
     Multiplies `x` in place by the factor of PREMUL_SUM.  Raises ValueError for an op that
-    ringreduce does not have.
+    ringreduce does not have, and for PREMUL_SUM of integers and of truth values.
     """
     number = op.op.value
     name = _OPS.get(number)
@@ -42,6 +42,8 @@ def begin(op: Any, x: np.ndarray) -> str:
         known = ", ".join(dict.fromkeys(_OPS.values()))
         raise ValueError(f"unknown ReduceOp {op.op}; ringreduce has {known}")
     if number == _PREMUL_SUM:
+        if x.dtype.kind in "iub":
+            raise ValueError(f"PREMUL_SUM is for floats, and a tensor has {x.dtype}")
         _, factor = op.__getstate__()  # torch 2.9 has no attribute for it
-        x *= x.dtype.type(factor) if isinstance(factor, float) else factor.numpy()
+        x *= x.dtype.type(factor if isinstance(factor, float) else factor.item())
     return _OF_BOOLS.get(name, name) if x.dtype.kind == "b" else name

@@ -21,12 +21,6 @@ def check_dtypes(where: str, arrays: Sequence[np.ndarray]) -> None:
         raise ValueError(f"{where}: the tensors have {', '.join(dtypes)}; all need one dtype")
 
 
-def can_be_cut(x: np.ndarray, out: np.ndarray, size: int) -> bool:
-    """Whether both are contiguous, of one size, and their first axes cut into equal parts."""
-    even = all(array.ndim and array.shape[0] % size == 0 for array in (x, out))
-    return even and x.size == out.size and x.flags.c_contiguous and out.flags.c_contiguous
-
-
 def pieces_of(
     array: np.ndarray, lengths: Sequence[int], size: int, what: str
 ) -> Sequence[np.ndarray]:
@@ -52,6 +46,16 @@ def deliver(outs: Sequence[np.ndarray], found: np.ndarray) -> None:
     for out in outs:
         out[...] = found[begin : begin + out.size].reshape(out.shape)
         begin += out.size
+
+
+def deliver_part(where: str, out: np.ndarray, part: np.ndarray) -> None:
+    """Copy the part that another rank has sent to `out`.  Raises ValueError if it does not fit."""
+    if (out.size, out.dtype) != (part.size, part.dtype):
+        raise ValueError(
+            f"{where}: this rank's tensor is {out.dtype}[{out.size}], and the root has sent "
+            f"{part.dtype}[{part.size}]"
+        )
+    deliver([out], part)
 
 
 def deliver_all(every: Sequence[Sequence[np.ndarray]], *found: np.ndarray) -> None:

@@ -45,6 +45,8 @@ def _no_view(where: str, tensor: Any) -> Exception:
             f"{where}: torch has yet to conjugate or to negate the elements of a tensor; "
             "pass tensor.resolve_conj().resolve_neg()"
         )
+    if tensor.numel() and not tensor.data_ptr():
+        return ValueError(f"{where}: a tensor has no memory; pass tensor.clone()")
     return TypeError(f"{where}: NumPy has no dtype for {tensor.dtype}")
 
 

@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-import ringreduce as rr
-
-_A_LOOK_S = 1e-6
-"""Seconds for which `is_completed` waits for a message."""
-
 
 class _End:
-    """A function that is called once the calls of a Work are over, before `wait` returns."""
+    """Functions that are called once the calls of a Work are over, before `wait` returns."""
 
     def __init__(self) -> None:
-        self.is_reached = True
-        """Whether the function has been called, if there is one."""
-        self._function: Callable[[], object] | None = None
+        self._left = 0
+        self._functions: deque[Callable[[], object]] = deque()
         self._lock = threading.RLock()
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether all functions have been called."""
+        return self._left == 0
+
     def after(self, work: Any, function: Callable[[], object]) -> None:
-        """Have `function` called once `work` is over."""
-        self._function, self.is_reached = function, False
+        """Have `function` called once `work` is over, after those that were passed before."""
+        self._left += 1
+        self._functions.append(function)
         work.then(lambda _: self.reach())
 
     def reach(self) -> None:
-        """Call the function, unless another thread calls it: then wait for that."""
+        """Call the functions; if another thread calls them, wait for that."""
         if self.is_reached:
             return
         with self._lock:
-            function, self._function = self._function, None
-            if function is not None:
+            while self._functions:
+                function = self._functions.popleft()
                 try:
                     function()
                 finally:
-                    self.is_reached = True
+                    self._left -= 1
 
 
 class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
@@ -85,28 +86,40 @@ class UnderWay(dist._Work):  # type: ignore[misc]
     def __init__(
         self, works: Sequence[Any], tensors: Any, deliver: Callable[..., None] | None = None
     ) -> None:
-        """Keep the Works of the calls; `deliver` gets their results once they are over."""
+        """Keep the Works of the calls.
+
+        `deliver` gets their results once they are over, before any later call of the group runs.
+        """
         super().__init__()
-        self._works, self._tensors, self._deliver = works, tensors, deliver
-        self._lock = threading.Lock()
+        self._works, self._tensors = works, tensors
         self._error: BaseException | None = None
         self._future: Any = None
         self._end = _End()
+        if deliver is not None:
+            self.at_end(partial(self._deliver, deliver))
+
+    def _deliver(self, deliver: Callable[..., None]) -> None:
+        """Pass the results to `deliver` if there are any; keep its error for `wait`."""
+        if any(work.unseen_error is not None for work in self._works):
+            return
+        try:
+            deliver(*[work.wait() for work in self._works])
+        except Exception as error:
+            self._error = error
 
     def wait(self, timeout: Any = None) -> bool:
         timeout_s = seconds_of(timeout)
         try:
-            results = [work.wait(timeout_s) for work in self._works]
-            with self._lock:
-                if self._deliver is not None:
-                    self._deliver(*results)
-                    self._deliver = None  # if it raised, a later wait raises again
-        except TimeoutError:
-            raise
+            for work in self._works:
+                work.wait(timeout_s)
         except BaseException as error:
-            self._error = error
+            if type(error) is not TimeoutError:  # the calls are over
+                self._error = error
+                self._end.reach()
             raise
         self._end.reach()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
         return True
 
     def synchronize(self) -> None:
@@ -129,8 +142,7 @@ class UnderWay(dist._Work):  # type: ignore[misc]
     def at_end(self, function: Callable[[], object]) -> None:
         """Have `function` called once all calls are over, before `wait` returns.
 
-        The thread that makes the calls runs `function`, or a thread that waits.  No other function
-        may have been passed before.
+        The thread that makes the calls runs `function`, or a thread that waits.
         """
         if self._works:
             self._end.after(self._works[-1], function)
@@ -150,19 +162,26 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         return self._future
 
 
-class _Message(dist._Work):  # type: ignore[misc]
+class Message(dist._Work):  # type: ignore[misc]
     """A message between two ranks that may be under way."""
 
-    def __init__(self, tensors: Any, source: int) -> None:
+    def __init__(self, work: Any, tensors: Any, source: int | None = None) -> None:
+        """`source` is the rank that sends; None: that of the message which `work` receives."""
         super().__init__()
-        self._tensors, self._source = tensors, source
-
-    def finish(self, timeout_s: float | None) -> None:
-        """Wait for the message; None: without a limit of its own."""
-        raise NotImplementedError
+        self._work, self._tensors, self._source = work, tensors, source
+        self._error: BaseException | None = None
+        self._end = _End()
 
     def wait(self, timeout: Any = None) -> bool:
-        self.finish(seconds_of(timeout))
+        try:
+            self._work.wait(seconds_of(timeout))
+        except BaseException as error:
+            if type(error) is not TimeoutError:  # the message is over
+                self._error = error
+            raise
+        finally:
+            if self._work.completed.is_set():
+                self._end.reach()
         return True
 
     def synchronize(self) -> None:
@@ -171,70 +190,23 @@ class _Message(dist._Work):  # type: ignore[misc]
     def at_end(self, function: Callable[[], object]) -> None:
         """Have `function` called once the message is over, before `wait` returns.
 
-        It may make no calls.  No other function may have been passed before.
+        It may make no calls.
         """
-        raise NotImplementedError
+        self._end.after(self._work, function)
 
     def result(self) -> list[Any]:
         return list(self._tensors)
 
     def source_rank(self) -> int:
-        return self._source
+        return int(self._work.peer if self._source is None else self._source)
 
     def _source_rank(self) -> int:
-        return self._source
+        return self.source_rank()
 
     def get_future(self) -> Any:
+        """Wait for the message; return a future that is over."""
         self.wait()
         return Finished(self._tensors).get_future()
-
-
-class FromAnyRank(_Message):
-    """A receive of the first message with its tag, from any rank."""
-
-    def __init__(self, comm: rr.Communicator, out: np.ndarray, tag: int, tensors: Any) -> None:
-        super().__init__(tensors, source=-1)
-        self._comm, self._out, self._tag = comm, out, tag
-        self._at_end: Callable[[], object] = _nothing
-
-    def finish(self, timeout_s: float | None) -> None:
-        if self._source < 0:
-            source = self._comm.probe(self._tag, timeout_s=timeout_s)
-            self._comm.recv(self._out, source, self._tag)
-            self._source = source
-            self._at_end()
-
-    def at_end(self, function: Callable[[], object]) -> None:
-        self._at_end = function
-
-    def is_completed(self) -> bool:
-        try:
-            self.finish(_A_LOOK_S)
-        except rr.PeerTimeoutError:
-            return False
-        return True
-
-    def is_success(self) -> bool:
-        return self._source >= 0
-
-    def exception(self) -> None:
-        return None
-
-
-class Message(_Message):
-    """A send to one rank, or a receive from one rank."""
-
-    def __init__(self, work: Any, tensors: Any, source: int) -> None:
-        super().__init__(tensors, source)
-        self._work = work
-        self._end = _End()
-
-    def finish(self, timeout_s: float | None) -> None:
-        self._work.wait(timeout_s)
-        self._end.reach()
-
-    def at_end(self, function: Callable[[], object]) -> None:
-        self._end.after(self._work, function)
 
     def is_completed(self) -> bool:
         return bool(self._work.done()) and self._end.is_reached
@@ -243,12 +215,8 @@ class Message(_Message):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        error: BaseException | None = self._work.unseen_error
+        error: BaseException | None = self._error or self._work.unseen_error
         return error
-
-
-def _nothing() -> None:
-    pass
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

@@ -88,6 +88,35 @@ def all_to_all_with_equal_and_unequal_lengths() -> None:
         assert each.tolist() == [float(peer)] * sends[peer]
 
 
+def tensors_that_do_not_fit_are_refused() -> None:
+    if rank() == 0:
+        wrong = [torch.zeros(2)] * size()
+        words = "float32[4], float32[2]; all need the same size and dtype"
+        raises(ValueError, words, lambda: dist.gather(torch.ones(4), wrong, 0))
+    part = torch.zeros(4 if rank() == 0 else 2)
+    parts = [torch.ones(4)] * size() if rank() == 0 else None
+    if rank() == 0:
+        dist.scatter(part, parts)
+        same(part, torch.ones(4))
+    else:
+        words = "tensor is float32[2], and the root has sent float32[4]"
+        raises(ValueError, words, lambda: dist.scatter(part, parts))
+    raises(
+        ValueError,
+        "without split sizes they have as many",
+        lambda: dist.all_to_all_single(torch.zeros(size(), 2), torch.zeros(size(), 3)),
+    )
+
+
+def ranks_lay_out_their_tensors_as_they_like() -> None:
+    x, out = torch.arange(2.0 * size()) + 100 * rank(), torch.zeros(2 * size())
+    if rank() == 0:
+        x, out = torch.stack([x, x], 1)[:, 0], torch.zeros(2 * size(), 2)[:, 0]
+    dist.all_to_all_single(out, x)
+    sent = [torch.arange(2.0) + 2 * rank() + 100 * peer for peer in range(size())]
+    same(out, torch.cat(sent))
+
+
 def objects_of_any_kind() -> None:
     found: list[Any] = [None] * size()
     dist.all_gather_object(found, {"rank": rank(), "text": "x" * rank()})

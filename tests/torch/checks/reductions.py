@@ -51,6 +51,10 @@ def all_reduce_multiplies_before_it_adds() -> None:
     x = mine(7)
     dist.all_reduce(x, dist._make_nccl_premul_sum(2.0))
     same(x, 2 * sum(everybodys(7)))
+    multiply = dist._make_nccl_premul_sum(0.5)
+    whole = mine(7, dtype=torch.int32)
+    raises(ValueError, "PREMUL_SUM is for floats", lambda: dist.all_reduce(whole, multiply))
+    same(whole, mine(7, dtype=torch.int32))
 
 
 def all_reduce_of_tensors_that_are_not_contiguous() -> None:

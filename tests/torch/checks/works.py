@@ -46,6 +46,73 @@ def messages_from_any_rank() -> None:
         dist.send(torch.full((2,), float(rank())), 0)
 
 
+def receives_from_any_rank_are_under_way() -> None:
+    peer = (rank() + 1) % size()
+    x = torch.zeros(2)
+    work = dist.irecv(x)
+    dist.send(mine(2), peer)  # before anybody waits for the receive
+    work.wait()
+    same(x, of((rank() - 1) % size(), 2))
+    assert work._source_rank() == (rank() - 1) % size()
+    if rank() == 0:
+        first, second = torch.zeros(1), torch.zeros(1)
+        works = [dist.irecv(first, tag=3), dist.irecv(second, tag=3)]
+        dist.barrier()
+        works[1].wait()
+        works[0].wait()
+        assert (first.item(), second.item()) == (1.0, 2.0)
+    else:
+        if rank() == 1:
+            for number in (1.0, 2.0):
+                dist.send(torch.tensor([number]), 0, tag=3)
+        dist.barrier()
+
+
+def results_are_there_once_a_call_is_completed() -> None:
+    x, root = mine(2), rank() == 0
+    every = torch.stack(everybodys(2))
+    lists = [list(torch.zeros(size(), 2)) for _ in range(4)]
+    part, strided, sparse = torch.zeros(2), torch.zeros(2, 2)[:, 0], mine(2).to_sparse()
+    total = sum(everybodys(2))
+    for begin, found, wanted in (
+        (lambda: dist.all_gather(lists[0], x, async_op=True), lists[0], every),
+        (lambda: dist.gather(x, lists[1] if root else None, 0, async_op=True), lists[1], every),
+        (lambda: dist.scatter(part, list(every) if root else None, async_op=True), [part], x[None]),
+        (lambda: dist.all_to_all(lists[2], [x] * size(), async_op=True), lists[2], every),
+        (
+            lambda: dist.reduce_scatter(strided, [x] * size(), async_op=True),
+            [strided],
+            total[None],
+        ),
+    ):
+        work = begin()
+        while not work.is_completed():
+            pass
+        if root or found is not lists[1]:
+            same(torch.stack(list(found)), wanted)
+        work.wait()
+    work = dist.all_reduce(sparse, async_op=True)
+    while not work.is_completed():
+        pass
+    same(sparse.to_dense(), total)
+    work = dist.all_gather(lists[3], x, async_op=True)
+    dist.all_reduce(lists[3][0])  # behind the gathering call
+    work.wait()
+    same(lists[3][0], of(0, 2) * size())
+
+
+def a_failed_work_stays_failed() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank() == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        raises(rr.PeerTimeoutError, "rank 1", work.wait)
+        assert work.is_completed()
+        assert not work.is_success()
+        assert isinstance(work.exception(), rr.PeerTimeoutError)
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
 def a_work_has_a_result_and_a_future() -> None:
     x = mine(3)
     work = dist.all_reduce(x, async_op=True)
