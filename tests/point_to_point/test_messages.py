@@ -30,6 +30,25 @@ def alone(program, config=BY_MESSAGES):
     return rr.spawn(lambda comm: program(comm) if comm.rank == 0 else None, 2, config=config)[0]
 
 
+@ROADS
+def test_a_receive_from_any_rank_ends_with_the_communicator(config):
+    def program(comm):
+        work = comm.recv(np.zeros(1), None, async_op=True)
+        comm.leave("the disk is full")
+        with pytest.raises(rr.RingReduceError):
+            work.wait()
+
+    rr.spawn(program, 2, config=config)
+
+
+def test_a_communicator_of_one_rank_receives_from_no_rank():
+    def program(comm):
+        with pytest.raises(ValueError, match="recv: there is no other rank that could send"):
+            comm.recv(np.zeros(1), None)
+
+    rr.spawn(program, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [

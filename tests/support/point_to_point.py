@@ -520,3 +520,67 @@ def with_one_stopped(transport: str) -> None:
         report(comm.rank, found)
         time.sleep(0.5)  # the other rank may wait for an answer
         os._exit(3)
+
+
+@check
+def a_receive_from_any_rank_is_under_way(comm: rr.Communicator) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    out = np.zeros(2, int)
+    work = comm.recv(out, None, 6, async_op=True)
+    comm.send(np.full(2, comm.rank), right, 6)  # before anybody waits for a receive
+    assert work.wait() is out
+    assert work.peer == left
+    assert out.tolist() == [left, left]
+    comm.barrier()
+    if comm.rank == 0:
+        outs = [np.zeros((), int) for _ in range(3)]
+        works = [
+            comm.recv(x, peer, 5, async_op=True)
+            for x, peer in zip(outs, (None, 1, None), strict=True)
+        ]
+        text = str(error_of(ValueError, lambda: comm.recv(outs[0], None, 5)))
+        assert "another receive writes to" in text
+        comm.barrier()
+        for work in reversed(works):
+            work.wait()
+        assert [x.item() for x in outs] == [10, 11, 20]  # in the order of the receives
+        comm.barrier()
+        assert comm.recv(np.zeros(1, int), None, 8).item() == 80
+        waited = error_of(rr.PeerTimeoutError, lambda: comm.recv(outs[0], None, 9, timeout_s=0.05))
+        assert "waited 0.05 s; no rank has sent a message with tag 9" in str(waited)
+    else:
+        comm.barrier()
+        if comm.rank == 1:
+            comm.send(10, 0, 5)
+            comm.send(11, 0, 5)
+            comm.send(0, 2, 1)
+            sent = comm.send(np.full(1, 80), 0, 8, async_op=True)  # it arrives before its receive
+            comm.barrier()
+            sent.wait()
+        else:
+            comm.recv(np.zeros((), int), 1, 1)
+            comm.send(20, 0, 5)
+            comm.barrier()
+    comm.barrier()
+
+
+@check
+def a_receive_from_any_rank_may_differ(comm: rr.Communicator) -> None:
+    if comm.rank == 0:
+        error = error_of(rr.MismatchError, lambda: comm.recv(np.zeros(3), None))
+        assert "rank 0 receives float64[3]" in str(error)
+    elif comm.rank == 1:
+        error_of(rr.MismatchError, lambda: comm.send(np.zeros(2), 0))
+    comm.barrier()
+
+
+@check
+def a_receive_from_any_rank_ends_when_no_rank_can_send(comm: rr.Communicator) -> None:
+    part = comm.split(0)
+    assert part is not None
+    if comm.rank == 0:
+        works = [part.recv(np.zeros(1), None, tag, async_op=True) for tag in (1, 2)]
+        for work in works:
+            error = error_of(rr.PeerLostError, work.wait)
+            assert "takes part in no more messages" in str(error)
+    part.close()
