@@ -586,6 +586,14 @@ class Communicator(Collectives, PointToPoint):
         self._engine.flush(seconds)
 
     @property
+    def busy(self) -> bool:
+        """Whether an asynchronous call or message of this rank is not over.
+
+        :meta private:
+        """
+        return self._queue.busy or self._engine.endpoint.is_busy
+
+    @property
     def closed(self) -> bool:
         """Whether the communicator was closed, and not broken before.
 

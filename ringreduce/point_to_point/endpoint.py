@@ -353,9 +353,14 @@ class Endpoint:
         if not self._threads and self._must_advance():
             self.advance()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an asynchronous operation is not over."""
+        return bool(self._asynchronous)
+
     def _must_advance(self) -> bool:
         """Return whether asynchronous operations are under way, or answers are not written."""
-        return bool(self._asynchronous) or self._has_unsent()
+        return self.is_busy or self._has_unsent()
 
     def _has_unsent(self) -> bool:
         """Return whether answers to some peer wait until the peer takes earlier ones."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ringreduce.torch.shared import can_move
 
@@ -26,7 +27,8 @@ def empty(shape: Any, dtype: Any = None, *, group: Any = None) -> Any:
         group: a process group of this backend; None: all ranks.
 
     Returns:
-        A C-contiguous tensor on the CPU.  Where ranks share no memory it is an ordinary one.
+        A C-contiguous tensor on the CPU.  Where ranks share no memory it is an ordinary one.  Not
+        collective: ranks may make different tensors.
 
     Raises:
         TypeError: `group` is no group of this backend.
@@ -47,9 +49,11 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
     """Move the storage of a tensor to registered memory, in place.
 
     All tensors with this storage, such as views, stay what they are, with another address.
-    All-reduces of the group read and write the tensor in place from now on; other calls treat it as
-    an ordinary tensor.  Its memory is free again once the storage is.  A process that is forked
-    later, such as a worker of a DataLoader, shares the memory: what it writes, this process sees.
+    All-reduces of the group read and write it in place from now on if it is contiguous and has at
+    least 64 KiB; other calls treat it as an ordinary tensor.  Its memory is free again once the
+    storage is.  A process that is forked later, such as a worker of a DataLoader, shares the
+    memory: what it writes, this process sees.  A process that gets the tensor through a queue gets
+    a copy.  Not collective: ranks may move different tensors.
 
     The backend does this by itself with buckets of DistributedDataParallel of at least 64 KiB, the
     second time that they are reduced.  ``RINGREDUCE_TORCH_SHARE=0`` turns that off.  torch refuses
@@ -61,11 +65,12 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
 
     Returns:
         `tensor`.  The tensor stays where it is if the ranks share no memory, if there is no room in
-        it, or if 256 storages of the group have moved there.
+        it, or if 256 storages of the group that have moved there are in use.
 
     Raises:
         TypeError: `group` is no group of this backend.
-        RuntimeError: there is no process group yet.
+        RuntimeError: there is no process group yet, or asynchronous calls are under way, which may
+            use the tensor.
         ValueError: the tensor is no dense tensor on the CPU; or its memory is another library's, or
             an array of NumPy views it, as after ``from_numpy`` and ``numpy``; or torch shares it
             with other processes already.
@@ -83,9 +88,18 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
             "share_: the tensor's memory cannot move, as another library, an array of NumPy or "
             "another process uses it; pass tensor.clone()"
         )
+    if any(each.comm.busy for each in _groups()):
+        raise RuntimeError("share_: asynchronous calls are under way; wait for them first")
     if group.storages is not None:
         group.storages.move(storage)
     return tensor
+
+
+def _groups() -> list[Any]:
+    """Return this rank's groups of this backend."""
+    from ringreduce.torch.group import RingReduceGroup
+
+    return [group for group in c10d._world.pg_map if isinstance(group, RingReduceGroup)]
 
 
 def _group(where: str, group: Any) -> Any:

@@ -4,7 +4,9 @@ torch moves a storage to a file of its own that it maps (`UntypedStorage._share_
 tensors with this storage follow.  The pages of that mapping belong to no other memory.  So mremap
 puts pages of the rank's segment in their place: the peers then reach the tensor's memory, and the
 tensor's address is that which torch knows.  When the storage is freed, torch unmaps these pages.
-A storage that moved is never resized: torch would resize its file, whose pages are gone.
+A storage that moved is never resized: torch would resize its file, whose pages are gone.  Other
+processes, such as the readers of a queue of torch.multiprocessing, get a copy of it: torch would
+send them that file.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import ctypes
 import mmap
 import os
 from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.multiprocessing.reductions import StorageWeakRef, reduce_storage
 
 import ringreduce as rr
 from ringreduce.torch.tensors import array_of
@@ -31,6 +34,9 @@ _MOST_MET = 1000
 """With so many storages that were reduced once, those that are freed are looked for."""
 _MOST_MOVED = 256
 """The most storages of a group in registered memory: torch keeps a file open for each."""
+
+_COPIED: dict[int, StorageWeakRef] = {}
+"""By address: the storages of which other processes get copies."""
 
 
 class SharedStorages:
@@ -51,8 +57,7 @@ class SharedStorages:
         """
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        self._forget_freed(self._moved, address)
-        if address not in self._moved:
+        if not self._has_moved(storage):
             moves = moves and can_move(storage)
             if not (moves and self._was_met(storage) and self.move(storage)):
                 return None
@@ -61,6 +66,11 @@ class SharedStorages:
         begin = tensor.data_ptr() - address
         data: np.ndarray = memory[begin : begin + tensor.nbytes]
         return data.view(_dtype_of(tensor.dtype)).reshape(tuple(tensor.shape))
+
+    def _has_moved(self, storage: Any) -> bool:
+        address = storage.data_ptr()
+        self._forget_freed(self._moved, address)
+        return address in self._moved and self._moved[address][0] == StorageWeakRef(storage)
 
     def _was_met(self, storage: Any) -> bool:
         """Whether the storage was met before.  Remembers that it is met now."""
@@ -95,6 +105,7 @@ class SharedStorages:
             return False  # it stays in torch's file
         os.ftruncate(file, 0)  # nothing maps its pages any more
         self._moved[address] = StorageWeakRef(storage), memory[:nbytes]
+        _copied_when_sent(storage)
         return True
 
     def _forget_freed(self, found: dict[int, Any], address: int) -> None:
@@ -103,6 +114,21 @@ class SharedStorages:
         reference = entry[0] if isinstance(entry, tuple) else entry
         if reference is not None and reference.expired():
             del found[address]
+
+
+def _copied_when_sent(storage: Any) -> None:
+    """Have torch send copies of a storage to other processes from now on."""
+    for address in [each for each, moved in _COPIED.items() if moved.expired()]:
+        del _COPIED[address]
+    _COPIED[storage.data_ptr()] = StorageWeakRef(storage)
+    ForkingPickler.register(torch.UntypedStorage, _reduce)
+
+
+def _reduce(storage: Any) -> Any:
+    """Return what torch sends of a storage: a function that makes it, and its arguments."""
+    moved = _COPIED.get(storage.data_ptr()) if storage.device.type == "cpu" else None
+    is_copied = moved is not None and moved == StorageWeakRef(storage)
+    return reduce_storage(storage.clone() if is_copied else storage)
 
 
 def can_move(storage: Any) -> bool:

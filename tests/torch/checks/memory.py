@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 
 import numpy as np
 import torch
@@ -85,6 +86,36 @@ def storages_that_others_use_stay_where_they_are() -> None:
     assert ringreduce.torch.share_(kept).data_ptr() in moved
     same(kept, sum(everybodys(40_000)))
     raises(ValueError, "not dense", lambda: ringreduce.torch.share_(mine(4).to_sparse()))
+
+
+def other_processes_get_copies_of_moved_storages() -> None:
+    import ringreduce.torch
+    from ringreduce.torch.shared import _reduce
+
+    x = mine(40_000)
+    ringreduce.torch.share_(x)
+    dist.all_reduce(x)
+    assert x.data_ptr() in dist.group.WORLD.storages._moved
+    _, (_, file, nbytes) = _reduce(x.untyped_storage())
+    descriptor = file.detach()
+    sent = torch.frombuffer(bytearray(os.pread(descriptor, nbytes, 0)), dtype=x.dtype)
+    os.close(descriptor)
+    same(sent, sum(everybodys(40_000)))
+
+
+def tensors_stay_while_calls_are_under_way() -> None:
+    import ringreduce.torch
+
+    x, out = mine(40_000), torch.zeros(3)
+    work = dist.irecv(out, (rank() - 1) % size())
+    address, words = x.data_ptr(), "calls are under way"
+    raises(RuntimeError, words, lambda: ringreduce.torch.share_(x))
+    assert x.data_ptr() == address
+    dist.barrier()
+    dist.send(mine(3), (rank() + 1) % size())
+    work.wait()
+    assert ringreduce.torch.share_(x).data_ptr() in dist.group.WORLD.storages._moved
+    dist.barrier()
 
 
 def a_moved_storage_outlives_its_group() -> None:

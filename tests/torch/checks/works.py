@@ -102,9 +102,10 @@ def results_are_there_once_a_call_is_completed() -> None:
 
 
 def a_failed_work_stays_failed() -> None:
-    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    group, options = dist.new_group(), dist.AllreduceOptions()
+    options.asyncOp, options.timeout = True, timedelta(seconds=0.5)
     if rank() == 0:
-        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        work = group.allreduce([torch.ones(2)], options)
         raises(rr.PeerTimeoutError, "rank 1", work.wait)
         assert work.is_completed()
         assert not work.is_success()
