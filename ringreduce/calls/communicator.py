@@ -513,11 +513,14 @@ class Communicator(Collectives, PointToPoint):
 
     # --- the end ---
 
-    def close(self) -> None:
+    def close(self, *, timeout_s: float | None = None) -> None:
         """Close the communicator.  Collective: all ranks close, or all raise MismatchError.
 
         Waits for asynchronous calls.  A broken or closed communicator returns at once.  The end of
         a ``with`` block closes as well.
+
+        Args:
+            timeout_s: seconds until the call raises PeerTimeoutError; None: those of `init`.
 
         Raises:
             MismatchError: other ranks made another call.
@@ -532,7 +535,9 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             '<ringreduce.Communicator: rank 0 of 2, node (0, 1), among threads, closed>'
         """
-        self._close()
+        if timeout_s is not None:
+            check_timeout("close", timeout_s)
+        self._close(timeout_s=timeout_s)
 
     def close_at_end_of(self, place: str) -> None:
         """Close the communicator because this rank has reached the end of `place`.
@@ -543,10 +548,10 @@ class Communicator(Collectives, PointToPoint):
         """
         self._close(place)
 
-    def _close(self, end_of: str = "") -> None:
+    def _close(self, end_of: str = "", timeout_s: float | None = None) -> None:
         with self._queue.lock:
             call = self._calls.meeting("close", ())
-        self._engine.close(call, NOTHING, end_of)
+        self._engine.close(call, NOTHING, end_of, timeout_s)
         self._forget()
         self._forget_messages()
 

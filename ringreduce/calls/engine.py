@@ -514,11 +514,14 @@ class Engine:
 
     # --- the end ---
 
-    def close(self, call: Call, nothing: Any, end_of: str = "") -> None:
+    def close(
+        self, call: Call, nothing: Any, end_of: str = "", timeout_s: float | None = None
+    ) -> None:
         """Complete the queued calls and the meeting `call`, and free everything.
 
         `end_of` is for error texts: the place whose end this rank has reached, or empty if the user
-        closes.  Raises the error of a Work that was never waited for.
+        closes.  `timeout_s`: seconds until the meeting times out; None: those of the communicator.
+        Raises the error of a Work that was never waited for.
         """
         with self.queue.lock:
             if self.ended is None:
@@ -530,7 +533,7 @@ class Engine:
             unseen = self.queue.unseen_error() or self.endpoint.unseen_error()
             if self.ended is None:
                 self.check_usable()
-                self.run_now(call, nothing, nothing, None)
+                self.run_now(call, nothing, nothing, timeout_s)
                 try:
                     self._agreement.part()
                 except BaseException as error:

@@ -208,6 +208,36 @@ def groups_in_the_place_of_gloo() -> None:
     raises(ValueError, "only 'gloo' can be replaced", lambda: ringreduce.torch.instead_of("nccl"))
 
 
+def groups_end_in_any_order() -> None:
+    from ringreduce.torch import group as module
+
+    groups, seconds = [dist.new_group() for _ in range(3)], module._END_S
+    dist.barrier()
+    module._END_S = 0.2
+    try:
+        began = time.monotonic()
+        for number in (0, 1) if rank() == 0 else (1, 0):
+            dist.destroy_process_group(groups[number])
+        if rank() == 0:
+            dist.destroy_process_group(groups[2])
+        dist.barrier()
+        assert time.monotonic() - began < 10
+    finally:
+        module._END_S = seconds
+    if rank():
+        x = mine(3)
+        raises(rr.RingReduceError, "rank", lambda: dist.all_reduce(x, group=groups[2]))
+        dist.destroy_process_group(groups[2])
+    dist.barrier()
+
+
+def an_error_that_nobody_waited_for_ends_no_other_group() -> None:
+    group = dist.new_group()
+    dist.all_reduce(mine(2 + rank() % 2), group=group, async_op=True)
+    dist.destroy_process_group(group)  # logs the error
+    dist.barrier()
+
+
 def a_group_has_no_other_backends() -> None:
     mixed = "cpu:ringreduce,cuda:nccl"
     raises(ValueError, "several backends, cpu:ring", partial(dist.new_group, backend=mixed))
