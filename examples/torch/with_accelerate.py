@@ -1,7 +1,8 @@
 """Train a network on handwritten digits with Accelerate.
 
-Accelerate asks torch for Gloo by name on the CPU.  One line has been added: it gives Accelerate
-this backend in the place of Gloo.  ``ringreduce run --instead-of-gloo`` does the same without it.
+Accelerate asks torch for Gloo by name on the CPU.  One call has been added, and its import: it
+gives Accelerate this backend in the place of Gloo.  ``ringreduce run --instead-of-gloo`` does the
+same without it.
 
     torchrun --nproc-per-node 2 examples/torch/with_accelerate.py
 

@@ -62,8 +62,7 @@ class RingReduceGroup(Described):
         self.comm: rr.Communicator = rr.init(
             rendezvous=options.store, rank=rank, size=size, timeout_s=min(seconds, _LONGEST_S)
         )
-        ranks = dist.get_world_size() if dist.is_initialized() else size
-        if cores() < 2 * ranks:
+        if cores() < 2 * _ranks_here(self.comm):
             self.comm.begin_calls_here(_WAITS_S)
         self.storages = SharedStorages(self.comm) if size > 1 else None
         """The storages in registered memory."""
@@ -358,6 +357,14 @@ class RingReduceGroup(Described):
     def abort(self) -> None:
         """End the group without the other ranks, whose next call raises PeerLostError."""
         self.comm.leave("its process group was aborted")
+
+
+def _ranks_here(comm: rr.Communicator) -> int:
+    """Return the number of the job's ranks on this host; `comm` connects those of a new group."""
+    if not dist.is_initialized():
+        return comm.local_size
+    world = dist.group.WORLD
+    return world.comm.local_size if isinstance(world, RingReduceGroup) else dist.get_world_size()
 
 
 _LONGEST_S = float(threading.TIMEOUT_MAX)

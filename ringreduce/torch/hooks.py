@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 
 def bfloat16_wire_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients, and round them to bfloat16 for each message.
+    """Average a bucket of gradients over the ranks; send float32 and float64 as bfloat16.
 
     Sums are computed in the gradients' own dtype.  torch's `bf16_compress_hook` computes them in
-    bfloat16.  Gradients of 16 bits are sent as they are.
+    bfloat16.  Gradients of 16 bits are sent as they are.  The backward pass waits for the call.
 
     Args:
         group: a process group of this backend; None: all ranks.  `register_comm_hook` takes it as

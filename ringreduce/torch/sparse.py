@@ -66,7 +66,8 @@ def _add(
     if op == dist.ReduceOp.AVG:
         values = values / values.dtype.type(size)
     entries = torch.from_numpy(np.ascontiguousarray(indices.T))
-    total = torch.sparse_coo_tensor(entries, _tensor_of(values, tensor.dtype), tensor.shape)
+    gathered = _tensor_of(values, tensor.dtype)
+    total = torch.sparse_coo_tensor(entries, gathered, tensor.shape, check_invariants=False)
     with torch.no_grad():
         tensor.copy_(total.coalesce())
 
