@@ -110,8 +110,13 @@ def forget(comm: Communicator) -> None:
     The program has ended its use of `comm`, and chooses the exit status.  A broken communicator of
     MPI is not forgotten: MPI_Finalize would hang.
     """
-    if comm in _without_mpi:
+    if is_forgettable(comm):
         _open[:] = [each for each in _open if each is not comm]
+
+
+def is_forgettable(comm: Communicator) -> bool:
+    """Return whether `forget` works for `comm` if it is broken."""
+    return comm in _without_mpi
 
 
 @cache

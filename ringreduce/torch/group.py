@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
 from ringreduce.cores import cores
-from ringreduce.process_exit import forget
+from ringreduce.process_exit import forget, is_forgettable
 from ringreduce.torch.attributes import Described
 from ringreduce.torch.calling import collective
 from ringreduce.torch.functional import register_kernels
@@ -344,9 +344,10 @@ class RingReduceGroup(Described):
         """End the group.  Logs errors, such as the loss of a rank: torch has more groups to end.
 
         Ranks may end groups in any order, and this one late: this rank waits only for a short time.
+        Over MPI it waits until the timeout, as a broken group of MPI ends the process.
         """
         try:
-            self.comm.close(timeout_s=_END_S)
+            self.comm.close(timeout_s=_END_S if is_forgettable(self.comm) else None)
         except rr.PeerTimeoutError:
             _log.info("process group %s ended here before all ranks ended it", self._name)
         except Exception as error:
