@@ -340,6 +340,7 @@ def as_out(where: str, out: Any) -> np.ndarray:
         array = np.from_dlpack(out)
     except Exception as error:  # of another library: its text says what it wants
         raise TypeError(f"{where}: NumPy cannot write to out, a {kind}: {error}") from error
-    if is_tensor(out):  # DLPack shows memory that does not have the elements
-        raise TypeError(f"{where}: NumPy cannot write to out, a {kind}: its elements are elsewhere")
+    if is_tensor(out):  # DLPack shows memory that holds other values
+        text = "its memory does not hold its elements"
+        raise TypeError(f"{where}: NumPy cannot write to out, a {kind}: {text}")
     return array

@@ -533,11 +533,12 @@ class Engine:
             unseen = self.queue.unseen_error() or self.endpoint.unseen_error()
             if self.ended is None:
                 self.check_usable()
-                self.run_now(call, nothing, nothing, timeout_s)
                 try:
-                    self._agreement.part()
-                except BaseException as error:
-                    raise self._settle_error(error, call.schedule) from None
+                    self.run_now(call, nothing, nothing, timeout_s)
+                    self._part(call)
+                finally:
+                    if self.broken:
+                        self.queue.close()
                 self._free_discarded()
                 self._flows.close()
                 for blocks in self._blocks.values():
@@ -550,6 +551,13 @@ class Engine:
             self.queue.close()
             if unseen is not None:
                 raise unseen.with_traceback(None)
+
+    def _part(self, call: Call) -> None:
+        """Wait until all ranks have completed `call`, their last one."""
+        try:
+            self._agreement.part()
+        except BaseException as error:
+            raise self._settle_error(error, call.schedule) from None
 
     @property
     def usable(self) -> bool:

@@ -41,7 +41,7 @@ def has_memory(kind: type) -> bool:
 
 
 def forbid_resizing(x: Any) -> None:
-    """Let torch refuse from now on to resize the storage of `x`, if `x` is a tensor on the CPU."""
+    """Make torch refuse from now on to resize the storage of `x`, if it is a tensor on the CPU."""
     if is_tensor(x) and x.is_cpu:
         x.new_empty(0, dtype=sys.modules["torch"].uint8).set_(x.untyped_storage()).numpy()
 
@@ -107,7 +107,7 @@ def _of_torch(torch: Any, kind: type) -> _View:
 
     def by_python(tensor: Any) -> np.ndarray | None:
         try:
-            # DLPack shows neither that elements are yet to be negated nor that there is no memory.
+            # DLPack does not show that elements are yet to be negated, or that there is no memory.
             if not tensor.is_cpu or tensor.is_neg():
                 return None
             if in_memory and tensor.numel() and not tensor.data_ptr():

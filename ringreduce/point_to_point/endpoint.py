@@ -1,9 +1,10 @@
 """One rank's end of all messages between two ranks: their order, their matching, their errors.
 
 A message has a tag.  A receive takes the earliest message of its peer with its tag that no earlier
-receive has taken.  A receive from any rank takes the first message with its tag that arrives; of
-those that have arrived before, that of the lowest rank.  If dtype or shape differ, both ranks raise
-MismatchError, and the message is gone.  A send is over when its receiver has copied the data.
+receive has taken.  A receive from any rank takes the first message with its tag that arrives.  If
+several have arrived before the receive, it takes the message of the lowest rank.  If dtype or shape
+differ, both ranks raise MismatchError, and the message is gone.  A send is over when its receiver
+has copied the data.
 
 While asynchronous messages are under way, a thread makes progress, if the transport allows that.
 Every wait makes progress, too: for all messages of the rank.
@@ -91,7 +92,7 @@ class Operation:
     since: float = 0.0
     """When the operation began, on the endpoint's clock."""
     place: int = 0
-    """How many operations of the rank began before."""
+    """Number of operations of this rank that began before this one."""
     over: bool = False
     error: Exception | None = None
     at_end: Callable[[Operation], None] | None = None
@@ -383,7 +384,7 @@ class Endpoint:
                 self._break_off(error)
                 raise
             for peer, pair in pairs.items():
-                if pair.arrivals.get(tag):
+                if pair.error is None and pair.arrivals.get(tag):
                     return peer
             silent = self._why_all_silent()
             if silent is not None:
@@ -391,7 +392,7 @@ class Endpoint:
         return None
 
     def _why_all_silent(self) -> Exception | None:
-        """Return why the first peer sends no further message, if none does; None if one may."""
+        """Return the error of the first peer if no peer can send a message any more, else None."""
         errors = [self._why_silent(peer, self._pairs[peer]) for peer in self._peers()]
         return None if None in errors else errors[0]
 
@@ -399,8 +400,9 @@ class Endpoint:
         """Return why a peer without arrivals sends no further message; None if it may."""
         if pair.error is not None:
             return copy.copy(pair.error)
-        if self.road.state_of(peer).state >= DRAINED:
-            return self._lost_error(peer, "it closes the communicator")
+        theirs = self.road.state_of(peer)
+        if theirs.state >= DRAINED:
+            return self._lost_error(peer, theirs.reason or "it closes the communicator")
         return None
 
     # --- for `Work`: the queue of asynchronous messages ---
@@ -429,6 +431,10 @@ class Endpoint:
             if pair.error is None:
                 self.road.give_up(peer)
                 self._fail(pair, self._lost_error(peer, _text_of(error)))
+        for operation in self._from_any:
+            if operation.peer != ANY and not operation.over:
+                self._end(operation, self._lost_error(operation.peer, _text_of(error)))
+        self._from_any = [each for each in self._from_any if each.peer == ANY]
 
     def _advance_pair(self, peer: int, pair: _Pair) -> bool:
         moved = False
@@ -468,10 +474,9 @@ class Endpoint:
         pair.offered.pop(answered.number, None)
 
     def _on_arrival(self, peer: int, pair: _Pair, arrival: Arrival) -> None:
-        receives = [
-            *pair.receives[arrival.tag],
-            *(each for each in self._from_any if each.tag == arrival.tag),
-        ]
+        receives = list(pair.receives[arrival.tag])
+        if pair.error is None:
+            receives += [each for each in self._from_any if each.tag == arrival.tag]
         if receives:
             earliest = min(receives, key=lambda each: each.place)
             self._match(peer, pair, earliest, arrival)
@@ -491,7 +496,7 @@ class Endpoint:
         pairs = {peer: self._pair(peer) for peer in self._peers()}  # they are polled from now on
         for peer, pair in pairs.items():
             arrivals = pair.arrivals[operation.tag]
-            if arrivals:
+            if arrivals and pair.error is None:
                 self._match(peer, pair, operation, arrivals.popleft())
                 return
         self._from_any.append(operation)
@@ -500,9 +505,7 @@ class Endpoint:
         return [peer for peer in range(self.size) if peer != self.rank]
 
     def _match(self, peer: int, pair: _Pair, operation: Operation, arrival: Arrival) -> None:
-        if operation.peer == ANY:
-            operation.peer = peer
-            self._from_any = [each for each in self._from_any if each is not operation]
+        operation.peer = peer
         operation.arrival, operation.number = arrival, arrival.number
         differs = arrival.digest != operation.kind.digest
         if differs:
@@ -513,8 +516,13 @@ class Endpoint:
         receives = pair.receives[operation.tag]
         if operation in receives:
             receives.remove(operation)
+        self._forget_from_any(operation)
         if not differs:
             self._read(peer, pair, operation)
+
+    def _forget_from_any(self, operation: Operation) -> None:
+        if operation in self._from_any:
+            self._from_any = [each for each in self._from_any if each is not operation]
 
     def _read(self, peer: int, pair: _Pair, operation: Operation) -> bool:
         arrival = operation.arrival
@@ -621,10 +629,10 @@ class Endpoint:
         the rest of it: so the pair ends.
         """
         with self.lock:
+            self._forget_from_any(operation)
             if operation.over:
                 return
             if operation.peer == ANY:
-                self._from_any = [each for each in self._from_any if each is not operation]
                 if not isinstance(error, RingReduceError):
                     error = PeerLostError(f"{operation.where}: {_text_of(error)}", ())
                 self._end(operation, error)

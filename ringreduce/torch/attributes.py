@@ -53,8 +53,8 @@ class Described(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types 
 
     @property
     def _device_types(self) -> list[Any]:
-        # torch 2.15 attaches a recorder of calls to groups that have devices when it makes them.
-        # The recorder is for groups that are written in C++.
+        # When torch 2.15 makes a group that has devices, it attaches a recorder of calls.  The
+        # recorder works only for groups in C++.  So the group has no device until it is made.
         return [torch.device("cpu")] if self in c10d._world.pg_map else []
 
     def rank(self) -> int:

@@ -343,8 +343,8 @@ class RingReduceGroup(Described):
     def shutdown(self) -> None:
         """End the group.  Logs errors, such as the loss of a rank: torch has more groups to end.
 
-        Ranks may end groups in any order, and this one late: this rank waits only for a short time.
-        Over MPI it waits until the timeout, as a broken group of MPI ends the process.
+        Other ranks may end groups in another order.  So this rank waits for them for `_END_S` only.
+        Over MPI it waits until the timeout: a broken group of MPI ends the process.
         """
         try:
             self.comm.close(timeout_s=_END_S if is_forgettable(self.comm) else None)
@@ -361,7 +361,7 @@ class RingReduceGroup(Described):
 
 
 def _ranks_here(comm: rr.Communicator) -> int:
-    """Return the number of the job's ranks on this host; `comm` connects those of a new group."""
+    """Return the number of the job's ranks on this host; `comm` is that of the group being made."""
     if not dist.is_initialized():
         return comm.local_size
     world = dist.group.WORLD

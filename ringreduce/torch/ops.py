@@ -20,7 +20,7 @@ _NAMES = {
     dist.ReduceOp.RedOpType.PREMUL_SUM: "sum",
 }
 _OPS = {op.value: name for op, name in _NAMES.items()}
-"""By number of a ReduceOp: numbers are found in a third of the time."""
+"""By number of a ReduceOp.  A look-up by number takes a third of the time of a look-up by op."""
 _OF_BOOLS = {"sum": "or", "prod": "and"}
 """The ops for arrays of truth values, in place of arithmetic."""
 

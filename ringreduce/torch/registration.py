@@ -13,7 +13,7 @@ from ringreduce.place import fill
 
 NAME = "ringreduce"
 _FRAMES = 5
-"""How many calls above `_create` the function of torch is looked for that makes groups."""
+"""Number of calls above `_create` in which `_asked_for` looks for torch's function."""
 INSTEAD_OF_GLOO = "RINGREDUCE_INSTEAD_OF_GLOO"
 """The variable that `ringreduce run --instead-of-gloo` sets to 1."""
 SHARE = "RINGREDUCE_TORCH_SHARE"
@@ -47,8 +47,8 @@ def _create(options: Any, _: Any) -> Any:
     if set(asked.values()) - {NAME}:
         text = ",".join(f"{device}:{backend}" for device, backend in asked.items())
         raise ValueError(
-            f"the group has several backends, {text}, and torch has none beside ringreduce in a "
-            "group; make a group for each, such as new_group(backend='nccl')"
+            f"the group has several backends, {text}; torch makes no other backend in a group of "
+            "ringreduce; make a group for each, such as new_group(backend='nccl')"
         )
     return RingReduceGroup(options, NAME, moves=os.environ.get(SHARE) != "0")
 

@@ -19,15 +19,14 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
 
     The program may resize the storage of the tensor later, as FullyShardedDataParallel does.
 
-    Raises ValueError as `check`, or if the elements are not in memory as they are, and TypeError if
-    the tensor holds others in place of elements, or if NumPy has no such dtype.
+    Raises ValueError as `check`, or if the memory holds conjugated or negated elements, and
+    TypeError if the tensor holds others in place of elements, or if NumPy has no such dtype.
     """
     check(where, tensor, writes=writes, reduces=reduces)
-    array = view_of(tensor)
-    if array is None:
-        plain = tensor.detach()
-        has_bytes = plain.dtype.itemsize == 1 and plain.dtype.is_floating_point
-        array = view_of(plain.view(torch.uint8) if has_bytes else plain)
+    plain = tensor.detach()  # it keeps the storage, also if the program sets `tensor.data`
+    array = view_of(plain)
+    if array is None and plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:
+        array = view_of(plain.view(torch.uint8))
     if array is None:
         raise _no_view(where, tensor)
     return array

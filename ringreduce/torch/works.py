@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,12 +29,13 @@ class _End:
 
     def after(self, work: Any, function: Callable[[], object]) -> None:
         """Have `function` called once `work` is over, after those that were passed before."""
-        self._left += 1
-        self._functions.append(function)
+        with self._lock:
+            self._left += 1
+            self._functions.append(function)
         work.then(lambda _: self.reach())
 
     def reach(self) -> None:
-        """Call the functions; if another thread calls them, wait for that."""
+        """Call the functions.  If another thread calls them, wait until it has."""
         if self.is_reached:
             return
         with self._lock:
@@ -105,18 +107,18 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         try:
             deliver(*[work.wait() for work in self._works])
         except Exception as error:
-            self._error = error
+            self._error = copy.copy(error)
 
     def wait(self, timeout: Any = None) -> bool:
-        timeout_s = seconds_of(timeout)
-        try:
-            for work in self._works:
-                work.wait(timeout_s)
-        except BaseException as error:
-            if type(error) is not TimeoutError:  # the calls are over
-                self._error = error
-                self._end.reach()
-            raise
+        for work in self._works:
+            try:
+                work.wait(seconds_of(timeout))
+            except Exception as error:
+                if _is_of(work, error):
+                    self._error = copy.copy(error)
+                if all(each.completed.is_set() for each in self._works):
+                    self._end.reach()
+                raise
         self._end.reach()
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -166,7 +168,7 @@ class Message(dist._Work):  # type: ignore[misc]
     """A message between two ranks that may be under way."""
 
     def __init__(self, work: Any, tensors: Any, source: int | None = None) -> None:
-        """`source` is the rank that sends; None: that of the message which `work` receives."""
+        """`source` is the rank that sends.  None: `work` receives from any rank, and knows it."""
         super().__init__()
         self._work, self._tensors, self._source = work, tensors, source
         self._error: BaseException | None = None
@@ -175,13 +177,12 @@ class Message(dist._Work):  # type: ignore[misc]
     def wait(self, timeout: Any = None) -> bool:
         try:
             self._work.wait(seconds_of(timeout))
-        except BaseException as error:
-            if type(error) is not TimeoutError:  # the message is over
-                self._error = error
-            raise
-        finally:
-            if self._work.completed.is_set():
+        except Exception as error:
+            if _is_of(self._work, error):
+                self._error = copy.copy(error)
                 self._end.reach()
+            raise
+        self._end.reach()
         return True
 
     def synchronize(self) -> None:
@@ -190,7 +191,7 @@ class Message(dist._Work):  # type: ignore[misc]
     def at_end(self, function: Callable[[], object]) -> None:
         """Have `function` called once the message is over, before `wait` returns.
 
-        It may make no calls.
+        `function` may make no calls.
         """
         self._end.after(self._work, function)
 
@@ -217,6 +218,11 @@ class Message(dist._Work):  # type: ignore[misc]
     def exception(self) -> BaseException | None:
         error: BaseException | None = self._error or self._work.unseen_error
         return error
+
+
+def _is_of(work: Any, error: Exception) -> bool:
+    """Return whether `error` has ended a Work; it may be that of a wait, or of a signal handler."""
+    return type(error) is not TimeoutError and work.completed.is_set()
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -33,10 +34,54 @@ def alone(program, config=BY_MESSAGES):
 @ROADS
 def test_a_receive_from_any_rank_ends_with_the_communicator(config):
     def program(comm):
-        work = comm.recv(np.zeros(1), None, async_op=True)
-        comm.leave("the disk is full")
-        with pytest.raises(rr.RingReduceError):
-            work.wait()
+        if comm.rank:
+            comm.leave("the disk is full")
+        else:
+            with pytest.raises(rr.PeerLostError, match="the disk is full"):
+                comm.recv(np.zeros(1), None, async_op=True).wait()
+            comm.leave("rank 1 has left")
+
+    rr.spawn(program, 2, config=config)
+
+
+@ROADS
+def test_a_receive_from_any_rank_takes_no_message_of_a_rank_that_is_lost(config):
+    def program(comm):
+        if comm.rank:
+            work = comm.send(np.zeros(5000), 0, async_op=True)
+            with pytest.raises(rr.PeerLostError):
+                work.wait()
+        else:
+            with pytest.raises(rr.PeerTimeoutError):
+                comm.send(np.zeros(3), 1, timeout_s=0.1)
+            with pytest.raises(rr.PeerTimeoutError, match="send: waited"):
+                comm.recv(np.zeros(5000), None, timeout_s=10)
+        comm.leave("no more messages")
+
+    rr.spawn(program, 2, config=config)
+
+
+@ROADS
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_receive_from_any_rank_ends_after_an_exception_in_the_middle(config, monkeypatch):
+    def program(comm):
+        if comm.rank:
+            comm.barrier()
+            with pytest.raises(rr.PeerLostError):
+                comm.send(np.zeros(2), 0, 1)
+        else:
+
+            def answer(*_):
+                raise KeyError("in the middle")
+
+            work = comm.recv(np.zeros(3), None, 1, async_op=True, timeout_s=10)
+            monkeypatch.setattr(comm._engine.endpoint.road, "answer", answer)
+            comm.barrier()
+            with contextlib.suppress(KeyError, rr.PeerLostError):  # this thread was in the middle
+                work.wait()
+            with pytest.raises(rr.PeerLostError, match="in the middle"):
+                work.wait()
+        comm.leave("no more messages")
 
     rr.spawn(program, 2, config=config)
 

@@ -101,6 +101,39 @@ def results_are_there_once_a_call_is_completed() -> None:
     same(lists[3][0], of(0, 2) * size())
 
 
+def a_call_keeps_the_memory_of_its_tensors() -> None:
+    x = mine(100_000)
+    if rank() == 0:
+        work = dist.broadcast(x, 0, async_op=True)
+        x.data = torch.empty(0)
+    dist.barrier(dist.new_group())
+    if rank():
+        work = dist.broadcast(x, 0, async_op=True)
+    work.wait()
+    if rank():
+        same(x, of(0, 100_000))
+
+
+def a_wait_that_is_interrupted_leaves_the_call_under_way() -> None:
+    pieces = list(torch.zeros(size(), 3))
+    if rank() == 0:
+        work = dist.all_gather(pieces, mine(3), async_op=True)
+        waited, wait = work._works[0], work._works[0].wait
+
+        def interrupt(_: object) -> None:
+            waited.wait = wait
+            raise KeyboardInterrupt
+
+        waited.wait = interrupt
+        raises(KeyboardInterrupt, "", work.wait)
+    dist.barrier(dist.new_group())
+    if rank():
+        work = dist.all_gather(pieces, mine(3), async_op=True)
+    work.wait()
+    assert work.is_success()
+    same(torch.stack(pieces), torch.stack(everybodys(3)))
+
+
 def a_failed_work_stays_failed() -> None:
     group, options = dist.new_group(), dist.AllreduceOptions()
     options.asyncOp, options.timeout = True, timedelta(seconds=0.5)
