@@ -78,9 +78,9 @@ def test_a_receive_from_any_rank_ends_after_an_exception_in_the_middle(config, m
             monkeypatch.setattr(comm._engine.endpoint.road, "answer", answer)
             comm.barrier()
             with contextlib.suppress(KeyError, rr.PeerLostError):  # this thread was in the middle
-                work.wait()
+                work.wait(10)
             with pytest.raises(rr.PeerLostError, match="in the middle"):
-                work.wait()
+                work.wait(10)
         comm.leave("no more messages")
 
     rr.spawn(program, 2, config=config)
