@@ -14,8 +14,7 @@ from ringreduce.calls.arrays import as_array, as_writable, from_host, to_host
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
-from ringreduce.errors import PeerTimeoutError
-from ringreduce.point_to_point.endpoint import ANY, Endpoint, Operation
+from ringreduce.point_to_point.endpoint import ANY, Endpoint, Operation, no_message_error
 from ringreduce.point_to_point.road import Kind
 
 _COMPILED = ("send", "recv")
@@ -184,8 +183,7 @@ class PointToPoint(Runner):
             [1, 2]
         """
         number = _checked_tag("probe", tag)
-        if self.size == 1:
-            raise ValueError("probe: there is no other rank that could send a message")
+        self._check_others("probe")
         engine = self._engine
         engine.check_allowed()
         if engine.ended is not None:
@@ -203,9 +201,7 @@ class PointToPoint(Runner):
             return bool(found)
 
         if not endpoint.wait_until(look, time.monotonic() + timeout_s):
-            raise PeerTimeoutError(
-                f"probe: waited {timeout_s:g} s; no rank has sent a message with tag {number}", ()
-            )
+            raise no_message_error("probe", number, timeout_s)
         return found[0]
 
     def exchange(
@@ -318,15 +314,21 @@ class PointToPoint(Runner):
         memory: np.ndarray,
         timeout_s: float | None,
     ) -> Operation:
-        known = ANY if peer is None and where == "recv" else self._check_peer(where, peer)
-        if self.size == 1:
-            raise ValueError(f"{where}: there is no other rank that could send a message")
+        known = ANY
+        if peer is None and where == "recv":
+            self._check_others(where)
+        else:
+            known = self._check_peer(where, peer)
         number = _checked_tag(where, tag)
         if timeout_s is None:
             timeout_s = self._engine.endpoint.timeout_s
         else:
             check_timeout(where, timeout_s)
         return Operation(where, sends, known, number, kind, data, memory, timeout_s)
+
+    def _check_others(self, where: str) -> None:
+        if self.size == 1:
+            raise ValueError(f"{where}: there is no other rank that could send a message")
 
     def _check_peer(self, where: str, peer: Any) -> int:
         number = _number(peer)

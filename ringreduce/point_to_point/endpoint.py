@@ -159,6 +159,12 @@ def _is_kept(work: FallibleWork) -> bool:
     return not work.completed.is_set() or work.unseen_error is not None
 
 
+def no_message_error(where: str, tag: int, seconds: float) -> PeerTimeoutError:
+    """Return the error of a call that has waited for a message from any rank."""
+    text = f"{where}: waited {seconds:g} s; no rank has sent a message with tag {tag}"
+    return PeerTimeoutError(text, ())
+
+
 def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
@@ -585,9 +591,8 @@ class Endpoint:
             if silent is not None:
                 self._give_up(operation, silent)
             elif now - operation.since > operation.timeout_s:
-                waited = f"{operation.where}: waited {operation.timeout_s:g} s"
-                text = f"{waited}; no rank has sent a message with tag {operation.tag}"
-                self._give_up(operation, PeerTimeoutError(text, ()))
+                late = no_message_error(operation.where, operation.tag, operation.timeout_s)
+                self._give_up(operation, late)
 
     def _check_state(self, peer: int, pair: _Pair) -> None:
         theirs = self.road.state_of(peer)

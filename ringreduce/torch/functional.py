@@ -20,7 +20,7 @@ _NAMESPACE = torch.ops._c10d_functional
 def register_kernels() -> Any:
     """Use these kernels for tensors on the CPU, for as long as the result is kept.
 
-    The groups of all backends use them then.
+    Then the groups of all backends use these kernels.
     """
     library = torch.library.Library(_NAMESPACE.name, "IMPL", "CPU")
     for kernel in all_gather_into_tensor_out, batch_p2p_ops:

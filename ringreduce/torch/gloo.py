@@ -17,8 +17,8 @@ _log = logging.getLogger("ringreduce.torch")
 def instead_of(backend: str) -> ExitStack:
     """Make groups of ringreduce from now on where torch would make groups of Gloo for the CPU.
 
-    torch makes such a group if a program asks for Gloo.  It also does if a program names no backend
-    and the host has no GPU.  ``dist.get_backend`` still returns the name that the program has
+    torch makes such a group if a program asks for Gloo, or if a program names no backend and the
+    host has no GPU.  ``dist.get_backend`` still returns the name that the program has
     passed.  So calls that ask for Gloo by name, such as ``dist.monitored_barrier``, work.
     ``type(dist.group.WORLD)`` tells what the group is.  Mixtures such as ``"cpu:gloo,cuda:nccl"``
     stay as they are.

@@ -52,8 +52,8 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
     All-reduces of the group read and write it in place from now on if it is contiguous and has at
     least 64 KiB; other calls treat it as an ordinary tensor.  Its memory is free again once the
     storage is.  A process that is forked later, such as a worker of a DataLoader, shares the
-    memory: what it writes, this process sees.  A process that gets the tensor through a queue gets
-    a copy.  Not collective: ranks may move different tensors.
+    memory: this process sees what that process writes.  A process that gets the tensor through a
+    queue gets a copy.  Not collective: ranks may move different tensors.
 
     The backend does this by itself with buckets of DistributedDataParallel of at least 64 KiB, the
     second time that they are reduced.  ``RINGREDUCE_TORCH_SHARE=0`` turns that off.  torch refuses

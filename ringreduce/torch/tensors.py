@@ -23,7 +23,7 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
     TypeError if the tensor holds others in place of elements, or if NumPy has no such dtype.
     """
     check(where, tensor, writes=writes, reduces=reduces)
-    plain = tensor.detach()  # it keeps the storage, also if the program sets `tensor.data`
+    plain = tensor.detach()  # keeps the storage, even if the program sets `tensor.data`
     array = view_of(plain)
     if array is None and plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:
         array = view_of(plain.view(torch.uint8))

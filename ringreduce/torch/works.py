@@ -83,7 +83,7 @@ class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
 
 
 class UnderWay(dist._Work):  # type: ignore[misc]
-    """The Work of collectives that a thread of the group makes, one after another."""
+    """The Work of calls that a thread of the group makes, one after another."""
 
     def __init__(
         self, works: Sequence[Any], tensors: Any, deliver: Callable[..., None] | None = None
@@ -164,42 +164,19 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         return self._future
 
 
-class Message(dist._Work):  # type: ignore[misc]
-    """A message between two ranks that may be under way."""
+class Message(UnderWay):
+    """The Work of a message between two ranks.  Functions for its end may make no calls."""
 
     def __init__(self, work: Any, tensors: Any, source: int | None = None) -> None:
-        """`source` is the rank that sends.  None: `work` receives from any rank, and knows it."""
-        super().__init__()
-        self._work, self._tensors, self._source = work, tensors, source
-        self._error: BaseException | None = None
-        self._end = _End()
-
-    def wait(self, timeout: Any = None) -> bool:
-        try:
-            self._work.wait(seconds_of(timeout))
-        except Exception as error:
-            if _is_of(self._work, error):
-                self._error = copy.copy(error)
-                self._end.reach()
-            raise
-        self._end.reach()
-        return True
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def at_end(self, function: Callable[[], object]) -> None:
-        """Have `function` called once the message is over, before `wait` returns.
-
-        `function` may make no calls.
-        """
-        self._end.after(self._work, function)
+        """`source` is the rank that sends.  None: `work` is a receive from any rank."""
+        super().__init__([work], tensors)
+        self._source = source
 
     def result(self) -> list[Any]:
         return list(self._tensors)
 
     def source_rank(self) -> int:
-        return int(self._work.peer if self._source is None else self._source)
+        return int(self._works[0].peer if self._source is None else self._source)
 
     def _source_rank(self) -> int:
         return self.source_rank()
@@ -209,19 +186,9 @@ class Message(dist._Work):  # type: ignore[misc]
         self.wait()
         return Finished(self._tensors).get_future()
 
-    def is_completed(self) -> bool:
-        return bool(self._work.done()) and self._end.is_reached
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        error: BaseException | None = self._error or self._work.unseen_error
-        return error
-
 
 def _is_of(work: Any, error: Exception) -> bool:
-    """Return whether `error` has ended a Work; it may be that of a wait, or of a signal handler."""
+    """Return whether `error` is the error of a Work, not that of a wait or of a signal handler."""
     return type(error) is not TimeoutError and work.completed.is_set()
 
 

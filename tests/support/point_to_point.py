@@ -335,12 +335,14 @@ def a_message_of_any_rank_is_found_by_its_tag(comm: rr.Communicator) -> None:
 
 
 @check
-def a_probe_ends_when_no_rank_can_send(comm: rr.Communicator) -> None:
+def waits_for_any_rank_end_when_no_rank_can_send(comm: rr.Communicator) -> None:
     part = comm.split(0)
     assert part is not None
     if comm.rank == 0:
-        error = error_of(rr.PeerLostError, part.probe)
-        assert "takes part in no more messages" in str(error)
+        works = [part.recv(np.zeros(1), None, tag, async_op=True) for tag in (1, 2)]
+        for wait in (part.probe, *(work.wait for work in works)):
+            error = error_of(rr.PeerLostError, wait)
+            assert "takes part in no more messages" in str(error)
     part.close()
 
 
@@ -572,15 +574,3 @@ def a_receive_from_any_rank_may_differ(comm: rr.Communicator) -> None:
     elif comm.rank == 1:
         error_of(rr.MismatchError, lambda: comm.send(np.zeros(2), 0))
     comm.barrier()
-
-
-@check
-def a_receive_from_any_rank_ends_when_no_rank_can_send(comm: rr.Communicator) -> None:
-    part = comm.split(0)
-    assert part is not None
-    if comm.rank == 0:
-        works = [part.recv(np.zeros(1), None, tag, async_op=True) for tag in (1, 2)]
-        for work in works:
-            error = error_of(rr.PeerLostError, work.wait)
-            assert "takes part in no more messages" in str(error)
-    part.close()

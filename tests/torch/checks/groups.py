@@ -238,7 +238,8 @@ def an_error_that_nobody_waited_for_ends_no_other_group() -> None:
     dist.barrier()
 
 
-def a_group_has_no_other_backends() -> None:
+def a_group_has_no_other_backends_and_is_not_split() -> None:
+    raises(RuntimeError, "split", partial(dist.split_group, dist.group.WORLD, [[0], [1]]))
     mixed = "cpu:ringreduce,cuda:nccl"
     raises(ValueError, "several backends, cpu:ring", partial(dist.new_group, backend=mixed))
     group = dist.new_group(backend="cpu:ringreduce")
