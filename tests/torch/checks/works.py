@@ -44,6 +44,7 @@ def messages_from_any_rank() -> None:
         assert sorted(sources) == list(range(1, size()))
     else:
         dist.send(torch.full((2,), float(rank())), 0)
+    dist.barrier()  # the next check sends messages with this tag, too
 
 
 def receives_from_any_rank_are_under_way() -> None:
