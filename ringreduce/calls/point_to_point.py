@@ -14,7 +14,8 @@ from ringreduce.calls.arrays import as_array, as_writable, from_host, to_host
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
-from ringreduce.point_to_point.endpoint import ANY, Endpoint, Operation, no_message_error
+from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
+from ringreduce.point_to_point.operations import ANY, Operation
 from ringreduce.point_to_point.road import Kind
 
 _COMPILED = ("send", "recv")

@@ -22,12 +22,9 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
 
 from ringreduce.errors import (
     MismatchError,
@@ -36,6 +33,7 @@ from ringreduce.errors import (
     RingReduceError,
     numbered,
 )
+from ringreduce.point_to_point.operations import ANY, Operation, Pair
 from ringreduce.point_to_point.road import (
     CLOSED,
     CLOSING,
@@ -46,7 +44,6 @@ from ringreduce.point_to_point.road import (
     TAKEN,
     Answered,
     Arrival,
-    Kind,
     Road,
 )
 
@@ -60,88 +57,11 @@ _LOOK_S = 0.02
 _ABSENT_S, _GAP_COUNTS_S = 1.0, 0.1
 """A time between two polls that is longer counts as this: the rank itself was stopped, or did not
 poll."""
-ANY = -1
-"""The peer of a receive from any rank, until it has taken a message."""
 _GAVE_UP = "it has given up a message with this rank"
 
 _ABANDONED: list[Any] = []
 """Arrays of messages that were given up.  Peers may still read them, and MPI may still write them,
 until the process ends."""
-
-
-@dataclass(eq=False)
-class Operation:
-    """A send or a receive of this rank."""
-
-    where: str
-    """The name of the user's call, for errors."""
-    sends: bool
-    peer: int
-    tag: int
-    kind: Kind
-    data: np.ndarray
-    """The contiguous array that is sent or received."""
-    memory: np.ndarray
-    """The caller's array in host memory, if it is not `data`."""
-    timeout_s: float
-    """Seconds until the operation fails."""
-    number: int = 0
-    """Number of the message, once it is offered or matched."""
-    arrival: Arrival | None = None
-    """The message that this receive has taken."""
-    since: float = 0.0
-    """When the operation began, on the endpoint's clock."""
-    place: int = 0
-    """Number of operations of this rank that began before this one."""
-    over: bool = False
-    error: Exception | None = None
-    at_end: Callable[[Operation], None] | None = None
-    """Called when an asynchronous operation is over."""
-
-    def __str__(self) -> str:
-        return f"{self.kind.text} with tag {self.tag}"
-
-
-@dataclass(eq=False)
-class _Pair:
-    """The messages of this rank with one peer."""
-
-    unoffered: deque[Operation] = field(default_factory=deque)
-    """Sends for which the road has had no place."""
-    offered: dict[int, Operation] = field(default_factory=dict)
-    """Sends without an answer, by number."""
-    receives: defaultdict[int, deque[Operation]] = field(default_factory=lambda: defaultdict(deque))
-    """Receives without a message, by tag."""
-    arrivals: defaultdict[int, deque[Arrival]] = field(default_factory=lambda: defaultdict(deque))
-    """Messages without a receive, by tag."""
-    reading: list[Operation] = field(default_factory=list)
-    """Receives whose data are on their way."""
-    early: dict[int, Answered] = field(default_factory=dict)
-    """Answers to messages that nobody waits for, by number."""
-    error: Exception | None = None
-    """Why there can be no more messages with this peer."""
-
-    def operations(self) -> list[Operation]:
-        """All operations that are not over."""
-        receives = (each for queue in self.receives.values() for each in queue)
-        return [*self.unoffered, *self.offered.values(), *self.reading, *receives]
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether some operation is not over."""
-        waits = self.unoffered or self.offered or self.reading
-        return bool(waits) or any(self.receives.values())
-
-    def discard(self, operation: Operation) -> None:
-        """Remove an operation, wherever it is."""
-        if operation in self.unoffered:
-            self.unoffered.remove(operation)
-        if operation in self.reading:
-            self.reading.remove(operation)
-        self.offered.pop(operation.number, None)
-        queue = self.receives[operation.tag]
-        if operation in queue:
-            queue.remove(operation)
 
 
 class FallibleWork(Protocol):
@@ -169,12 +89,6 @@ def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _overlap(a: Operation, b: Operation) -> bool:
-    return bool(np.may_share_memory(a.memory, b.memory)) and bool(
-        np.shares_memory(a.memory, b.memory)
-    )
-
-
 class Endpoint:
     """One rank's sends and receives."""
 
@@ -197,8 +111,8 @@ class Endpoint:
         """Makes progress with asynchronous collectives, if no thread does."""
         self.lock = threading.RLock()
         """Guards everything here, and the road."""
-        self._pairs: defaultdict[int, _Pair] = defaultdict(_Pair)
-        self._busy: dict[int, _Pair] = {}
+        self._pairs: defaultdict[int, Pair] = defaultdict(Pair)
+        self._busy: dict[int, Pair] = {}
         """The pairs with operations that are not over, and those that answer later."""
         self._from_any: list[Operation] = []
         """Receives from any rank that have no message, in order."""
@@ -283,7 +197,7 @@ class Endpoint:
                 self._break_off(error)
                 raise
 
-    def _pair(self, peer: int) -> _Pair:
+    def _pair(self, peer: int) -> Pair:
         """Return the pair of this rank and a peer, which is busy from now on."""
         pair = self._pairs[peer]
         if peer not in self._busy:
@@ -311,7 +225,7 @@ class Endpoint:
         under_way += self._from_any
         for index, operation in enumerate(operations):
             for other in (*under_way, *operations[:index]):
-                if (operation.sends and other.sends) or not _overlap(operation, other):
+                if (operation.sends and other.sends) or not operation.overlaps(other):
                     continue
                 word = "is sent" if other.sends or operation.sends else "another receive writes to"
                 raise ValueError(
@@ -402,7 +316,7 @@ class Endpoint:
         errors = [self._why_silent(peer, self._pairs[peer]) for peer in self._peers()]
         return None if None in errors else errors[0]
 
-    def _why_silent(self, peer: int, pair: _Pair) -> Exception | None:
+    def _why_silent(self, peer: int, pair: Pair) -> Exception | None:
         """Return why a peer without arrivals sends no further message; None if it may."""
         if pair.error is not None:
             return copy.copy(pair.error)
@@ -442,7 +356,7 @@ class Endpoint:
                 self._end(operation, self._lost_error(operation.peer, _text_of(error)))
         self._from_any = [each for each in self._from_any if each.peer == ANY]
 
-    def _advance_pair(self, peer: int, pair: _Pair) -> bool:
+    def _advance_pair(self, peer: int, pair: Pair) -> bool:
         moved = False
         while pair.unoffered:
             operation = pair.unoffered[0]
@@ -462,7 +376,7 @@ class Endpoint:
             moved |= self._read(peer, pair, operation)
         return moved
 
-    def _on_answer(self, pair: _Pair, answered: Answered) -> None:
+    def _on_answer(self, pair: Pair, answered: Answered) -> None:
         operation = pair.offered.get(answered.number)
         if operation is None:  # it was given up, or is yet to be adopted
             pair.early[answered.number] = answered
@@ -479,7 +393,7 @@ class Endpoint:
         self._end(operation, error)
         pair.offered.pop(answered.number, None)
 
-    def _on_arrival(self, peer: int, pair: _Pair, arrival: Arrival) -> None:
+    def _on_arrival(self, peer: int, pair: Pair, arrival: Arrival) -> None:
         receives = list(pair.receives[arrival.tag])
         if pair.error is None:
             receives += [each for each in self._from_any if each.tag == arrival.tag]
@@ -491,7 +405,7 @@ class Endpoint:
         else:
             self.road.answer(peer, arrival, REFUSED, None)
 
-    def _post(self, pair: _Pair, operation: Operation) -> None:
+    def _post(self, pair: Pair, operation: Operation) -> None:
         arrivals = pair.arrivals[operation.tag]
         if arrivals and not pair.receives[operation.tag]:
             self._match(operation.peer, pair, operation, arrivals.popleft())
@@ -510,7 +424,7 @@ class Endpoint:
     def _peers(self) -> list[int]:
         return [peer for peer in range(self.size) if peer != self.rank]
 
-    def _match(self, peer: int, pair: _Pair, operation: Operation, arrival: Arrival) -> None:
+    def _match(self, peer: int, pair: Pair, operation: Operation, arrival: Arrival) -> None:
         operation.peer = peer
         operation.arrival, operation.number = arrival, arrival.number
         differs = arrival.digest != operation.kind.digest
@@ -530,7 +444,7 @@ class Endpoint:
         if operation in self._from_any:
             self._from_any = [each for each in self._from_any if each is not operation]
 
-    def _read(self, peer: int, pair: _Pair, operation: Operation) -> bool:
+    def _read(self, peer: int, pair: Pair, operation: Operation) -> bool:
         arrival = operation.arrival
         assert arrival is not None
         done = self.road.read(peer, arrival, operation.data)
@@ -594,7 +508,7 @@ class Endpoint:
                 late = no_message_error(operation.where, operation.tag, operation.timeout_s)
                 self._give_up(operation, late)
 
-    def _check_state(self, peer: int, pair: _Pair) -> None:
+    def _check_state(self, peer: int, pair: Pair) -> None:
         theirs = self.road.state_of(peer)
         if theirs.broken and pair.error is None:
             self._fail(pair, self._lost_error(peer, _GAVE_UP))
@@ -614,7 +528,7 @@ class Endpoint:
         text = f"rank {peer} takes part in no more messages with this rank: {reason}"
         return numbered(PeerLostError(text, (peer,)), self._job_ranks)
 
-    def _time_out(self, peer: int, pair: _Pair, operation: Operation) -> None:
+    def _time_out(self, peer: int, pair: Pair, operation: Operation) -> None:
         did = f"has not received {operation}" if operation.sends else f"has not sent {operation}"
         others = sorted(tag for tag, queue in pair.arrivals.items() if queue)
         if others and not operation.sends:
@@ -653,7 +567,7 @@ class Endpoint:
                 self._fail(pair, ended)
             self._end(operation, ended)
 
-    def _fail(self, pair: _Pair, error: Exception) -> None:
+    def _fail(self, pair: Pair, error: Exception) -> None:
         """End all operations with a peer, and let later ones raise."""
         pair.error = error
         for operation in pair.operations():
@@ -706,11 +620,11 @@ class Endpoint:
         self.wait_until(lambda: not any(self._is_open(*each) for each in self._pairs.items()))
         self._announce(CLOSED)
 
-    def _is_open(self, peer: int, pair: _Pair) -> bool:
+    def _is_open(self, peer: int, pair: Pair) -> bool:
         waits = bool(self._from_any) and pair.error is None
         return waits or pair.is_busy or self._owes(peer, pair)
 
-    def _owes(self, peer: int, pair: _Pair) -> bool:
+    def _owes(self, peer: int, pair: Pair) -> bool:
         """Whether answers to a peer wait until it takes earlier ones."""
         return pair.error is None and self.road.has_unsent(peer)
 
@@ -751,4 +665,4 @@ class Endpoint:
         self.lock, self._begun = threading.RLock(), threading.Condition()
         self._ended, self._thread = error, None
         self.road.forked()
-        self._pairs, self._busy, self._from_any = defaultdict(_Pair), {}, []
+        self._pairs, self._busy, self._from_any = defaultdict(Pair), {}, []
