@@ -12,6 +12,8 @@
   The launcher ends with an error.  No process, socket or memory file is left.
 - ``hosts``: the checks of the tests on two hosts, which are network namespaces (needs root).  With
   ``--pythons`` in the environments of these interpreters, which may have other MPIs.
+- ``versions``: the checks of the tests on two and three ranks.  With ``--torches`` in the
+  environments of these interpreters, which may have other versions of torch.
 - ``restarts``: a rank dies once under ``torchrun --max-restarts 3``, and the job ends well.
 
 Prints one row for each, and exits with 1 if anything went wrong.
@@ -56,6 +58,12 @@ COUNTED = (
 
 
 # --- what ranks run -------------------------------------------------------------------------------
+
+
+def version() -> str:
+    import torch
+
+    return torch.__version__
 
 
 def train(steps: str) -> float:
@@ -250,6 +258,20 @@ def hosts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]
         yield row | {"wrong": len(wrong) + (done.returncode != 0)}
 
 
+def versions(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    try:
+        for jobs.python in options.torches:
+            (version,) = jobs.run_ok("call", 1, "tests.long.torch:version")
+            for ranks in (2, 3):
+                each = jobs.run_ok("call", ranks, "tests.torch.checks:over_torch", timeout_s=300)
+                failed = {name: came for of in each for name, came in of.items() if came != "ok"}
+                print(*failed.values(), sep="\n", end="", file=sys.stderr, flush=True)
+                row = {"proof": "versions", "torch": version, "ranks": ranks}
+                yield row | {"checks": len(each[0]), "wrong": len(failed)}
+    finally:
+        jobs.python = sys.executable
+
+
 def restarts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     wrong = 0
     for index in range(options.times):
@@ -361,7 +383,9 @@ def _wait_until(holds: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-CAMPAIGNS = {each.__name__: each for each in (programs, steps, calls, hosts, kills, restarts)}
+CAMPAIGNS = {
+    each.__name__: each for each in (programs, steps, calls, hosts, versions, kills, restarts)
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -372,6 +396,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=34, help="runs of each fault and launcher")
     parser.add_argument("--pythons", nargs="+", default=[sys.executable], metavar="PYTHON")
+    parser.add_argument("--torches", nargs="+", default=[sys.executable], metavar="PYTHON")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where to record the rows, as JSON")
     options = parser.parse_args(argv)
@@ -387,7 +412,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append({**where, **row, "seed": options.seed})
                 print(json.dumps(row), flush=True)
                 if options.out:
-                    record(options.out, rows, ("cpu", "mpi", "proof", "ranks", "launcher", "fault"))
+                    what = "cpu", "mpi", "proof", "torch", "ranks", "launcher", "fault"
+                    record(options.out, rows, what)
         jobs.sweep()
     return int(any(row.get("wrong", 0) for row in rows))
 

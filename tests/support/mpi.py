@@ -72,6 +72,8 @@ class MpiJobs:
         """Start jobs by mpiexec, or, `without_mpi`, by `tests.support.start`."""
         self.folder = folder
         self.launcher = [sys.executable, "-m", "tests.support.start"] if without_mpi else None
+        self.python = sys.executable
+        """The interpreter that ranks run."""
         self._started: list[subprocess.Popen[str]] = []
         self._temporary: list[tempfile.TemporaryDirectory[str]] = []
         self._count = 0
@@ -94,7 +96,7 @@ class MpiJobs:
         variables = {"TMPDIR": temporary.name, **variables}
         command = [*(self.launcher or [mpiexec()]), *options, "-n", str(ranks)]
         job = subprocess.Popen(
-            [*command, sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
+            [*command, self.python, str(PROGRAMS / f"{program}.py"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
