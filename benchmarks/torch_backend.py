@@ -42,6 +42,8 @@ RANKS = (2, 3, 4, 8)
 SIZES = (*(8 << shift for shift in range(0, 24, 3)), 64 << 20, 256 << 20)
 """Bytes of the tensor of an all-reduce, and of the larger tensor of other collectives."""
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+_OF_WHOLE_ARRAYS = ("all_reduce", "broadcast")
+"""Collectives whose arrays need no part for each rank."""
 DTYPES = ("float32", "bfloat16")
 _TURNS, _TURN_S, _MOST_CALLS = 15, 20e-3, 200
 _FEWEST_CALLS = 5
@@ -196,7 +198,9 @@ class _Case:
         self._comm, self._gloo = comm, gloo
         self._collective = collective
         self._dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-        self.count = nbytes // self._dtype.itemsize // comm.size * comm.size
+        self.count = nbytes // self._dtype.itemsize
+        if collective not in _OF_WHOLE_ARRAYS:
+            self.count = self.count // comm.size * comm.size
         self.turns = _TURNS
 
     @property
