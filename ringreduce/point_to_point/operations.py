@@ -1,4 +1,4 @@
-"""Sends and receives, and those of this rank with one peer."""
+"""The sends and receives of a rank, and what the rank keeps of those with one peer."""
 
 from __future__ import annotations
 

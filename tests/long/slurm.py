@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.hosts import HUB_ADDRESS, hosts
 from tests.long.faults import record
-from tests.long.torch import HOSTS
+from tests.long.torch import HOSTS, failed_checks
 from tests.support.mpi import MpiJobs
 
 KINDS = ("none", "pmi2")
@@ -138,16 +138,13 @@ def run(folder: Path, launcher: Sequence[str], ranks_of_hosts: Sequence[int]) ->
     program = "tests.torch.checks:over_hosts" if several else "tests.torch.checks:over_torch"
     places = jobs.run_ok("call", ranks, "tests.long.slurm:where", **variables)
     checks = jobs.run_ok("call", ranks, program, timeout_s=300, **variables)
-    for each in checks:
-        print(*(text for text in each.values() if text != "ok"), sep="\n", file=sys.stderr)
-    failed = sorted({name for each in checks for name in each if each[name] != "ok"})
     address = variables.get("MASTER_ADDR", "localhost")
     wanted = [
         [[str(rank), str(ranks), str(local), address], [rank, ranks, ranks], rank]
         for rank, local in enumerate(local for count in ranks_of_hosts for local in range(count))
     ]
     row = {"ranks": ranks, "hosts": ",".join(map(str, ranks_of_hosts)), "checks": len(checks[0])}
-    return row | {"places": places == wanted, "failed": failed}
+    return row | {"places": places == wanted, "failed": failed_checks(checks)}
 
 
 def on_one_host(folder: Path) -> Iterator[dict[str, Any]]:

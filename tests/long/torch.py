@@ -250,9 +250,7 @@ def hosts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]
             timeout=300,
         )
         found = json.loads(done.stdout or '{"mpi": "", "outcomes": {}}')
-        wrong = {name: came for name, came in found["outcomes"].items() if came != "ok"}
-        for name, came in wrong.items():
-            print(f"{name}: {came}", file=sys.stderr, flush=True)
+        wrong = failed_checks([found["outcomes"]])
         row = {"proof": "hosts", "mpi": found["mpi"], "hosts": "2,1", "ranks": 3}
         row |= {"checks": len(found["outcomes"])}
         yield row | {"wrong": len(wrong) + (done.returncode != 0)}
@@ -264,12 +262,21 @@ def versions(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, A
             (version,) = jobs.run_ok("call", 1, "tests.long.torch:version")
             for ranks in (2, 3):
                 each = jobs.run_ok("call", ranks, "tests.torch.checks:over_torch", timeout_s=300)
-                failed = {name: came for of in each for name, came in of.items() if came != "ok"}
-                print(*failed.values(), sep="\n", end="", file=sys.stderr, flush=True)
                 row = {"proof": "versions", "torch": version, "ranks": ranks}
-                yield row | {"checks": len(each[0]), "wrong": len(failed)}
+                yield row | {"checks": len(each[0]), "wrong": len(failed_checks(each))}
     finally:
         jobs.python = sys.executable
+
+
+def failed_checks(outcomes: Sequence[dict[str, str]]) -> list[str]:
+    """Return the names of the checks that failed on some rank, and print their tracebacks.
+
+    `outcomes` are the results of `tests.torch.checks.over_torch`, one for each rank.
+    """
+    failed = {name: came for each in outcomes for name, came in each.items() if came != "ok"}
+    for name, came in failed.items():
+        print(f"{name}: {came}", file=sys.stderr, flush=True)
+    return sorted(failed)
 
 
 def restarts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

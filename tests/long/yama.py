@@ -31,12 +31,13 @@ from typing import Any
 import numpy as np
 
 from tests.long.faults import record
+from tests.long.torch import failed_checks
 from tests.support.mpi import ROOT, MpiJobs, mpiexec
 
 KERNEL = "linux.uml"
 MEMORY = "6G"
 LIMIT_S = 1800
-"""Seconds that the second Linux may run."""
+"""The memory of the second Linux, and the seconds that it may run."""
 SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 """The setting of Yama."""
 FREE, BY_PERMISSION, FORBIDDEN = SCOPES = 0, 1, 2
@@ -105,10 +106,8 @@ def inside(folder: Path) -> Iterator[dict[str, Any]]:
     for transport in ("mpi", "sockets"):
         jobs = _jobs(folder, f"checks-{transport}", transport)
         found = jobs.run_ok("call", RANKS, "tests.torch.checks:over_torch", timeout_s=900)
-        failed = {name: came for each in found for name, came in each.items() if came != "ok"}
-        print(*failed.values(), sep="\n", end="", file=sys.stderr)
         row = {"job": "torch", "ptrace_scope": BY_PERMISSION, "transport": transport}
-        yield row | {"ranks": RANKS, "checks": len(found[0]), "wrong": len(failed)}
+        yield row | {"ranks": RANKS, "checks": len(found[0]), "wrong": len(failed_checks(found))}
 
 
 def _jobs(folder: Path, name: str, transport: str) -> MpiJobs:
