@@ -297,7 +297,7 @@ class Supervisor:
             call, facts = int(fields["call"]), dict(fields["facts"])
             self._held.saving[call] = Saving(str(fields["folder"]), facts)
         elif message.kind == "started":
-            self._started()
+            self._started(int(fields["step"]))
         elif message.kind == "stepped":
             self._stepped(int(fields["step"]), dict(fields["facts"]))
         elif message.kind == "unsaved":
@@ -365,15 +365,18 @@ class Supervisor:
         change = None if resize is None else asdict(resize.change)
         return {"generation": self._present.number, "change": change}
 
-    def _started(self) -> None:
-        """The present generation has its communicator and the state."""
+    def _started(self, step: int) -> None:
+        """The present generation has its communicator and the state after this step.
+
+        Its ranks may have made more steps since.
+        """
         self._membership.started()
         self._held.drop(self._lost)
         self._lost.clear()
         self._paces = Paces()
         present = self._present
-        if not self._has_begun and self._held.step:
-            self._events.write("resumed", generation=present.number, step=self._held.step)
+        if not self._has_begun and step:
+            self._events.write("resumed", generation=present.number, step=step)
         self._has_begun = True
         self._events.write(
             "started", generation=present.number, size=present.size, pids=present.pids

@@ -214,7 +214,7 @@ class _Member:
         state.join(generation, self._after_update, self._unsaved)
         comm.barrier()  # the launcher has all states before it counts the first step
         if speaks:
-            self._launcher.send("started")
+            self._launcher.send("started", step=state.step)
         change: dict[str, Any] | None = self._answer.fields["change"]
         if change is not None:
             state.resized(Change(**{**change, "lost": tuple(change["lost"])}))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -206,7 +207,8 @@ def test_a_sigterm_that_follows_a_loss_is_no_notice(steps, finish):
     try:
         os.kill(pids[0], signal.SIGKILL)
         await_end_of(pids[0])
-        os.kill(pids[1], signal.SIGTERM)
+        with suppress(ProcessLookupError):  # MPI may have ended it already
+            os.kill(pids[1], signal.SIGTERM)
         alive_in_the_end(pids)
     finally:
         job.process.send_signal(signal.SIGCONT)
@@ -236,6 +238,13 @@ def test_a_sigterm_to_the_launcher_and_a_rank_is_no_notice(steps, launcher_first
     assert len(job.events("started")) == 1
 
 
+def await_that(holds, job) -> None:
+    """Wait until something holds, while the job goes on."""
+    while not holds():
+        assert job.process.poll() is None, job.end()
+        time.sleep(0.01)
+
+
 HOLDS = """
 (here / f"holds {os.getpid()}").touch()
 while (here / "hold").exists():
@@ -247,10 +256,8 @@ while (here / "hold").exists():
 def test_a_sigterm_before_the_call_of_elastic_kills_the_rank(steps, finish, tmp_path):
     (tmp_path / "hold").touch()
     job = steps("-n", "2", "--elastic", "1", before=HOLDS)
-    while len(found := list(tmp_path.glob("holds *"))) < 2:
-        assert job.process.poll() is None, job.end()
-        time.sleep(0.01)
-    os.kill(int(found[0].name.split()[1]), signal.SIGTERM)
+    await_that(lambda: len(list(tmp_path.glob("holds *"))) == 2, job)
+    os.kill(int(next(tmp_path.glob("holds *")).name.split()[1]), signal.SIGTERM)
     (tmp_path / "hold").unlink()
     job.await_step(2)
     assert "1 ranks have stopped" in finish(job)
@@ -268,11 +275,42 @@ signal.signal(signal.SIGTERM, lambda *_: (here / "handled").touch())
 def test_a_sigterm_that_the_program_handles_is_no_notice(steps, finish, tmp_path):
     job = steps("-n", "2", "--elastic", "1", before=HANDLES)
     os.kill(job.await_step(1)[1], signal.SIGTERM)
-    while not (tmp_path / "handled").exists():
-        assert job.process.poll() is None, job.end()
-        time.sleep(0.01)
+    await_that((tmp_path / "handled").exists, job)
     assert "2 ranks have stopped" in finish(job)
     assert job.events("resized") == []
+
+
+# --- a launcher that is late ---
+
+HOLDS_AT_JOIN = """
+join, update = rr.State.join, rr.State.update
+def joins(state, *given):
+    join(state, *given)
+    (here / f"holds {os.getpid()}").touch()
+    while (here / "hold").exists():
+        time.sleep(0.01)
+def updates(state):
+    if state.step:
+        (here / "stepped").touch()
+    return update(state)
+rr.State.join, rr.State.update = joins, updates
+"""
+
+
+@pytest.mark.mpi
+def test_a_new_job_is_not_resumed_if_its_ranks_are_ahead_of_the_launcher(steps, finish, tmp_path):
+    (tmp_path / "hold").touch()
+    job = steps("-n", "2", "--elastic", "1", before=HOLDS_AT_JOIN)
+    await_that(lambda: len(list(tmp_path.glob("holds *"))) == 2, job)
+    job.process.send_signal(signal.SIGSTOP)
+    try:
+        (tmp_path / "hold").unlink()
+        await_that((tmp_path / "stepped").exists, job)
+    finally:
+        job.process.send_signal(signal.SIGCONT)
+    finish(job)
+    assert len(job.events("started")) == 1
+    assert job.events("resumed") == []
 
 
 # --- outputs ---
