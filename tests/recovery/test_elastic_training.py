@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ def test_a_replaced_rank_changes_no_bit(start, tmp_path):
     assert parameters(output) == parameters(undisturbed())
 
 
+@cache
 def undisturbed() -> str:
     command = [sys.executable, "-m", "ringreduce", "train", "-n", "2", "--epochs", str(EPOCHS)]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
