@@ -9,13 +9,14 @@ import os
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 
 from ringreduce.launch.cleanup import clean_up_job
 from ringreduce.launch.ends import End
 from ringreduce.launch.launcher import GRACE_S, Job, prepared, tie_to_launcher
 from ringreduce.launch.mpiexec import Mpiexec
-from ringreduce.launch.ranks import Rank
+from ringreduce.launch.ranks import ENDING_S, Rank, is_exiting
 
 _CONNECTING_S = 30.0
 """Seconds from the first rank that connects to the last; an MPI may not notice that one is gone."""
@@ -128,9 +129,26 @@ class Generation:
             self.is_killed = True
             self.process.kill()
 
+    @property
+    def lost_mpiexec(self) -> bool:
+        """Whether a signal has ended mpiexec, and not that of `tick`."""
+        return not self.is_killed and end_of_mpiexec(self.process) < 0
+
     def clean_up(self, dying_s: float) -> None:
         """Remove the files that the ended generation has left behind.
 
         Its last ranks may take so many seconds to end.
         """
         clean_up_job(self.process.pid, since=self._since, dying_s=dying_s)
+
+
+def end_of_mpiexec(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of an mpiexec that has ended or ends, negative for a signal; else 0.
+
+    An mpiexec that ends closes its files first.  Its ranks are killed then, and may be gone before
+    the kernel reports the end of mpiexec.
+    """
+    if process.poll() is None and is_exiting(process.pid):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
+    return process.returncode or 0

@@ -30,7 +30,7 @@ _PROCESS_INFO = struct.Struct("Q52xi")
 """``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
 _WITH_STATUS = 1 << 3
 """``PIDFD_INFO_EXIT`` in the mask."""
-_ENDING_S = 1.0
+ENDING_S = 1.0
 """Seconds to wait for the end of a process that has closed its files."""
 _FLAGS, _EXITING = 6, 0x4
 """The place of a process's flags in /proc, after its name; ``PF_EXITING`` in them."""
@@ -56,11 +56,7 @@ class Rank:
     @property
     def is_exiting(self) -> bool:
         """Whether its process ends already, though it may not be gone yet."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return True
-        return bool(int(stat.rpartition(")")[2].split()[_FLAGS]) & _EXITING)
+        return is_exiting(self.pid)
 
     def send(self, number: int) -> None:
         """Send its process a signal.  A process that gets the same number later is safe."""
@@ -177,7 +173,7 @@ class Ranks:
     def _end(self, rank: Rank) -> Iterator[Said | Gone]:
         """Yield the end of a rank whose process is gone, after those of ranks that ended before."""
         for earlier in self._ending_before(rank):
-            if earlier.process is not None and _is_ready(earlier.process, _ENDING_S):
+            if earlier.process is not None and _is_ready(earlier.process, ENDING_S):
                 yield from self._handle(earlier.process, earlier)
         if rank.gone or rank not in self.known():
             return
@@ -215,6 +211,15 @@ class Ranks:
         elif message.kind == "end":
             rank.reported = True
         return Said(rank, message)
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether a process ends already, though it may not be gone yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return bool(int(stat.rpartition(")")[2].split()[_FLAGS]) & _EXITING)
 
 
 def _is_ready(descriptor: int, within_s: float) -> bool:

@@ -226,8 +226,8 @@ class Supervisor:
             return
         if isinstance(event, Gone) and (number := _signal_of(event)):
             # The ranks of an mpiexec that is killed end with it, and count as none.
-            ended_with_it = (present.process.poll() or 0) < 0 and not present.is_killed
-            self._lose([] if ended_with_it else [Lost(int(event.rank.number), number)], "killed")
+            lost = [] if present.lost_mpiexec else [Lost(int(event.rank.number), number)]
+            self._lose(lost, "killed")
         else:
             present.bug, present.code = end, _code_of(event)
             present.expect_end()
@@ -257,7 +257,7 @@ class Supervisor:
             self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
         elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
             self._end(Stop(0, ""))
-        elif (code < 0 and not present.is_killed) or (
+        elif present.lost_mpiexec or (
             present.number > 1 and not present.is_complete  # a rank is gone that had not connected
         ):
             self._lose([], "killed")

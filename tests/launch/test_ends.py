@@ -15,8 +15,9 @@ import time
 import pytest
 
 from ringreduce.launch.ends import End, Report, Watch
+from ringreduce.launch.generation import end_of_mpiexec
 from ringreduce.launch.mpiexec import Flavour
-from ringreduce.launch.ranks import Rank, status_of
+from ringreduce.launch.ranks import Rank, is_exiting, status_of
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, connect
 
 EXIT_OF_A_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
@@ -236,3 +237,29 @@ def test_a_process_that_ends_is_told_from_one_that_runs():
         assert rank.is_exiting
         child.communicate()
         assert rank.is_exiting
+
+
+DIES_SLOWLY = f"""
+import ctypes, os, signal, threading
+threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGKILL]).start()
+print("ends", flush=True)
+ctypes.CDLL(None).syscall({EXIT_OF_A_THREAD}, 0)
+"""
+
+
+def test_the_end_of_an_mpiexec_is_awaited_once_it_has_begun():
+    command = [sys.executable, "-c", DIES_SLOWLY]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    while not is_exiting(child.pid):
+        time.sleep(0.001)
+    assert child.poll() is None
+    assert end_of_mpiexec(child) == -signal.SIGKILL
+    child.communicate()
+
+
+def test_an_mpiexec_that_runs_has_no_end():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert end_of_mpiexec(child) == 0
+    child.communicate(b"\n")
+    assert end_of_mpiexec(child) == 0
