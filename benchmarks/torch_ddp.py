@@ -91,17 +91,17 @@ def _work(options: argparse.Namespace) -> None:
 
 def _does_nothing(options: Any, _: Any) -> Any:
     from ringreduce.torch.group import RingReduceGroup
-    from ringreduce.torch.works import Finished
+    from ringreduce.torch.works import FinishedWork
 
     class Nothing(RingReduceGroup):
         def allreduce(self, tensors: Any, opts: Any) -> Any:
-            return Finished(tensors)
+            return FinishedWork(tensors)
 
         def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-            return Finished([output])
+            return FinishedWork([output])
 
         def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-            return Finished([output])
+            return FinishedWork([output])
 
         _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
 

@@ -43,7 +43,13 @@ def has_memory(kind: type) -> bool:
 def forbid_resizing(x: Any) -> None:
     """Make torch refuse from now on to resize the storage of `x`, if it is a tensor on the CPU."""
     if is_tensor(x) and x.is_cpu:
-        x.new_empty(0, dtype=sys.modules["torch"].uint8).set_(x.untyped_storage()).numpy()
+        forbid_resizing_storage(x.untyped_storage())
+
+
+def forbid_resizing_storage(storage: Any) -> None:
+    """Make torch refuse from now on to resize a storage on the CPU."""
+    torch: Any = sys.modules["torch"]
+    torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # torch resizes no storage of an array
 
 
 def view_of_all(x: Any) -> Any:

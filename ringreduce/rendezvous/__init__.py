@@ -45,8 +45,9 @@ def find(rendezvous: Any, rank: Any, size: Any, timeout_s: float) -> Rendezvous:
     rank, size = _number("rank", rank), _number("size", size)
     if size is not None and size < 1:
         raise ValueError(f"init: size is {size}; pass the number of ranks, at least 1")
-    if rank is not None and not 0 <= rank < (rank + 1 if size is None else size):
-        raise ValueError(f"init: rank is {rank}, of {size} ranks; pass a number from 0")
+    if rank is not None and (rank < 0 or (size is not None and rank >= size)):
+        last = "" if size is None else f" to {size - 1}"
+        raise ValueError(f"init: rank is {rank}; ranks count from 0{last}")
     if isinstance(rendezvous, str):
         return _of_text(rendezvous, rank, size, timeout_s)
     if is_store(rendezvous):

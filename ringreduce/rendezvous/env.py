@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from itertools import count
 from typing import Any
 
 from ringreduce import place
@@ -23,13 +22,13 @@ from ringreduce.unix_sockets import BACKLOG, connect, peer_process
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OF_THE_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-"""Variables of which one differs between two jobs, and between a job and its restart."""
+"""At least one of these variables differs between two jobs, and between a job and its restart."""
 _LINE_S = 5.0
 """Seconds that a rank which has connected may take to send its line."""
 _LINE_BYTES = 1 << 20
 """The longest line of a rank.  The answer of rank 0 has at most as much for each rank."""
-_numbers = count()
-"""Numbers of this process's rendezvous.  All ranks make the same ones, in the same order."""
+_completed = 0
+"""How many rendezvous this process has completed, and so the number of the next one."""
 
 
 def of_environment(
@@ -60,10 +59,14 @@ def of_environment(
     _check_one_host(size, variables)
 
     def collect(mine: bytes) -> list[bytes]:
-        address = _next_address(variables)
+        global _completed
+        address = _address(variables, _completed)
         if rank == 0:
-            return _serve(address, size, mine, timeout_s)
-        return _ask(address, rank, size, mine, timeout_s)
+            entries = _serve(address, size, mine, timeout_s)
+        else:
+            entries = _ask(address, rank, size, mine, timeout_s)
+        _completed += 1  # not after an error: a rank may call `init` again
+        return entries
 
     return Rendezvous(collect, rank, size)
 
@@ -102,9 +105,9 @@ def _is_here(address: str) -> bool:
     return False
 
 
-def _next_address(variables: Mapping[str, str]) -> bytes:
-    """Return the abstract address of this process's next rendezvous in the job."""
-    job = [os.geteuid(), *(variables.get(name, "") for name in _OF_THE_JOB), next(_numbers)]
+def _address(variables: Mapping[str, str], number: int) -> bytes:
+    """Return the abstract address of the job's rendezvous `number`."""
+    job = [os.geteuid(), *(variables.get(name, "") for name in _OF_THE_JOB), number]
     name = blake2b(json.dumps(job).encode(), digest_size=16).hexdigest()
     return f"\0ringreduce-{name}".encode()
 
@@ -207,7 +210,9 @@ def _ask(address: bytes, rank: int, size: int, mine: bytes, timeout_s: float) ->
         except TimeoutError:
             raise not_assembled(timeout_s, [0]) from None
         except OSError:
-            raise PeerLostError("init: rank 0 has ended before all ranks had met", (0,)) from None
+            raise PeerLostError(
+                "init: rank 0 has ended before the rendezvous was complete", (0,)
+            ) from None
     match answer:
         case {"entries": [*entries]}:
             return [bytes.fromhex(entry) for entry in entries]

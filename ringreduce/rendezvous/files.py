@@ -25,19 +25,20 @@ def of_file(path: str, rank: int, size: int, timeout_s: float) -> Callable[[byte
     """Return a function that exchanges bytes by the file at `path`."""
 
     def collect(mine: bytes) -> list[bytes]:
-        meeting = _Meeting(Path(path), rank, size, time.monotonic() + timeout_s)
-        meeting.join(mine)
-        while (entries := meeting.entries()) is None:
-            if time.monotonic() > meeting.deadline:
-                raise not_assembled(timeout_s, meeting.missing)
+        file = _RendezvousFile(Path(path), rank, size, time.monotonic() + timeout_s)
+        file.join(mine)
+        while (entries := file.entries()) is None:
+            if time.monotonic() > file.deadline:
+                file.leave()
+                raise not_assembled(timeout_s, file.missing)
             time.sleep(_POLL_S)
         return entries
 
     return collect
 
 
-class _Meeting:
-    """The lines of a file.
+class _RendezvousFile:
+    """A file with the lines of the ranks.
 
     A line with `entry` has the bytes of a rank.  A line with `read` says that a rank has read all.
     """
@@ -51,7 +52,7 @@ class _Meeting:
     def join(self, mine: bytes) -> None:
         """Add this rank's line.
 
-        If the line of an earlier meeting is still there, wait until all have read that one.
+        If this rank's line of an earlier rendezvous is there, wait until all have read that one.
         Raises ValueError if the file is of another job.
         """
         while True:
@@ -81,6 +82,15 @@ class _Meeting:
             else:
                 self._add(descriptor, {"read": True})
             return [bytes.fromhex(found[rank]) for rank in range(self._size)]
+
+    def leave(self) -> None:
+        """Remove this rank's line, so that a later `init` of the rank can use the file."""
+        with self._locked() as (descriptor, lines):
+            others = [line for line in lines if line["rank"] != self._rank]
+            if not others:
+                self._path.unlink()
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, b"".join(json.dumps(line).encode() + b"\n" for line in others))
 
     def _check_size(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringreduce.transports.base import not_assembled
 
-_METHODS = ("add", "set", "get", "wait", "check")
+_METHODS = ("add", "set", "get", "wait", "check", "delete_key")
 
 
 def is_store(value: Any) -> bool:
@@ -20,8 +20,9 @@ def of_store(store: Any, rank: int, size: int, timeout_s: float) -> Callable[[by
     """Return a function that exchanges bytes by `store`, which all ranks have."""
 
     def collect(mine: bytes) -> list[bytes]:
-        # Every rank has the same meetings with a store, in the same order: so they are numbered.
-        number = store.add(f"ringreduce/meetings of {rank}", 1)
+        # All ranks use a store for the same rendezvous in the same order, so each rank counts them.
+        counter = f"ringreduce/rendezvous of {rank}"
+        number = store.add(counter, 1)
         keys = [f"ringreduce/{number}/{each}" for each in range(size)]
         store.set(keys[rank], mine)
         try:
@@ -30,6 +31,8 @@ def of_store(store: Any, rank: int, size: int, timeout_s: float) -> Callable[[by
             missing = [each for each, key in enumerate(keys) if not store.check([key])]
             if not missing:
                 raise
+            store.delete_key(keys[rank])  # this rank may call `init` again
+            store.add(counter, -1)
             raise not_assembled(timeout_s, missing) from None
         return [store.get(key) for key in keys]
 

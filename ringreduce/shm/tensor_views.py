@@ -64,7 +64,7 @@ _DTYPES = (
 
 
 @record
-class Described(Record):
+class TensorDescription(Record):
     """``dlpack.h``: DLTensor."""
 
     # The address of the memory.
@@ -107,11 +107,11 @@ class TensorViews(Record):
     new_array: Address
     # PyArray_SetBaseObject.
     set_base: Address
-    # The address of pairs of words: `Described.kind`, and the address of the dtype.
+    # The address of pairs of words: `TensorDescription.kind`, and the address of the dtype.
     dtypes: Address
     # Number of these pairs.
     dtype_count: Word
-    # Scratch: the address of a `Described`.
+    # Scratch: the address of a `TensorDescription`.
     described: Address
     # Scratch: the address of strides in bytes.
     strides: Address
@@ -152,7 +152,7 @@ def view_tensor(views: TensorViews, tensor: Address) -> Address:
     if describe(views.describe, tensor, views.described) != 0:
         forget_exception()
         return 0
-    found = Described(views.described)
+    found = TensorDescription(views.described)
     is_here = found.device == _HOST or found.device == _PINNED
     dtype = _dtype_of(views, found.kind)
     if not is_here or dtype == 0 or found.data == 0 or found.ndim > _MOST_DIMENSIONS:
@@ -205,12 +205,12 @@ class Tensors:
     """The memory of a `TensorViews`, which is filled in once torch is there."""
 
     def __init__(self) -> None:
-        head = size_of(TensorViews) + size_of(Described) + _MOST_DIMENSIONS * WORD
+        head = size_of(TensorViews) + size_of(TensorDescription) + _MOST_DIMENSIONS * WORD
         self.memory = np.zeros(head // WORD + 2 * len(_DTYPES), np.int64)
         address = self.memory.ctypes.data
         self.views = views = TensorViews(address)
         views.described = address + size_of(TensorViews)
-        views.strides = views.described + size_of(Described)
+        views.strides = views.described + size_of(TensorDescription)
         views.dtypes = address + head
         self._kept: list[Any] = []
         """Keeps alive the objects whose addresses are in the views."""
@@ -249,7 +249,7 @@ class Tensors:
 
 
 def _kind(dtype: np.dtype[Any]) -> int:
-    """Return a dtype as `Described.kind` has it."""
+    """Return a dtype as `TensorDescription.kind` has it."""
     return _CODES[dtype.kind] | dtype.itemsize * 8 << 8 | _ONE_LANE
 
 

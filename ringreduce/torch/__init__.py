@@ -3,6 +3,7 @@
 `import torch` registers the backend (`registration`).  A process group (`group`) turns each
 collective of torch into calls of a communicator, on views of the tensors (`tensors`), and returns a
 Work (`works`).  `calling` accepts all forms of these calls, and shows them in torch's profiler.
+`attributes` has what torch reads of a group, `ops` the reductions, `lists` the lists of tensors.
 `sparse` adds sparse tensors.  `functional` has operators that compiled code calls, and `modes` has
 torch's debug modes count collectives.  `memory` makes tensors in registered memory, and `shared`
 moves tensors there.  `hooks` has a hook for DistributedDataParallel.  `gloo` puts the backend in

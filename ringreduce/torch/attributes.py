@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 
-class Described(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
+class NamedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
     """A process group with a rank, a size, a name and a description.
 
     torch's functional collectives look for the group by the name that the methods here return.

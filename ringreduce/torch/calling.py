@@ -46,7 +46,7 @@ def collective(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a method of a process group callable in all forms that torch's own groups accept.
 
-    A profiler shows a call as ``ringreduce:<shown> <bytes> B``, from its begin until it is over.
+    A profiler shows a call as ``ringreduce:<shown> <bytes> B``, from its start to its end.
     The bytes are those of its tensors of input or of output on this rank, whichever are more.
 
     Args:
@@ -87,11 +87,16 @@ def _with_options(
     `args` and `named` are what a program passed.  Raises TypeError for what torch does not know.
     """
     given, passed = list(args[:tensors]), args[tensors:]
+    if "opts" in named and passed:
+        raise TypeError("pass either opts, or values in their place")
     if "opts" in named:
         options, values = named.pop("opts"), ()
     known = ", ".join(values) or "nothing"
     if len(passed) > len(values):
         raise TypeError(f"{len(passed)} arguments follow the tensors; pass {known}")
+    for name in values[: len(passed)]:
+        if name in named:
+            raise TypeError(f"{name} was passed twice")
     named |= zip(values, passed, strict=False)
     for name, value in named.items():
         if name not in values:

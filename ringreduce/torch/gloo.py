@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
+from threading import Event
 from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
@@ -27,7 +28,8 @@ def instead_of(backend: str) -> ExitStack:
         backend: ``"gloo"``.
 
     Returns:
-        A context manager.  At its end torch makes groups of Gloo again.  Groups that exist stay.
+        A context manager.  Its end ends this replacement.  Groups that exist stay, and so do other
+        replacements, such as that of ``--instead-of-gloo``.
 
     Raises:
         ValueError: another backend.
@@ -39,21 +41,28 @@ def instead_of(backend: str) -> ExitStack:
     if backend != "gloo":
         raise ValueError(f"instead_of: backend is {backend!r}; only 'gloo' can be replaced")
     before = c10d._new_process_group_helper
-    c10d._new_process_group_helper = _with_ours(before)
+    has_ended = Event()
+    c10d._new_process_group_helper = ours = _with_ours(before, has_ended)
     _log.info("process groups of Gloo for the CPU are groups of ringreduce from now on")
+
+    def end_replacement() -> None:
+        has_ended.set()  # a replacement that began later may still call `ours`
+        if c10d._new_process_group_helper is ours:
+            c10d._new_process_group_helper = before
+
     end = ExitStack()
-    end.callback(setattr, c10d, "_new_process_group_helper", before)
+    end.callback(end_replacement)
     return end
 
 
-def _with_ours(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function of torch that makes all process groups."""
+def _with_ours(make: Callable[..., Any], has_ended: Event) -> Callable[..., Any]:
+    """Wrap the function of torch that makes all process groups, until `has_ended` is set."""
 
     @wraps(make)
     def made(
         group_size: Any, group_rank: Any, members: Any, backend: Any, *others: Any, **named: Any
     ) -> Any:
-        if not _is_gloo(str(backend).lower()):
+        if has_ended.is_set() or not _is_gloo(str(backend).lower()):
             return make(group_size, group_rank, members, backend, *others, **named)
         group, store = make(group_size, group_rank, members, c10d.Backend(_OURS), *others, **named)
         if group in c10d._world.pg_map:  # this rank is a member

@@ -17,11 +17,10 @@ from torch.distributed import distributed_c10d as c10d
 import ringreduce as rr
 from ringreduce.cores import cores
 from ringreduce.process_exit import forget, is_forgettable
-from ringreduce.torch.attributes import Described
+from ringreduce.torch.attributes import NamedGroup
 from ringreduce.torch.calling import collective
 from ringreduce.torch.functional import register_kernels
-from ringreduce.torch.ops import begin, multiplies
-from ringreduce.torch.pieces import (
+from ringreduce.torch.lists import (
     check_alike,
     check_dtypes,
     deliver,
@@ -30,24 +29,28 @@ from ringreduce.torch.pieces import (
     deliver_part,
     pieces_of,
 )
+from ringreduce.torch.ops import multiplies, prepare
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import add_entries, sparse_calls
 from ringreduce.torch.tensors import array_of, check, check_list, flat, is_as_in_memory
-from ringreduce.torch.works import Finished, Message, UnderWay, seconds_of
+from ringreduce.torch.works import AsyncWork, FinishedWork, Message, seconds_of
 
 _log = logging.getLogger("ringreduce.torch")
 _WAITS_S = 0.01
-"""Seconds that an asynchronous call waits for other ranks in the caller's thread, where ranks have
-no second core each.  Training is faster so than by a thread that takes a core from the backward
-pass; and a call that waits longer may be behind one of another group."""
+"""Seconds.  Where ranks have fewer than two cores each, an asynchronous call first runs in the
+caller's thread: the group's thread would take a core from the backward pass.  A call that has
+waited for other ranks so long goes on in the group's thread, since a call of another group may have
+to come first."""
 _BACKWARD = torch.autograd.graph.__name__
 """The module whose functions run backward passes."""
-_DONE = Finished()
+_PACKAGE = __name__.rpartition(".")[0]
+_DONE = FinishedWork()
+"""The Work of all calls that are over when they return.  torch passes it to no program."""
 _KERNELS = register_kernels()
 """This object keeps the kernels registered."""
 
 
-class RingReduceGroup(Described):
+class RingReduceGroup(NamedGroup):
     """The group of the ranks that share a store."""
 
     def __init__(self, options: Any, backend: str, moves: bool) -> None:
@@ -74,12 +77,11 @@ class RingReduceGroup(Described):
     def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
         calls, op = [], opts.reduceOp.op
         sparse = [tensor for tensor in tensors if tensor.is_sparse]
+        xs = [self._to_reduce(tensor) for tensor in tensors if not tensor.is_sparse]
         for tensor in sparse:
             calls += sparse_calls(self.comm, tensor, op, **_how(opts))
-        for tensor in tensors:
-            if not tensor.is_sparse:
-                x = self._to_reduce(tensor)
-                calls += [self.comm.all_reduce(x, begin(opts.reduceOp, x), out=x, **_how(opts))]
+        for x in xs:
+            calls += [self.comm.all_reduce(x, prepare(opts.reduceOp, x), out=x, **_how(opts))]
         deliver_sparse = partial(add_entries, sparse, op, self._size) if sparse else None
         return _work(opts, tensors, calls, deliver_sparse)
 
@@ -98,7 +100,7 @@ class RingReduceGroup(Described):
         xs = [array_of("all_reduce", each, writes=True, reduces=True) for each in tensors]
         by_op: dict[str, list[np.ndarray]] = {}
         for x in xs:
-            by_op.setdefault(begin(opts.reduceOp, x), []).append(x)
+            by_op.setdefault(prepare(opts.reduceOp, x), []).append(x)
         calls = [
             self.comm.all_reduce(alike, op, out=alike, **_how(opts)) for op, alike in by_op.items()
         ]
@@ -106,11 +108,11 @@ class RingReduceGroup(Described):
 
     @collective("reduce", c10d.ReduceOptions, ("root", "op", "timeout"))
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
-        calls = []
-        for tensor in tensors:
-            x = array_of("reduce", tensor, writes=True, reduces=True)
-            op = begin(opts.reduceOp, x)
-            out = x if opts.rootRank == self._rank else None
+        is_root, calls = opts.rootRank == self._rank, []
+        for x in [array_of("reduce", each, writes=is_root, reduces=True) for each in tensors]:
+            out = x if is_root else None
+            x = x.copy() if multiplies(opts.reduceOp) and not is_root else x
+            op = prepare(opts.reduceOp, x)
             calls += [self.comm.reduce(x, opts.rootRank, op, out=out, **_how(opts))]
         return _work(opts, tensors, calls)
 
@@ -118,7 +120,7 @@ class RingReduceGroup(Described):
     def reduce_scatter(
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any
     ) -> Any:
-        calls, outs = [], []
+        xs, outs = [], []
         for output, pieces in zip(outputs, inputs, strict=True):
             check_list("reduce_scatter", pieces, self._size, "input_list")
             views = [
@@ -126,14 +128,15 @@ class RingReduceGroup(Described):
             ]
             out = array_of("reduce_scatter", output, writes=True)
             check_alike("reduce_scatter", [*views, out])
-            x = np.concatenate([view.reshape(-1) for view in views])
-            calls += [self._reduce_scatter(x, out, opts)]
+            xs += [np.concatenate([view.reshape(-1) for view in views])]
             outs += [out]
+        calls = [self._reduce_scatter(x, out, opts) for x, out in zip(xs, outs, strict=True)]
         return _work(opts, outputs, calls, partial(deliver_each, outs))
 
     @collective("reduce_scatter", c10d.ReduceScatterOptions, of_lists=False)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return _work(opts, [output], [self._reduce_scatter_single(output, input, opts)])
+        x, out = self._views_to_scatter(output, input)
+        return _work(opts, [output], [self._reduce_scatter(x, out, opts)])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -141,11 +144,13 @@ class RingReduceGroup(Described):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
-        return _work(opts, outputs, _each(self._reduce_scatter_single, outputs, inputs, opts))
+        pairs = [self._views_to_scatter(*each) for each in zip(outputs, inputs, strict=True)]
+        return _work(opts, outputs, [self._reduce_scatter(x, out, opts) for x, out in pairs])
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
+    def _views_to_scatter(self, output: Any, input: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the arrays over an input and an output, checked.  Sends nothing."""
         x = flat("reduce_scatter", input, writes=False, reduces=True)
         out = flat("reduce_scatter", output, writes=True)
         if x.size != self._size * out.size:
@@ -153,7 +158,7 @@ class RingReduceGroup(Described):
                 f"reduce_scatter: the input has {x.size} elements, and the output {out.size}; "
                 f"the input needs {self._size} times as many"
             )
-        return self._reduce_scatter(x, out, opts)
+        return x, out
 
     def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, opts: Any) -> Any:
         """Reduce `x`; write this rank's part to `out`, which may be a part of `x`, if contiguous.
@@ -162,7 +167,7 @@ class RingReduceGroup(Described):
         """
         if multiplies(opts.reduceOp):
             x = x.copy()
-        op = begin(opts.reduceOp, x)
+        op = prepare(opts.reduceOp, x)
         into = out.reshape(-1) if out.flags.c_contiguous else None
         return self.comm.reduce_scatter(x, op, out=into, **_how(opts))
 
@@ -170,10 +175,9 @@ class RingReduceGroup(Described):
 
     @collective("broadcast", c10d.BroadcastOptions, ("root", "timeout"))
     def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
-        calls = []
-        for tensor in tensors:
-            x = array_of("broadcast", tensor, writes=opts.rootRank != self._rank)
-            calls += [self.comm.broadcast(x, opts.rootRank, out=x, **_how(opts))]
+        writes = opts.rootRank != self._rank
+        xs = [array_of("broadcast", tensor, writes=writes) for tensor in tensors]
+        calls = [self.comm.broadcast(x, opts.rootRank, out=x, **_how(opts)) for x in xs]
         return _work(opts, tensors, calls)
 
     @collective("all_gather", c10d.AllgatherOptions, ("timeout",))
@@ -182,19 +186,23 @@ class RingReduceGroup(Described):
 
     def _allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
         """Gather each of `inputs` from all ranks; `outputs` has a list of tensors for each."""
-        calls, every = [], []
+        xs, every = [], []
         for pieces, input in zip(outputs, inputs, strict=True):
             check_list("all_gather", pieces, self._size, "tensor_list")
             x = array_of("all_gather", input, writes=False).reshape(-1)
             outs = [array_of("all_gather", each, writes=True) for each in pieces]
+            check_dtypes("all_gather", [x, *outs])
             if outs[self._rank].size != x.size:
                 raise ValueError(
                     f"all_gather: this rank's tensor has {x.size} elements, and its place in "
                     f"tensor_list {outs[self._rank].size}"
                 )
-            counts = [out.size for out in outs]
-            calls += [self.comm.all_gather(x, counts=counts, **_how(opts))]
+            xs += [x]
             every += [outs]
+        calls = [
+            self.comm.all_gather(x, counts=[out.size for out in outs], **_how(opts))
+            for x, outs in zip(xs, every, strict=True)
+        ]
         tensors = [each for pieces in outputs for each in pieces]
         return _work(opts, tensors, calls, partial(deliver_all, every))
 
@@ -213,7 +221,8 @@ class RingReduceGroup(Described):
 
     @collective("all_gather", c10d.AllgatherOptions, of_lists=False)
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return _work(opts, [output], [self._all_gather_single(output, input, opts)])
+        x, out = self._views_to_gather(output, input)
+        return _work(opts, [output], [self._all_gather(x, out, opts)])
 
     _allgather_base = all_gather_single
 
@@ -221,11 +230,13 @@ class RingReduceGroup(Described):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
-        return _work(opts, outputs, _each(self._all_gather_single, outputs, inputs, opts))
+        pairs = [self._views_to_gather(*each) for each in zip(outputs, inputs, strict=True)]
+        return _work(opts, outputs, [self._all_gather(x, out, opts) for x, out in pairs])
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+    def _views_to_gather(self, output: Any, input: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the arrays over an input and an output, checked.  Sends nothing."""
         x = flat("all_gather", input, writes=False)
         out = flat("all_gather", output, writes=True)
         if out.size != self._size * x.size:
@@ -233,6 +244,9 @@ class RingReduceGroup(Described):
                 f"all_gather: the input has {x.size} elements, and the output {out.size}; "
                 f"the output needs {self._size} times as many"
             )
+        return x, out
+
+    def _all_gather(self, x: np.ndarray, out: np.ndarray, opts: Any) -> Any:
         return self.comm.all_gather(x, counts=[x.size] * self._size, out=out, **_how(opts))
 
     @collective("gather", c10d.GatherOptions, ("root", "timeout"))
@@ -361,7 +375,10 @@ class RingReduceGroup(Described):
 
 
 def _ranks_here(comm: rr.Communicator) -> int:
-    """Return the number of the job's ranks on this host; `comm` is that of the group being made."""
+    """Return the number of the job's ranks on this host; `comm` is that of the group being made.
+
+    If the group of all ranks is of another backend, return the number of all ranks.
+    """
     if not dist.is_initialized():
         return comm.local_size
     world = dist.group.WORLD
@@ -379,14 +396,16 @@ def _how(opts: Any) -> dict[str, Any]:
 
 
 def _is_of_a_bucket() -> bool:
-    """Whether the backward pass calls `allreduce` by itself, as DistributedDataParallel has it do.
+    """Return whether DistributedDataParallel calls `allreduce`, on one of its buckets.
 
-    Nobody else keeps the address of such a tensor, and it is not resized.
+    DDP calls it from the backward pass.  No other library keeps the address of a bucket, and no
+    program resizes a bucket.
     """
-    # Below this function: _to_reduce, allreduce, the wrapper of `collective`, the caller.
+    # The caller is the first function outside this package: with a profiler, more functions of this
+    # package are between.
     frame: Any = sys._getframe()
-    for _ in range(4):
-        frame = frame and frame.f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == _BACKWARD
 
 
@@ -402,15 +421,7 @@ def _work(
     results to the tensors.
     """
     if opts.asyncOp:
-        return UnderWay(calls, tensors, deliver)
+        return AsyncWork(calls, tensors, deliver)
     if deliver is not None:
         deliver(*calls)
     return _DONE
-
-
-def _each(
-    call: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
-) -> list[Any]:
-    """Make a call of one output and one input for each pair."""
-    pairs = zip(outputs, inputs, strict=True)
-    return [call(output, input, opts) for output, input in pairs]

@@ -23,17 +23,16 @@ def bfloat16_wire_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Fut
 
     Raises:
         TypeError: `group` is no group of this backend.
+        RuntimeError: there is no process group yet.
 
     Example:
         >>> model = DistributedDataParallel(model)  # doctest: +SKIP
         >>> model.register_comm_hook(None, ringreduce.torch.bfloat16_wire_hook)  # doctest: +SKIP
     """
-    from ringreduce.torch.group import RingReduceGroup
+    from ringreduce.torch.memory import group_of
     from ringreduce.torch.tensors import array_of
 
-    group = dist.group.WORLD if group is None else group
-    if not isinstance(group, RingReduceGroup):
-        raise TypeError(f"bfloat16_wire_hook: the group is {group!r}; pass a group of ringreduce")
+    group = group_of("bfloat16_wire_hook", group)
     gradients = bucket.buffer()
     x = array_of("bfloat16_wire_hook", gradients, writes=True, reduces=True)
     wire = "bfloat16" if x.dtype in (np.float32, np.float64) else None

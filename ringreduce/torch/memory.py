@@ -38,7 +38,7 @@ def empty(shape: Any, dtype: Any = None, *, group: Any = None) -> Any:
         >>> bucket = ringreduce.torch.empty((1 << 20,), torch.float32)  # doctest: +SKIP
         >>> torch.distributed.all_reduce(bucket)  # doctest: +SKIP
     """
-    group = _group("empty", group)
+    group = group_of("empty", group)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     memory: np.ndarray = group.comm.empty(shape, _BYTES[dtype.itemsize])
@@ -79,10 +79,12 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
         >>> weights = ringreduce.torch.share_(torch.zeros(1 << 20))  # doctest: +SKIP
         >>> torch.distributed.all_reduce(weights)  # doctest: +SKIP
     """
-    group = _group("share_", group)
+    group = group_of("share_", group)
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise ValueError("share_: the tensor is not dense, or not on the CPU")
     storage = tensor.untyped_storage()
+    if group.storages is not None and group.storages.has(storage):
+        return tensor  # it is there already
     if not can_move(storage):
         raise ValueError(
             "share_: the tensor's memory cannot move, as another library, an array of NumPy or "
@@ -102,7 +104,7 @@ def _groups() -> list[Any]:
     return [group for group in c10d._world.pg_map if isinstance(group, RingReduceGroup)]
 
 
-def _group(where: str, group: Any) -> Any:
+def group_of(where: str, group: Any) -> Any:
     """Return a group of this backend: `group`, or the group of all ranks if it is None."""
     from ringreduce.torch.group import RingReduceGroup
 

@@ -30,11 +30,13 @@ def multiplies(op: Any) -> bool:
     return bool(op.op.value == _PREMUL_SUM)
 
 
-def begin(op: Any, x: np.ndarray) -> str:
-    """Return ringreduce's name of the op that completes a ReduceOp on `x`.
+def prepare(op: Any, x: np.ndarray) -> str:
+    """Prepare `x` for a ReduceOp; return the name of ringreduce's op that then reduces it.
 
-    Multiplies `x` in place by the factor of PREMUL_SUM.  Raises ValueError for an op that
-    ringreduce does not have, and for PREMUL_SUM of integers and of truth values.
+    PREMUL_SUM multiplies `x` in place by its factor.
+
+    Raises ValueError for an op that ringreduce does not have, and for PREMUL_SUM of integers and of
+    truth values.
     """
     number = op.op.value
     name = _OPS.get(number)

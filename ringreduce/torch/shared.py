@@ -1,12 +1,14 @@
 """Tensors whose storage is moved to registered memory, in place.
 
-torch moves a storage to a file of its own that it maps (`UntypedStorage._share_fd_cpu_`).  All
-tensors with this storage follow.  The pages of that mapping belong to no other memory.  So mremap
-puts pages of the rank's segment in their place: the peers then reach the tensor's memory, and the
-tensor's address is that which torch knows.  When the storage is freed, torch unmaps these pages.
-A storage that moved is never resized: torch would resize its file, whose pages are gone.  Other
-processes, such as the readers of a queue of torch.multiprocessing, get a copy of it: torch would
-send them that file.
+1. torch copies the storage to a new file and maps the file (`UntypedStorage._share_fd_cpu_`).  All
+   tensors with this storage get the new address.
+2. We copy the data to pages of this rank's segment.
+3. mremap maps these pages at the address of torch's mapping.  The peers now reach the tensor's
+   memory, and the address that torch knows stays valid.
+4. When torch frees the storage, it unmaps these pages.
+
+torch must not resize the storage, since its file is empty by then.  For the same reason other
+processes, such as the readers of a queue of torch.multiprocessing, get a copy of the storage.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef, reduce_storage
 
 import ringreduce as rr
+from ringreduce.calls.views import forbid_resizing_storage
 from ringreduce.torch.tensors import array_of
 
 LEAST_BYTES = 64 << 10
-"""Smaller tensors are staged faster than they are read in place."""
+"""Bytes.  A move takes a file and a mapping, and saves little time in each call on less data."""
 _MAY_MOVE, _FIXED = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
 _FILES_OF_TORCH = "/dev/shm"
-_MOST_MET = 1000
-"""With so many storages that were reduced once, those that are freed are looked for."""
+_MOST_NOTED = 1000
+"""With so many entries in `_reduced_once`, the entries of freed storages are removed."""
 _MOST_MOVED = 256
 """The most storages of a group in registered memory: torch keeps a file open for each."""
 
@@ -46,7 +49,7 @@ class SharedStorages:
         self._comm = comm
         self._moved: dict[int, tuple[StorageWeakRef, np.ndarray]] = {}
         """By address of a storage: the registered memory that it is in."""
-        self._met: dict[int, StorageWeakRef] = {}
+        self._reduced_once: dict[int, StorageWeakRef] = {}
         """By address: storages that were reduced once."""
 
     def array_of(self, tensor: Any, *, moves: bool) -> np.ndarray | None:
@@ -57,9 +60,9 @@ class SharedStorages:
         """
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if not self._has_moved(storage):
+        if not self.has(storage):
             moves = moves and can_move(storage)
-            if not (moves and self._was_met(storage) and self.move(storage)):
+            if not (moves and self._is_second_reduction(storage) and self.move(storage)):
                 return None
             address = storage.data_ptr()
         _, memory = self._moved[address]
@@ -67,21 +70,22 @@ class SharedStorages:
         data: np.ndarray = memory[begin : begin + tensor.nbytes]
         return data.view(_dtype_of(tensor.dtype)).reshape(tuple(tensor.shape))
 
-    def _has_moved(self, storage: Any) -> bool:
+    def has(self, storage: Any) -> bool:
+        """Return whether the group has moved a storage to registered memory."""
         address = storage.data_ptr()
         self._forget_freed(self._moved, address)
         return address in self._moved and self._moved[address][0] == StorageWeakRef(storage)
 
-    def _was_met(self, storage: Any) -> bool:
-        """Whether the storage was met before.  Remembers that it is met now."""
+    def _is_second_reduction(self, storage: Any) -> bool:
+        """Note that a storage is reduced; return whether it was reduced before."""
         address = storage.data_ptr()
-        self._forget_freed(self._met, address)
-        if address in self._met:
+        self._forget_freed(self._reduced_once, address)
+        if address in self._reduced_once:
             return True
-        if len(self._met) >= _MOST_MET:
-            for met in list(self._met):
-                self._forget_freed(self._met, met)
-        self._met[address] = StorageWeakRef(storage)
+        if len(self._reduced_once) >= _MOST_NOTED:
+            for noted in list(self._reduced_once):
+                self._forget_freed(self._reduced_once, noted)
+        self._reduced_once[address] = StorageWeakRef(storage)
         return False
 
     def move(self, storage: Any) -> bool:
@@ -96,12 +100,12 @@ class SharedStorages:
         memory = self._comm.pages(whole)
         if memory is None:
             return False
-        self._met.pop(storage.data_ptr(), None)
+        self._reduced_once.pop(storage.data_ptr(), None)
         file, _ = storage._share_fd_cpu_()
         address = storage.data_ptr()
-        torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # from now on it cannot be resized
+        forbid_resizing_storage(storage)
         ctypes.memmove(memory.ctypes.data, address, nbytes)
-        if not _map_again(memory.ctypes.data, whole, address):
+        if not _map_pages_at(memory.ctypes.data, whole, address):
             return False  # it stays in torch's file
         os.ftruncate(file, 0)  # nothing maps its pages any more
         self._moved[address] = StorageWeakRef(storage), memory[:nbytes]
@@ -150,13 +154,13 @@ def _dtype_of(dtype: Any) -> np.dtype[Any]:
     return array_of("", torch.empty(0, dtype=dtype), writes=False).dtype
 
 
-def _map_again(address: int, nbytes: int, there: int) -> bool:
-    """Map the shared pages at `address` at the address `there`, too; return whether that worked."""
+def _map_pages_at(source: int, nbytes: int, target: int) -> bool:
+    """Map the shared pages at `source` a second time, at `target`; return whether that worked."""
     # Of shared memory, 0 bytes to move means to map all pages a second time.
-    anywhere = _mremap(address, 0, nbytes, _MAY_MOVE, 0)
+    anywhere = _mremap(source, 0, nbytes, _MAY_MOVE, 0)
     if anywhere is None:
         return False
-    return _mremap(anywhere, nbytes, nbytes, _MAY_MOVE | _FIXED, there) == there
+    return _mremap(anywhere, nbytes, nbytes, _MAY_MOVE | _FIXED, target) == target
 
 
 def _mremap(address: int, before: int, after: int, flags: int, there: int) -> int | None:

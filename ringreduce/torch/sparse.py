@@ -24,13 +24,13 @@ def sparse_calls(
     Ranks may have different numbers of entries.  Returns the results of `_CALLS` calls, or their
     Works, for `add_entries`.
 
-    Raises ValueError for another op and for the mean of integers, MismatchError on all ranks if
-    their shapes have different numbers of dimensions.
+    Raises ValueError for another op, TypeError for the mean of integers, MismatchError on all ranks
+    if their shapes have different numbers of dimensions.
     """
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise ValueError(f"all_reduce: op is {op}; sparse tensors have SUM and AVG")
     if op == dist.ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(f"all_reduce: AVG is for floats, and the tensor has {tensor.dtype}")
+        raise TypeError(f"all_reduce: AVG is for floats, and the tensor has {tensor.dtype}")
     mine = tensor.coalesce()
     indices = np.ascontiguousarray(array_of("all_reduce", mine.indices(), writes=False).T)
     values = array_of("all_reduce", mine.values(), writes=False, reduces=True)

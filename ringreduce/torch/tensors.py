@@ -20,7 +20,8 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
     The program may resize the storage of the tensor later, as FullyShardedDataParallel does.
 
     Raises ValueError as `check`, or if the memory holds conjugated or negated elements, and
-    TypeError if the tensor holds others in place of elements, or if NumPy has no such dtype.
+    TypeError if the tensor holds other tensors and has no elements of its own, or if NumPy has no
+    such dtype.
     """
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()  # keeps the storage, even if the program sets `tensor.data`

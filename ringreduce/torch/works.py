@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 
-class _End:
+class _EndFunctions:
     """Functions that are called once the calls of a Work are over, before `wait` returns."""
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class _End:
 
     @property
     def is_reached(self) -> bool:
-        """Whether all functions have been called."""
+        """Whether no function is left to call."""
         return self._left == 0
 
     def after(self, work: Any, function: Callable[[], object]) -> None:
@@ -47,7 +48,7 @@ class _End:
                     self._left -= 1
 
 
-class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
+class FinishedWork(dist._Work):  # type: ignore[misc]  # torch has no types here
     """The Work of a call that is over."""
 
     def __init__(self, tensors: Any = ()) -> None:
@@ -82,7 +83,7 @@ class Finished(dist._Work):  # type: ignore[misc]  # torch has no types here
         return future
 
 
-class UnderWay(dist._Work):  # type: ignore[misc]
+class AsyncWork(dist._Work):  # type: ignore[misc]
     """The Work of calls that a thread of the group makes, one after another."""
 
     def __init__(
@@ -96,7 +97,7 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         self._works, self._tensors = works, tensors
         self._error: BaseException | None = None
         self._future: Any = None
-        self._end = _End()
+        self._end = _EndFunctions()
         if deliver is not None:
             self.at_end(partial(self._deliver, deliver))
 
@@ -110,9 +111,11 @@ class UnderWay(dist._Work):  # type: ignore[misc]
             self._error = copy.copy(error)
 
     def wait(self, timeout: Any = None) -> bool:
+        seconds = seconds_of(timeout)
+        end = None if seconds is None else time.monotonic() + seconds
         for work in self._works:
             try:
-                work.wait(seconds_of(timeout))
+                work.wait(None if end is None else max(end - time.monotonic(), 0.0))
             except Exception as error:
                 if _is_of(work, error):
                     self._error = copy.copy(error)
@@ -152,7 +155,7 @@ class UnderWay(dist._Work):  # type: ignore[misc]
             function()
 
     def get_future(self) -> Any:
-        """Return a future that the thread completes which makes the calls."""
+        """Return a future.  The thread that makes the calls completes it."""
         if self._future is None:
             # An error becomes torch's own only if a function raises it within `then`.
             over: Any = torch.futures.Future()
@@ -164,7 +167,7 @@ class UnderWay(dist._Work):  # type: ignore[misc]
         return self._future
 
 
-class Message(UnderWay):
+class Message(AsyncWork):
     """The Work of a message between two ranks.  Functions for its end may make no calls."""
 
     def __init__(self, work: Any, tensors: Any, source: int | None = None) -> None:
@@ -184,7 +187,7 @@ class Message(UnderWay):
     def get_future(self) -> Any:
         """Wait for the message; return a future that is over."""
         self.wait()
-        return Finished(self._tensors).get_future()
+        return FinishedWork(self._tensors).get_future()
 
 
 def _is_of(work: Any, error: Exception) -> bool:

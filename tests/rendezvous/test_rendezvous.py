@@ -45,6 +45,9 @@ class Store:
     def check(self, keys):
         return all(key in self._values for key in keys)
 
+    def delete_key(self, key):
+        del self._values[key]
+
     def wait(self, keys, timeout: timedelta):
         with self._changed:
             if not self._changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
@@ -89,6 +92,19 @@ def test_every_form_can_be_used_again_and_again(form):
     assert on_threads(run, 3) == [[[bytes([turn])] * 3 for turn in range(20)]] * 3
 
 
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("form", ["file", "store"], indirect=True)
+def test_a_rank_may_try_again_after_the_others_were_missing(form, early):
+    passed = form(2)
+    with pytest.raises(rr.PeerTimeoutError, match=f"not there: {1 - early}"):
+        rendezvous.find(*passed(early), 0.05).collect(b"too early")
+
+    def run(rank):
+        return rendezvous.find(*passed(rank), 10.0).collect(b"%d" % rank)
+
+    assert on_threads(run, 2) == [[b"0", b"1"]] * 2
+
+
 def test_ranks_of_every_form_make_a_communicator(form):
     passed = form(3)
 
@@ -110,9 +126,20 @@ def variables(rank, size, port, **more):
 
 @pytest.fixture
 def port(monkeypatch):
-    """A port of a job whose ranks are threads: all of them count one rendezvous of a process."""
-    monkeypatch.setattr(env, "_numbers", iter(lambda: 0, 1))
+    """A port of a job whose ranks are threads, which have one rendezvous."""
+    monkeypatch.setattr(env, "_completed", 0)
     return os.getpid()
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_rank_with_variables_may_try_again(port, early):
+    with pytest.raises(rr.PeerTimeoutError, match=f"not there: {1 - early}"):
+        of_environment(None, None, 0.05, variables(early, 2, port)).collect(b"too early")
+
+    def run(rank):
+        return of_environment(None, None, 10.0, variables(rank, 2, port)).collect(b"%d" % rank)
+
+    assert on_threads(run, 2) == [[b"0", b"1"]] * 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -211,7 +238,7 @@ def test_two_ranks_0_are_an_error(port):
 @pytest.mark.parametrize("line", [b"", b"{", b'{"rank": 1}\n', b"[]\n", b"x" * (2 << 20) + b"\n"])
 def test_rank_0_ignores_what_is_no_rank(port, line, monkeypatch):
     monkeypatch.setattr(env, "_LINE_S", 0.2)
-    address = env._next_address(variables(0, 2, port))
+    address = env._address(variables(0, 2, port), 0)
 
     def run(rank):
         if rank == 2:
@@ -257,9 +284,14 @@ def test_a_file_is_removed_by_the_last_rank_to_read_it(tmp_path):
 
 
 def test_only_the_user_can_read_a_file(tmp_path):
+    files._RendezvousFile(tmp_path / "meeting", 1, 3, 0.0).join(b"x")
+    assert (tmp_path / "meeting").stat().st_mode & 0o777 == 0o600
+
+
+def test_missing_ranks_of_a_file_are_named_and_the_file_is_removed(tmp_path):
     with pytest.raises(rr.PeerTimeoutError, match="not there: 0, 2"):
         files.of_file(str(tmp_path / "meeting"), 1, 3, 0.05)(b"x")
-    assert (tmp_path / "meeting").stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

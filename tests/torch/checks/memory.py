@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -40,6 +41,7 @@ def storages_move_to_registered_memory() -> None:
         x = torch.empty(3, 40_001, dtype=dtype)
         view = x[1:, 7:20]
         assert ringreduce.torch.share_(x, group=group) is x
+        assert ringreduce.torch.share_(x, group=group) is x  # it is there already
         for _ in range(3):
             x.copy_(mine(3, 40_001, dtype=dtype))
             dist.all_reduce(x, group=group)
@@ -135,7 +137,8 @@ def ddp_reduces_its_buckets_in_registered_memory() -> None:
     storages, moved = dist.group.WORLD.storages, []
     move = storages.move
     storages.move = lambda storage: moved.append(move(storage))
-    for views in (False, True):
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    for views, context in ((False, nullcontext()), (True, nullcontext()), (True, profiler)):
         torch.manual_seed(3)
         layers = [torch.nn.Linear(200, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10)]
         wrapped = DistributedDataParallel(
@@ -143,15 +146,16 @@ def ddp_reduces_its_buckets_in_registered_memory() -> None:
         )
         alone = copy.deepcopy(wrapped.module)
         optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (wrapped, alone)]
-        for step in range(5):
-            inputs = mine(4, 200) / (step + 1)
-            everything = torch.cat(everybodys(4, 200)) / (step + 1)
-            for each, batch, optimizer in zip(
-                (wrapped, alone), (inputs, everything), optimizers, strict=True
-            ):
-                optimizer.zero_grad()
-                each(batch).square().mean().backward()
-                optimizer.step()
+        with context:
+            for step in range(5):
+                inputs = mine(4, 200) / (step + 1)
+                everything = torch.cat(everybodys(4, 200)) / (step + 1)
+                for each, batch, optimizer in zip(
+                    (wrapped, alone), (inputs, everything), optimizers, strict=True
+                ):
+                    optimizer.zero_grad()
+                    each(batch).square().mean().backward()
+                    optimizer.step()
         assert moved
         assert all(moved)
         moved.clear()

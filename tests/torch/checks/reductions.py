@@ -55,6 +55,9 @@ def all_reduce_multiplies_before_it_adds() -> None:
     whole = mine(7, dtype=torch.int32)
     raises(ValueError, "PREMUL_SUM is for floats", lambda: dist.all_reduce(whole, multiply))
     same(whole, mine(7, dtype=torch.int32))
+    x = mine(7)
+    dist.group.WORLD.reduce([x], 1, dist._make_nccl_premul_sum(2.0)).wait()
+    same(x, 2 * sum(everybodys(7)) if rank() == 1 else mine(7))
 
 
 def all_reduce_of_tensors_that_are_not_contiguous() -> None:
@@ -119,7 +122,7 @@ def sparse_tensors_are_added() -> None:
     same(nothing.to_dense(), torch.zeros(7, 2))
     raises(ValueError, "sparse tensors have SUM and AVG", lambda: dist.all_reduce(x, ReduceOp.MAX))
     whole = dense[0].to_sparse()
-    raises(ValueError, "AVG is for floats", lambda: dist.all_reduce(whole, ReduceOp.AVG))
+    raises(TypeError, "AVG is for floats", lambda: dist.all_reduce(whole, ReduceOp.AVG))
     longer = torch.zeros(7 + rank(), 2).to_sparse()
     words = "sparse tensors of different shapes"
     raises(rr.MismatchError, words, lambda: dist.all_reduce(longer))
@@ -139,6 +142,11 @@ def reduce_gives_the_root_alone_the_result() -> None:
         x = mine(4)
         dist.reduce(x, root)
         same(x, sum(everybodys(4)) if rank() == root else mine(4))
+    leaf = mine(4).requires_grad_()
+    if rank() == 0:
+        raises(ValueError, "would be written in place", lambda: dist.reduce(leaf, 0))
+        leaf = mine(4)
+    dist.reduce(leaf, 0)  # the other ranks' tensors are not written
 
 
 def reduce_scatter_in_all_forms() -> None:

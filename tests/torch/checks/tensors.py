@@ -144,7 +144,7 @@ def tensors_can_be_resized_after_calls() -> None:
 
 
 def wrong_lengths_are_refused() -> None:
-    out = torch.zeros(2 * size() + 1)
+    out, world = torch.zeros(2 * size() + 1), dist.group.WORLD
     raises(ValueError, "the output needs", lambda: dist.all_gather_into_tensor(out, torch.ones(2)))
     raises(ValueError, "the input needs", lambda: dist.reduce_scatter_tensor(torch.ones(2), out))
     raises(ValueError, "pass one for each of", lambda: dist.all_gather([out], torch.ones(2)))
@@ -153,7 +153,14 @@ def wrong_lengths_are_refused() -> None:
     recvs = [5, 3, *sends[2:]] if rank() == 0 else sends
     pieces = [torch.ones(2) for _ in range(size())]
     mixed = [torch.ones(2, dtype=torch.int32), *pieces[1:]]
-    raises(ValueError, "all need one dtype", lambda: dist.group.WORLD.alltoall(pieces, mixed))
+    raises(ValueError, "all need one dtype", lambda: world.alltoall(pieces, mixed))
+    scalar = torch.ones(())
+    raises(ValueError, "is 0-d", lambda: dist.all_to_all_single(scalar, scalar.clone()))
+    raises(ValueError, "all need one dtype", lambda: world.allgather([mixed], [pieces[0]]))
     words = "rank 0 sends 4 elements to rank 0, which expects 5"
     raises(ValueError, words, lambda: dist.all_to_all_single(x.clone(), x, recvs, sends))
+    gathered = torch.zeros(2 * size())
+    pairs = [gathered, out], [torch.ones(2), torch.ones(2)]
+    raises(ValueError, "the output needs", lambda: world.all_gather_single_coalesced(*pairs))
+    same(gathered, torch.zeros(2 * size()))  # nothing was sent
     dist.barrier()

@@ -148,6 +148,18 @@ def a_failed_work_stays_failed() -> None:
     dist.destroy_process_group(group)
 
 
+def the_timeout_of_a_wait_is_that_of_all_calls() -> None:
+    tensors = [mine(2) for _ in range(4)]
+    if rank():
+        for x in tensors:
+            time.sleep(0.2)
+            dist.broadcast(x, 0)
+    else:
+        work = dist.group.WORLD.broadcast(tensors, 0)
+        raises(TimeoutError, "", lambda: work.wait(timedelta(seconds=0.4)))
+        work.wait()
+
+
 def a_work_has_a_result_and_a_future() -> None:
     x = mine(3)
     work = dist.all_reduce(x, async_op=True)

@@ -25,7 +25,9 @@ def pieces_of(
     array: np.ndarray, lengths: Sequence[int], size: int, what: str
 ) -> Sequence[np.ndarray]:
     """Cut the first axis into pieces of these lengths; without any, into equal ones."""
-    first = array.shape[0] if array.ndim else 0
+    if array.ndim == 0:
+        raise ValueError(f"all_to_all: the {what} is 0-d; pass tensor.reshape(1)")
+    first = array.shape[0]
     if not lengths:
         if first % size:
             raise ValueError(
