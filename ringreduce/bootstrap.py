@@ -49,9 +49,9 @@ def init(
 ) -> Communicator:
     """Return a communicator of all ranks of the job.  Collective.
 
-    MPI connects the ranks if an MPI launcher has started the process.  Otherwise the rendezvous
-    ``"env://"`` connects them if RANK or WORLD_SIZE is set, as torchrun does.  A process that
-    nothing has started is a job of one rank.
+    The rendezvous ``"env://"`` connects the ranks if torchrun has started the process.  Otherwise
+    MPI connects them if an MPI launcher has started it.  Otherwise ``"env://"`` does if RANK or
+    WORLD_SIZE is set.  A process that nothing has started is a job of one rank.
 
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``, or what

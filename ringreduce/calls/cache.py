@@ -291,15 +291,15 @@ class Calls:
         signature = _signature("all_to_all", array_text(array), algorithm)
         return self._call(signature, plan, array, array.shape, array.dtype)
 
-    def all_to_all_told(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
-        """Return the all-to-all of counts that the ranks have told each other.
+    def all_to_all_of_matrix(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
+        """Return the all-to-all of counts that the ranks have exchanged.
 
         A program may have other counts in each call, so only the latest ones are cached, and "auto"
         is the algorithm that is planned fastest.
         """
         if algorithm == "auto" and self.size <= MOST_DIRECT:
             algorithm = "direct"
-        key = ("all_to_all told", array.dtype, array.shape[1:], algorithm)
+        key = ("all_to_all of a matrix", array.dtype, array.shape[1:], algorithm)
         latest: Call | None = self._kept.get(key)
         how = array, counts, algorithm, _NO_ARGUMENTS
         if latest is not None and latest.counts != counts:

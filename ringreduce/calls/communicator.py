@@ -364,9 +364,9 @@ class Communicator(Collectives, PointToPoint):
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Make an `all_to_all` of counts; `expected` are those that the others should send here.
+        """Make an `all_to_all` with `counts`; rank i must send `expected[i]` elements to this rank.
 
-        If one sends another count, all ranks raise MismatchError, and no piece is sent.
+        If a rank sends another number, all ranks raise MismatchError, and no piece is sent.
 
         :meta private:
         """

@@ -82,13 +82,13 @@ def exchange_counts(
     first: Call,
     counts: Sequence[int],
     lengths: Callable[[Table], Sequence[int]],
-    known: Callable[[Table], Call],
+    call_for: Callable[[Table], Call],
     array: np.ndarray,
     out: np.ndarray | None,
     empty: Empty,
     header: bytes,
 ) -> Steps:
-    """Exchange the `counts` of all ranks by the call `first`, then make the call `known(table)`.
+    """Exchange the `counts` of all ranks by the call `first`, then make the call `call_for(table)`.
 
     Row i of the table has the counts of rank i.  ``lengths(table)`` are the first dimensions of the
     results of all ranks; a ValueError out of it, or a wrong `out` on one rank, is raised on all.
@@ -108,7 +108,7 @@ def exchange_counts(
                 f"{first.signature.collective}: out on rank {rank} has first dimension {given}, "
                 f"the result has {length}"
             )
-    call = known(table)
+    call = call_for(table)
     target = out
     if target is None:
         target = empty(0 if call.shape is None else call.shape, call.dtype)

@@ -29,11 +29,11 @@ _NO_PROGRAM: Program = (moved for moved in (True,))
 
 _ENDS_S = 1.0
 """Seconds that `close` waits for the thread, which is idle."""
-_AHEAD = 1900
-"""Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
-the interpreter."""
+_HEAD_START = 1900
+"""Polls that are added to the idle polls of the progress thread: it sleeps earlier than other
+threads, and leaves the interpreter to the user's threads."""
 _BUSY_LOOKS, _BETWEEN_LOOKS_S = 200, 1e-4
-"""`wait_any` looks so often without a pause, and then again after so many seconds each."""
+"""`wait_any` looks 200 times without a pause, and then once every 1e-4 s."""
 _attaching = threading.Lock()
 """Held while a callback is attached to a work, or the callbacks of a work are taken."""
 
@@ -295,7 +295,7 @@ class CallQueue:
                 while not self._poll(work, self._spins, ahead=0):
                     pass
             return work
-        if self.begins_here_s and not self.busy and self._ends_here(work):
+        if self.begins_here_s and not self.busy and self._run_here_first(work):
             return work
         self.works.append(work)
         if self._threads:
@@ -312,8 +312,8 @@ class CallQueue:
             self.advance()
         return work
 
-    def _ends_here(self, work: Work[Any]) -> bool:
-        """Run a work in this thread until it is over or waits too long; return whether it is over.
+    def _run_here_first(self, work: Work[Any]) -> bool:
+        """Run a work in this thread; return False if it has waited `begins_here_s` for other ranks.
 
         The caller holds the lock, and no call is queued.
         """
@@ -456,7 +456,7 @@ class CallQueue:
                         return
                     self._arrived.wait()
             work = self.works[0]
-            while not self._poll(work, spins=0, ahead=_AHEAD):
+            while not self._poll(work, spins=0, ahead=_HEAD_START):
                 pass
 
     def _poll(self, work: Work[Any], spins: int, ahead: int) -> bool:

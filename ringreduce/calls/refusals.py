@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Refusals:
-    """Refuses calls of one thread on its communicators, or keeps them from the compiled path."""
+    """Refuses calls of one thread on its communicators, or keeps them from the fast path."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -36,7 +36,7 @@ class Refusals:
         self._depth[0] -= 1
 
     def keep_general(self) -> None:
-        """Have no call take the compiled path, until `end_general` is called as often."""
+        """Have no call take the fast path, until `end_general` is called as often."""
         self._depth[0] += 1
 
     def end_general(self) -> None:

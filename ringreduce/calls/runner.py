@@ -42,8 +42,8 @@ from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
 Body = Generator[bool, None, Any]
-_ANY = -1
-"""The count that a rank expects if it does not know the count."""
+_UNKNOWN = -1
+"""In place of an expected count: the rank accepts any count."""
 NOTHING = np.empty(0, np.uint8)
 """The data of a meeting: it has a signature only."""
 
@@ -221,14 +221,14 @@ class Runner:
         def lengths(table: Table) -> list[int]:
             return [sum(count for (count,) in table)] * self.size
 
-        def known(calls: Calls, table: Table) -> Call:
+        def call_for(calls: Calls, table: Table) -> Call:
             counts = tuple(count for (count,) in table)
             if root is None:
                 return calls.all_gather(array, counts, algorithm)
             return calls.gather(array, root, counts, algorithm)
 
-        how = lengths, known, out, timeout_s, async_op
-        return self._tell_counts(name, array, root, algorithm, array.shape[:1], *how)
+        how = lengths, call_for, out, timeout_s, async_op
+        return self._exchange_counts(name, array, root, algorithm, array.shape[:1], *how)
 
     def _all_to_all_unknown(
         self,
@@ -242,23 +242,24 @@ class Runner:
     ) -> Any:
         """Exchange the counts that each rank sends to each rank, then the pieces.
 
-        If a rank sends other counts than another has `expected`, all raise MismatchError.
+        If a rank sends another count than its receiver has `expected`, all ranks raise
+        MismatchError.
         """
         check_row("all_to_all", array, counts, self.size)
-        told = (*counts, *([_ANY] * self.size if expected is None else expected))
+        row = (*counts, *([_UNKNOWN] * self.size if expected is None else expected))
 
         def lengths(table: Table) -> list[int]:
             _check_expected(table)
             return [sum(column) for column in islice(zip(*table, strict=True), self.size)]
 
-        def known(calls: Calls, table: Table) -> Call:
+        def call_for(calls: Calls, table: Table) -> Call:
             matrix = tuple(row[: self.size] for row in table)
-            return calls.all_to_all_told(array, matrix, algorithm)
+            return calls.all_to_all_of_matrix(array, matrix, algorithm)
 
-        how = lengths, known, out, timeout_s, async_op
-        return self._tell_counts("all_to_all", array, None, algorithm, told, *how)
+        how = lengths, call_for, out, timeout_s, async_op
+        return self._exchange_counts("all_to_all", array, None, algorithm, row, *how)
 
-    def _tell_counts(
+    def _exchange_counts(
         self,
         name: str,
         array: np.ndarray,
@@ -266,12 +267,12 @@ class Runner:
         algorithm: str,
         counts: tuple[int, ...],
         lengths: Callable[[Table], list[int]],
-        known: Callable[[Calls, Table], Call],
+        call_for: Callable[[Calls, Table], Call],
         out: Any,
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Exchange `counts`, then make the call that `known` returns, as `exchange_counts` does.
+        """Exchange `counts`, then make the call that `call_for` returns for those of all ranks.
 
         A wrong `out` on one rank raises on all.
         """
@@ -285,9 +286,9 @@ class Runner:
             view = None if out is None else _gathered(name, calls.device, array, out)
 
             def body(header: bytes) -> Body:
-                to_known = lengths, partial(known, calls)
+                then = lengths, partial(call_for, calls)
                 result = yield from exchange_counts(
-                    self._engine, first, counts, *to_known, array, view, empty, header
+                    self._engine, first, counts, *then, array, view, empty, header
                 )
                 return out if result is view and out is not None else result
 
@@ -365,12 +366,12 @@ class Runner:
 def _check_expected(table: Table) -> None:
     """Check that the ranks send what the others expect.  Raises MismatchError.
 
-    A row of the table has the counts that a rank sends to each rank, and then those that it expects
-    from each: _ANY if it expects none.
+    A row of the table has the counts that a rank sends to each rank, and then the counts that it
+    expects from each rank, or `_UNKNOWN`.
     """
     size = len(table)
     for receiver, row in enumerate(table):
-        for sender, expected in enumerate([] if row[-1] == _ANY else row[size:]):
+        for sender, expected in enumerate([] if row[-1] == _UNKNOWN else row[size:]):
             if expected != table[sender][receiver]:
                 raise MismatchError(
                     f"all_to_all: rank {sender} sends {table[sender][receiver]} elements to rank "

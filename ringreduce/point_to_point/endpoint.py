@@ -47,9 +47,9 @@ from ringreduce.point_to_point.road import (
     Road,
 )
 
-_AHEAD = 1900
-"""Idle polls that the progress thread counts from: it sleeps early, so that the user's threads get
-the interpreter."""
+_HEAD_START = 1900
+"""Polls that are added to the idle polls of the progress thread: it sleeps earlier than other
+threads, and leaves the interpreter to the user's threads."""
 _CHECK_EVERY = 16
 """Idle polls between two looks at the states of the peers, and at the clock."""
 _LOOK_S = 0.02
@@ -599,7 +599,7 @@ class Endpoint:
                 return
             idle = 0 if self.advance(idle) else idle + 1
             if idle:
-                self._pause(idle + _AHEAD)
+                self._pause(idle + _HEAD_START)
 
     # --- the end ---
 

@@ -38,7 +38,7 @@ class Transport(Protocol):
     job_ranks: Sequence[int]
     """By rank: its number in the transport from which this one was split."""
     name: str
-    """For people: ``"mpi"``, ``"thread"``."""
+    """``"mpi"``, ``"sockets"`` or ``"thread"``."""
     spins: int
     """Idle polls to make before the first `pause`; 0 where ranks share cores."""
     threads: bool

@@ -154,15 +154,17 @@ class _Handshakes:
         Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a circle.
         """
         for peer in range(self._rank):
-            self.streams[peer] = self._greeted(peer)
+            self.streams[peer] = self._connect_to(peer)
         missing = set(range(self._rank + 1, len(self._ranks)))
         while missing:
-            missing.discard(self._accepted(missing))
+            accepted = self._accept(missing)
+            if accepted is not None:
+                missing.remove(accepted)
         for peer in range(self._rank):
             stream = self.streams[peer]
             assert stream is not None
             if not compare_digest(self._receive(stream, _PROOF_BYTES, peer), self._proof(peer)):
-                raise self._ended(peer)
+                raise self._lost_error(peer)
         for stream in self.streams:
             if stream is not None:
                 stream.setblocking(False)
@@ -176,7 +178,7 @@ class _Handshakes:
         """Return the bytes with which `sender` proves that it knows the secret."""
         return blake2b(str(sender).encode(), key=self._secret, digest_size=_PROOF_BYTES).digest()
 
-    def _greeted(self, peer: int) -> socket.socket:
+    def _connect_to(self, peer: int) -> socket.socket:
         """Connect to a rank, which listens since before the exchange, and send the greeting."""
         stream = socket.socket(socket.AF_UNIX)
         try:
@@ -184,20 +186,20 @@ class _Handshakes:
             stream.sendall(_GREETING.pack(self._rank, self._proof(self._rank)))
         except TimeoutError:
             stream.close()
-            raise self._missed([peer]) from None
+            raise self._timeout_error([peer]) from None
         except OSError:
             stream.close()
-            raise self._ended(peer) from None
+            raise self._lost_error(peer) from None
         return stream
 
-    def _accepted(self, missing: set[int]) -> int:
-        """Accept a connection; return the rank of `missing` at its other end, -1 if it is none."""
-        self._listening.settimeout(self._left(missing))
+    def _accept(self, missing: set[int]) -> int | None:
+        """Accept a connection; return the rank of `missing` that made it, None if it is none."""
+        self._listening.settimeout(self._seconds_left(missing))
         try:
             stream, _ = self._listening.accept()
         except TimeoutError:
-            raise self._missed(missing) from None
-        peer = -1
+            raise self._timeout_error(missing) from None
+        peer: int | None = None
         try:
             if peer_process(stream) is not None:
                 stream.settimeout(_GREETING_S)
@@ -208,31 +210,31 @@ class _Handshakes:
                     peer = number
         except OSError:  # no rank, or a rank that has ended: the deadline finds that it is missing
             pass
-        if peer < 0:
+        if peer is None:
             stream.close()
         return peer
 
     def _receive(self, stream: socket.socket, nbytes: int, peer: int) -> bytes:
-        stream.settimeout(self._left({peer}))
+        stream.settimeout(self._seconds_left({peer}))
         try:
             return _received(stream, nbytes)
         except TimeoutError:
-            raise self._missed([peer]) from None
+            raise self._timeout_error([peer]) from None
         except OSError:
-            raise self._ended(peer) from None
+            raise self._lost_error(peer) from None
 
-    def _missed(self, peers: Iterable[int]) -> PeerTimeoutError:
+    def _timeout_error(self, peers: Iterable[int]) -> PeerTimeoutError:
         return not_assembled(self._timeout_s, sorted(peers), self._where)
 
-    def _ended(self, peer: int) -> PeerLostError:
+    def _lost_error(self, peer: int) -> PeerLostError:
         text = f"{self._where}: rank {peer} has ended before all ranks were connected"
         return PeerLostError(text, (peer,))
 
-    def _left(self, missing: set[int]) -> float:
+    def _seconds_left(self, missing: set[int]) -> float:
         """Return the seconds that are left.  Raises PeerTimeoutError if there are none."""
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise self._missed(missing)
+            raise self._timeout_error(missing)
         return left
 
 

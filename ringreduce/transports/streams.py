@@ -224,7 +224,7 @@ class Stream:
 
         If they do, the connection can be used after an exception."""
         self._leaving: deque[tuple[memoryview, Send | None]] = deque()
-        """Parts of frames that the kernel does not have yet; the last part of a message has it."""
+        """Parts of frames that the kernel has not taken yet, each with the message that it ends."""
         self._header = bytearray(_HEADER.size)
         self._header_filled = 0
         self._kind = Kind.DATA
@@ -257,7 +257,7 @@ class Stream:
         if self.ended or self._peer_closed:
             return
         nothing_leaves = not self._leaving
-        with _ending_of(self):
+        with _system_calls_on(self):
             self._is_consistent = False
             self._leaving.append((memoryview(header), None if body.nbytes else request))
             if body.nbytes:
@@ -277,7 +277,7 @@ class Stream:
         """Send a MEMORY frame with a descriptor.  Nothing else is leaving."""
         assert self.flushed
         header = _HEADER.pack(Kind.MEMORY, 0, 0)
-        with _ending_of(self):
+        with _system_calls_on(self):
             self._is_consistent = False
             try:
                 sent = socket.send_fds(self.connection, [header], [descriptor])
@@ -289,7 +289,7 @@ class Stream:
 
     def write(self) -> None:
         """Give the kernel as many bytes as it takes."""
-        with _ending_of(self):
+        with _system_calls_on(self):
             try:
                 while self._leaving:
                     parts = [part for part, _ in islice(self._leaving, _PARTS_AT_ONCE)]
@@ -336,7 +336,7 @@ class Stream:
 
     def read(self) -> None:
         """Read frames that have arrived, by `_READS_AT_ONCE` system calls at most."""
-        with _ending_of(self):
+        with _system_calls_on(self):
             for _ in range(_READS_AT_ONCE):
                 if self.ended:
                     return
@@ -422,11 +422,12 @@ class Stream:
 
 
 @contextlib.contextmanager
-def _ending_of(stream: Stream) -> Iterator[None]:
-    """Stop where the kernel can do no more for now; note it if the connection has ended.
+def _system_calls_on(stream: Stream) -> Iterator[None]:
+    """Run a block of system calls on a connection.
 
-    Any other exception, such as that of a signal's handler, ends the connection for both ranks
-    unless it is consistent.
+    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream` has
+    ended.  After any other exception, such as that of a signal's handler, the connection stays in
+    use if `recover` finds it consistent; otherwise it ends for both ranks.
     """
     try:
         yield
