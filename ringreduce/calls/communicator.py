@@ -374,6 +374,13 @@ class Communicator(Collectives, PointToPoint):
         how = as_counts("all_to_all", counts), "auto", out, timeout_s, async_op
         return self._all_to_all_unknown(array, *how, as_counts("all_to_all", expected))
 
+    def is_received_into(self, out: np.ndarray) -> bool:
+        """Return whether an asynchronous `recv` that is under way writes to some of `out`.
+
+        :meta private:
+        """
+        return self._engine.endpoint.is_received_into(out)
+
     def begin_meter(self) -> None:
         """Measure the time that this thread spends in calls, until `end_meter`.
 

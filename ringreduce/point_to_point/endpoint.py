@@ -26,6 +26,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from ringreduce.errors import (
     MismatchError,
     PeerLostError,
@@ -221,8 +223,7 @@ class Endpoint:
 
     def _check_memory(self, operations: Sequence[Operation]) -> None:
         """Raise ValueError if two operations use the same memory and one of them receives."""
-        under_way = [each for pair in self._busy.values() for each in pair.operations()]
-        under_way += self._from_any
+        under_way = self._under_way()
         for index, operation in enumerate(operations):
             for other in (*under_way, *operations[:index]):
                 if (operation.sends and other.sends) or not operation.overlaps(other):
@@ -232,6 +233,15 @@ class Endpoint:
                     f"{operation.where}: out shares memory with an array that {word}; pass an "
                     "array of its own"
                 )
+
+    def is_received_into(self, memory: np.ndarray) -> bool:
+        """Return whether a receive that is under way writes to some of `memory`."""
+        with self.lock:
+            return any(not each.sends and each.uses(memory) for each in self._under_way())
+
+    def _under_way(self) -> list[Operation]:
+        operations = [each for pair in self._busy.values() for each in pair.operations()]
+        return operations + list(self._from_any)
 
     def _finish(self, operations: Sequence[Operation]) -> None:
         """Wait until the operations are over; raise the first error among them."""

@@ -48,8 +48,12 @@ class Operation:
 
     def overlaps(self, other: Operation) -> bool:
         """Whether both use some of the same memory."""
-        mine, theirs = self.memory, other.memory
-        return bool(np.may_share_memory(mine, theirs)) and bool(np.shares_memory(mine, theirs))
+        return self.uses(other.memory)
+
+    def uses(self, memory: np.ndarray) -> bool:
+        """Whether the operation uses some of `memory`."""
+        mine = self.memory
+        return bool(np.may_share_memory(mine, memory)) and bool(np.shares_memory(mine, memory))
 
 
 @dataclass(eq=False)

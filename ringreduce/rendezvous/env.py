@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -27,8 +28,16 @@ _LINE_S = 5.0
 """Seconds that a rank which has connected may take to send its line."""
 _LINE_BYTES = 1 << 20
 """The longest line of a rank.  The answer of rank 0 has at most as much for each rank."""
-_completed = 0
-"""How many rendezvous this process has completed, and so the number of the next one."""
+
+
+@dataclass
+class _Completed:
+    """How many rendezvous this process has completed, and so the number of the next one."""
+
+    number: int = 0
+
+
+_completed = _Completed()
 
 
 def of_environment(
@@ -59,13 +68,12 @@ def of_environment(
     _check_one_host(size, variables)
 
     def collect(mine: bytes) -> list[bytes]:
-        global _completed
-        address = _address(variables, _completed)
+        address = _address(variables, _completed.number)
         if rank == 0:
             entries = _serve(address, size, mine, timeout_s)
         else:
             entries = _ask(address, rank, size, mine, timeout_s)
-        _completed += 1  # not after an error: a rank may call `init` again
+        _completed.number += 1  # not after an error: a rank may call `init` again
         return entries
 
     return Rendezvous(collect, rank, size)

@@ -20,6 +20,8 @@ class NamedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
         super().__init__(rank, size)
         self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = name, "undefined"
+        self.sequence_number = 0
+        """How many collectives this rank has made, or begun."""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's names
         return self._backend
@@ -47,8 +49,29 @@ class NamedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
             raise RuntimeError(f"the group has no backend for {device}: it is for the CPU")
         return self
 
+    def _set_sequence_number_for_group(self) -> None:
+        self.sequence_number = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.sequence_number
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return False
+
     @property
     def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    @property
+    def supports_time_estimate(self) -> bool:
+        return False
+
+    @property
+    def supports_shrinking(self) -> bool:
         return False
 
     @property

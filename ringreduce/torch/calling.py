@@ -19,6 +19,18 @@ from ringreduce.torch.modes import in_modes, modes_are_active
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
+_PARAMETERS = {
+    **dict.fromkeys(("tensor", "tensors"), "tensors"),
+    **dict.fromkeys(("output_tensor", "output_tensors", "output_lists"), "outputs"),
+    **dict.fromkeys(("input_tensor", "input_tensors", "input_list"), "inputs"),
+    "outputTensor": "output",
+    "inputTensor": "input",
+    "output_split_sizes": "output_splits",
+    "input_split_sizes": "input_splits",
+    "dstRank": "peer",
+    "srcRank": "peer",
+}
+"""By torch's name of a parameter: the name that methods here have for it, if it is another."""
 _NOT_COMPILED = eval_frame._FrameExecStrategy(
     eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
 )
@@ -57,21 +69,58 @@ def collective(
     """
 
     def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
-        tensors = len(inspect.signature(method).parameters) - 2  # without the group and the options
+        names = tuple(inspect.signature(method).parameters)[1:]
+        if options is not None:
+            names = names[:-1]
+        tensors = len(names)
 
         @wraps(method)
         def called(self: Any, *args: Any, **named: Any) -> Any:
+            if named:
+                args, named = _with_named(args, named, names)
+                if options is None and named:
+                    raise TypeError(f"unknown arguments: {', '.join(named)}")
             if options is not None and (named or not (args and isinstance(args[-1], options))):
                 args = _with_options(args, named, tensors, options(), values, of_lists)
             run = partial(_profile, shown, method) if _is_profiled() else method
             if modes_are_active():
-                return in_modes(method.__name__, partial(run, self), args)
-            return run(self, *args)
+                work = in_modes(method.__name__, partial(run, self), args)
+            else:
+                work = run(self, *args)
+            if options is not None:
+                self.sequence_number += 1
+            return work
 
         eval_frame.set_code_exec_strategy(called.__code__, _NOT_COMPILED)  # type: ignore[attr-defined]
         return called
 
     return wrap
+
+
+def _with_named(
+    args: Sequence[Any], named: dict[str, Any], names: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move the arguments that were passed by torch's names to their places among `args`.
+
+    `names` are those of the parameters here, without the options.  Returns all arguments that have
+    a place, and the others by name.  Raises TypeError if one is missing or was passed twice.
+    """
+    given, others = {}, {}
+    for name, value in named.items():
+        parameter = _PARAMETERS.get(name, name)
+        if parameter in names:
+            given[parameter] = value
+        elif f"{parameter}s" in names:  # one tensor in place of a list
+            given[f"{parameter}s"] = value
+        else:
+            others[name] = value
+    placed = list(args)
+    for place, parameter in enumerate(names):
+        if parameter in given:
+            if place != len(placed):
+                raise TypeError(f"{parameter} was passed twice, or an argument before is missing")
+            placed.append(given[parameter])
+    return tuple(placed), others
 
 
 def _with_options(

@@ -120,18 +120,37 @@ class RingReduceGroup(NamedGroup):
     def reduce_scatter(
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any
     ) -> Any:
-        xs, outs = [], []
+        lists: list[list[np.ndarray]] = []
+        outs: list[np.ndarray] = []
         for output, pieces in zip(outputs, inputs, strict=True):
             check_list("reduce_scatter", pieces, self._size, "input_list")
             views = [
                 array_of("reduce_scatter", each, writes=False, reduces=True) for each in pieces
             ]
             out = array_of("reduce_scatter", output, writes=True)
-            check_alike("reduce_scatter", [*views, out])
-            xs += [np.concatenate([view.reshape(-1) for view in views])]
+            check_dtypes("reduce_scatter", [*views, out])
+            check_alike("reduce_scatter", [views[self._rank], out])
+            lists += [views]
             outs += [out]
-        calls = [self._reduce_scatter(x, out, opts) for x, out in zip(xs, outs, strict=True)]
-        return _work(opts, outputs, calls, partial(deliver_each, outs))
+        calls: list[Any] = []
+        parts: list[np.ndarray | None] = []
+        for views, out in zip(lists, outs, strict=True):
+            if len({view.size for view in views}) == 1:
+                x = np.concatenate([view.reshape(-1) for view in views])
+                calls += [self._reduce_scatter(x, out, opts)]
+                parts += [out]
+            else:
+                calls += self._reduce_each(views, opts)
+                parts += [out if root == self._rank else None for root in range(self._size)]
+        return _work(opts, outputs, calls, partial(deliver_each, parts))
+
+    def _reduce_each(self, views: Sequence[np.ndarray], opts: Any) -> list[Any]:
+        """Reduce pieces of different lengths, one for each rank; return the results, or Works."""
+        calls = []
+        for root, view in enumerate(views):
+            x = view.flatten()
+            calls += [self.comm.reduce(x, root, prepare(opts.reduceOp, x), **_how(opts))]
+        return calls
 
     @collective("reduce_scatter", c10d.ReduceScatterOptions, of_lists=False)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
@@ -237,7 +256,7 @@ class RingReduceGroup(NamedGroup):
 
     def _views_to_gather(self, output: Any, input: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the arrays over an input and an output, checked.  Sends nothing."""
-        x = flat("all_gather", input, writes=False)
+        x = array_of("all_gather", input, writes=False).reshape(-1)
         out = flat("all_gather", output, writes=True)
         if out.size != self._size * x.size:
             raise ValueError(
@@ -334,15 +353,25 @@ class RingReduceGroup(NamedGroup):
 
     @collective("recv")
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
-        (tensor,) = tensors
-        out = flat("recv", tensor, writes=True)
-        return Message(self.comm.recv(out, peer, tag, async_op=True), tensors, peer)
+        return self._receive(tensors, peer, tag)
 
     @collective("recv")
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
+        """Receive a tensor from `peer`, or from any rank.
+
+        torch.distributed.pipelining receives into leaf tensors that require a gradient.  It also
+        has several receives under way that write to one tensor, whose data it does not read.
+        """
         (tensor,) = tensors
-        out = flat("recv", tensor, writes=True)
-        return Message(self.comm.recv(out, None, tag, async_op=True), tensors)
+        out = flat("recv", tensor.detach(), writes=True)
+        room = np.empty_like(out) if self.comm.is_received_into(out) else out
+        work = Message(self.comm.recv(room, peer, tag, async_op=True), tensors, peer)
+        if room is not out:
+            work.at_end(partial(deliver, [out], room))
+        return work
 
     # --- barriers, the end ---
 

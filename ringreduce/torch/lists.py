@@ -66,8 +66,8 @@ def deliver_all(every: Sequence[Sequence[np.ndarray]], *found: np.ndarray) -> No
         deliver(outs, result)
 
 
-def deliver_each(outs: Sequence[np.ndarray], *parts: np.ndarray) -> None:
-    """Copy each part to its array, unless it is there."""
+def deliver_each(outs: Sequence[np.ndarray | None], *parts: np.ndarray) -> None:
+    """Copy each part to its array, unless it is there; None: the part is for another rank."""
     for out, part in zip(outs, parts, strict=True):
-        if not out.flags.c_contiguous:
+        if out is not None and not np.may_share_memory(out, part):
             out[...] = part.reshape(out.shape)

@@ -127,7 +127,7 @@ def variables(rank, size, port, **more):
 @pytest.fixture
 def port(monkeypatch):
     """A port of a job whose ranks are threads, which have one rendezvous."""
-    monkeypatch.setattr(env, "_completed", 0)
+    monkeypatch.setattr(env._completed, "number", 0)
     return os.getpid()
 
 

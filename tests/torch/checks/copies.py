@@ -88,6 +88,12 @@ def all_to_all_with_equal_and_unequal_lengths() -> None:
         assert each.tolist() == [float(peer)] * sends[peer]
 
 
+def all_gather_reads_tensors_that_are_not_contiguous() -> None:
+    out = torch.zeros(4 * size())
+    dist.all_gather_into_tensor(out, mine(4, 2)[:, 1])
+    same(out, torch.cat([each[:, 1] for each in everybodys(4, 2)]))
+
+
 def tensors_that_do_not_fit_are_refused() -> None:
     if rank() == 0:
         wrong = [torch.zeros(2)] * size()

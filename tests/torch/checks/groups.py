@@ -294,7 +294,28 @@ def programs_call_groups_themselves() -> None:
     same(found.reshape(size(), 4), torch.stack([x] * size()))
     group.barrier().wait()
     group.barrier(timeout=seconds).wait()
+    for reduce in (
+        lambda tensor: group.allreduce(tensors=[tensor]),
+        lambda tensor: group.allreduce(tensor=tensor, timeout=seconds),
+        lambda tensor: group.allreduce(opts=dist.AllreduceOptions(), tensors=[tensor]),
+    ):
+        found = x.clone()
+        reduce(found).wait()
+        same(found, total)
+    group.allgather(output_tensors=[pieces], input_tensors=[x]).wait()
+    same(torch.stack(pieces), torch.stack(everybodys(4)))
+    sent = group.send([x], dstRank=(rank() + 1) % size(), tag=1)
+    group.recv(tensors=[found], srcRank=(rank() - 1) % size(), tag=1).wait()
+    sent.wait()
+    same(found, of((rank() - 1) % size(), 4))
+    counted = dist.new_group()
+    assert counted._get_sequence_number_for_group() == 0
+    dist.all_reduce(found, group=counted)
+    dist.barrier(counted)
+    assert counted._get_sequence_number_for_group() == 2
     options = dist.BroadcastOptions()
+    raises(TypeError, "unknown arguments: to", lambda: group.send([x], to=1))
+    raises(TypeError, "passed twice", lambda: group.send([x], 1, 0, tag=1))
     raises(TypeError, "root was passed twice", lambda: group.broadcast(x, 0, root=1))
     raises(TypeError, "either opts, or", lambda: group.broadcast(x, 0, opts=options))
     raises(TypeError, "unknown argument 'rot'", lambda: group.broadcast(x, rot=1))

@@ -159,6 +159,15 @@ def reduce_scatter_in_all_forms() -> None:
     out.zero_()
     dist.reduce_scatter(out, list(whole.chunk(size())))
     same(out, wanted)
+    uneven = [mine(1 + number) for number in range(size())]
+    for dtype in (torch.float32, torch.bfloat16):
+        part = torch.zeros(1 + rank(), dtype=dtype)
+        dist.reduce_scatter(part, [each.to(dtype) for each in uneven])
+        same(part, sum(everybodys(1 + rank())).to(dtype))
+    strided = torch.zeros(1 + rank(), 2)[:, 0]
+    dist.reduce_scatter(strided, uneven, async_op=True).wait()
+    same(strided, sum(everybodys(1 + rank())))
+    same(uneven[0], mine(1))  # the input stays as it is
     inside = whole.clone()
     part = inside.chunk(size())[rank()]
     dist.reduce_scatter_tensor(part, inside, ReduceOp.AVG)

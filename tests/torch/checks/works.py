@@ -47,6 +47,22 @@ def messages_from_any_rank() -> None:
     dist.barrier()  # the next check sends messages with this tag, too
 
 
+def receives_may_write_to_leaves_and_to_the_same_tensor() -> None:
+    """As those of torch.distributed.pipelining do."""
+    left, right = (rank() - 1) % size(), (rank() + 1) % size()
+    out, group = torch.zeros(3, requires_grad=True), dist.group.WORLD
+    works = [group.recv([out], left, tag) for tag in (1, 2, 3)]
+    for tag in (1, 2, 3):
+        dist.send(mine(3) * tag, right, tag=tag)
+    for work in works:
+        work.wait()
+    assert any(torch.equal(out, of(left, 3) * tag) for tag in (1, 2, 3))
+    work = group.recv([out], left, 4)  # the memory is free again
+    dist.send(mine(3), right, tag=4)
+    work.wait()
+    same(out.detach(), of(left, 3))
+
+
 def receives_from_any_rank_are_under_way() -> None:
     peer = (rank() + 1) % size()
     x = torch.zeros(2)
