@@ -3,8 +3,8 @@
     git clone --depth 1 --branch v2.13.0 https://github.com/pytorch/pytorch /tmp/pytorch
     .venv-torch/bin/python -m tests.long.torch_sources --sources /tmp/pytorch
 
-torch's wheel lacks the tests of functional collectives, device meshes, FSDP2 and DTensor.  Its
-sources have them.  The sources should be of the torch that is installed.  The tests run twice:
+torch's wheel lacks the tests of functional collectives, device meshes, FSDP2, DTensor, pipelines and
+checkpoints.  Its sources have them.  The sources should be of the torch that is installed.  The tests run twice:
 
 - ``gloo``: over Gloo;
 - ``instead_of_gloo``: the tests ask for Gloo, and get this backend.
@@ -44,14 +44,25 @@ GROUPS = {
     "device meshes": ("test_device_mesh.py",),
     "FSDP2": ("_composable/fsdp/test_*.py",),
     "DTensor": ("tensor/test_*.py", "tensor/parallel/test_*.py"),
+    "pipelines": ("pipelining/test_stage.py", "pipelining/test_schedule_multiproc.py"),
+    "checkpoints": ("checkpoint/test_pg_transport.py", "checkpoint/e2e/test_e2e_save_and_load.py"),
+    "optimizers": ("optim/test_zero_redundancy_optimizer.py", "algorithms/test_join.py"),
 }
 """Subjects of the tests, and their files in ``test/distributed``."""
+_CPU = 'torch.device("cpu")'
+_OF_PIPELINES = {
+    '@requires_accelerator_dist_backend(["nccl", "xccl"])': "",
+    "not TEST_MULTIACCELERATOR": "False",
+    "torch.device(device_type, self.rank)": _CPU,
+}
 ON_THE_CPU = {
     "test_functional_api.py": {'\nDEVICE = "cuda"\n': '\nDEVICE = "cpu"\n'},
     "test_c10d_functional_native.py": {
-        "torch.device(self.rank)": 'torch.device("cpu")',
+        "torch.device(self.rank)": _CPU,
         "@requires_accelerator_dist_backend()\nclass": "class",
     },
+    "pipelining/test_stage.py": _OF_PIPELINES,
+    "pipelining/test_schedule_multiproc.py": _OF_PIPELINES,
 }
 """Texts of files that are replaced in a copy, so that the tests run on the CPU."""
 KNOWN = {
