@@ -29,7 +29,7 @@ from ringreduce.torch.lists import (
     deliver_part,
     pieces_of,
 )
-from ringreduce.torch.ops import multiplies, prepare
+from ringreduce.torch.ops import prepare, prepare_copy
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import add_entries, sparse_calls
 from ringreduce.torch.tensors import array_of, check, check_list, flat, is_as_in_memory
@@ -111,9 +111,8 @@ class RingReduceGroup(NamedGroup):
         is_root, calls = opts.rootRank == self._rank, []
         for x in [array_of("reduce", each, writes=is_root, reduces=True) for each in tensors]:
             out = x if is_root else None
-            x = x.copy() if multiplies(opts.reduceOp) and not is_root else x
-            op = prepare(opts.reduceOp, x)
-            calls += [self.comm.reduce(x, opts.rootRank, op, out=out, **_how(opts))]
+            reduced, op = prepare_copy(opts.reduceOp, x)
+            calls += [self.comm.reduce(reduced, opts.rootRank, op, out=out, **_how(opts))]
         return _work(opts, tensors, calls)
 
     @collective("reduce_scatter", c10d.ReduceScatterOptions, ("op", "timeout"))
@@ -148,8 +147,8 @@ class RingReduceGroup(NamedGroup):
         """Reduce pieces of different lengths, one for each rank; return the results, or Works."""
         calls = []
         for root, view in enumerate(views):
-            x = view.flatten()
-            calls += [self.comm.reduce(x, root, prepare(opts.reduceOp, x), **_how(opts))]
+            x, op = prepare_copy(opts.reduceOp, view.reshape(-1))
+            calls += [self.comm.reduce(x, root, op, **_how(opts))]
         return calls
 
     @collective("reduce_scatter", c10d.ReduceScatterOptions, of_lists=False)
@@ -184,9 +183,7 @@ class RingReduceGroup(NamedGroup):
 
         Returns the part, or its Work.
         """
-        if multiplies(opts.reduceOp):
-            x = x.copy()
-        op = prepare(opts.reduceOp, x)
+        x, op = prepare_copy(opts.reduceOp, x)
         into = out.reshape(-1) if out.flags.c_contiguous else None
         return self.comm.reduce_scatter(x, op, out=into, **_how(opts))
 

@@ -25,11 +25,6 @@ _OF_BOOLS = {"sum": "or", "prod": "and"}
 """The ops for arrays of truth values, in place of arithmetic."""
 
 
-def multiplies(op: Any) -> bool:
-    """Whether an op multiplies each rank's elements before it adds them: PREMUL_SUM."""
-    return bool(op.op.value == _PREMUL_SUM)
-
-
 def prepare(op: Any, x: np.ndarray) -> str:
     """Prepare `x` for a ReduceOp; return the name of ringreduce's op that then reduces it.
 
@@ -49,3 +44,13 @@ def prepare(op: Any, x: np.ndarray) -> str:
         _, factor = op.__getstate__()  # torch 2.9 has no attribute for it
         x *= x.dtype.type(factor if isinstance(factor, float) else factor.item())
     return _OF_BOOLS.get(name, name) if x.dtype.kind == "b" else name
+
+
+def prepare_copy(op: Any, x: np.ndarray) -> tuple[np.ndarray, str]:
+    """Do as `prepare`, but leave `x` as it is.
+
+    Returns the array to reduce, `x` or a copy of it, and the name of the op.
+    """
+    if op.op.value == _PREMUL_SUM:
+        x = x.copy()
+    return x, prepare(op, x)

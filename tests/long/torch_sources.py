@@ -3,8 +3,9 @@
     git clone --depth 1 --branch v2.13.0 https://github.com/pytorch/pytorch /tmp/pytorch
     .venv-torch/bin/python -m tests.long.torch_sources --sources /tmp/pytorch
 
-torch's wheel lacks the tests of functional collectives, device meshes, FSDP2, DTensor, pipelines and
-checkpoints.  Its sources have them.  The sources should be of the torch that is installed.  The tests run twice:
+torch's wheel lacks the tests of functional collectives, device meshes, FSDP2, DTensor, pipelines,
+checkpoints and sharded optimizers.  Its sources have them.  The sources should be of the torch that
+is installed.  The tests run twice:
 
 - ``gloo``: over Gloo;
 - ``instead_of_gloo``: the tests ask for Gloo, and get this backend.
