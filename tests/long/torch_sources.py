@@ -146,7 +146,7 @@ def run(road: str, file: Path, tests: Path) -> dict[str, str]:
     results = tests / f"{road}.xml"
     results.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", __spec__.name, f"--junitxml={results}"]
-    variables = {**ROADS[road], "PYTHONPATH": str(ROOT)}
+    variables = {**ROADS[road], "PYTHONPATH": f"{ROOT}:{file.parent}"}
     variables["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(_TEST_S)
     with (tests / f"{road}.output").open("ab") as output:
         job = subprocess.Popen(
