@@ -75,9 +75,13 @@ class RingReduceGroup(NamedGroup):
 
     @collective("all_reduce", c10d.AllreduceOptions, ("op", "timeout"))
     def allreduce(self, tensors: Sequence[Any], opts: Any) -> Any:
-        calls, op = [], opts.reduceOp.op
-        sparse = [tensor for tensor in tensors if tensor.is_sparse]
-        xs = [self._to_reduce(tensor) for tensor in tensors if not tensor.is_sparse]
+        calls: list[Any] = []
+        xs, sparse, op = [], [], opts.reduceOp.op
+        for tensor in tensors:
+            if tensor.is_sparse:
+                sparse.append(tensor)
+            else:
+                xs.append(self._to_reduce(tensor))
         for tensor in sparse:
             calls += sparse_calls(self.comm, tensor, op, **_how(opts))
         for x in xs:
