@@ -131,7 +131,7 @@ class Generation:
 
     @property
     def lost_mpiexec(self) -> bool:
-        """Whether a signal has ended mpiexec, and not that of `tick`."""
+        """Whether a signal has ended mpiexec that `tick` has not sent."""
         return not self.is_killed and end_of_mpiexec(self.process) < 0
 
     def clean_up(self, dying_s: float) -> None:
@@ -143,10 +143,10 @@ class Generation:
 
 
 def end_of_mpiexec(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of an mpiexec that has ended or ends, negative for a signal; else 0.
+    """Return the exit code of an mpiexec that has ended, negative for a signal; 0 if it runs.
 
-    An mpiexec that ends closes its files first.  Its ranks are killed then, and may be gone before
-    the kernel reports the end of mpiexec.
+    If the end has begun, wait for it: mpiexec closes its files first.  Its ranks are killed then,
+    and may be gone before the kernel reports the end of mpiexec.
     """
     if process.poll() is None and is_exiting(process.pid):
         with suppress(subprocess.TimeoutExpired):

@@ -15,6 +15,8 @@ class NamedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
     torch's functional collectives look for the group by the name that the methods here return.
     """
 
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
     def __init__(self, rank: int, size: int, backend: str, name: str) -> None:
         """`backend` and `name` are the names of the backend and of the group."""
         super().__init__(rank, size)
@@ -56,22 +58,6 @@ class NamedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
         return self.sequence_number
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        return False
-
-    @property
-    def supports_splitting(self) -> bool:
-        return False
-
-    @property
-    def supports_coalescing(self) -> bool:
-        return False
-
-    @property
-    def supports_time_estimate(self) -> bool:
-        return False
-
-    @property
-    def supports_shrinking(self) -> bool:
         return False
 
     @property

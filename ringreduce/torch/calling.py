@@ -20,7 +20,6 @@ from ringreduce.torch.modes import in_modes, modes_are_active
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
 _PARAMETERS = {
-    **dict.fromkeys(("tensor", "tensors"), "tensors"),
     **dict.fromkeys(("output_tensor", "output_tensors", "output_lists"), "outputs"),
     **dict.fromkeys(("input_tensor", "input_tensors", "input_list"), "inputs"),
     "outputTensor": "output",
@@ -30,7 +29,7 @@ _PARAMETERS = {
     "dstRank": "peer",
     "srcRank": "peer",
 }
-"""By torch's name of a parameter: the name that methods here have for it, if it is another."""
+"""By torch's name of a parameter: its name in the methods here, if that is another."""
 _NOT_COMPILED = eval_frame._FrameExecStrategy(
     eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
 )
@@ -102,8 +101,9 @@ def _with_named(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Move the arguments that were passed by torch's names to their places among `args`.
 
-    `names` are those of the parameters here, without the options.  Returns all arguments that have
-    a place, and the others by name.  Raises TypeError if one is missing or was passed twice.
+    `names` are the names of a method's parameters, without the options.  Returns all arguments that
+    have a place, and the others by name.  Raises TypeError if an argument is missing or was passed
+    twice.
     """
     given, others = {}, {}
     for name, value in named.items():

@@ -28,8 +28,8 @@ def instead_of(backend: str) -> ExitStack:
         backend: ``"gloo"``.
 
     Returns:
-        A context manager.  Its end ends this replacement.  Groups that exist stay, and so do other
-        replacements, such as that of ``--instead-of-gloo``.
+        A context manager.  This replacement ends with its block.  Groups that exist stay, and so do
+        other replacements, such as that of ``--instead-of-gloo``.
 
     Raises:
         ValueError: another backend.

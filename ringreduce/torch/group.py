@@ -45,7 +45,7 @@ _BACKWARD = torch.autograd.graph.__name__
 """The module whose functions run backward passes."""
 _PACKAGE = __name__.rpartition(".")[0]
 _DONE = FinishedWork()
-"""The Work of all calls that are over when they return.  torch passes it to no program."""
+"""The Work of all calls that are over when they return.  It keeps no tensors."""
 _KERNELS = register_kernels()
 """This object keeps the kernels registered."""
 
@@ -363,8 +363,9 @@ class RingReduceGroup(NamedGroup):
     def _receive(self, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
         """Receive a tensor from `peer`, or from any rank.
 
-        torch.distributed.pipelining receives into leaf tensors that require a gradient.  It also
-        has several receives under way that write to one tensor, whose data it does not read.
+        torch.distributed.pipelining receives into leaf tensors that require a gradient.  Several of
+        its receives may also write to one tensor, which it does not read: all but the first go to
+        memory of their own, and are copied.
         """
         (tensor,) = tensors
         out = flat("recv", tensor.detach(), writes=True)

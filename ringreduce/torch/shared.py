@@ -2,7 +2,7 @@
 
 1. torch copies the storage to a new file and maps the file (`UntypedStorage._share_fd_cpu_`).  All
    tensors with this storage get the new address.
-2. We copy the data to pages of this rank's segment.
+2. `move` copies the data to pages of this rank's segment.
 3. mremap maps these pages at the address of torch's mapping.  The peers now reach the tensor's
    memory, and the address that torch knows stays valid.
 4. When torch frees the storage, it unmaps these pages.
@@ -29,7 +29,7 @@ from ringreduce.calls.views import forbid_resizing_storage
 from ringreduce.torch.tensors import array_of
 
 LEAST_BYTES = 64 << 10
-"""Bytes.  A move takes a file and a mapping, and saves little time in each call on less data."""
+"""Bytes.  Smaller storages stay: a move takes a file and a mapping, and would save little time."""
 _MAY_MOVE, _FIXED = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
 _FILES_OF_TORCH = "/dev/shm"

@@ -99,6 +99,7 @@ def fsdp_trains_as_one_process_does() -> None:
 
     wrapped = _model()
     fully_shard(wrapped, mesh=init_device_mesh("cpu", (size(),)))
+    wrapped.set_allocate_memory_from_process_group_for_comm(True)  # the group allocates none
     _trained(wrapped, mine(5, 6))
     for ours, theirs in zip(wrapped.parameters(), _reference().parameters(), strict=True):
         torch.testing.assert_close(ours.full_tensor(), theirs)
