@@ -150,7 +150,8 @@ def _close(comm: Communicator, pid: int) -> None:
         _print_once(error)
     except BaseException:
         failed = True
-        traceback.print_exc()
+        with job.one_write():
+            traceback.print_exc()
         comm.leave(_ENDS)
     if comm.broken:
         _leave_without_finalizing(lambda: comm.farewell(_FAREWELL_S), pid)
@@ -168,7 +169,8 @@ def _print_once(error: MismatchError | PeerLostError) -> None:
     # A rank that left because its own process ends prints why.
     speaks = error.speaks if isinstance(error, MismatchError) else _ENDS not in str(error)
     if speaks:
-        traceback.print_exception(error.with_traceback(None))
+        with job.one_write():
+            traceback.print_exception(error.with_traceback(None))
     else:
         time.sleep(_OTHERS_FIRST_S)  # the first rank to end takes the others along
 

@@ -11,12 +11,14 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import io
 import os
 import signal
 import stat
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -72,12 +74,32 @@ class _AbortHook:
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        self._previous(kind, error, trace)
+        # Python's own hook would write each line of the traceback in parts.
+        with one_write() if self._previous is sys.__excepthook__ else contextlib.nullcontext():
+            self._previous(kind, error, trace)
         forked = os.getpid() != self._pid
         if not forked and not is_interactive():
             if isinstance(error, PeerLostError):
                 time.sleep(_AFTER_YOU_S)
             end_job(exit_code_of(error))
+
+
+@contextlib.contextmanager
+def one_write() -> Iterator[None]:
+    """Write all that is printed to stderr meanwhile by one write, unless stderr is a terminal.
+
+    Python writes each line of a traceback in parts.  When several ranks print at the same time, the
+    parts of their lines would mix.
+    """
+    if os.isatty(2):
+        yield
+        return
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text):
+        yield
+    # Python's hook ignores a stderr that fails, too.  The job has to end all the same.
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text.getvalue())
 
 
 def is_interactive() -> bool:

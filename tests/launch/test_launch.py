@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -489,6 +490,24 @@ def test_an_uncaught_exception_aborts_a_job_of_several_ranks(size, finalized, be
     assert ended.stdout == "abort 1\n" * aborts
     assert ended.stderr.count("ValueError: the rank's own error") == 1
     assert ended.returncode == 1
+
+
+def test_a_traceback_is_one_write():
+    """Otherwise the lines of several ranks mix, if they fail at the same time."""
+    code = PRETEND_JOB.format(size=2, finalized=False, before="", abort=TELL)
+    reader, stderr = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart
+    with reader, stderr:
+        subprocess.run([sys.executable, "-c", code], stderr=stderr, timeout=30)
+        written = reader.recv(1 << 16).decode()
+    assert written.startswith("Traceback (most recent call last):\n")
+    assert written.endswith("\nValueError: the rank's own error\n")
+
+
+@pytest.mark.parametrize("ends", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
+def test_a_rank_without_stderr_aborts_the_job(ends):
+    before = f"import os; {ends}"
+    ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=TELL))
+    assert ended.stdout == "abort 1\n"
 
 
 def test_a_forked_child_does_not_abort_the_job():
