@@ -65,12 +65,15 @@ class _OthersFirst:
     def __init__(self, following: Any) -> None:
         self._following = following
         self._pid = os.getpid()
+        self._has_waited = False
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         lost = isinstance(error, PeerLostError)
-        if lost or (isinstance(error, MismatchError) and not error.speaks):
+        waits = lost or (isinstance(error, MismatchError) and not error.speaks)
+        if waits and not self._has_waited:
+            self._has_waited = True
             time.sleep(_OTHERS_FIRST_S)
         self._following(kind, error, trace)
         if _without_mpi and os.getpid() == self._pid and not job.is_interactive():

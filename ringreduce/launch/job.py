@@ -70,13 +70,25 @@ class _AbortHook:
     def __init__(self, previous: Any) -> None:
         self._previous = previous
         self._pid = os.getpid()
+        self._only_prints = False
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        # Python's own hook would write each line of the traceback in parts.
-        with one_write() if self._previous is sys.__excepthook__ else contextlib.nullcontext():
+        if self._only_prints:
             self._previous(kind, error, trace)
+            return
+        if isinstance(sys.stderr, io.StringIO):
+            # A hook around this one, such as torch's, prints later what this one prints.  This
+            # process may have ended by then, so that hook runs once more, and prints now.
+            self._only_prints = True
+            with contextlib.redirect_stderr(sys.__stderr__):
+                sys.excepthook(kind, error, trace)
+            self._only_prints = False
+        else:
+            # Python's own hook would write each line of the traceback in parts.
+            with one_write() if self._previous is sys.__excepthook__ else contextlib.nullcontext():
+                self._previous(kind, error, trace)
         forked = os.getpid() != self._pid
         if not forked and not is_interactive():
             if isinstance(error, PeerLostError):

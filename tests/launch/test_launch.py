@@ -472,6 +472,7 @@ sys.modules["mpi4py.MPI"] = mpi
 install(); install()
 raise ValueError("the rank's own error")
 """
+TRACEBACK = "Traceback (most recent call last):"
 TELL = "lambda code: print('abort', code, flush=True)"
 
 
@@ -499,8 +500,32 @@ def test_a_traceback_is_one_write():
     with reader, stderr:
         subprocess.run([sys.executable, "-c", code], stderr=stderr, timeout=30)
         written = reader.recv(1 << 16).decode()
-    assert written.startswith("Traceback (most recent call last):\n")
+    assert written.startswith(f"{TRACEBACK}\n")
     assert written.endswith("\nValueError: the rank's own error\n")
+
+
+WITH_A_HOOK_AROUND = """
+import io
+install()
+inner = sys.excepthook
+def outer(*error):
+    before, sys.stderr = sys.stderr, io.StringIO()
+    inner(*error)
+    text, sys.stderr = sys.stderr.getvalue(), before
+    sys.stderr.write("".join("[rank1]: " + line for line in text.splitlines(True)))
+sys.excepthook = outer
+"""
+
+
+@pytest.mark.parametrize("abort", [TELL, "lambda code: __import__('os')._exit(code)"])
+def test_a_hook_that_prints_later_prints_before_the_job_ends(abort):
+    """torch's hook calls the hook before it, and then prints the traceback with the rank."""
+    code = PRETEND_JOB.format(size=2, finalized=False, before=WITH_A_HOOK_AROUND, abort=abort)
+    ended = python(code.replace("install(); install()", ""))
+    *lines, last = ended.stderr.splitlines()
+    assert last == "[rank1]: ValueError: the rank's own error"
+    assert [line for line in lines if "Traceback" in line] == [f"[rank1]: {TRACEBACK}"]
+    assert ended.returncode == 1
 
 
 @pytest.mark.parametrize("ends", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])

@@ -177,6 +177,27 @@ def test_an_mpi_launcher_starts_it(tmp_path, words, through_a_shell):
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("words", [["mpiexec"], ["ringreduce", "run"], ["torchrun"]])
+def test_the_traceback_of_a_rank_names_it(tmp_path, words):
+    """torch's excepthook runs around ours, which ends the job."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('ringreduce')\n"
+        "if dist.get_rank() == 1:\n"
+        "    raise ValueError('its own error')\n"
+        "dist.barrier()\n"
+    )
+    command = [str(Path(sys.executable).parent / words[0]), *words[1:]]
+    command += ["--nproc-per-node", "3"] if words == ["torchrun"] else ["-n", "3"]
+    command += [sys.executable] if words == ["mpiexec"] else []
+    done = subprocess.run(
+        [*command, str(program)], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr.count("[rank1]: ValueError: its own error\n") == 1, done.stderr
+    assert done.returncode != 0
+
+
 def test_a_program_that_names_gloo_gets_it_by_an_option(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
