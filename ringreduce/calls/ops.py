@@ -24,8 +24,13 @@ _REDUCTIONS: dict[np.dtype, tuple[str, ...]] = {
 
 
 def _reductions(dtype: np.dtype) -> tuple[str, ...]:
-    """Return the ops that can reduce `dtype`; an empty tuple if it cannot even be sent."""
+    """Return the ops that can reduce `dtype`."""
     return _REDUCTIONS.get(dtype, _ON_FLOATS if is_short(dtype) else ())
+
+
+def _is_8_bit_float(dtype: np.dtype) -> bool:
+    """Whether `dtype` is one of `ml_dtypes`' floats of 8 bits, which no op reduces."""
+    return dtype.itemsize == 1 and dtype.name.startswith("float8_")
 
 
 def check_movable(where: str, dtype: np.dtype) -> None:
@@ -33,7 +38,7 @@ def check_movable(where: str, dtype: np.dtype) -> None:
 
     Raises TypeError.
     """
-    if not _reductions(dtype):
+    if not _reductions(dtype) and not _is_8_bit_float(dtype):
         native = dtype.newbyteorder("=")
         if _reductions(native):
             raise TypeError(
@@ -63,6 +68,8 @@ def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
 
 
 def _refusal(op: str, dtype: np.dtype) -> str:
+    if _is_8_bit_float(dtype):
+        return "would round too much; pass floats of 16 bits or more"
     if op in _BITWISE:
         return "has no meaning; pass integers or bools"
     if dtype.kind == "c":

@@ -12,6 +12,11 @@ from ringreduce.shm.tensor_views import compiled_viewer
 
 _HOST_MEMORY = (1, 3)
 """DLPack's device types of memory that the processor reads: ordinary, and pinned for a GPU."""
+_OF_ML_DTYPES = (
+    "bfloat16",
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+"""The dtypes of torch that NumPy has from ml_dtypes."""
 _View = Callable[[Any], "np.ndarray | None"]
 
 
@@ -101,7 +106,8 @@ def _of_torch(torch: Any, kind: type) -> _View:
     """
     import ml_dtypes
 
-    bfloat16, int16 = torch.bfloat16, torch.int16
+    names = [name for name in _OF_ML_DTYPES if hasattr(torch, name) and hasattr(ml_dtypes, name)]
+    of_ml_dtypes = {getattr(torch, name): getattr(ml_dtypes, name) for name in names}
     compiled = compiled_viewer() if kind is torch.Tensor else None
     tensors: Any = kind
     in_memory = has_memory(kind)
@@ -118,9 +124,11 @@ def _of_torch(torch: Any, kind: type) -> _View:
                 return None
             if in_memory and tensor.numel() and not tensor.data_ptr():
                 return None
-            if tensor.dtype is not bfloat16:
+            dtype = of_ml_dtypes.get(tensor.dtype)
+            if dtype is None:
                 return show(tensor)
-            array: np.ndarray = show(tensor.view(int16)).view(ml_dtypes.bfloat16)
+            bits = torch.int16 if tensor.dtype.itemsize == 2 else torch.uint8
+            array: np.ndarray = show(tensor.view(bits)).view(dtype)
         except Exception:  # of torch, or of a class of tensors
             return None
         return array

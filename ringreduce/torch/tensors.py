@@ -26,7 +26,7 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()  # keeps the storage, even if the program sets `tensor.data`
     array = view_of(plain)
-    if array is None and plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:
+    if array is None and plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:  # 2 of 4 bits
         array = view_of(plain.view(torch.uint8))
     if array is None:
         raise _no_view(where, tensor)

@@ -123,7 +123,7 @@ def test_broadcast_from_every_root():
     rr.spawn(program, 5, timeout_s=20)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "float16", "complex128", "longdouble"])
+@pytest.mark.parametrize("dtype", ["bool", "float16", "complex128", "longdouble", "float8_e5m2"])
 def test_collectives_that_only_move_take_any_plain_dtype(dtype):
     def program(comm):
         x = np.array([0, 1, comm.rank], dtype)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import ringreduce as rr
 from tests.torch.checks.values import DTYPES, everybodys, mine, of, raises, rank, same, size
 
 
@@ -16,9 +17,19 @@ def broadcast_from_every_rank() -> None:
         x = mine(5, dtype=dtype)
         dist.broadcast(x, root)
         same(x, of(root, 5, dtype=dtype))
-    eight = torch.full((3,), float(rank())).to(torch.float8_e4m3fn)
-    dist.broadcast(eight, size() - 1)
-    assert eight.float().tolist() == [size() - 1.0] * 3
+
+
+def floats_of_8_bits_are_copied() -> None:
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu):
+        x = torch.full((3,), 2.0 ** rank()).to(dtype)
+        out = torch.empty(size(), 3, dtype=dtype)
+        dist.all_gather_into_tensor(out, x)
+        assert out.float().tolist() == [[2.0**member] * 3 for member in range(size())]
+        dist.broadcast(x, size() - 1)
+        assert x.float().tolist() == [2.0 ** (size() - 1)] * 3
+    x = x.view(torch.float8_e5m2 if rank() else torch.float8_e4m3fn)
+    out = out.view(x.dtype)
+    raises(rr.MismatchError, "float8_e5m2", lambda: dist.all_gather_into_tensor(out, x))
 
 
 def all_gather_in_all_forms() -> None:
