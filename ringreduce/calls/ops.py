@@ -69,7 +69,7 @@ def check_reduction(where: str, dtype: np.dtype, op: str, ops: Any) -> None:
 
 def _refusal(op: str, dtype: np.dtype) -> str:
     if _is_8_bit_float(dtype):
-        return "would round too much; pass floats of 16 bits or more"
+        return "is not supported; pass floats of at least 16 bits"
     if op in _BITWISE:
         return "has no meaning; pass integers or bools"
     if dtype.kind == "c":
