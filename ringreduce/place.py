@@ -36,7 +36,9 @@ SRUN = PlaceVariables(
 """Of Slurm's srun: a batch script has no variables of a step."""
 MPIS = (HYDRA, OPEN_MPI)
 
-_SET_BY = "RINGREDUCE_PLACED_BY"
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""An environment variable that torchrun sets."""
+SET_BY = "RINGREDUCE_PLACED_BY"
 """The environment variable with the process id of the launcher, where `fill` has set others."""
 _FIRST_PORT, _PORTS = 20000, 12000
 """Ports below those that Linux gives to connections."""
@@ -52,7 +54,7 @@ def fill(variables: MutableMapping[str, str] = os.environ) -> None:
     found = of_launcher(variables)
     if not found:
         return
-    outer = variables.get(_SET_BY, found[_SET_BY]) != found[_SET_BY]
+    outer = variables.get(SET_BY, found[SET_BY]) != found[SET_BY]
     for name, value in found.items():
         if outer or name not in variables:
             variables[name] = value
@@ -73,16 +75,21 @@ def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
             found = {"RANK": variables[names.rank], "WORLD_SIZE": size}
             if names.local_rank in variables:
                 found["LOCAL_RANK"] = variables[names.local_rank]
-            found[_SET_BY] = str(_launcher(names.rank))
+            found[SET_BY] = str(_launcher(names.rank))
             if variables.get(names.local_size) == size:
                 found["MASTER_ADDR"] = "localhost"
-                found["MASTER_PORT"] = str(_port(found[_SET_BY]))
+                found["MASTER_PORT"] = str(port_of(found[SET_BY]))
             return found
     return {}
 
 
 def mpi_rank(variables: Mapping[str, str] = os.environ) -> int | None:
-    """Return the rank in MPI_COMM_WORLD; None if no launcher of an MPI has started this process."""
+    """Return the rank in MPI_COMM_WORLD; None if no launcher of an MPI has started this process.
+
+    torchrun hands the variables of its own launcher, such as srun, to all processes that it starts.
+    """
+    if _TORCHRUN in variables:
+        return None
     for name in RANK_VARIABLES:
         if variables.get(name, "").isdecimal():
             return int(variables[name])
@@ -106,6 +113,7 @@ def _launcher(name: str) -> int:
     return process
 
 
-def _port(launcher: str) -> int:
+def port_of(launcher: str) -> int:
+    """Return a port for the job of a launcher, given the text of its process id."""
     digest = blake2b(launcher.encode(), digest_size=8).digest()
     return _FIRST_PORT + int.from_bytes(digest, "little") % _PORTS

@@ -108,6 +108,11 @@ def test_srun_without_an_mpi_is_a_rendezvous_by_variables():
     assert default(SLURM | {"PMI_RANK": "1"}) is None
 
 
+def test_a_process_of_torchrun_is_no_rank_of_the_mpi_that_has_started_torchrun():
+    assert place.mpi_rank({"PMI_RANK": "3"}) == 3
+    assert place.mpi_rank({"PMI_RANK": "3", "TORCHELASTIC_RUN_ID": "none"}) is None
+
+
 def meet() -> dict[str, object]:
     """As a rank of an MPI's launcher: meet the others by the variables of torchrun alone."""
     place.fill()

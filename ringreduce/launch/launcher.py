@@ -22,6 +22,7 @@ from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 from ringreduce.launch.rank_main import EXPECTED_SIZE
+from ringreduce.place import SET_BY, port_of
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
 
 _THREAD_COUNTS = (
@@ -121,7 +122,20 @@ def rank_environment(
     added = {name: value for name, value in wanted.items() if name not in given}
     if given.get(SHARED_CORES) != "0":  # another value is that of an outer job
         added[SHARED_CORES] = str(cores) if crowded and job.ranks_per_host % cores == 0 else ""
-    return added | _ringreduce_settings(job)
+    return added | _meeting_place(job, given) | _ringreduce_settings(job)
+
+
+def _meeting_place(job: Job, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which ranks of several hosts meet: they cannot compute them.
+
+    On one host `place.fill` sets them.
+    """
+    if not job.hosts:
+        return {}
+    (first, _), *_ = job.hosts
+    found = {"MASTER_ADDR": first, "MASTER_PORT": str(port_of(str(os.getpid())))}
+    of_outer_job = SET_BY in given
+    return {name: value for name, value in found.items() if of_outer_job or name not in given}
 
 
 def _ringreduce_settings(job: Job) -> dict[str, str]:
