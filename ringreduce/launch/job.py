@@ -19,6 +19,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -56,8 +57,12 @@ def install() -> None:
     The previous hook prints the traceback first.  Other threads keep their own hook.  A second call
     does nothing.
     """
-    if not isinstance(sys.excepthook, _AbortHook):
-        sys.excepthook = _AbortHook(sys.excepthook)
+    _install(os.getpid())
+
+
+@cache
+def _install(_pid: int) -> None:
+    sys.excepthook = _AbortHook(sys.excepthook)
 
 
 _AFTER_YOU_S = 0.5
@@ -80,9 +85,9 @@ class _AbortHook:
             return
         if isinstance(sys.stderr, io.StringIO):
             # A hook around this one, such as torch's, prints later what this one prints.  This
-            # process may have ended by then, so that hook runs once more, and prints now.
+            # process may have ended by then.  Therefore that hook runs once more, and prints now.
             self._only_prints = True
-            with contextlib.redirect_stderr(sys.__stderr__):
+            with contextlib.redirect_stderr(sys.__stderr__), contextlib.suppress(Exception):
                 sys.excepthook(kind, error, trace)
             self._only_prints = False
         else:
@@ -98,7 +103,7 @@ class _AbortHook:
 
 @contextlib.contextmanager
 def one_write() -> Iterator[None]:
-    """Write all that is printed to stderr meanwhile by one write, unless stderr is a terminal.
+    """Collect what is printed to stderr meanwhile, and write it at once, unless it is a terminal.
 
     Python writes each line of a traceback in parts.  When several ranks print at the same time, the
     parts of their lines would mix.

@@ -149,6 +149,18 @@ def test_threads_are_counted_for_each_host():
     assert added["OMP_NUM_THREADS"] == "2"
 
 
+def test_ranks_of_several_hosts_meet_on_the_first():
+    """torch reads these variables."""
+    given = {"MASTER_PORT": "1"}
+    added = added_for(Flavour.MPICH, hosts=TWO_HOSTS)
+    assert added["MASTER_ADDR"] == "h1"
+    assert 20_000 <= int(added["MASTER_PORT"]) < 32_000
+    assert "MASTER_PORT" not in added_for(Flavour.MPICH, hosts=TWO_HOSTS, given=given)
+    of_outer_job = {**given, "RINGREDUCE_PLACED_BY": "7"}
+    assert added_for(Flavour.MPICH, hosts=TWO_HOSTS, given=of_outer_job).keys() >= given.keys()
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & added_for(Flavour.MPICH).keys()
+
+
 @EVERY_MPI
 def test_what_the_user_has_set_stays(flavour):
     given = {"NUMBA_NUM_THREADS": "7", "OMPI_MCA_osc": "sm", "MPIR_CVAR_POLLS_BEFORE_YIELD": "9"}
@@ -521,11 +533,17 @@ sys.excepthook = outer
 def test_a_hook_that_prints_later_prints_before_the_job_ends(abort):
     """torch's hook calls the hook before it, and then prints the traceback with the rank."""
     code = PRETEND_JOB.format(size=2, finalized=False, before=WITH_A_HOOK_AROUND, abort=abort)
-    ended = python(code.replace("install(); install()", ""))
+    ended = python(code)
     *lines, last = ended.stderr.splitlines()
     assert last == "[rank1]: ValueError: the rank's own error"
     assert [line for line in lines if "Traceback" in line] == [f"[rank1]: {TRACEBACK}"]
     assert ended.returncode == 1
+
+
+def test_a_hook_that_fails_does_not_keep_the_job_from_its_end():
+    before = WITH_A_HOOK_AROUND.replace("sys.stderr.write(", "raise OSError(")
+    ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=TELL))
+    assert ended.stdout == "abort 1\n"
 
 
 @pytest.mark.parametrize("ends", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
