@@ -172,7 +172,7 @@ class Communicator(Collectives, PointToPoint):
         sizes = as_shape("empty", shape)
         if device != "cpu":
             return self._calls_on_gpu(gpu_of_name("empty", device)).device.empty(sizes, dtype)
-        if self._arena is None:
+        if self._engine.arena is None:
             return np.empty(sizes, dtype)
         with self._queue.lock:
             return self._engine.reachable(sizes, dtype)
@@ -184,10 +184,11 @@ class Communicator(Collectives, PointToPoint):
 
         :meta private:
         """
-        if self._arena is None or self._transport.one_process or self._engine.broken:
+        arena = self._engine.arena
+        if arena is None or self._transport.one_process or self._engine.broken:
             return None
         with self._queue.lock:
-            return self._arena.empty((nbytes,), np.dtype(np.uint8))
+            return arena.empty((nbytes,), np.dtype(np.uint8))
 
     @overload
     def shared(

@@ -614,6 +614,7 @@ class Engine:
             "this process was forked from the one that made the communicator; "
             "make calls in that one, or start ranks with 'ringreduce run'"
         )
+        self.arena = None  # the parent goes on to allocate from it
         self.queue.forked(self.ended)
         self.endpoint.forked(self.ended)
         self._transport.forked()

@@ -79,7 +79,6 @@ class Runner:
         """Calls on host arrays that are run by messages even if the ranks share memory."""
         self._on_gpus: dict[int, Calls] = {}
         """Calls on arrays on a GPU, by the number of the GPU."""
-        self._arena = self._engine.arena
 
     def _make(
         self,
