@@ -27,6 +27,8 @@ _FAREWELL_S = 5.0
 """Seconds that a rank with a broken communicator waits for the other ranks to end."""
 _OTHERS_FIRST_S = 1.0
 """Seconds that a rank waits for another rank to print the error and to end the job."""
+_ENDING_S, _LEAST_S = 5.0, 0.1
+"""Seconds that the functions of `end_at_exit_by` may wait in all, and the fewest for each."""
 _AFTER_INIT_S = 1.0
 """Seconds of the same wait after a failed `init`, when there is no communicator to wait with."""
 _ENDS = "its process ends"
@@ -35,9 +37,8 @@ _ENDS = "its process ends"
 
 def prepare(environment: Environment) -> None:
     """Arrange how this process ends."""
-    if not isinstance(sys.excepthook, _OthersFirst):
-        job.install()
-        sys.excepthook = _OthersFirst(sys.excepthook)
+    job.install()
+    _install(os.getpid())
     if environment.launched:
         job.die_with_parent()
 
@@ -53,6 +54,11 @@ def check_size(environment: Environment, world_size: int) -> None:
             f"init: the job was started with {expected} ranks, but MPI sees {world_size}; mpiexec "
             "and mpi4py belong to different MPIs: run 'ringreduce doctor'"
         )
+
+
+@cache
+def _install(_pid: int) -> None:
+    sys.excepthook = _OthersFirst(sys.excepthook)
 
 
 class _OthersFirst:
@@ -98,6 +104,8 @@ def close_without_mpi_at_exit(comm: Communicator) -> None:
 
 _open: list[Communicator] = []
 """Communicators to close when the interpreter exits, in the order in which they were made."""
+_ends: dict[Communicator, Callable[[float], bool]] = {}
+"""Functions that end communicators at the exit in place of `Communicator.close`."""
 
 
 def close_at_exit(comm: Communicator) -> None:
@@ -107,12 +115,22 @@ def close_at_exit(comm: Communicator) -> None:
     _register(os.getpid())
 
 
+def end_at_exit_by(comm: Communicator, end: Callable[[float], bool]) -> None:
+    """Have ``end(seconds)`` end `comm` when the interpreter exits, unless it is broken.
+
+    `end` raises no errors, and waits for other ranks for at most `seconds`.  It returns whether
+    another rank is gone.
+    """
+    _ends[comm] = end
+
+
 def forget(comm: Communicator) -> None:
     """Do nothing about `comm` when the interpreter exits, although it may be broken.
 
     The program has ended its use of `comm`, and chooses the exit status.  A broken communicator of
     MPI is not forgotten: MPI_Finalize would hang.
     """
+    _ends.pop(comm, None)
     if is_forgettable(comm):
         _open[:] = [each for each in _open if each is not comm]
 
@@ -139,8 +157,14 @@ def skip_finalize() -> None:
 
 def _close_all(pid: int) -> None:
     if os.getpid() == pid:
-        for comm in reversed(_open):
-            _close(comm, pid)
+        deadline, is_alone = time.monotonic() + _ENDING_S, False
+        for comm in _open[::-1]:
+            if comm in _ends and not comm.broken:
+                is_alone |= _ends[comm](max(deadline - time.monotonic(), _LEAST_S))
+            if comm in _open:
+                _close(comm, pid)
+        if is_alone:  # the process that ends first tells the launcher why the job failed
+            time.sleep(_OTHERS_FIRST_S)
 
 
 def _close(comm: Communicator, pid: int) -> None:

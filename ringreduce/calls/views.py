@@ -16,7 +16,7 @@ _OF_ML_DTYPES = (
     "bfloat16",
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
-"""The dtypes of torch that NumPy has from ml_dtypes."""
+"""The dtypes of torch that ml_dtypes adds to NumPy."""
 _View = Callable[[Any], "np.ndarray | None"]
 
 
@@ -54,7 +54,8 @@ def forbid_resizing(x: Any) -> None:
 def forbid_resizing_storage(storage: Any) -> None:
     """Make torch refuse from now on to resize a storage on the CPU."""
     torch: Any = sys.modules["torch"]
-    torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # torch resizes no storage of an array
+    its_bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+    its_bytes.numpy()  # torch resizes no storage of an array
 
 
 def view_of_all(x: Any) -> Any:

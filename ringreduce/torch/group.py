@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
 from ringreduce.cores import cores
-from ringreduce.process_exit import forget, is_forgettable
+from ringreduce.process_exit import end_at_exit_by, forget, is_forgettable
 from ringreduce.torch.attributes import NamedGroup
 from ringreduce.torch.calling import collective
 from ringreduce.torch.functional import register_kernels
@@ -67,6 +67,7 @@ class RingReduceGroup(NamedGroup):
         )
         if cores() < 2 * _ranks_here(self.comm):
             self.comm.begin_calls_here(_WAITS_S)
+        end_at_exit_by(self.comm, self._end)  # in case the program does not destroy the group
         self.storages = SharedStorages(self.comm) if size > 1 else None
         """The storages in registered memory."""
         self._moves = moves
@@ -84,8 +85,8 @@ class RingReduceGroup(NamedGroup):
                 xs.append(self._to_reduce(tensor))
         for tensor in sparse:
             calls += sparse_calls(self.comm, tensor, op, **_how(opts))
-        for x in xs:
-            calls += [self.comm.all_reduce(x, prepare(opts.reduceOp, x), out=x, **_how(opts))]
+        for x, name in [(x, prepare(opts.reduceOp, x)) for x in xs]:
+            calls += [self.comm.all_reduce(x, name, out=x, **_how(opts))]
         deliver_sparse = partial(add_entries, sparse, op, self._size) if sparse else None
         return _work(opts, tensors, calls, deliver_sparse)
 
@@ -389,20 +390,38 @@ class RingReduceGroup(NamedGroup):
         """End the group.  Logs errors, such as the loss of a rank: torch has more groups to end.
 
         Other ranks may end groups in another order.  So this rank waits for them for `_END_S` only.
-        Over MPI it waits until the timeout: a broken group of MPI ends the process.
         """
+        self._end(_END_S)
+
+    def _end(self, seconds: float) -> bool:
+        """End the group; return whether another rank is gone.
+
+        Waits for the other ranks for at most `seconds`.  Over MPI it waits until the timeout: a
+        broken group of MPI ends the process.
+        """
+        is_alone = False
+        may_break, was_broken = is_forgettable(self.comm), self.comm.broken
         try:
-            self.comm.close(timeout_s=_END_S if is_forgettable(self.comm) else None)
-        except rr.PeerTimeoutError:
-            _log.info("process group %s ended here before all ranks ended it", self._name)
+            self.comm.close(timeout_s=seconds if may_break else None)
         except Exception as error:
-            _log.warning("process group %s ended with an error: %s", self._name, error)
+            # The other ranks may have ended before, or end later.
+            gone = rr.PeerLostError, rr.PeerTimeoutError
+            is_alone = isinstance(error, gone) and not was_broken
+            _log.log(
+                logging.INFO if is_alone else logging.WARNING,
+                "process group %s ended with an error: %s",
+                *(self._name, error),
+            )
+            if may_break:
+                self.comm.leave(_ENDED)
         finally:
             forget(self.comm)
+        return is_alone
 
     def abort(self) -> None:
         """End the group without the other ranks, whose next call raises PeerLostError."""
         self.comm.leave("its process group was aborted")
+        forget(self.comm)
 
 
 def _ranks_here(comm: rr.Communicator) -> int:
@@ -417,6 +436,8 @@ def _ranks_here(comm: rr.Communicator) -> int:
 
 
 _LONGEST_S = float(threading.TIMEOUT_MAX)
+_ENDED = "its process group was destroyed"
+"""Text of the reason why this rank leaves, for the other ranks."""
 _END_S = 5.0
 """Seconds for which the end of a group waits for the other ranks."""
 

@@ -151,7 +151,7 @@ def _room() -> int:
 
 @cache
 def _dtype_of(dtype: Any) -> np.dtype[Any]:
-    return array_of("", torch.empty(0, dtype=dtype), writes=False).dtype
+    return array_of("", torch.empty(0, dtype=dtype, device="cpu"), writes=False).dtype
 
 
 def _map_pages_at(source: int, nbytes: int, target: int) -> bool:

@@ -67,7 +67,9 @@ def _add(
         values = values / values.dtype.type(size)
     entries = torch.from_numpy(np.ascontiguousarray(indices.T))
     gathered = _tensor_of(values, tensor.dtype)
-    total = torch.sparse_coo_tensor(entries, gathered, tensor.shape, check_invariants=False)
+    total = torch.sparse_coo_tensor(
+        entries, gathered, tensor.shape, device="cpu", check_invariants=False
+    )
     with torch.no_grad():
         tensor.copy_(total.coalesce())
 

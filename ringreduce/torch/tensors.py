@@ -10,6 +10,8 @@ import torch
 
 from ringreduce.calls.views import has_memory, view_of
 
+_TWO_OF_4_BITS = getattr(torch, "float4_e2m1fn_x2", None)
+"""A dtype of torch with two floats in a byte; NumPy has none like it."""
 _CERTAINLY = 1
 """torch's answer for a tensor of which two elements certainly share memory."""
 
@@ -26,7 +28,7 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()  # keeps the storage, even if the program sets `tensor.data`
     array = view_of(plain)
-    if array is None and plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:  # 2 of 4 bits
+    if array is None and plain.dtype is _TWO_OF_4_BITS:
         array = view_of(plain.view(torch.uint8))
     if array is None:
         raise _no_view(where, tensor)

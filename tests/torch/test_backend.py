@@ -111,6 +111,71 @@ def test_one_line_changes_under_torchrun(tmp_path):
     assert done.returncode == 0
 
 
+def test_ranks_that_end_at_different_times_end_well_without_destroying_groups(tmp_path):
+    done = torchrun(
+        tmp_path,
+        """
+        import datetime, time
+        import torch.distributed as dist
+        import ringreduce.process_exit
+        dist.init_process_group("ringreduce")
+        group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+        dist.barrier()
+        ringreduce.process_exit._ENDING_S = 0.5
+        if dist.get_rank() == 0:
+            time.sleep(3)
+            print("saved", flush=True)
+        """,
+    )
+    assert (done.stdout, done.returncode) == ("saved\n", 0), done.stderr
+    assert "ended with an error" not in done.stderr
+
+
+def test_a_rank_that_ends_too_early_is_named_although_there_are_more_groups(tmp_path):
+    done = torchrun(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        import ringreduce.process_exit
+        dist.init_process_group("ringreduce")
+        group = dist.new_group()
+        ringreduce.process_exit._ENDING_S = 0.5
+        if dist.get_rank() != 1:
+            dist.barrier()
+        """,
+    )
+    assert "rank 1 calls close(), ranks 0 and 2 call barrier" in done.stderr
+    assert done.returncode == 1
+
+
+def test_spawn_of_torch_tells_the_error_that_came_first(tmp_path):
+    """torch catches the exception of a rank, which then ends as if it had ended well."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import torch.distributed as dist, torch.multiprocessing as mp
+            def work(rank):
+                meeting = "tcp://localhost:29507"
+                dist.init_process_group("ringreduce", meeting, rank=rank, world_size=3)
+                if rank == 1:
+                    raise ValueError("its own error")
+                dist.barrier()
+            if __name__ == "__main__":
+                mp.spawn(work, nprocs=3)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr.rstrip().endswith("ValueError: its own error"), done.stderr
+
+
 def test_torchrun_needs_no_torch_in_the_program(tmp_path):
     done = torchrun(
         tmp_path,

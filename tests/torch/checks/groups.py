@@ -42,6 +42,17 @@ def a_broken_group_can_be_destroyed() -> None:
     same(x, sum(everybodys(3)))
 
 
+def a_call_of_a_group_that_a_rank_has_destroyed_is_an_error() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=60))
+    if rank() == 0:
+        dist.destroy_process_group(group)
+    else:
+        raises(rr.MismatchError, "close", lambda: dist.all_reduce(mine(3), group=group))
+        text = "rank 0 has left the communicator: its process group was destroyed"
+        raises(rr.PeerLostError, text, lambda: dist.all_reduce(mine(3), group=group))
+        dist.destroy_process_group(group)
+
+
 def groups_leave_nothing_behind(turns: int = 12) -> None:
     def held() -> tuple[int, int, int]:
         gc.collect()

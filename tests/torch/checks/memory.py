@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 
@@ -35,7 +36,7 @@ def storages_move_to_registered_memory() -> None:
     import ringreduce.torch
 
     group = dist.new_group()
-    arena, storages = group.comm._arena, group.storages
+    arena, storages = group.comm._engine.arena, group.storages
     free = arena.free_bytes
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         x = torch.empty(3, 40_001, dtype=dtype)
@@ -115,6 +116,30 @@ def tensors_stay_while_calls_are_under_way() -> None:
     work.wait()
     assert ringreduce.torch.share_(x).data_ptr() in dist.group.WORLD.storages._moved
     dist.barrier()
+
+
+def a_forked_process_takes_no_registered_memory() -> None:
+    import ringreduce.torch
+
+    ours = ringreduce.torch.empty(1000)  # its pages are free in the copy of the allocator
+    address = ours.data_ptr()
+    del ours
+    child = os.fork()
+    if child == 0:
+        os._exit(ringreduce.torch.empty(1000).data_ptr() == address)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def the_default_device_of_torch_does_not_matter() -> None:
+    import ringreduce.torch
+
+    x, entries = mine(40_001), mine(4, 2).to_sparse()
+    with torch.device("meta"):
+        ringreduce.torch.share_(x)
+        dist.all_reduce(x)
+        dist.all_reduce(entries)
+    same(x, sum(everybodys(40_001)))
+    same(entries.to_dense(), sum(everybodys(4, 2)))
 
 
 def a_moved_storage_outlives_its_group() -> None:
