@@ -83,7 +83,7 @@ class _AbortHook:
         if self._only_prints:
             self._previous(kind, error, trace)
             return
-        if isinstance(sys.stderr, io.StringIO):
+        if isinstance(sys.stderr, io.StringIO) and _ends_at_once():
             # A hook around this one, such as torch's, prints later what this one prints.  This
             # process may have ended by then.  Therefore that hook runs once more, and prints now.
             self._only_prints = True
@@ -153,6 +153,14 @@ def end_job(code: int) -> None:
             faulthandler.cancel_dump_traceback_later()
             time.sleep(ABORT_DEADLINE_S)
             os._exit(code)
+
+
+def _ends_at_once() -> bool:
+    """Return whether `end_job` may end this process before it returns."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized():
+        return "PMI_FD" in os.environ
+    return not mpi.Is_finalized() and bool(mpi.COMM_WORLD.Get_size() > 1)
 
 
 def _flush() -> None:

@@ -540,6 +540,13 @@ def test_a_hook_that_prints_later_prints_before_the_job_ends(abort):
     assert ended.returncode == 1
 
 
+def test_a_hook_that_prints_later_prints_where_the_program_wants_if_there_is_no_job_to_end():
+    before = f"sys.stderr = sys.stdout{WITH_A_HOOK_AROUND}"
+    ended = python(PRETEND_JOB.format(size=1, finalized=False, before=before, abort=TELL))
+    assert ended.stdout.endswith("[rank1]: ValueError: the rank's own error\n")
+    assert ended.stderr == ""
+
+
 def test_a_hook_that_fails_does_not_keep_the_job_from_its_end():
     before = WITH_A_HOOK_AROUND.replace("sys.stderr.write(", "raise OSError(")
     ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=TELL))
