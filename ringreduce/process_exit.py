@@ -27,10 +27,12 @@ _FAREWELL_S = 5.0
 """Seconds that a rank with a broken communicator waits for the other ranks to end."""
 _OTHERS_FIRST_S = 1.0
 """Seconds that a rank waits for another rank to print the error and to end the job."""
-_ENDING_S, _LEAST_S = 5.0, 0.1
-"""Seconds that the functions of `end_at_exit_by` may wait in all, and the fewest for each."""
 _AFTER_INIT_S = 1.0
 """Seconds of the same wait after a failed `init`, when there is no communicator to wait with."""
+ENDING_S = 5.0
+"""Seconds that the functions of `end_at_exit_by` may wait for other ranks in all."""
+_LEAST_S = 0.1
+"""The fewest seconds for each of them."""
 _ENDS = "its process ends"
 """Text of the reason why this rank leaves, for the other ranks."""
 
@@ -157,7 +159,7 @@ def skip_finalize() -> None:
 
 def _close_all(pid: int) -> None:
     if os.getpid() == pid:
-        deadline, is_alone = time.monotonic() + _ENDING_S, False
+        deadline, is_alone = time.monotonic() + ENDING_S, False
         for comm in _open[::-1]:
             if comm in _ends and not comm.broken:
                 is_alone |= _ends[comm](max(deadline - time.monotonic(), _LEAST_S))

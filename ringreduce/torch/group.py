@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
 from ringreduce.cores import cores
-from ringreduce.process_exit import end_at_exit_by, forget, is_forgettable
+from ringreduce.process_exit import ENDING_S, end_at_exit_by, forget, is_forgettable
 from ringreduce.torch.attributes import NamedGroup
 from ringreduce.torch.calling import collective
 from ringreduce.torch.functional import register_kernels
@@ -389,9 +389,9 @@ class RingReduceGroup(NamedGroup):
     def shutdown(self) -> None:
         """End the group.  Logs errors, such as the loss of a rank: torch has more groups to end.
 
-        Other ranks may end groups in another order.  So this rank waits for them for `_END_S` only.
+        Other ranks may end groups in another order.  So this rank waits only `ENDING_S` for them.
         """
-        self._end(_END_S)
+        self._end(ENDING_S)
 
     def _end(self, seconds: float) -> bool:
         """End the group; return whether another rank is gone.
@@ -438,8 +438,6 @@ def _ranks_here(comm: rr.Communicator) -> int:
 _LONGEST_S = float(threading.TIMEOUT_MAX)
 _ENDED = "its process group was destroyed"
 """Text of the reason why this rank leaves, for the other ranks."""
-_END_S = 5.0
-"""Seconds for which the end of a group waits for the other ranks."""
 
 
 def _how(opts: Any) -> dict[str, Any]:

@@ -228,9 +228,9 @@ def groups_in_the_place_of_gloo() -> None:
 def groups_end_in_any_order() -> None:
     from ringreduce.torch import group as module
 
-    groups, seconds = [dist.new_group() for _ in range(3)], module._END_S
+    groups, seconds = [dist.new_group() for _ in range(3)], module.ENDING_S
     dist.barrier()
-    module._END_S = 0.2
+    module.ENDING_S = 0.2
     try:
         began = time.monotonic()
         for number in (0, 1) if rank() == 0 else (1, 0):
@@ -240,7 +240,7 @@ def groups_end_in_any_order() -> None:
         dist.barrier()
         assert time.monotonic() - began < 10
     finally:
-        module._END_S = seconds
+        module.ENDING_S = seconds
     if rank():
         x = mine(3)
         raises(rr.RingReduceError, "rank", lambda: dist.all_reduce(x, group=groups[2]))
