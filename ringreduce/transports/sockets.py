@@ -209,7 +209,7 @@ class SocketTransport:
         for stream in self._streams.values():
             stream.ended = True
             stream.connection.close()
-        self._events.close()
+        self._events.forked()
 
 
 class SocketChannel:
@@ -229,8 +229,9 @@ class SocketChannel:
     def poll(self, peer: int) -> list[bytes]:
         self._events.progress()
         stream = self._streams[peer]
-        arrived = list(stream.envelopes)
-        stream.envelopes.clear()
+        arrived = []
+        while stream.envelopes:  # another thread may add one meanwhile
+            arrived.append(stream.envelopes.popleft())
         if not arrived:
             stream.check()
         return arrived

@@ -3,6 +3,10 @@
 A connection is a stream of bytes in both directions.  A message is a *frame*: a header with its
 kind, flow and length, and then its bytes.  A message that arrives before its receive is kept.  The
 kernel ends the connections of a process that ends, in whatever way it ends.
+
+Two threads may use the connections at the same time: collectives and messages between two ranks
+have locks of their own.  Each of the two moves the frames of both, so `Events.lock` is held
+wherever frames move and wherever messages are matched.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from array import array
 from collections import defaultdict, deque
@@ -156,15 +161,16 @@ class _Inbox:
 
     def post(self, receive: Receive) -> None:
         """Match a started receive with the earliest message of its flow, if there is one."""
-        for arrival in self._arrivals:
-            if arrival.flow == receive.flow and not arrival.dropped:
-                _check_fits(arrival.nbytes, receive)
-                self._arrivals.remove(arrival)
-                arrival.receive = receive
-                if arrival.whole:
-                    arrival.deliver()
-                return
-        self._posted[receive.flow].append(receive)
+        with self.stream.lock:
+            for arrival in self._arrivals:
+                if arrival.flow == receive.flow and not arrival.dropped:
+                    _check_fits(arrival.nbytes, receive)
+                    self._arrivals.remove(arrival)
+                    arrival.receive = receive
+                    if arrival.whole:
+                        arrival.deliver()
+                    return
+            self._posted[receive.flow].append(receive)
 
     def begin(self, flow: int, nbytes: int) -> _Arrival:
         """Match a message whose header has arrived."""
@@ -177,24 +183,26 @@ class _Inbox:
 
     def withdraw(self, receive: Receive) -> bool | None:
         """See `Transport.withdraw`."""
-        if receive.complete:
-            return False
-        posted = self._posted[receive.flow]
-        if receive not in posted:
-            return None
-        posted.remove(receive)
-        receive.complete = True
-        return True
+        with self.stream.lock:
+            if receive.complete:
+                return False
+            posted = self._posted[receive.flow]
+            if receive not in posted:
+                return None
+            posted.remove(receive)
+            receive.complete = True
+            return True
 
     def discard(self) -> bool:
         """See `Transport.discard`."""
-        if not self._arrivals:
-            return False
-        self._arrivals[0].dropped = True
-        if not self._arrivals[0].whole:
-            return False
-        del self._arrivals[0]
-        return True
+        with self.stream.lock:
+            if not self._arrivals:
+                return False
+            self._arrivals[0].dropped = True
+            if not self._arrivals[0].whole:
+                return False
+            del self._arrivals[0]
+            return True
 
 
 def _check_fits(nbytes: int, receive: Receive) -> None:
@@ -232,6 +240,11 @@ class Stream:
         """The message that is arriving; None between two frames."""
 
     @property
+    def lock(self) -> Any:
+        """The lock of `Events`."""
+        return self._events.lock
+
+    @property
     def flushed(self) -> bool:
         """Whether the kernel has all that was sent."""
         return not self._leaving
@@ -254,10 +267,10 @@ class Stream:
 
     def send(self, header: bytes, body: memoryview, request: Send | None) -> None:
         """Send a frame; `request` is complete once the kernel has it."""
-        if self.ended or self._peer_closed:
-            return
-        nothing_leaves = not self._leaving
-        with _system_calls_on(self):
+        with self.lock, _system_calls_on(self):
+            if self.ended or self._peer_closed:
+                return
+            nothing_leaves = not self._leaving
             self._is_consistent = False
             self._leaving.append((memoryview(header), None if body.nbytes else request))
             if body.nbytes:
@@ -451,6 +464,8 @@ class Events:
     """Waits until connections can be read, or written if something has to leave."""
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Held while frames move, and while messages are matched."""
         self._epoll = select.epoll()
         self._streams: dict[int, Stream] = {}
         self._writing: set[int] = set()
@@ -478,17 +493,18 @@ class Events:
 
     def progress(self) -> None:
         """Send and receive what is possible now."""
-        for descriptor, events in self._epoll.poll(0):
-            stream = self._streams.get(descriptor)
-            if stream is None:
-                continue
-            if events & select.EPOLLOUT:
-                stream.write()
-                if stream.flushed and descriptor in self._streams:
-                    self._writing.discard(descriptor)
-                    self._epoll.modify(descriptor, select.EPOLLIN)
-            if events & ~select.EPOLLOUT:
-                stream.read()
+        with self.lock:
+            for descriptor, events in self._epoll.poll(0):
+                stream = self._streams.get(descriptor)
+                if stream is None:
+                    continue
+                if events & select.EPOLLOUT:
+                    stream.write()
+                    if stream.flushed and descriptor in self._streams:
+                        self._writing.discard(descriptor)
+                        self._epoll.modify(descriptor, select.EPOLLIN)
+                if events & ~select.EPOLLOUT:
+                    stream.read()
 
     def wait(self, seconds: float) -> None:
         """Return once something is possible, at the latest after so long."""
@@ -496,6 +512,11 @@ class Events:
             select.select([self._epoll], (), (), seconds)
         else:  # `epoll.poll` waits for whole milliseconds
             time.sleep(seconds)
+
+    def forked(self) -> None:
+        """Close the epoll instance of a forked process, whose parent's threads held the lock."""
+        self.lock = threading.RLock()
+        self.close()
 
     def close(self) -> None:
         self._epoll.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import MpiJobs, environment, with_environment
+from tests.support.point_to_point import CHECKS, RANKS
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +50,12 @@ def run_program(tmp_path, text, *variables, ranks=3):
         timeout=30,
         cwd=Path(__file__).parents[2],
     )
+
+
+@pytest.mark.parametrize("transport", ["shm", "sockets"])
+def test_all_facts_of_messages(jobs, transport):
+    passed = jobs.run_ok("call", RANKS, "tests.support.point_to_point:over_mpi", transport)
+    assert passed == [list(CHECKS)] * RANKS
 
 
 @pytest.mark.parametrize("how", ["kill", "vanish"])

@@ -23,7 +23,7 @@ def execute() -> nbformat.NotebookNode:
     """Return the notebook with the outputs of a new run.  Raises CellExecutionError."""
     notebook = read()
     metadata = notebook.metadata.copy()
-    client = NotebookClient(notebook, timeout=LIMIT_S, record_timing=False)
+    client = NotebookClient(notebook, timeout=LIMIT_S, record_timing=False, coalesce_streams=True)
     client.execute()
     notebook.metadata = metadata  # without the version of this Python
     return notebook

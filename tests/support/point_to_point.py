@@ -181,6 +181,21 @@ def messages_and_collectives_do_not_affect_each_other(comm: rr.Communicator) -> 
 
 
 @check
+def long_messages_and_collectives_are_under_way_together(comm: rr.Communicator) -> None:
+    peer = 1 - comm.rank
+    for i in range(100):
+        works: list[Any] = []
+        if comm.rank < 2:
+            works.append(comm.recv(np.empty(30_000), peer, async_op=True))
+            works.append(comm.send(np.full(30_000, float(i)), peer, async_op=True))
+        for _ in range(3):
+            assert (comm.all_reduce(np.ones(50_000)) == comm.size).all()
+        for work in works:
+            work.wait()
+        assert all((work.wait() == i).all() for work in works[:1])
+
+
+@check
 def a_mismatch_is_raised_by_both_and_the_next_message_is_right(comm: rr.Communicator) -> None:
     texts = []
     for asynchronous in (False, True):
