@@ -58,6 +58,8 @@ Body = Callable[[bytes], Generator[bool, None, Any]]
 
 _WITHDRAWING_S = 0.05
 """Seconds that a broken communicator tries to withdraw its receives."""
+_LEAST_S = 0.1
+"""The fewest seconds that the last call may take."""
 _LEAVING_S = 1.0
 """Seconds that a call under way may take to notice that this rank leaves."""
 
@@ -520,21 +522,23 @@ class Engine:
         """Complete the queued calls and the meeting `call`, and free everything.
 
         `end_of` is for error texts: the place whose end this rank has reached, or empty if the user
-        closes.  `timeout_s`: seconds until the meeting times out; None: those of the communicator.
-        Raises the error of a Work that was never waited for.
+        closes.  `timeout_s`: seconds to wait for messages and for the meeting; None: those of the
+        communicator.  Raises the error of a Work that was never waited for.
         """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         with self.queue.lock:
             if self.ended is None:
                 self._refusals.check()
             self._agreement.end_of = end_of
             self.queue.drain()
             if self.ended is None:
-                self.endpoint.close()
+                self.endpoint.close(end)
             unseen = self.queue.unseen_error() or self.endpoint.unseen_error()
             if self.ended is None:
                 self.check_usable()
                 try:
-                    self.run_now(call, nothing, nothing, timeout_s)
+                    left_s = None if end is None else max(end - time.monotonic(), _LEAST_S)
+                    self.run_now(call, nothing, nothing, left_s)
                     self._part(call)
                 finally:
                     if self.broken:

@@ -456,6 +456,7 @@ class CallQueue:
                         return
                     self._arrived.wait()
             work = self.works[0]
+            self._idle = 0  # the caller's thread may have begun the work: the timeout begins anew
             while not self._poll(work, spins=0, ahead=_HEAD_START):
                 pass
 

@@ -248,7 +248,8 @@ class TransportRoad:
         assert long is not None
         long.request = self._channel.sender(peer, number % _FLOWS, long.buffer)
         known.sending.append(long)  # before a signal handler can raise
-        long.request.Start()
+        with self._losing(known):
+            long.request.Start()
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -76,6 +76,9 @@ class FallibleWork(Protocol):
     def unseen_error(self) -> BaseException | None:
         """The error of a work that is over and that nobody has waited for."""
 
+    def forked(self, error: Exception) -> None:
+        """End with `error` in a child process."""
+
 
 def _is_kept(work: FallibleWork) -> bool:
     return not work.completed.is_set() or work.unseen_error is not None
@@ -613,8 +616,11 @@ class Endpoint:
 
     # --- the end ---
 
-    def close(self) -> None:
-        """Wait until all operations of this rank are over, and announce it."""
+    def close(self, end: float | None = None) -> None:
+        """Wait until all operations of this rank are over, and announce it.
+
+        Those that are not over at the time `end` then end with PeerTimeoutError.
+        """
         with self.lock:
             if self._ended is not None:
                 return
@@ -625,10 +631,25 @@ class Endpoint:
                 for arrivals in pair.arrivals.values():
                     while arrivals:
                         self.road.answer(peer, arrivals.popleft(), REFUSED, None)
-        self.wait_until(lambda: not self._is_sending())
-        self._announce(DRAINED)
-        self.wait_until(lambda: not any(self._is_open(*each) for each in self._pairs.items()))
+        if self.wait_until(lambda: not self._is_sending(), end):
+            self._announce(DRAINED)
+        if not self.wait_until(lambda: not self._open_pairs(), end):
+            self._end_late()
         self._announce(CLOSED)
+
+    def _open_pairs(self) -> list[tuple[int, Pair]]:
+        return [each for each in self._pairs.items() if self._is_open(*each)]
+
+    def _end_late(self) -> None:
+        """End all operations: this rank waits no longer for its peers."""
+        with self.lock:
+            for peer, pair in self._open_pairs():
+                text = f"rank {peer} has not completed messages with this rank before its end"
+                self.road.give_up(peer)
+                self._fail(pair, numbered(PeerTimeoutError(text, (peer,)), self._job_ranks))
+            for operation in self._from_any:
+                text = f"{operation.where}: no message has come before the end"
+                self._give_up(operation, PeerTimeoutError(text, ()))
 
     def _is_open(self, peer: int, pair: Pair) -> bool:
         waits = bool(self._from_any) and pair.error is None
@@ -674,5 +695,9 @@ class Endpoint:
         """Reset the endpoint in a child process, which has none of the parent's threads."""
         self.lock, self._begun = threading.RLock(), threading.Condition()
         self._ended, self._thread = error, None
+        works, self._works = self._works, []
+        for work in works:
+            if not work.completed.is_set():
+                work.forked(error)
         self.road.forked()
         self._pairs, self._busy, self._from_any = defaultdict(Pair), {}, []

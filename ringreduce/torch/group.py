@@ -371,10 +371,8 @@ class RingReduceGroup(NamedGroup):
         (tensor,) = tensors
         out = flat("recv", tensor.detach(), writes=True)
         room = np.empty_like(out) if self.comm.is_received_into(out) else out
-        work = Message(self.comm.recv(room, peer, tag, async_op=True), tensors, peer)
-        if room is not out:
-            work.at_end(partial(deliver, [out], room))
-        return work
+        copy = None if room is out else partial(deliver, [out])
+        return Message(self.comm.recv(room, peer, tag, async_op=True), tensors, peer, copy)
 
     # --- barriers, the end ---
 

@@ -17,6 +17,7 @@ import ctypes
 import mmap
 import os
 from functools import cache
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -38,6 +39,8 @@ _MOST_NOTED = 1000
 _MOST_MOVED = 256
 """The most storages of a group in registered memory: torch keeps a file open for each."""
 
+_COPIES = "_ringreduce_copies"
+"""The attribute of a process that starts with its copies of storages."""
 _COPIED: dict[int, StorageWeakRef] = {}
 """By address: the storages of which other processes get copies."""
 
@@ -131,8 +134,12 @@ def _copied_when_sent(storage: Any) -> None:
 def _reduce(storage: Any) -> Any:
     """Return what torch sends of a storage: a function that makes it, and its arguments."""
     moved = _COPIED.get(storage.data_ptr()) if storage.device.type == "cpu" else None
-    is_copied = moved is not None and moved == StorageWeakRef(storage)
-    return reduce_storage(storage.clone() if is_copied else storage)
+    if moved is None or moved != StorageWeakRef(storage):
+        return reduce_storage(storage)
+    copy, process = storage.clone(), get_spawning_popen()
+    if process is not None:  # it gets the copy's file only when it starts
+        vars(process).setdefault(_COPIES, []).append(copy)
+    return reduce_storage(copy)
 
 
 def can_move(storage: Any) -> bool:

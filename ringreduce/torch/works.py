@@ -170,9 +170,15 @@ class AsyncWork(dist._Work):  # type: ignore[misc]
 class Message(AsyncWork):
     """The Work of a message between two ranks.  Functions for its end may make no calls."""
 
-    def __init__(self, work: Any, tensors: Any, source: int | None = None) -> None:
+    def __init__(
+        self,
+        work: Any,
+        tensors: Any,
+        source: int | None = None,
+        deliver: Callable[..., None] | None = None,
+    ) -> None:
         """`source` is the rank that sends.  None: `work` is a receive from any rank."""
-        super().__init__([work], tensors)
+        super().__init__([work], tensors, deliver)
         self._source = source
 
     def result(self) -> list[Any]:

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.calls.queue import CallQueue
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from tests.support.cases import CONFIG
 from tests.support.works import NEEDS_THREADS, PROGRAMS
+
+
+def test_the_timeout_of_a_call_begins_anew_in_the_thread_that_goes_on_with_it():
+    """`Agreement.wait` counts from the first idle poll; short waits must not add up."""
+    polls = []
+    queue = CallQueue(
+        lambda idle, ahead: polls.append((threading.current_thread().name, idle)), 5, threads=True
+    )
+    queue.begins_here_s = 1e-3
+    over = threading.Event()
+
+    def program():
+        while not over.is_set():
+            yield False
+
+    with queue.lock:
+        work = queue.submit(program())
+    while not any(name == "ringreduce progress" for name, _ in polls):
+        time.sleep(0.01)
+    over.set()
+    work.wait()
+    queue.close()
+    assert next(idle for name, idle in polls if name == "ringreduce progress") == 1
 
 
 class LonelyTransport(ThreadTransport):

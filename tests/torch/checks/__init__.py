@@ -42,6 +42,7 @@ CHECKS = [
 IN_SHARED_MEMORY = (
     memory.storages_move_to_registered_memory,
     memory.a_moved_storage_outlives_its_group,
+    memory.a_process_that_starts_gets_files_that_are_open,
     memory.a_forked_process_takes_no_registered_memory,
     memory.storages_that_others_use_stay_where_they_are,
     memory.ddp_reduces_its_buckets_in_registered_memory,
@@ -50,6 +51,7 @@ IN_SHARED_MEMORY = (
 )
 WITHOUT_MPI = (
     groups.a_broken_group_can_be_destroyed,
+    groups.a_group_ends_although_a_message_never_comes,
     groups.a_call_of_a_group_that_a_rank_has_destroyed_is_an_error,
     groups.groups_end_in_any_order,
     works.a_failed_work_stays_failed,

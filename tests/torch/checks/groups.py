@@ -6,6 +6,8 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,67 @@ def a_broken_group_can_be_destroyed() -> None:
     x = mine(3)
     dist.all_reduce(x)
     same(x, sum(everybodys(3)))
+
+
+def a_group_ends_although_a_message_never_comes() -> None:
+    group, began = dist.new_group(timeout=timedelta(seconds=30)), time.monotonic()
+    with _short_ends():
+        if rank() == 0:
+            dist.irecv(torch.zeros(1), 1, group=group)
+            dist.destroy_process_group(group)
+            dist.barrier()
+        else:
+            dist.barrier()
+            dist.destroy_process_group(group)
+    assert time.monotonic() - began < 10
+
+
+def a_receive_that_fails_leaves_its_tensor_as_it_is() -> None:
+    group, x = dist.new_group(), torch.zeros(1 << 20)
+    if rank() == 0:
+        first, second = (dist.irecv(x, 1, group=group) for _ in range(2))
+        dist.barrier()
+        first.wait()
+        dist.barrier()
+        raises(rr.PeerLostError, "rank 1", second.wait)
+        assert (x == 7).all()
+    else:
+        dist.barrier()
+        if rank() == 1:
+            dist.send(torch.full((1 << 20,), 7.0), 0, group=group)
+        dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def a_forked_process_waits_for_no_message() -> None:
+    work = dist.irecv(torch.zeros(1), 1) if rank() == 0 else None
+    child = os.fork() if work else 1
+    if child == 0:
+        try:
+            work.wait()
+        except ValueError as error:
+            os._exit("forked" not in str(error))
+        os._exit(1)
+    if work:
+        assert os.waitpid(child, 0)[1] == 0
+    dist.barrier()
+    if rank() == 1:
+        dist.send(torch.zeros(1), 0)
+    if work:
+        work.wait()
+
+
+@contextmanager
+def _short_ends() -> Iterator[None]:
+    """Let ends of groups wait for other ranks for a short time."""
+    from ringreduce.torch import group as module
+
+    before, module.ENDING_S = module.ENDING_S, 0.2
+    dist.barrier()
+    try:
+        yield
+    finally:
+        module.ENDING_S = before
 
 
 def a_call_of_a_group_that_a_rank_has_destroyed_is_an_error() -> None:
@@ -226,12 +289,8 @@ def groups_in_the_place_of_gloo() -> None:
 
 
 def groups_end_in_any_order() -> None:
-    from ringreduce.torch import group as module
-
-    groups, seconds = [dist.new_group() for _ in range(3)], module.ENDING_S
-    dist.barrier()
-    module.ENDING_S = 0.2
-    try:
+    groups = [dist.new_group() for _ in range(3)]
+    with _short_ends():
         began = time.monotonic()
         for number in (0, 1) if rank() == 0 else (1, 0):
             dist.destroy_process_group(groups[number])
@@ -239,8 +298,6 @@ def groups_end_in_any_order() -> None:
             dist.destroy_process_group(groups[2])
         dist.barrier()
         assert time.monotonic() - began < 10
-    finally:
-        module.ENDING_S = seconds
     if rank():
         x = mine(3)
         raises(rr.RingReduceError, "rank", lambda: dist.all_reduce(x, group=groups[2]))

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 from contextlib import nullcontext
+from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -101,6 +102,32 @@ def other_processes_get_copies_of_moved_storages() -> None:
     sent = ForkingPickler.loads(ForkingPickler.dumps(x))
     assert sent.data_ptr() != x.data_ptr()
     same(sent, sum(everybodys(40_000)))
+
+
+def a_process_that_starts_gets_files_that_are_open() -> None:
+    import ringreduce.torch
+
+    class Starting:
+        """What `multiprocessing` has while it pickles the arguments of a process."""
+
+        DupFd = staticmethod(lambda file: file)
+
+        def __init__(self) -> None:
+            self.files: list[int] = []
+
+        def duplicate_for_child(self, file: int) -> int:
+            self.files.append(file)
+            return file
+
+    starting = Starting()
+    tensors = [ringreduce.torch.share_(mine(40_000)) for _ in range(2)]
+    set_spawning_popen(starting)
+    try:
+        ForkingPickler.dumps(tensors)
+    finally:
+        set_spawning_popen(None)
+    assert len(set(starting.files)) == 2
+    assert [os.fstat(file).st_size for file in starting.files] == [160_000] * 2
 
 
 def tensors_stay_while_calls_are_under_way() -> None:
