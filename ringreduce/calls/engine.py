@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import sys
 import time
 import weakref
 from collections import Counter, deque
@@ -578,9 +579,19 @@ class Engine:
         if self.ended is None:
             if self.queue.works:
                 self.queue.interrupt(LeavingError(reason), _LEAVING_S)
+            elif self.running and not _is_within_call():
+                self._end_call_of_other_thread(LeavingError(reason))
             if self.ended is None:
                 self._break(LeavingError(reason), reason)
             self.queue.close()
+
+    def _end_call_of_other_thread(self, error: LeavingError) -> None:
+        """Let the call under way raise `error`, and wait until it has."""
+        self._agreement.interrupt = error
+        end = time.monotonic() + _LEAVING_S
+        while self.running and self.ended is None and time.monotonic() < end:
+            time.sleep(1e-3)
+        self._agreement.interrupt = None
 
     def check_shrinkable(self) -> None:
         """Raise ValueError if the communicator is closed, or this thread's calls are refused."""
@@ -660,6 +671,17 @@ class Engine:
         self._agreement.leave(reason, lost)
         self.endpoint.end(self.ended, reason)
         self._abandon()
+
+
+_MAKES_CALLS = {each.__code__ for each in (Engine.run_now, Engine.finish, Engine.run)}
+
+
+def _is_within_call() -> bool:
+    """Return whether this thread is in a call already, as in a signal handler."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code not in _MAKES_CALLS:
+        frame = frame.f_back  # type: ignore[assignment]  # None above the outermost frame
+    return frame is not None
 
 
 @cache

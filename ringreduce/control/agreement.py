@@ -138,6 +138,8 @@ class Agreement:
         """When this rank last polled the control channel."""
         self._asked = False
         """Whether this rank has sent the signature of its call in the present wait."""
+        self.interrupt: Exception | None = None
+        """What the call under way raises as soon as it waits: another thread ends it."""
         self.deadline_s = timeout_s
         """Seconds without progress until the call under way times out."""
 
@@ -200,6 +202,8 @@ class Agreement:
         raise Alarmed
 
     def _raise_interrupts(self) -> None:
+        if self.interrupt is not None:
+            raise self.interrupt
         if self._alarm is not None:
             raise Alarmed
         if self._abort_at is not None and self._abort_at <= self.number:

@@ -52,6 +52,7 @@ IN_SHARED_MEMORY = (
 WITHOUT_MPI = (
     groups.a_broken_group_can_be_destroyed,
     groups.a_group_ends_although_a_message_never_comes,
+    groups.a_group_that_another_thread_aborts_ends_the_call_under_way,
     groups.a_call_of_a_group_that_a_rank_has_destroyed_is_an_error,
     groups.groups_end_in_any_order,
     works.a_failed_work_stays_failed,

@@ -57,6 +57,19 @@ def a_group_ends_although_a_message_never_comes() -> None:
     assert time.monotonic() - began < 10
 
 
+def a_group_that_another_thread_aborts_ends_the_call_under_way() -> None:
+    for asynchronous in (False, True):
+        group, began = dist.new_group(timeout=timedelta(seconds=30)), time.monotonic()
+        if rank() == 0:
+            threading.Timer(0.2, group.abort).start()
+            work = dist.all_reduce(mine(3), group=group, async_op=True) if asynchronous else None
+            call = work.wait if work else lambda group=group: dist.barrier(group)
+            raises(rr.PeerLostError, "its process group was aborted", call)
+        dist.barrier()
+        assert time.monotonic() - began < 10
+        dist.destroy_process_group(group)
+
+
 def a_receive_that_fails_leaves_its_tensor_as_it_is() -> None:
     group, x = dist.new_group(), torch.zeros(1 << 20)
     if rank() == 0:
