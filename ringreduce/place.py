@@ -36,7 +36,7 @@ SRUN = PlaceVariables(
 """Of Slurm's srun: a batch script has no variables of a step."""
 MPIS = (HYDRA, OPEN_MPI)
 
-_TORCHRUN = "TORCHELASTIC_RUN_ID"
+TORCHRUN = "TORCHELASTIC_RUN_ID"
 """An environment variable that torchrun sets."""
 SET_BY = "RINGREDUCE_PLACED_BY"
 """The environment variable with the process id of the launcher, where `fill` has set others."""
@@ -87,8 +87,9 @@ def mpi_rank(variables: Mapping[str, str] = os.environ) -> int | None:
     """Return the rank in MPI_COMM_WORLD; None if no launcher of an MPI has started this process.
 
     torchrun hands the variables of its own launcher, such as srun, to all processes that it starts.
+    They are no ranks of that launcher's MPI.
     """
-    if _TORCHRUN in variables:
+    if TORCHRUN in variables:
         return None
     for name in RANK_VARIABLES:
         if variables.get(name, "").isdecimal():

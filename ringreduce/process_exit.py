@@ -31,7 +31,7 @@ _AFTER_INIT_S = 1.0
 """Seconds of the same wait after a failed `init`, when there is no communicator to wait with."""
 ENDING_S = 5.0
 """Seconds that the functions of `end_at_exit_by` may wait for other ranks in all."""
-_LEAST_S = 0.1
+_LEAST_S = 1.0
 """The fewest seconds for each of them."""
 _ENDS = "its process ends"
 """Text of the reason why this rank leaves, for the other ranks."""
@@ -39,8 +39,9 @@ _ENDS = "its process ends"
 
 def prepare(environment: Environment) -> None:
     """Arrange how this process ends."""
-    job.install()
-    _install(os.getpid())
+    if not job.leads_to(sys.excepthook, _OthersFirst):
+        job.install()
+        sys.excepthook = _OthersFirst(sys.excepthook)
     if environment.launched:
         job.die_with_parent()
 
@@ -56,11 +57,6 @@ def check_size(environment: Environment, world_size: int) -> None:
             f"init: the job was started with {expected} ranks, but MPI sees {world_size}; mpiexec "
             "and mpi4py belong to different MPIs: run 'ringreduce doctor'"
         )
-
-
-@cache
-def _install(_pid: int) -> None:
-    sys.excepthook = _OthersFirst(sys.excepthook)
 
 
 class _OthersFirst:
@@ -159,13 +155,14 @@ def skip_finalize() -> None:
 
 def _close_all(pid: int) -> None:
     if os.getpid() == pid:
-        deadline, is_alone = time.monotonic() + ENDING_S, False
+        deadline, others_gone = time.monotonic() + ENDING_S, False
         for comm in _open[::-1]:
             if comm in _ends and not comm.broken:
-                is_alone |= _ends[comm](max(deadline - time.monotonic(), _LEAST_S))
+                others_gone |= _ends[comm](max(deadline - time.monotonic(), _LEAST_S))
             if comm in _open:
                 _close(comm, pid)
-        if is_alone:  # the process that ends first tells the launcher why the job failed
+        # A launcher reports the rank that ends first: that should be one that has failed.
+        if others_gone:
             time.sleep(_OTHERS_FIRST_S)
 
 

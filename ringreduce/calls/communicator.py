@@ -528,7 +528,8 @@ class Communicator(Collectives, PointToPoint):
         a ``with`` block closes as well.
 
         Args:
-            timeout_s: seconds until the call raises PeerTimeoutError; None: those of `init`.
+            timeout_s: seconds to wait for messages, and then for the other ranks; None: those of
+                `init`.  Asynchronous collectives have timeouts of their own.
 
         Raises:
             MismatchError: other ranks made another call.
@@ -547,14 +548,14 @@ class Communicator(Collectives, PointToPoint):
             check_timeout("close", timeout_s)
         self._close(timeout_s=timeout_s)
 
-    def close_at_end_of(self, place: str) -> None:
+    def close_at_end_of(self, place: str, timeout_s: float | None = None) -> None:
         """Close the communicator because this rank has reached the end of `place`.
 
         The text of a MismatchError then names `place`, not a `close()` that the user never wrote.
 
         :meta private:
         """
-        self._close(place)
+        self._close(place, timeout_s)
 
     def _close(self, end_of: str = "", timeout_s: float | None = None) -> None:
         with self._queue.lock:

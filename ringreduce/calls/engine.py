@@ -59,8 +59,6 @@ Body = Callable[[bytes], Generator[bool, None, Any]]
 
 _WITHDRAWING_S = 0.05
 """Seconds that a broken communicator tries to withdraw its receives."""
-_LEAST_S = 0.1
-"""The fewest seconds that the last call may take."""
 _LEAVING_S = 1.0
 """Seconds that a call under way may take to notice that this rank leaves."""
 
@@ -523,23 +521,21 @@ class Engine:
         """Complete the queued calls and the meeting `call`, and free everything.
 
         `end_of` is for error texts: the place whose end this rank has reached, or empty if the user
-        closes.  `timeout_s`: seconds to wait for messages and for the meeting; None: those of the
-        communicator.  Raises the error of a Work that was never waited for.
+        closes.  `timeout_s`: seconds to wait for messages, and then for the meeting; None: those of
+        the communicator.  Raises the error of a Work that was never waited for.
         """
-        end = None if timeout_s is None else time.monotonic() + timeout_s
         with self.queue.lock:
             if self.ended is None:
                 self._refusals.check()
             self._agreement.end_of = end_of
             self.queue.drain()
             if self.ended is None:
-                self.endpoint.close(end)
+                self.endpoint.close(None if timeout_s is None else time.monotonic() + timeout_s)
             unseen = self.queue.unseen_error() or self.endpoint.unseen_error()
             if self.ended is None:
                 self.check_usable()
                 try:
-                    left_s = None if end is None else max(end - time.monotonic(), _LEAST_S)
-                    self.run_now(call, nothing, nothing, left_s)
+                    self.run_now(call, nothing, nothing, timeout_s)
                     self._part(call)
                 finally:
                     if self.broken:
@@ -586,7 +582,7 @@ class Engine:
             self.queue.close()
 
     def _end_call_of_other_thread(self, error: LeavingError) -> None:
-        """Let the call under way raise `error`, and wait until it has."""
+        """Have the call of another thread raise `error`; wait for that `_LEAVING_S` at most."""
         self._agreement.interrupt = error
         end = time.monotonic() + _LEAVING_S
         while self.running and self.ended is None and time.monotonic() < end:
@@ -673,13 +669,14 @@ class Engine:
         self._abandon()
 
 
-_MAKES_CALLS = {each.__code__ for each in (Engine.run_now, Engine.finish, Engine.run)}
+_CALLING_CODE = {each.__code__ for each in (Engine.run_now, Engine.finish, Engine.run)}
+"""The code of the methods that run calls."""
 
 
 def _is_within_call() -> bool:
-    """Return whether this thread is in a call already, as in a signal handler."""
+    """Return whether this thread is in a call: a signal handler has interrupted the call."""
     frame = sys._getframe()
-    while frame is not None and frame.f_code not in _MAKES_CALLS:
+    while frame is not None and frame.f_code not in _CALLING_CODE:
         frame = frame.f_back  # type: ignore[assignment]  # None above the outermost frame
     return frame is not None
 

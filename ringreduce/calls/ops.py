@@ -29,7 +29,7 @@ def _reductions(dtype: np.dtype) -> tuple[str, ...]:
 
 
 def _is_8_bit_float(dtype: np.dtype) -> bool:
-    """Whether `dtype` is one of `ml_dtypes`' floats of 8 bits, which no op reduces."""
+    """Return whether `dtype` is an 8-bit float of `ml_dtypes`.  No op reduces them."""
     return dtype.itemsize == 1 and dtype.name.startswith("float8_")
 
 

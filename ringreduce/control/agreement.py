@@ -139,7 +139,7 @@ class Agreement:
         self._asked = False
         """Whether this rank has sent the signature of its call in the present wait."""
         self.interrupt: Exception | None = None
-        """What the call under way raises as soon as it waits: another thread ends it."""
+        """The error that the call under way raises when it waits.  Another thread sets it."""
         self.deadline_s = timeout_s
         """Seconds without progress until the call under way times out."""
 

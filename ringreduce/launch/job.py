@@ -19,7 +19,6 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -55,14 +54,25 @@ def install() -> None:
     """Install an excepthook: an uncaught exception of the main thread ends the job within 2 s.
 
     The previous hook prints the traceback first.  Other threads keep their own hook.  A second call
-    does nothing.
+    does nothing, also if a function such as torch's has become the hook and calls this one.
     """
-    _install(os.getpid())
+    if not leads_to(sys.excepthook, _AbortHook):
+        sys.excepthook = _AbortHook(sys.excepthook)
 
 
-@cache
-def _install(_pid: int) -> None:
-    sys.excepthook = _AbortHook(sys.excepthook)
+def leads_to(hook: Any, kind: type) -> bool:
+    """Return whether an excepthook is of the class `kind`, or a function that has kept such one."""
+    seen: set[int] = set()
+    left = [hook]
+    while left:
+        each = left.pop()
+        if isinstance(each, kind):
+            return True
+        if id(each) not in seen:
+            seen.add(id(each))
+            with contextlib.suppress(ValueError):  # a variable that is not set yet
+                left += [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
+    return False
 
 
 _AFTER_YOU_S = 0.5
@@ -87,8 +97,11 @@ class _AbortHook:
             # A hook around this one, such as torch's, prints later what this one prints.  This
             # process may have ended by then.  Therefore that hook runs once more, and prints now.
             self._only_prints = True
-            with contextlib.redirect_stderr(sys.__stderr__), contextlib.suppress(Exception):
-                sys.excepthook(kind, error, trace)
+            with contextlib.redirect_stderr(sys.__stderr__):
+                try:
+                    sys.excepthook(kind, error, trace)
+                except Exception:
+                    self._previous(kind, error, trace)
             self._only_prints = False
         else:
             # Python's own hook would write each line of the traceback in parts.

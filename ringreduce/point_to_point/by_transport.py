@@ -250,6 +250,8 @@ class TransportRoad:
         known.sending.append(long)  # before a signal handler can raise
         with self._losing(known):
             long.request.Start()
+        if known.lost:  # a request that has not started would look complete
+            known.sending.remove(long)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

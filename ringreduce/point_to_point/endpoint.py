@@ -619,7 +619,7 @@ class Endpoint:
     def close(self, end: float | None = None) -> None:
         """Wait until all operations of this rank are over, and announce it.
 
-        Those that are not over at the time `end` then end with PeerTimeoutError.
+        Operations that are not over at the time `end` fail with PeerTimeoutError.
         """
         with self.lock:
             if self._ended is not None:
@@ -644,11 +644,11 @@ class Endpoint:
         """End all operations: this rank waits no longer for its peers."""
         with self.lock:
             for peer, pair in self._open_pairs():
-                text = f"rank {peer} has not completed messages with this rank before its end"
+                text = f"close: rank {peer} did not complete its messages with this rank in time"
                 self.road.give_up(peer)
                 self._fail(pair, numbered(PeerTimeoutError(text, (peer,)), self._job_ranks))
             for operation in self._from_any:
-                text = f"{operation.where}: no message has come before the end"
+                text = f"{operation.where}: no message came before the communicator was closed"
                 self._give_up(operation, PeerTimeoutError(text, ()))
 
     def _is_open(self, peer: int, pair: Pair) -> bool:

@@ -67,7 +67,8 @@ class RingReduceGroup(NamedGroup):
         )
         if cores() < 2 * _ranks_here(self.comm):
             self.comm.begin_calls_here(_WAITS_S)
-        end_at_exit_by(self.comm, self._end)  # in case the program does not destroy the group
+        if is_forgettable(self.comm):
+            end_at_exit_by(self.comm, partial(self._end, "the program"))
         self.storages = SharedStorages(self.comm) if size > 1 else None
         """The storages in registered memory."""
         self._moves = moves
@@ -85,7 +86,8 @@ class RingReduceGroup(NamedGroup):
                 xs.append(self._to_reduce(tensor))
         for tensor in sparse:
             calls += sparse_calls(self.comm, tensor, op, **_how(opts))
-        for x, name in [(x, prepare(opts.reduceOp, x)) for x in xs]:
+        names = [prepare(opts.reduceOp, x) for x in xs]  # raises errors before the first call
+        for x, name in zip(xs, names, strict=True):
             calls += [self.comm.all_reduce(x, name, out=x, **_how(opts))]
         deliver_sparse = partial(add_entries, sparse, op, self._size) if sparse else None
         return _work(opts, tensors, calls, deliver_sparse)
@@ -389,32 +391,30 @@ class RingReduceGroup(NamedGroup):
 
         Other ranks may end groups in another order.  So this rank waits only `ENDING_S` for them.
         """
-        self._end(ENDING_S)
+        self._end("its process group", ENDING_S)
 
-    def _end(self, seconds: float) -> bool:
-        """End the group; return whether another rank is gone.
+    def _end(self, place: str, seconds: float) -> bool:
+        """End the group at the end of `place`; return whether other ranks were gone.
 
         Waits for the other ranks for at most `seconds`.  Over MPI it waits until the timeout: a
         broken group of MPI ends the process.
         """
-        is_alone = False
-        may_break, was_broken = is_forgettable(self.comm), self.comm.broken
+        comm, others_gone = self.comm, False
+        may_break, had_errors = is_forgettable(comm), comm.broken or comm.busy
         try:
-            self.comm.close(timeout_s=seconds if may_break else None)
+            comm.close_at_end_of(place, seconds if may_break else None)
         except Exception as error:
-            # The other ranks may have ended before, or end later.
-            gone = rr.PeerLostError, rr.PeerTimeoutError
-            is_alone = isinstance(error, gone) and not was_broken
-            _log.log(
-                logging.INFO if is_alone else logging.WARNING,
-                "process group %s ended with an error: %s",
-                *(self._name, error),
-            )
+            # Other ranks may have ended before, or end later.  An error of an asynchronous call is
+            # something else.
+            gone = isinstance(error, rr.PeerLostError | rr.PeerTimeoutError)
+            others_gone = gone and not had_errors and not comm.closed
+            level = logging.INFO if others_gone else logging.WARNING
+            _log.log(level, "process group %s ended with an error: %s", self._name, error)
             if may_break:
-                self.comm.leave(_ENDED)
+                comm.leave(_ENDED)
         finally:
-            forget(self.comm)
-        return is_alone
+            forget(comm)
+        return others_gone
 
     def abort(self) -> None:
         """End the group without the other ranks, whose next call raises PeerLostError."""

@@ -40,7 +40,7 @@ _MOST_MOVED = 256
 """The most storages of a group in registered memory: torch keeps a file open for each."""
 
 _COPIES = "_ringreduce_copies"
-"""The attribute of a process that starts with its copies of storages."""
+"""Attribute of a process that is started: the copies that it gets.  They live as long as it."""
 _COPIED: dict[int, StorageWeakRef] = {}
 """By address: the storages of which other processes get copies."""
 
@@ -137,7 +137,7 @@ def _reduce(storage: Any) -> Any:
     if moved is None or moved != StorageWeakRef(storage):
         return reduce_storage(storage)
     copy, process = storage.clone(), get_spawning_popen()
-    if process is not None:  # it gets the copy's file only when it starts
+    if process is not None:  # the copy's file must stay open until the process has started
         vars(process).setdefault(_COPIES, []).append(copy)
     return reduce_storage(copy)
 

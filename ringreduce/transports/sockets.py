@@ -78,16 +78,18 @@ class SocketTransport:
         return all(self._streams[peer].flushed for peer in peers if peer != self.rank)
 
     def poll_control(self) -> list[tuple[int, bytes]]:
-        self._events.progress()
-        arrived = []
-        for peer, stream in self._streams.items():
-            while stream.control:
-                arrived.append((peer, stream.control.popleft()))
-        if not arrived and (
-            gone := [peer for peer, stream in self._streams.items() if stream.is_lost]
-        ):
-            raise lost(gone)
-        return arrived
+        # Another thread must not read the end of a connection between the two looks.
+        with self._events.lock:
+            self._events.progress()
+            arrived = []
+            for peer, stream in self._streams.items():
+                while stream.control:
+                    arrived.append((peer, stream.control.popleft()))
+            if not arrived and (
+                gone := [peer for peer, stream in self._streams.items() if stream.is_lost]
+            ):
+                raise lost(gone)
+            return arrived
 
     def channel(self) -> SocketChannel:
         if self._channel is None:
@@ -227,14 +229,14 @@ class SocketChannel:
         stream.post(Kind.ENVELOPE, envelope)
 
     def poll(self, peer: int) -> list[bytes]:
-        self._events.progress()
-        stream = self._streams[peer]
-        arrived = []
-        while stream.envelopes:  # another thread may add one meanwhile
-            arrived.append(stream.envelopes.popleft())
-        if not arrived:
-            stream.check()
-        return arrived
+        with self._events.lock:
+            self._events.progress()
+            stream = self._streams[peer]
+            arrived = list(stream.envelopes)
+            stream.envelopes.clear()
+            if not arrived:
+                stream.check()
+            return arrived
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> Send:
         return Send(self._streams[peer], Kind.CHANNEL_DATA, flow, buffer)

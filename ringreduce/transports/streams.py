@@ -67,10 +67,11 @@ class Receive:
         self.inbox.post(self)
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        if not self.complete:
-            self.inbox.stream.progress()
-        if not self.complete:
-            self.inbox.stream.check()
+        with self.inbox.stream.lock:
+            if not self.complete:
+                self.inbox.stream.progress()
+            if not self.complete:
+                self.inbox.stream.check()
         return self.complete
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
@@ -91,10 +92,11 @@ class Send:
         self._stream.send(self._header, self._buffer, self)
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        if not self.complete:
-            self._stream.progress()
-        if not self.complete:
-            self._stream.check()
+        with self._stream.lock:
+            if not self.complete:
+                self._stream.progress()
+            if not self.complete:
+                self._stream.check()
         return self.complete
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name

@@ -519,13 +519,14 @@ def test_a_traceback_is_one_write():
 WITH_A_HOOK_AROUND = """
 import io
 install()
-inner = sys.excepthook
-def outer(*error):
-    before, sys.stderr = sys.stderr, io.StringIO()
-    inner(*error)
-    text, sys.stderr = sys.stderr.getvalue(), before
-    sys.stderr.write("".join("[rank1]: " + line for line in text.splitlines(True)))
-sys.excepthook = outer
+def around(inner):
+    def outer(*error):
+        before, sys.stderr = sys.stderr, io.StringIO()
+        inner(*error)
+        text, sys.stderr = sys.stderr.getvalue(), before
+        sys.stderr.write("".join("[rank1]: " + line for line in text.splitlines(True)))
+    return outer
+sys.excepthook = around(sys.excepthook)
 """
 
 
@@ -551,6 +552,13 @@ def test_a_hook_that_fails_does_not_keep_the_job_from_its_end():
     before = WITH_A_HOOK_AROUND.replace("sys.stderr.write(", "raise OSError(")
     ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=TELL))
     assert ended.stdout == "abort 1\n"
+    assert ended.stderr.endswith("ValueError: the rank's own error\n")
+
+
+def test_a_hook_that_replaces_ours_does_not_keep_a_later_one_from_its_work():
+    before = "install(); sys.excepthook = lambda *error: print(error[1])"
+    ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=TELL))
+    assert ended.stdout == "the rank's own error\nabort 1\n"
 
 
 @pytest.mark.parametrize("ends", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])

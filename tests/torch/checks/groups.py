@@ -61,8 +61,8 @@ def a_group_that_another_thread_aborts_ends_the_call_under_way() -> None:
     for asynchronous in (False, True):
         group, began = dist.new_group(timeout=timedelta(seconds=30)), time.monotonic()
         if rank() == 0:
-            threading.Timer(0.2, group.abort).start()
             work = dist.all_reduce(mine(3), group=group, async_op=True) if asynchronous else None
+            threading.Timer(0.2, group.abort).start()
             call = work.wait if work else lambda group=group: dist.barrier(group)
             raises(rr.PeerLostError, "its process group was aborted", call)
         dist.barrier()
@@ -91,11 +91,13 @@ def a_forked_process_waits_for_no_message() -> None:
     work = dist.irecv(torch.zeros(1), 1) if rank() == 0 else None
     child = os.fork() if work else 1
     if child == 0:
+        status = 1
         try:
             work.wait()
         except ValueError as error:
-            os._exit("forked" not in str(error))
-        os._exit(1)
+            status = "forked" not in str(error)
+        finally:
+            os._exit(status)
     if work:
         assert os.waitpid(child, 0)[1] == 0
     dist.barrier()
@@ -123,7 +125,8 @@ def a_call_of_a_group_that_a_rank_has_destroyed_is_an_error() -> None:
     if rank() == 0:
         dist.destroy_process_group(group)
     else:
-        raises(rr.MismatchError, "close", lambda: dist.all_reduce(mine(3), group=group))
+        text = "rank 0 reached the end of its process group"
+        raises(rr.MismatchError, text, lambda: dist.all_reduce(mine(3), group=group))
         text = "rank 0 has left the communicator: its process group was destroyed"
         raises(rr.PeerLostError, text, lambda: dist.all_reduce(mine(3), group=group))
         dist.destroy_process_group(group)

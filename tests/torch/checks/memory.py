@@ -153,7 +153,11 @@ def a_forked_process_takes_no_registered_memory() -> None:
     del ours
     child = os.fork()
     if child == 0:
-        os._exit(ringreduce.torch.empty(1000).data_ptr() == address)
+        status = 1
+        try:
+            status = ringreduce.torch.empty(1000).data_ptr() == address
+        finally:
+            os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
 
 
