@@ -182,7 +182,8 @@ def _flush() -> None:
     On an abort MPICH's process manager ends the ranks without reading the rest of their pipes.
     """
     deadline = time.monotonic() + _DRAIN_S
-    for stream in (sys.stdout, sys.stderr):
+    streams: list[Any] = [sys.stdout, sys.stderr, sys.__stderr__]
+    for stream in streams:  # a hook may have replaced stderr
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
             while _unread_bytes(stream.fileno()) and time.monotonic() < deadline:

@@ -541,6 +541,20 @@ def test_a_hook_that_prints_later_prints_before_the_job_ends(abort):
     assert ended.returncode == 1
 
 
+def test_what_a_hook_prints_is_read_before_the_job_ends():
+    """On an abort MPICH's process manager does not read the rest of the ranks' pipes."""
+    before = f"from ringreduce.launch import job{WITH_A_HOOK_AROUND}"
+    unread = "lambda code: print(job._unread_bytes(2), flush=True)"
+    code = PRETEND_JOB.format(size=2, finalized=False, before=before, abort=unread)
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(0.5)
+    found, text = rank.communicate(timeout=30)
+    assert found == "0\n"
+    assert text.endswith("[rank1]: ValueError: the rank's own error\n")
+
+
 def test_a_hook_that_prints_later_prints_where_the_program_wants_if_there_is_no_job_to_end():
     before = f"sys.stderr = sys.stdout{WITH_A_HOOK_AROUND}"
     ended = python(PRETEND_JOB.format(size=1, finalized=False, before=before, abort=TELL))
