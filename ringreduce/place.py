@@ -87,7 +87,7 @@ def mpi_rank(variables: Mapping[str, str] = os.environ) -> int | None:
     """Return the rank in MPI_COMM_WORLD; None if no launcher of an MPI has started this process.
 
     torchrun hands the variables of its own launcher, such as srun, to all processes that it starts.
-    They are no ranks of that launcher's MPI.
+    These processes are no ranks of that launcher's MPI.
     """
     if TORCHRUN in variables:
         return None

@@ -161,7 +161,7 @@ def _close_all(pid: int) -> None:
                 others_gone |= _ends[comm](max(deadline - time.monotonic(), _LEAST_S))
             if comm in _open:
                 _close(comm, pid)
-        # A launcher reports the rank that ends first: that should be one that has failed.
+        # A launcher reports the rank that ends first.  A rank that has failed should be the first.
         if others_gone:
             time.sleep(_OTHERS_FIRST_S)
 

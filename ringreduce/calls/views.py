@@ -107,7 +107,7 @@ def _of_torch(torch: Any, kind: type) -> _View:
     """
     import ml_dtypes
 
-    names = [name for name in _OF_ML_DTYPES if hasattr(torch, name) and hasattr(ml_dtypes, name)]
+    names = [name for name in _OF_ML_DTYPES if hasattr(torch, name)]
     of_ml_dtypes = {getattr(torch, name): getattr(ml_dtypes, name) for name in names}
     compiled = compiled_viewer() if kind is torch.Tensor else None
     tensors: Any = kind

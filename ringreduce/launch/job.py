@@ -54,14 +54,14 @@ def install() -> None:
     """Install an excepthook: an uncaught exception of the main thread ends the job within 2 s.
 
     The previous hook prints the traceback first.  Other threads keep their own hook.  A second call
-    does nothing, also if a function such as torch's has become the hook and calls this one.
+    does nothing, also if the hook is a function around this one by then, such as torch's.
     """
     if not leads_to(sys.excepthook, _AbortHook):
         sys.excepthook = _AbortHook(sys.excepthook)
 
 
 def leads_to(hook: Any, kind: type) -> bool:
-    """Return whether an excepthook is of the class `kind`, or a function that has kept such one."""
+    """Return whether an excepthook is of the class `kind`, or a function around such a hook."""
     seen: set[int] = set()
     left = [hook]
     while left:
@@ -116,7 +116,7 @@ class _AbortHook:
 
 @contextlib.contextmanager
 def one_write() -> Iterator[None]:
-    """Collect what is printed to stderr meanwhile, and write it at once, unless it is a terminal.
+    """Collect the output to stderr, and write it in one piece, unless stderr is a terminal.
 
     Python writes each line of a traceback in parts.  When several ranks print at the same time, the
     parts of their lines would mix.

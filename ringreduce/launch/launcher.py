@@ -126,9 +126,9 @@ def rank_environment(
 
 
 def _meeting_place(job: Job, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which ranks of several hosts meet: they cannot compute them.
+    """Return the variables by which ranks of several hosts meet.
 
-    On one host `place.fill` sets them.
+    On one host the ranks compute these variables themselves (`place.fill`).
     """
     if not job.hosts:
         return {}

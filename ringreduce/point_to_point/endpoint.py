@@ -641,7 +641,7 @@ class Endpoint:
         return [each for each in self._pairs.items() if self._is_open(*each)]
 
     def _end_late(self) -> None:
-        """End all operations: this rank waits no longer for its peers."""
+        """Fail all operations that are not over."""
         with self.lock:
             for peer, pair in self._open_pairs():
                 text = f"close: rank {peer} did not complete its messages with this rank in time"

@@ -84,9 +84,9 @@ class RingReduceGroup(NamedGroup):
                 sparse.append(tensor)
             else:
                 xs.append(self._to_reduce(tensor))
+        names = [prepare(opts.reduceOp, x) for x in xs]  # raises errors before the first call
         for tensor in sparse:
             calls += sparse_calls(self.comm, tensor, op, **_how(opts))
-        names = [prepare(opts.reduceOp, x) for x in xs]  # raises errors before the first call
         for x, name in zip(xs, names, strict=True):
             calls += [self.comm.all_reduce(x, name, out=x, **_how(opts))]
         deliver_sparse = partial(add_entries, sparse, op, self._size) if sparse else None
@@ -404,8 +404,8 @@ class RingReduceGroup(NamedGroup):
         try:
             comm.close_at_end_of(place, seconds if may_break else None)
         except Exception as error:
-            # Other ranks may have ended before, or end later.  An error of an asynchronous call is
-            # something else.
+            # Other ranks may have ended before, or end later: that is no error.  The error of an
+            # asynchronous call is one.
             gone = isinstance(error, rr.PeerLostError | rr.PeerTimeoutError)
             others_gone = gone and not had_errors and not comm.closed
             level = logging.INFO if others_gone else logging.WARNING

@@ -5,8 +5,8 @@ kind, flow and length, and then its bytes.  A message that arrives before its re
 kernel ends the connections of a process that ends, in whatever way it ends.
 
 Two threads may use the connections at the same time: collectives and messages between two ranks
-have locks of their own.  Each of the two moves the frames of both, so `Events.lock` is held
-wherever frames move and wherever messages are matched.
+have locks of their own.  Each thread moves the frames of both.  So a thread holds `Events.lock`
+while it moves frames and while it matches messages.
 """
 
 from __future__ import annotations
@@ -67,12 +67,7 @@ class Receive:
         self.inbox.post(self)
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        with self.inbox.stream.lock:
-            if not self.complete:
-                self.inbox.stream.progress()
-            if not self.complete:
-                self.inbox.stream.check()
-        return self.complete
+        return self.complete or self.inbox.stream.completes(self)
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
         self.buffer = memoryview(b"")
@@ -92,12 +87,7 @@ class Send:
         self._stream.send(self._header, self._buffer, self)
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        with self._stream.lock:
-            if not self.complete:
-                self._stream.progress()
-            if not self.complete:
-                self._stream.check()
-        return self.complete
+        return self.complete or self._stream.completes(self)
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
         self._buffer = memoryview(b"")
@@ -261,9 +251,16 @@ class Stream:
         """Whether the peer has ended without a farewell."""
         return self.ended and not self.said_bye
 
-    def progress(self) -> None:
-        """Send and receive what is possible now, on all connections."""
-        self._events.progress()
+    def completes(self, request: Send | Receive) -> bool:
+        """Send and receive what is possible now; return whether `request` is complete then.
+
+        Raises PeerLostError as `check`, unless it is complete.
+        """
+        with self.lock:
+            self._events.progress()
+            if not request.complete:
+                self.check()
+        return request.complete
 
     # --- frames that leave ---
 

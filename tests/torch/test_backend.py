@@ -82,17 +82,18 @@ def test_random_programs_give_what_torch_gives(tmp_path, ranks):
     assert found[0] > 25
 
 
-def torchrun(tmp_path, text, *words):
-    """Run a program on three ranks, by torch's own launcher."""
+def run_program(tmp_path, text, *launcher):
+    """Run a program by the words of a launcher."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(text))
     return subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", "3", *words, str(program)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [*launcher, str(program)], env=environment(), capture_output=True, text=True, timeout=60
     )
+
+
+def torchrun(tmp_path, text, *words):
+    """Run a program on three ranks, by torch's own launcher."""
+    return run_program(tmp_path, text, *TORCHRUN, "--nproc-per-node", "3", *words)
 
 
 def test_one_line_changes_under_torchrun(tmp_path):
@@ -150,28 +151,20 @@ def test_a_rank_that_ends_too_early_is_named_although_there_are_more_groups(tmp_
 
 def test_spawn_of_torch_tells_the_error_that_came_first(tmp_path):
     """torch catches the exception of a rank, which then ends as if it had ended well."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        textwrap.dedent(
-            f"""
-            import torch.distributed as dist, torch.multiprocessing as mp
-            def work(rank):
-                meeting = "file://{tmp_path}/meeting"
-                dist.init_process_group("ringreduce", meeting, rank=rank, world_size=3)
-                if rank == 1:
-                    raise ValueError("its own error")
-                dist.barrier()
-            if __name__ == "__main__":
-                mp.spawn(work, nprocs=3)
-            """
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_program(
+        tmp_path,
+        f"""
+        import torch.distributed as dist, torch.multiprocessing as mp
+        def work(rank):
+            meeting = "file://{tmp_path}/meeting"
+            dist.init_process_group("ringreduce", meeting, rank=rank, world_size=3)
+            if rank == 1:
+                raise ValueError("its own error")
+            dist.barrier()
+        if __name__ == "__main__":
+            mp.spawn(work, nprocs=3)
+        """,
+        sys.executable,
     )
     assert done.stderr.rstrip().endswith("ValueError: its own error"), done.stderr
 
@@ -242,22 +235,26 @@ def test_an_mpi_launcher_starts_it(tmp_path, words, through_a_shell):
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("words", [["mpiexec"], ["ringreduce", "run"], ["torchrun"]])
-def test_the_traceback_of_a_rank_names_it(tmp_path, words):
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("mpiexec", ["-n", "3", sys.executable]),
+        ("ringreduce", ["run", "-n", "3"]),
+        ("torchrun", ["--nproc-per-node", "3"]),
+    ],
+)
+def test_the_traceback_of_a_rank_names_it(tmp_path, launcher, words):
     """torch's excepthook runs around ours, which ends the job."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('ringreduce')\n"
-        "if dist.get_rank() == 1:\n"
-        "    raise ValueError('its own error')\n"
-        "dist.barrier()\n"
-    )
-    command = [str(Path(sys.executable).parent / words[0]), *words[1:]]
-    command += ["--nproc-per-node", "3"] if words == ["torchrun"] else ["-n", "3"]
-    command += [sys.executable] if words == ["mpiexec"] else []
-    done = subprocess.run(
-        [*command, str(program)], env=environment(), capture_output=True, text=True, timeout=60
+    done = run_program(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        dist.init_process_group("ringreduce")
+        if dist.get_rank() == 1:
+            raise ValueError("its own error")
+        dist.barrier()
+        """,
+        *(str(Path(sys.executable).parent / launcher), *words),
     )
     assert done.stderr.count("[rank1]: ValueError: its own error\n") == 1, done.stderr
     assert done.returncode != 0
