@@ -58,10 +58,11 @@ def instructions_of(
 
     Messages of the plans are not cut in segments.  `in_place` says that OUTPUT may be INPUT on some
     ranks.  The answer is None on all ranks if a message is received in another step than it is sent
-    in, or if data that should be single-copy are written in the same step.
+    in, or if data that should be single-copy are written in the same step.  A rank alone only
+    copies.
     """
     table = _Table(plans, itemsize, in_place, single_copy)
-    if not table.rounds or not table.is_in_step():
+    if not table.is_in_step() or (len(plans) > 1 and not table.rounds):
         return None
     if single_copy and not table.can_be_single_copy():
         return None
@@ -70,7 +71,7 @@ def instructions_of(
     scratch = plans[rank].scratch if any(map(_touches_scratch, instructions)) else 0
     return Instructions(
         instructions,
-        (table.rounds + single_copy,),
+        (table.rounds + (single_copy and table.rounds > 0),),
         table.most_in_slot,
         scratch,
         single_copy,
@@ -264,7 +265,8 @@ class _Writer:
 
     def instructions(self) -> Iterator[Instruction]:
         table, rank, rounds = self._table, self._rank, self._table.rounds
-        early = [copy for copy in table.plans[rank].final_copies if self._is_independent(copy)]
+        copies = table.plans[rank].final_copies
+        early = [copy for copy in copies if rounds and self._is_independent(copy)]
         for index in range(rounds):
             number = index + 1
             step = table.steps[rank].get(index)
@@ -282,10 +284,10 @@ class _Writer:
                     yield from self._copy(copy.into, table.place(rank, copy.source))
             if step is not None:
                 yield from self._receive(step, number)
-        if self._single_copy:
+        if self._single_copy and rounds:
             yield FreeSlot(rounds + 1)
             yield Post(rounds + 1)
-        for copy in table.plans[rank].final_copies:
+        for copy in copies:
             if copy not in early:
                 yield from self._copy(copy.into, table.place(rank, copy.source))
         yield from self._until_read(lambda _: True)
