@@ -3,9 +3,9 @@
     python -m benchmarks.first_result
 
 Installs a copy of this checkout into a new virtual environment, without pip's cache.  Then starts
-the README's first program twice, with no machine code kept before the first start.  What the
-program prints must be what the README says.  Writes ``bench_results/first_result.jsonl``: seconds
-of each part.  Exits with 1 if install and first start take two minutes or more.
+the README's program for processes twice, with no machine code kept before the first start.  What
+the program prints must be what the README says.  Writes ``bench_results/first_result.jsonl``:
+seconds of each part.  Exits with 1 if install and first start take two minutes or more.
 """
 
 from __future__ import annotations
@@ -81,11 +81,13 @@ def _first_result(folder: Path) -> tuple[dict[str, float], dict[str, object]]:
 
 
 def _of_the_readme() -> tuple[str, str, str, str]:
-    """Return the line that installs, the line that starts, the first program, and its output."""
+    """Return the line that installs, the line that starts, the program, and its output."""
     readme = (ROOT / "README.md").read_text()
-    install = re.search(r"^```console\n\$ (pip install .*)$", readme, re.M)
+    install = re.search(r"^\$ (pip install .*)$", readme, re.M)
     start = re.search(r"`(ringreduce run -n \d+ script\.py)`", readme)
-    program = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", readme, re.M | re.S)
+    program = re.search(
+        r"^```python\n([^`]*?rr\.init\([^`]*?)^```\n\n```text\n(.*?)^```$", readme, re.M | re.S
+    )
     if not (install and start and program):
         raise SystemExit("README.md: no line that installs, no line that starts, or no program")
     return install[1], start[1], program[1], program[2]
