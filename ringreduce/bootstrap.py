@@ -241,7 +241,7 @@ def _check_all_share(shares: bytes) -> None:
     if len(set(shares)) > 1:
         ranks = ", ".join(str(rank) for rank, share in enumerate(shares) if share)
         raise MismatchError(
-            f"init: rank(s) {ranks} want to share memory, the others do not; every rank must "
+            f"init: these ranks share memory, and the others do not: {ranks}; every rank must "
             "pass the same transport and config"
         )
 

@@ -118,7 +118,7 @@ class Reader:
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise CheckpointError(f"{path} is no {FORMAT}")
         if manifest.pop("manifest_sha256", None) != _own_hash(manifest):
-            raise CheckpointError(f"{path} is damaged: its hash is another than it says")
+            raise CheckpointError(f"{path} is damaged: it does not have the hash that it states")
         tensors = path.with_name(manifest["tensors"])
         try:
             data = tensors.read_bytes()
@@ -128,8 +128,8 @@ class Reader:
             raise CheckpointError(f"{tensors} is damaged: {error}") from None
         if len(data) != manifest["bytes"] or hashlib.sha256(data).hexdigest() != manifest["sha256"]:
             raise CheckpointError(
-                f"{tensors} is damaged: {len(data):,} bytes whose hash is another than "
-                f"{path.name} says"
+                f"{tensors} is damaged: {len(data):,} bytes that do not match the hash in "
+                f"{path.name}"
             )
         arrays = self._tensors.load(data)
         for name, dtype in manifest.get("dtypes", {}).items():

@@ -24,6 +24,7 @@ from ringreduce.bench.plot import plot
 from ringreduce.bench.table import Row, Table, digits
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.picture import output
+from ringreduce.picture.words import counted, nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
 from ringreduce.terminal import LiveLine, print_error
@@ -176,12 +177,12 @@ class _Run:
 
     def _introduction(self) -> list[str]:
         where = self._where
-        nodes = sorted({len(node) for node in self._comm.nodes})
         options = self._options
         return _comment(
             f"{OURS} {rr.__version__}: {options.collective} of {options.dtype}, op "
-            f"{options.redop}, algorithm {options.algorithm}; {self._world.size} ranks on "
-            f"{len(self._comm.nodes)} node(s) of {nodes}",
+            f"{options.redop}, algorithm {options.algorithm}; "
+            f"{counted(self._world.size, 'rank')} on "
+            f"{nodes_text([len(node) for node in self._comm.nodes])}",
             f"{' '.join(where['mpi'].split())}, thread level {where['thread_level']}, "
             f"{where['cpu']}, {where['cores']} cores",
             f"{options.warmup} calls untimed, {options.iterations} timed, in turns with the "

@@ -17,6 +17,10 @@ from ringreduce.pipeline.registry import SCHEDULES
 
 _ALGORITHMS = {collective: ("auto", *names) for collective, names in ALGORITHMS.items()}
 _EVERY_ALGORITHM = tuple(dict.fromkeys(name for names in _ALGORITHMS.values() for name in names))
+_STRATEGIES = (
+    *("auto", "one_device", "mirrored", "multi_worker_mirrored", "central_storage", "zero"),
+    *("pipeline", "tensor", "hybrid", "tpu", "help"),
+)
 _DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64", "complex64")
 
 
@@ -97,8 +101,10 @@ def _words(dest: str) -> tuple[str, ...]:
     known = {
         "algorithm": _EVERY_ALGORITHM,
         "collective": tuple(ALGORITHMS),
+        "data": ("digits", "synthetic"),
         "dtype": _DTYPES,
         "pipeline": tuple(SCHEDULES),
+        "strategy": _STRATEGIES,
         "transport": ("shm", "mpi"),
     }
     return known.get(dest, ())

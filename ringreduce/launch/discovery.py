@@ -63,7 +63,7 @@ class Discovery:
         slots = self._slots(run)
         if slots < rules.least:
             raise DiscoveryError(
-                f"--discover has room for {slots} rank(s), --elastic wants at least {rules.least}"
+                f"--discover has room for ranks: {slots}; --elastic wants at least {rules.least}"
             )
         return min(slots, rules.ranks)
 

@@ -54,8 +54,8 @@ def size_complaint(environment: Mapping[str, str]) -> str:
     if expected is None or not started or expected in started:
         return ""
     return (
-        f"ringreduce run: mpiexec started {' or '.join(sorted(started))} rank(s), {expected} were "
-        "asked for; `ringreduce doctor` tells whether mpiexec and mpi4py belong to one MPI"
+        f"ringreduce run: ranks that mpiexec started: {' or '.join(sorted(started))}, asked for: "
+        f"{expected}; `ringreduce doctor` tells whether mpiexec and mpi4py belong to one MPI"
     )
 
 

@@ -405,7 +405,7 @@ class Supervisor:
         if ended and self._present.bug is not None:
             return  # MPI, or this process, ends them
         if ended:  # they never ask
-            text = f"rank(s) {', '.join(sorted(ended))} ended inside the call of elastic"
+            text = f"ranks that ended inside the call of elastic: {', '.join(sorted(ended))}"
             together.answer(together.asking, "raise", text=text)
             return
         if not together.have_asked(living) or not all(rank.gone for rank in self._lost):
@@ -463,7 +463,7 @@ class Supervisor:
             return
         size = self._rules.clamped(slots)
         if self._membership.wants_ranks_by_command(size):
-            self._commands.fail(f"--discover has room for {slots} rank(s)")
+            self._commands.fail(f"--discover has room for ranks: {slots}")
         self._membership.wish(size, "discover")
         self._pursue()
 

@@ -89,9 +89,7 @@ class Rules:
     def check_size(self, size: int) -> None:
         """Raise ValueError if a job may not have so many ranks."""
         if not self.least <= size <= self.most:
-            raise ValueError(
-                f"{size} rank(s) are wanted; --elastic allows {self.least} to {self.most}"
-            )
+            raise ValueError(f"wanted ranks: {size}; --elastic allows {self.least} to {self.most}")
 
     def clamped(self, size: int) -> int:
         """Return the number of ranks closest to `size` that a job may have."""
@@ -501,7 +499,7 @@ class Membership:
             return self._last
         if self.phase is not Phase.WAITING:
             return self.give_up(now)  # it takes too long
-        text = f"{self.left} rank(s) left, --elastic wants at least {self.rules.least}"
+        text = f"ranks left: {self.left}; --elastic wants at least {self.rules.least}"
         return self._stop(text, TOO_FEW)
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 import ringreduce as rr
 from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Reader, Writer
 from ringreduce.picture import output
+from ringreduce.picture.words import counted
 from ringreduce.terminal import print_error
 from ringreduce.train import inputs, plot, strategy_options
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
@@ -201,7 +202,7 @@ class _Run:
             chosen, verbose = trainer.strategy, self._outputs.verbose
             print(heading(comm, self._split, trainer.settings, chosen, verbose), flush=True)
         if self._facts is not None:
-            print(f"{after}, saved by {self._facts['ranks']} rank(s)", flush=True)
+            print(f"{after}, saved by {counted(self._facts['ranks'], 'rank')}", flush=True)
 
     def train(self) -> Result:
         """Train to the end, and print the result."""
@@ -355,7 +356,8 @@ class _Run:
             f"{described(self._trainer.strategy, self.settings)}."
         )
         if result.step_s:
-            title += f", at {100 * result.efficiency:.0f} % scaling efficiency on {ranks}"
+            exposed = f"{100 * result.exposed_s / result.step_s:.0f} %"
+            title += f"; exposed communication is {exposed} of a step"
             facts += f" A step takes {1e3 * result.step_s:.3g} ms."
         plot.draw(self._outputs.plot, title, facts, history)
 

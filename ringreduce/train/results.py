@@ -183,8 +183,5 @@ class Result:
 
     @property
     def efficiency(self) -> float:
-        """Scaling efficiency, from 0 to 1: the share of a step that is not exposed communication.
-
-        Without communication, N ranks would process N times the samples of one rank.
-        """
+        """Share of a step that is not exposed communication, from 0 to 1."""
         return 1 - self.exposed_s / self.step_s if self.step_s else 1.0

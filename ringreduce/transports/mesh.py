@@ -284,7 +284,7 @@ def _check_one_host(ranks: Sequence[_Entry], where: str) -> None:
         hosts.setdefault(each.machine, []).append(rank)
     if len(hosts) > 1:
         found = "; ".join(
-            f"{ranks[members[0]].host} has rank(s) {', '.join(map(str, members))}"
+            f"{', '.join(map(str, members))} on {ranks[members[0]].host}"
             for members in hosts.values()
         )
         of_mpi = [each.mpi_rank for each in ranks if each.mpi_rank is not None]

@@ -505,7 +505,7 @@ def test_a_picture(tmp_path):
     assert shown.count("cost model, fitted") == 2
     words = " ".join(ended.stdout.replace("#", " ").split())
     assert "the cost model, fitted to every other size: alpha" in words
-    assert "2 ranks on 1 node(s)" in words
+    assert "2 ranks on 1 node" in words
     assert max(map(len, ended.stdout.splitlines())) <= 100
 
 

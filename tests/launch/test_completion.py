@@ -22,6 +22,7 @@ from ringreduce.launch import cli
 from ringreduce.launch.case import PipelineRequest, Request
 from ringreduce.launch.completion import script
 from ringreduce.pipeline.registry import SCHEDULES
+from ringreduce.train.strategy_options import STRATEGIES
 
 Completed = Callable[[str], list[str]]
 
@@ -92,6 +93,8 @@ HELP = ["-h", "--help"]
         ("ringreduce bench -n 2 --no", ["--nodes", "--no-peers"]),
         ("ringreduce train -n 2 --opt", ["--optimizer"]),
         ("ringreduce train -n 2 --optimizer ", ["sgd", "adam"]),
+        ("ringreduce train --strategy ", ["auto", *STRATEGIES, "help"]),
+        ("ringreduce search --data s", ["synthetic"]),
         ("ringreduce train -n 2 --checkpoint-dir pl", ["plots"]),
         ("ringreduce search -n 2 --for ", ["split_size", "batch", "mesh"]),
         ("ringreduce search -n 2 --budg", ["--budget-s"]),

@@ -29,7 +29,7 @@ def test_lines_that_are_none_are_refused(line):
 def test_a_job_begins_with_what_there_is_room_for():
     assert Discovery("echo localhost:3").first(RULES) == 3
     assert Discovery("echo localhost:9").first(RULES) == 4
-    with pytest.raises(DiscoveryError, match=r"room for 1 rank\(s\), --elastic wants at least 2"):
+    with pytest.raises(DiscoveryError, match=r"room for ranks: 1; --elastic wants at least 2"):
         Discovery("echo localhost").first(RULES)
 
 

@@ -79,7 +79,7 @@ def undisturbed() -> str:
     ("options", "code", "text"),
     [
         ("--elastic 1", 143, "ringreduce: signal 15 came; step"),
-        ("--elastic 2 --wait-s 0", 75, "1 rank(s) left, --elastic wants at least 2"),
+        ("--elastic 2 --wait-s 0", 75, "ranks left: 1; --elastic wants at least 2"),
     ],
 )
 def test_a_run_that_ends_too_early_is_saved_and_resumed(start, tmp_path, options, code, text):

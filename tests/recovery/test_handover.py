@@ -118,7 +118,7 @@ def test_wrong_commands_change_nothing(counts, scale, finish):
     job.await_step(1)
     refused = scale(job, 4)
     assert refused.returncode == 2
-    assert "4 rank(s) are wanted; --elastic allows 1 to 3" in refused.stderr
+    assert "wanted ranks: 4; --elastic allows 1 to 3" in refused.stderr
     assert scale(job, "some").returncode == 2
     other = scale(os.getpid(), 2)
     assert other.returncode == 2
@@ -328,7 +328,7 @@ def test_the_ranks_follow_a_command_that_discovers_room(counts, finish, tmp_path
         ("--discover false", "--discover 'false' ended with exit code 1"),
         ("--discover 'echo localhost:x'", "printed 'localhost:x'; wanted host:slots"),
         ("--discover 'echo far:2'", "printed 'far:2'; all ranks run on this host"),
-        ("--discover true", "has room for 0 rank(s), --elastic wants at least 1"),
+        ("--discover true", "has room for ranks: 0; --elastic wants at least 1"),
         ("--grace-s -1", "--grace-s is -1; wanted a finite number of at least 0 seconds"),
         ("--slow never", "invalid choice: 'never'"),
     ],

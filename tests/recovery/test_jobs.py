@@ -186,7 +186,7 @@ def test_too_few_ranks_end_the_job_with_75(start):
     os.kill(job.await_generation(1)[1], signal.SIGKILL)
     code, output = job.end()
     assert code == 75, output
-    assert "1 rank(s) left, --elastic wants at least 2" in output
+    assert "ranks left: 1; --elastic wants at least 2" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

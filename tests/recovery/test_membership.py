@@ -63,7 +63,7 @@ def test_too_few_ranks_wait_and_then_end_with_75():
     stop = members.tick(65.0)
     assert isinstance(stop, Stop)
     assert stop.code == 75
-    assert "1 rank(s) left, --elastic wants at least 2" in stop.text
+    assert "ranks left: 1; --elastic wants at least 2" in stop.text
 
 
 def test_a_step_that_is_lost_twice_running_ends_the_job():

@@ -51,7 +51,7 @@ def test_the_seeds_draw_faults_of_all_kinds():
     assert sum(job.events["generations"] > 3 for job in jobs) > 30
     assert sum(job.stop is None for job in jobs) > 150
     assert any("lost twice running" in job.stop.text for job in jobs if job.stop is not None)
-    assert any("rank(s) left" in job.stop.text for job in jobs if job.stop is not None)
+    assert any("ranks left" in job.stop.text for job in jobs if job.stop is not None)
 
 
 def found_by(seeds: range) -> bool:

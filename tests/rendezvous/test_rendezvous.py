@@ -359,7 +359,7 @@ def entries_with(change):
         (lambda entry: json.dumps(entry[:2]).encode(), "for rank 1 than ranks pass"),
         (
             lambda entry: json.dumps([*entry[:1], "elsewhere", "moon", [0], None]).encode(),
-            r"on 2 hosts: .* has rank\(s\) 0; elsewhere has rank\(s\) 1\.  .* mpirun",
+            r"on 2 hosts: 0 on .*; 1 on elsewhere\.  .* mpirun",
         ),
         (lambda entry: 3, "it returned"),
     ],

@@ -149,7 +149,7 @@ def no_object(path: Path) -> None:
         ("json", with_a_flipped_bit, "step-000000005.json is "),
         ("json", truncated, "step-000000005.json is damaged: "),
         ("json", emptied, "step-000000005.json is damaged: "),
-        ("json", changed, "step-000000005.json is damaged: its hash is another than it says"),
+        ("json", changed, "is damaged: it does not have the hash that it states"),
         ("json", foreign, "step-000000005.json is no ringreduce checkpoint 1"),
         ("json", no_object, "step-000000005.json is no ringreduce checkpoint 1"),
     ],
@@ -386,7 +386,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_global_batches(
     command(monkeypatch, 3, "--checkpoint-dir", str(tmp_path / "c"), "--resume", "--keep", "9",
             "--metrics", str(metrics))  # fmt: skip
     found = outcome(metrics)
-    assert "saved by 2 rank(s)" in capsys.readouterr().out
+    assert "saved by 2 ranks" in capsys.readouterr().out
     assert [told[:2] for told in found] == [told[:2] for told in wanted]
     # The order of additions differs, nothing else: losses stay together for 30 steps in float64.
     assert [told[2] for told in found] == pytest.approx([told[2] for told in wanted], rel=1e-6)

@@ -221,7 +221,8 @@ def test_a_run_leaves_all_of_them_and_a_summary(tmp_path, monkeypatch, capsys):
     assert len(told) == 60 + 4
     assert len(scalars(tmp_path / "t")["train/loss"]) == 60
     title = parse((tmp_path / "p.svg").read_text()).findtext("title")
-    assert re.match(r"\d+\.\d % accuracy on the held-out digits, at \d+ % scaling", title)
+    exposed = "exposed communication is"
+    assert re.match(rf"\d+\.\d % accuracy on the held-out digits; {exposed} \d+ % of a step", title)
     assert re.search(r"efficiency \d+ %$", capsys.readouterr().out.splitlines()[-1])
 
 
