@@ -2,7 +2,9 @@
 
 import sys
 
-from ringreduce.launch.cli import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the working directory, whose modules are not the launcher's
+    from ringreduce.launch.cli import main
+
     sys.exit(main())

@@ -183,7 +183,7 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     if module is not None:
         # Here a wrong option is reported once, and not by every rank.
         given = module.read(rest, f"ringreduce {options.command}")
-        program = ("-m", PROGRAMS[options.command], *rest)
+        program = ("-P", "-m", PROGRAMS[options.command], *rest)
         if options.command == "search":
             program += ("--job", shlex.join(_job_words(options)))
     else:

@@ -35,7 +35,7 @@ from ringreduce.recovery import socket_folder
 
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30
-_PROBE = "-m", "ringreduce.launch.probe"
+_PROBE = "-P", "-m", "ringreduce.launch.probe"
 
 Problem = tuple[str, str]
 """What is wrong, and what to do about it; both "" if nothing is wrong."""

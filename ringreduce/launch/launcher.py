@@ -37,6 +37,16 @@ _NUMBA_THREADS = "NUMBA_NUM_THREADS"  # the one variable that does not follow OM
 # to other hosts.
 _USERS = ("RINGREDUCE_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "NUMBA_")
 
+_RANK = (
+    "__import__('sys').flags.safe_path or __import__('sys').path.pop(0)",
+    "__import__('sys').exit(__import__('ringreduce.launch.rank_main', fromlist=['main']).main())",
+)
+"""The code of a rank.
+
+``python -m`` would search the working directory for the modules of Python and of this package.  The
+code names no variables: the program runs in the same `__main__`.
+"""
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # MPICH's mpiexec does not clean up on SIGHUP, nor Open MPI's on SIGQUIT.
@@ -58,7 +68,8 @@ class Job:
 
     ranks: int
     program: tuple[str, ...]
-    """``("script.py", *args)`` or ``("-m", "module", *args)``."""
+    """``("script.py", *args)`` or ``("-m", "module", *args)``; with ``"-P"`` first, the program is
+    not searched for in the working directory."""
     hosts: Hosts = ()
     """Host names and the most ranks of each, filled in this order.  Empty: this host alone."""
     nodes: tuple[int, ...] = ()
@@ -183,7 +194,7 @@ def command_line(
     else:
         options = _hydra_options(job, given)
     start = [str(mpiexec.path), "-n", str(job.ranks), *options]
-    return [*start, sys.executable, "-m", "ringreduce.launch.rank_main", *job.program]
+    return [*start, sys.executable, "-c", "; ".join(_RANK), *job.program]
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:

@@ -101,7 +101,11 @@ def library_version() -> str:
     )
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         raise LaunchError(

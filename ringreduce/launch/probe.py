@@ -49,7 +49,7 @@ def ask(*arguments: str) -> Answer:
 
 def command(*arguments: str) -> list[str]:
     """Return the command line of the probe with these arguments."""
-    return [sys.executable, "-m", "ringreduce.launch.probe", *arguments]
+    return [sys.executable, "-P", "-m", "ringreduce.launch.probe", *arguments]
 
 
 def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Answer:

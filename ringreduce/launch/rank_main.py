@@ -1,8 +1,5 @@
 """The program of each rank that `ringreduce run` starts: it runs the user's script or module.
 
-    python -m ringreduce.launch.rank_main script.py args...
-    python -m ringreduce.launch.rank_main -m module args...
-
 The script or module runs as under `python`.  It gains four things that plain mpiexec lacks:
 
 - The rank ends when its launcher is killed.
@@ -31,8 +28,11 @@ EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable with the number of ranks that the launcher asked for."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the program in `argv` as this rank of the job.  Returns its exit code."""
+def main() -> int:
+    """Run the program that the arguments name as this rank of the job.  Returns its exit code.
+
+    The working directory is not in `sys.path`.
+    """
     die_with_parent()
     install()
     cores.keep_one(os.environ)
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
-    return run(argv, Report(to_launcher(), os.environ))
+    return run(sys.argv[1:], Report(to_launcher(), os.environ))
 
 
 def size_complaint(environment: Mapping[str, str]) -> str:
@@ -60,7 +60,7 @@ def size_complaint(environment: Mapping[str, str]) -> str:
 
 
 def run(argv: Sequence[str], report: Report) -> int:
-    """Run `script args...` or `-m module args...` as `__main__`.  Returns the exit code.
+    """Run `script args...` or `[-P] -m module args...` as `__main__`.  Returns the exit code.
 
     An exception prints its traceback, without the frames of this module, and ends the job.  A
     nonzero exit code ends the job, too: the other ranks would wait for a rank that has left.  The
@@ -68,7 +68,11 @@ def run(argv: Sequence[str], report: Report) -> int:
     """
     rank_pid = os.getpid()
     try:
-        if argv[0] == "-m":
+        if argv[0] == "-P":
+            _run_module(argv[2:])
+        elif argv[0] == "-m":
+            if not sys.flags.safe_path:
+                sys.path.insert(0, os.getcwd())
             _run_module(argv[1:])
         else:
             _run_script(argv)
@@ -100,12 +104,9 @@ def _how(error: BaseException) -> str:
 def _run_script(argv: Sequence[str]) -> None:
     script = os.path.abspath(argv[0])
     sys.argv = list(argv)
-    # `python -m` has put the working directory first.  A script needs its own directory there.
     # For a directory or a zip file runpy inserts the entry itself.
-    if not sys.flags.safe_path:
-        del sys.path[0]
-        if not _is_package(script):
-            sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    if not sys.flags.safe_path and not _is_package(script):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     runpy.run_path(script, run_name="__main__")
 
 
@@ -124,7 +125,3 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     return trace
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

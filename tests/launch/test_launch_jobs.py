@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from ringreduce.cores import cores
+from ringreduce.launch.launcher import Job, command_line
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 from tests.support.mpi import GONE_S, alive_in_the_end, is_alive
 
@@ -77,6 +78,41 @@ SHOW = """
     }
     print(json.dumps(seen))
 """
+
+
+STRAY = "open('stray', 'a').write(__file__); raise RuntimeError('a module of the folder')"
+COMMANDS = [
+    ["run", "-n", "2", "../src/show.py"],
+    ["train", "-n", "1", "--epochs", "1", "--hidden", "8", "--data", "synthetic"],
+    ["bench", "-n", "2", "-e", "8", "--iters", "1", "--no-peers"],
+    ["explain", "-n", "2"],
+    ["doctor"],
+]
+
+
+@pytest.mark.parametrize("start", ["command", "module"])
+@pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
+def test_no_module_of_the_working_directory_runs_before_the_program(script, tmp_path, words, start):
+    (tmp_path / "src").mkdir()
+    script("import json, ringreduce; ringreduce.init().close()", "src/show.py")
+    (tmp_path / "work").mkdir()
+    for name in ("json", "signal", "numpy", "socket", "mpi4py", "numba", "matplotlib"):
+        (tmp_path / f"work/{name}.py").write_text(STRAY)
+    command = [str(Path(sys.executable).with_name("ringreduce"))]
+    if start == "module":  # Python itself finds the package there
+        command = [sys.executable, "-m", "ringreduce"]
+    else:
+        (tmp_path / "work/ringreduce.py").write_text(STRAY)
+    ended = subprocess.run(
+        [*command, *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "work",
+        timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    assert not (tmp_path / "work/stray").exists(), ended.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("program", [["sub/show.py"], ["-m", "sub.show"], ["sub"]])
@@ -250,7 +286,7 @@ def test_a_job_of_the_wrong_size_ends_with_what_is_wrong(script, tmp_path):
     script("print('ran')")
     mpiexec = found_mpiexec()
     ended = subprocess.run(
-        [mpiexec.path, "-n", "2", sys.executable, "-m", "ringreduce.launch.rank_main", "script.py"],
+        command_line(Job(2, ("script.py",)), mpiexec, {}, ()),
         env=plain_environment(mpiexec) | {"RINGREDUCE_EXPECTED_SIZE": "3"},
         capture_output=True,
         text=True,

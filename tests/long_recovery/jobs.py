@@ -211,7 +211,8 @@ def is_rank(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"python" in words[0] and b"ringreduce.launch.rank_main" in words
+    code = b"".join(words[2:3])
+    return b"python" in words[0] and b"ringreduce.launch.rank_main" in code
 
 
 def check_counts(output: str) -> dict[str, Any]:
