@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, MutableMapping
 from hashlib import blake2b
 from pathlib import Path
@@ -118,3 +119,19 @@ def port_of(launcher: str) -> int:
     """Return a port for the job of a launcher, given the text of its process id."""
     digest = blake2b(launcher.encode(), digest_size=8).digest()
     return _FIRST_PORT + int.from_bytes(digest, "little") % _PORTS
+
+
+def is_here(address: str) -> bool:
+    """Return whether this host has an address: only then a socket can be bound to it."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return address == socket.gethostname()
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(where)
+                return True
+        except OSError:
+            continue
+    return False

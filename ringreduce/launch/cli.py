@@ -242,13 +242,18 @@ def _program(options: argparse.Namespace) -> tuple[str, ...]:
     ``python`` may stand before the program, as for mpiexec.  The ranks run the interpreter of this
     process all the same.
     """
-    module, words = options.module, [options.program, *options.args]
+    module, words = options.module, list(options.program)
+    if words[:1] == ["--"]:
+        del words[0]
+    if not words:
+        raise ValueError("the following arguments are required: program")
+    started = words[0]
     is_script = "/" not in words[0] and Path(words[0]).is_file()
     if not module and words[1:] and _PYTHON.fullmatch(words[0]) and not is_script:
         module = words[1] == "-m"
         words = words[1 + module :]
         if not words or words[0].startswith("-"):
-            raise ValueError(f"wanted a script, or -m and a module, after {options.program}")
+            raise ValueError(f"wanted a script, or -m and a module, after {started}")
     if not options.hosts:  # other hosts have their own files
         _check_is_there(words[0], module)
     return ("-m", *words) if module else tuple(words)
@@ -303,9 +308,11 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         help="give a program of torch that asks for Gloo the backend of ringreduce",
     )
     start.add_argument("-m", dest="module", action="store_true", help="the program is a module")
-    start.add_argument("program", help="script or module")
-    arguments = start.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
-    arguments.required = False  # or argparse would miss them where the program is missing
+    # One argument: of two, argparse would take away a "--" after the first.
+    program = start.add_argument(
+        "program", nargs=argparse.REMAINDER, help="script or module, and its arguments"
+    )
+    program.required = False  # `_program` says that it is missing
     train = commands.add_parser(
         "train",
         help="run the trainer on n ranks",

@@ -87,14 +87,16 @@ class End:
 class Watch:
     """Watches the ranks of a job in a thread, until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, stdin: int | None = None) -> None:
+        """Give rank 0 the descriptor `stdin` to read; None: mpiexec forwards it."""
+        self.forwards_stdin = stdin is None
         self.address = f"ringreduce {os.getpid()} {os.urandom(8).hex()}"
         """The name of the socket that ranks connect to."""
         self.token = os.urandom(16).hex()
         """The token of their messages."""
         self.first: End | None = None
         """The first end that ended the job."""
-        self._ranks = Ranks(bound(self.address), self.token)
+        self._ranks = Ranks(bound(self.address), self.token, stdin)
         self._stopping = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="ringreduce watch", daemon=True)
 

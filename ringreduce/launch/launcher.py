@@ -6,6 +6,7 @@ user's program.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 from ringreduce.launch.rank_main import EXPECTED_SIZE
-from ringreduce.place import SET_BY, port_of
+from ringreduce.place import SET_BY, is_here, port_of
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
 
 _THREAD_COUNTS = (
@@ -45,6 +46,12 @@ _RANK = (
 
 ``python -m`` would search the working directory for the modules of Python and of this package.  The
 code names no variables: the program runs in the same `__main__`.
+"""
+
+_WORD_CHARACTERS = 1 << 15
+"""The program's words travel as JSON in arguments of at most this length.
+
+An mpiexec would read a ``:``, and MPICH's takes neither 1,000 arguments nor one of 64 KiB.
 """
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -194,7 +201,9 @@ def command_line(
     else:
         options = _hydra_options(job, given)
     start = [str(mpiexec.path), "-n", str(job.ranks), *options]
-    return [*start, sys.executable, "-c", "; ".join(_RANK), *job.program]
+    words, length = json.dumps(job.program), _WORD_CHARACTERS
+    arguments = [words[at : at + length] for at in range(0, len(words), length)]
+    return [*start, sys.executable, "-c", "; ".join(_RANK), *arguments]
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
@@ -244,9 +253,13 @@ def prepared(
     """
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     # An outer job may have set the same variables.
-    ours = {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
-    environment = {**given, **added, **ours}
-    return command_line(job, mpiexec, given, added), environment
+    added |= {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
+    return command_line(job, mpiexec, given, added), {**given, **added}
+
+
+def standard_input() -> int:
+    """Return the descriptor of this process's standard input; an empty file if it is closed."""
+    return 0 if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
 
 
 def run(job: Job) -> int:
@@ -258,14 +271,16 @@ def run(job: Job) -> int:
     """
     given = job_environment()
     mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
-    watch, started = Watch(), time.time()
-    address = "" if job.hosts else watch.address
-    argv, environment = prepared(job, mpiexec, given, address, watch.token)
+    stdin: int | None = standard_input()
+    if os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
+        stdin = None  # mpiexec forwards it to rank 0
+    watch, started = Watch(stdin), time.time()
+    argv, environment = prepared(job, mpiexec, given, watch.address, watch.token)
     process, ended_by = _run_relaying(argv, environment, watch)
     code = process.returncode
     if code != 0 and not job.hosts:
         clean_up_job(process.pid, since=started)
-    if code > 0 and not ended_by and watch.first is not None:
+    if code > 0 and not ended_by and watch.first is not None and not job.hosts:
         if text := watch.first.text(code, mpiexec.flavour):
             print(f"ringreduce: {text}", file=sys.stderr)
         ended_by = watch.first.signal(code, mpiexec.flavour)
@@ -291,7 +306,13 @@ def _run_relaying(
         tie = partial(tie_to_launcher, os.getpid(), mask)
         # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
         # mpiexec when two ranks abort at the same time, and the exit code would be lost.
-        process = subprocess.Popen(argv, env=environment, preexec_fn=tie, restore_signals=False)
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=None if watch.forwards_stdin else subprocess.DEVNULL,
+            preexec_fn=tie,
+            restore_signals=False,
+        )
         watch.start()
         while process.poll() is None:
             info = signal.sigtimedwait(waited, patience_s)

@@ -1,6 +1,7 @@
 """The program of each rank that `ringreduce run` starts: it runs the user's script or module.
 
-The script or module runs as under `python`.  It gains four things that plain mpiexec lacks:
+The script or module runs as under `python`.  Rank 0 reads the launcher's standard input, the
+others an empty one.  The program gains four things that plain mpiexec lacks:
 
 - The rank ends when its launcher is killed.
 - A rank that fails ends the job with its traceback and its exit code.
@@ -10,6 +11,7 @@ The script or module runs as under `python`.  It gains four things that plain mp
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
@@ -22,17 +24,19 @@ from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
 from ringreduce.place import MPIS
-from ringreduce.recovery.wire import to_launcher
+from ringreduce.recovery.wire import Connection, to_launcher
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable with the number of ranks that the launcher asked for."""
 
 
 def main() -> int:
-    """Run the program that the arguments name as this rank of the job.  Returns its exit code.
+    """Run the program as this rank of the job.  Returns its exit code.
 
+    The arguments of this process, one after the other, are a list in JSON: the program's words.
     The working directory is not in `sys.path`.
     """
+    program = json.loads("".join(sys.argv[1:]))
     die_with_parent()
     install()
     cores.keep_one(os.environ)
@@ -41,7 +45,30 @@ def main() -> int:
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
-    return run(sys.argv[1:], Report(to_launcher(), os.environ))
+    launcher = to_launcher()
+    report = Report(launcher, os.environ)
+    take_stdin(launcher, os.environ.get("RANK", "0"))
+    return run(program, report)
+
+
+def take_stdin(launcher: Connection | None, rank: str) -> None:
+    """Have rank 0 read the launcher's standard input, and each other rank an empty one.
+
+    Rank 0 keeps what mpiexec forwards: a terminal, or the input of a launcher on another host.
+    """
+    file: int | None = None
+    if rank != "0":
+        file = os.open(os.devnull, os.O_RDONLY)
+    elif launcher is not None and (answer := launcher.ask("stdin")) is not None and answer.files:
+        (file,) = answer.files
+    if file is None:
+        return
+    os.dup2(file, 0)
+    if file:
+        os.close(file)
+    # The stream of the start takes the kind of its file for granted, and is None without a file.
+    encoding, errors = getattr(sys.stdin, "encoding", None), getattr(sys.stdin, "errors", None)
+    sys.stdin = open(0, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115 - it stays
 
 
 def size_complaint(environment: Mapping[str, str]) -> str:

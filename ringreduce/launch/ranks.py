@@ -92,7 +92,9 @@ class Ranks:
     It is ready to be read (`fileno`) when `happened` has something to return.
     """
 
-    def __init__(self, listening: socket.socket, token: str) -> None:
+    def __init__(self, listening: socket.socket, token: str, stdin: int | None = None) -> None:
+        """Give the descriptor `stdin` to ranks that ask for the launcher's standard input."""
+        self._stdin = () if stdin is None else (stdin,)
         self.token = token
         """The token of the messages of ranks that connect from now on."""
         self._socket = listening
@@ -208,6 +210,9 @@ class Ranks:
             return None
         if message.kind == "hello":
             rank.number = str(message.fields.get("rank", ""))
+        elif message.kind == "stdin":
+            rank.connection.send("stdin", self._stdin)
+            return self._receive(rank)
         elif message.kind == "end":
             rank.reported = True
         return Said(rank, message)

@@ -34,7 +34,14 @@ from ringreduce.launch.discovery import Discovery
 from ringreduce.launch.ends import end_of
 from ringreduce.launch.generation import Generation
 from ringreduce.launch.handover import Handover
-from ringreduce.launch.launcher import ENDING, PASSED_ON, Job, exit_code, job_environment
+from ringreduce.launch.launcher import (
+    ENDING,
+    PASSED_ON,
+    Job,
+    exit_code,
+    job_environment,
+    standard_input,
+)
 from ringreduce.launch.mpiexec import find_mpiexec
 from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
 from ringreduce.launch.signals import Signals
@@ -103,7 +110,7 @@ class Supervisor:
         self._rules, self._discovery = rules, discovery
         socket_folder.prepare(os.getpid())
         self._address = socket_folder.socket_of(os.getpid())
-        self._ranks = Ranks(socket_folder.bound(self._address), "")
+        self._ranks = Ranks(socket_folder.bound(self._address), "", standard_input())
         self._commands = Commands()
         self._handover = Handover(rules.grace_s)
         self._generations: list[Generation] = []

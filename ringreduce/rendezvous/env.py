@@ -93,24 +93,8 @@ def _check_one_host(size: int, variables: Mapping[str, str]) -> None:
     if here.isdigit() and int(here) < size:
         raise ValueError(f"init: {here} of {size} ranks are on this host.  {several}")
     master = variables["MASTER_ADDR"]
-    if not _is_here(master):
+    if not place.is_here(master):
         raise ValueError(f"init: MASTER_ADDR {master} is no address of this host.  {several}")
-
-
-def _is_here(address: str) -> bool:
-    """Return whether this host has an address: only then a socket can be bound to it."""
-    try:
-        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return address == socket.gethostname()
-    for family, kind, protocol, _, where in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(where)
-                return True
-        except OSError:
-            continue
-    return False
 
 
 def _address(variables: Mapping[str, str], number: int) -> bytes:

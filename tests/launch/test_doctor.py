@@ -254,7 +254,7 @@ def asking(monkeypatch, mpiexec, answers):
 
     def answer(argv, _):
         asked.append(argv)
-        return answers[argv[-1]]
+        return answers[json.loads(argv[-1])[-1]]
 
     monkeypatch.setattr(doctor, "find_mpiexec", lambda *_: mpiexec)
     monkeypatch.setattr(doctor, "installed_wheels", list)

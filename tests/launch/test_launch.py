@@ -249,7 +249,7 @@ def options_of(flavour, *, given=None, added=(), **job):
     line = command_line(job, MPIEXECS[flavour], given or {}, added)
     assert line[:3] == ["/env/bin/mpiexec", "-n", "4"]
     start = line.index(sys.executable)
-    assert line[start + 3 :] == ["script.py", "-n", "9"]
+    assert line[start + 3 :] == ['["script.py", "-n", "9"]']
     return line[3:start]
 
 
@@ -312,6 +312,8 @@ def started(monkeypatch, tmp_path):
             "run -n 4 script.py -n 2 --nodes x -m y",
             ("script.py", "-n", "2", "--nodes", "x", "-m", "y"),
         ),
+        ("run -n 4 script.py -- -5", ("script.py", "--", "-5")),
+        ("run -n 4 -- script.py -- :", ("script.py", "--", ":")),
         ("run -n 4 -m module", ("-m", "module")),
         ("run -n 4 -m module -n 2 --tag-output", ("-m", "module", "-n", "2", "--tag-output")),
         ("train -n 4", ("-P", "-m", "ringreduce.train")),

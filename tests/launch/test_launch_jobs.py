@@ -128,14 +128,39 @@ def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, progra
     assert json.loads(ours.stdout) == json.loads(plain.stdout)
 
 
-def test_rank_0_has_the_launchers_stdin(script, run):
+@pytest.mark.parametrize("options", [(), ("--hosts", "localhost:2"), ("--elastic", "1")])
+def test_rank_0_has_the_launchers_stdin_and_the_others_an_empty_one(script, run, tmp_path, options):
     script("""
-        import sys
-        from mpi4py import MPI
-        if MPI.COMM_WORLD.rank == 0:
-            print(sys.stdin.readline() + sys.stdin.readline())  # Open MPI 5 never says the end
+        import os, sys
+        own = sys.stdin.readline() + str(sys.stdin.seekable())
+        sys.stdout.write(f"{os.environ['RANK']} {own!r}\\n")
     """)
-    assert run("-n", "2", "script.py", input="a line\nanother\n").stdout == "a line\nanother\n\n"
+    (tmp_path / "lines").write_text("first\nsecond\nthird\n")
+    with open(tmp_path / "lines") as file:
+        os.lseek(file.fileno(), len("first\n"), os.SEEK_SET)
+        ended = run("-n", "2", *options, "script.py", stdin=file)
+    lines = sorted(line for line in ended.stdout.splitlines() if line)
+    assert lines == ["0 'second\\nTrue'", "1 'True'"]
+
+
+def test_what_the_program_does_not_read_of_a_pipe_is_left(script, run):
+    script("")
+    reading, writing = os.pipe()
+    os.write(writing, b"a line\n")
+    run("-n", "2", "script.py", stdin=reading)
+    left = os.read(reading, 100)
+    os.close(reading)
+    os.close(writing)
+    assert left == b"a line\n"
+
+
+WORDS = ["--", "-5", ":", "", "--", "$HOME", "*", "a b", "a\nb", "\udcff", "é", "x" * 70_000]
+
+
+def test_arguments_arrive_as_they_are(script, run):
+    script("import json, sys; print(json.dumps(sys.argv[1:]))")
+    words = [*WORDS, *map(str, range(2000))]
+    assert json.loads(run("-n", "1", "script.py", *words).stdout) == words
 
 
 @pytest.mark.smoke
