@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 from ringreduce.place import MPIS
 
@@ -14,10 +17,50 @@ The launcher sets it where each core gets the same number of ranks, of at least 
 keeps one core.  With 0, ranks may run on every core.
 """
 
+_NO_QUOTA = 1 << 30
+"""More cores than any host has."""
+
 
 def usable() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use, and whose time its quota allows."""
+    return min(len(os.sched_getaffinity(0)), allowed())
+
+
+def allowed() -> int:
+    """Return how many whole cores' time the quota allows, at least 1; without one, very many."""
+    return max(1, int(min(quota(), _NO_QUOTA)))
+
+
+def quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Return how many cores' time the control groups of this process allow; inf without a limit.
+
+    Control groups are nested, and the smallest quota holds.  `groups` is where they are mounted, in
+    version 2 or 1; `own` names the groups of this process.
+    """
+    limits = [math.inf]
+    with contextlib.suppress(OSError):
+        for line in os.fsdecode(own.read_bytes()).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                roots = [groups, groups / "unified"]
+            elif "cpu" in controllers.split(","):
+                roots = [groups / "cpu", groups / controllers]
+            else:
+                continue
+            names = [name for name in path.split("/") if name not in ("", "..")]
+            for root in roots:
+                limits += (_limit(root.joinpath(*names[:n])) for n in range(len(names) + 1))
+    return min(limits)
+
+
+def _limit(group: Path) -> float:
+    """Return how many cores' time one control group allows; inf if it sets no limit."""
+    for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with contextlib.suppress(OSError, ValueError):
+            time, period = " ".join((group / file).read_text() for file in files).split()
+            if int(time) > 0:
+                return int(time) / int(period)
+    return math.inf
 
 
 def cores() -> int:

@@ -117,7 +117,7 @@ class Engine:
         self._refusals = refusals_here()
         self._is_superseded = False
         """Whether the ranks that are left have shrunk the communicator."""
-        self.queue = CallQueue(self._wait, transport.spins, transport.threads)
+        self.queue = CallQueue(self._wait, transport.yielding, transport.threads)
         self.endpoint = self._make_endpoint(segments, timeout_s)
         """The messages between two ranks."""
         self.ended: Exception | None = None
@@ -145,11 +145,11 @@ class Engine:
         if segments is not None and segments.single_copy:
             assert memory is not None
             road = MailboxRoad(segments, transport.rank, memory.crowded, self._refusals.address)
-            how = transport.pause, transport.spins, True
+            how = transport.pause, transport.yielding, True
         else:
             channel = transport.channel()
             road = TransportRoad(channel)
-            how = channel.pause, transport.spins, transport.threads
+            how = channel.pause, transport.yielding, transport.threads
         return Endpoint(
             road, transport.rank, transport.job_ranks, timeout_s, *how, self.queue.advance
         )
@@ -439,7 +439,7 @@ class Engine:
 
     def wait_until(self, test: Callable[[], bool]) -> None:
         """Poll `test` until it is true.  Raises an Interrupt if the call cannot complete."""
-        idle, spins = 0, self._transport.spins
+        idle, spins = 0, self._transport.yielding.spins
         while not test():
             idle += 1
             if idle > spins:
@@ -447,9 +447,13 @@ class Engine:
 
     def wait_for(self, executable: Executable) -> None:
         """Poll an executable until its run is complete.  Raises as `wait_until` does."""
-        idle, spins = 0, self._transport.spins
+        yielding = self._transport.yielding
+        idle, spins = 0, yielding.spins
         while not executable.test():
-            idle = 0 if executable.moved else idle + 1
+            if executable.moved:
+                idle, spins = 0, yielding.spins
+                continue
+            idle += 1
             if idle > spins:
                 self._wait(idle - spins, 0)
 

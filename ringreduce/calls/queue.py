@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from ringreduce.calls.meter import Meter, MeteredLock
+from ringreduce.transports.yielding import HEAD_START, Yielding
 
 Program = Generator[bool, None, Any]
 T = TypeVar("T")
@@ -29,9 +30,6 @@ _NO_PROGRAM: Program = (moved for moved in (True,))
 
 _ENDS_S = 1.0
 """Seconds that `close` waits for the thread, which is idle."""
-_HEAD_START = 1900
-"""Polls that are added to the idle polls of the progress thread: it sleeps earlier than other
-threads, and leaves the interpreter to the user's threads."""
 _BUSY_LOOKS, _BETWEEN_LOOKS_S = 200, 1e-4
 """`wait_any` looks 200 times without a pause, and then once every 1e-4 s."""
 _attaching = threading.Lock()
@@ -253,13 +251,13 @@ def _check_wait(where: str, timeout_s: float | None) -> None:
 class CallQueue:
     """The calls of one communicator: the running one, and those behind it."""
 
-    def __init__(self, wait: Callable[[int, int], None], spins: int, threads: bool) -> None:
+    def __init__(self, wait: Callable[[int, int], None], yielding: Yielding, threads: bool) -> None:
         self.lock: Any = threading.RLock()
         """Held while a call takes its place in the order."""
         self._unmetered: Any = None
         """The lock in whose place there is a metered one."""
         self._meter: Meter | None = None
-        self._wait, self._spins, self._threads = wait, spins, threads
+        self._wait, self._yielding, self._threads = wait, yielding, threads
         self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
         self._arrived = threading.Condition()
@@ -269,7 +267,8 @@ class CallQueue:
         self._calling_back: int | None = None
         """The thread that runs the callbacks of a work; None: no thread does."""
         self._ended = False
-        self._idle = 0
+        self._idle, self._spins = 0, yielding.spins
+        """Polls since the latest progress that moved nothing, and how many of them do not pause."""
         self.begins_here_s = 0.0
         """An asynchronous call runs in the caller's thread until it has waited for so many seconds
         for other ranks.  0: it runs in the progress thread from the beginning."""
@@ -292,7 +291,7 @@ class CallQueue:
         work: Work[Any] = Work(self, program)
         if self.in_callback:
             with self.unlocked():
-                while not self._poll(work, self._spins, ahead=0):
+                while not self._poll(work):
                     pass
             return work
         if self.begins_here_s and not self.busy and self._run_here_first(work):
@@ -318,7 +317,7 @@ class CallQueue:
         The caller holds the lock, and no call is queued.
         """
         end = 0.0
-        while not self._poll(work, self._spins, ahead=0):
+        while not self._poll(work):
             now = time.monotonic()
             if not self._idle or not end:
                 end = now + self.begins_here_s
@@ -331,12 +330,15 @@ class CallQueue:
 
     def run(self, program: Program) -> Any:
         """Run a program at once and return its result; no call is queued."""
-        idle = 0
+        idle, spins = 0, self._yielding.spins
         try:
             while True:
-                idle = 0 if next(program) else idle + 1
-                if idle > self._spins:
-                    self._pause(program, idle - self._spins, ahead=0)
+                if next(program):
+                    idle, spins = 0, self._yielding.spins
+                    continue
+                idle += 1
+                if idle > spins:
+                    self._pause(program, idle - spins, ahead=0)
         except StopIteration as end:
             return end.value
 
@@ -398,7 +400,7 @@ class CallQueue:
     def _advance(self) -> None:
         with nullcontext() if self.in_callback else self.lock:
             if self.works:
-                self._poll(self.works[0], self._spins, ahead=0)
+                self._poll(self.works[0])
 
     def interrupt(self, error: BaseException, seconds: float) -> None:
         """Raise `error` in the running program, and wait up to `seconds` for all works to end."""
@@ -457,15 +459,22 @@ class CallQueue:
                     self._arrived.wait()
             work = self.works[0]
             self._idle = 0  # the caller's thread may have begun the work: the timeout begins anew
-            while not self._poll(work, spins=0, ahead=_HEAD_START):
+            while not self._poll(work, HEAD_START):
                 pass
 
-    def _poll(self, work: Work[Any], spins: int, ahead: int) -> bool:
-        """Poll a work once; return True if it is over and no longer queued."""
+    def _poll(self, work: Work[Any], ahead: int = 0) -> bool:
+        """Poll a work once; return True if it is over and no longer queued.
+
+        A progress thread, which is `ahead`, pauses from the first idle poll on.
+        """
         if work.began_s is None:
             work.began_s = time.perf_counter()
         try:
-            self._idle = 0 if next(work.program) else self._idle + 1
+            if next(work.program):
+                self._idle, self._spins = 0, self._yielding.spins
+                return False
+            self._idle += 1
+            spins = 0 if ahead else self._spins
             if self._idle > spins:
                 self._pause(work.program, self._idle - spins, ahead)
             return False

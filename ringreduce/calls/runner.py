@@ -67,11 +67,11 @@ class Runner:
         if len(topology.nodes) > 1:
             segments = None
         if segments is not None:
-            memory = Memory(segments.single_copy, crowded=transport.spins == 0)
+            memory = Memory(segments.single_copy, crowded=transport.yielding.crowded)
             config = replace(config, memory=memory)
         self.config = config
         self._topology, self._device = topology, device
-        self._timeout_s, self._crowded = timeout_s, transport.spins == 0
+        self._timeout_s, self._crowded = timeout_s, transport.yielding.crowded
         self._engine = Engine(transport, device, config, timeout_s, segments)
         self._queue = self._engine.queue
         self._calls = Calls(topology, device, config, self._engine.discard)

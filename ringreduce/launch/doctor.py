@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import platform
@@ -19,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ringreduce.colours import Colours
-from ringreduce.cores import usable
+from ringreduce.cores import quota, usable
 from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
 from ringreduce.launch.launcher import Job, command_line, job_environment, rank_environment
 from ringreduce.launch.mpiexec import (
@@ -117,23 +118,15 @@ def this_process() -> Iterable[Finding]:
 
 def machine() -> Iterable[Finding]:
     """Cores and memory that this process may use."""
-    quota = _cpu_quota()
-    limit = f", limited to the time of {quota:g}" if quota else ""
+    limit, bound = quota(), len(os.sched_getaffinity(0))
+    limited = f", limited to the time of {limit:g}" if limit < math.inf else ""
     advice = ""
-    if quota and quota < usable():
-        advice = f"ranks that spin lose their time slices; start at most {max(1, int(quota))}"
-    yield Finding("cores", f"{usable()} of {os.cpu_count()}{limit}", advice)
+    if limit < bound:
+        advice = f"ranks that spin lose their time slices; start at most {usable()}"
+    yield Finding("cores", f"{bound} of {os.cpu_count()}{limited}", advice)
     memory = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(memory[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
     yield Finding("memory", f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB")
-
-
-def _cpu_quota() -> float:
-    """Return how many cores' time the control group allows; 0 if it sets no limit."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(quota) / int(period)
-    return 0.0
 
 
 def mpi() -> Iterable[Finding]:

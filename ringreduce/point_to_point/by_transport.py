@@ -170,10 +170,11 @@ class TransportRoad:
     def give_up(self, peer: int) -> None:
         self._post(peer, bytes((_BROKEN,)))
         # MPI cannot cancel a send, and the caller may change the data as soon as this returns.
-        known, end = self._peers[peer], time.monotonic() + _LAST_S
+        known, end, idle = self._peers[peer], time.monotonic() + _LAST_S, 0
         while known.sending and not known.lost and time.monotonic() < end:
             known.sending = [long for long in known.sending if not self._is_over(known, long)]
-            time.sleep(0)
+            idle += 1
+            self._channel.pause(idle)
 
     def has_given_up(self, peer: int) -> bool:
         return False  # its pair has the error already

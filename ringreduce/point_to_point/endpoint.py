@@ -48,10 +48,8 @@ from ringreduce.point_to_point.road import (
     Arrival,
     Road,
 )
+from ringreduce.transports.yielding import HEAD_START, Yielding
 
-_HEAD_START = 1900
-"""Polls that are added to the idle polls of the progress thread: it sleeps earlier than other
-threads, and leaves the interpreter to the user's threads."""
 _CHECK_EVERY = 16
 """Idle polls between two looks at the states of the peers, and at the clock."""
 _LOOK_S = 0.02
@@ -104,14 +102,14 @@ class Endpoint:
         job_ranks: Sequence[int],
         timeout_s: float,
         pause: Callable[[int], None],
-        spins: int,
+        yielding: Yielding,
         threads: bool,
         advance_calls: Callable[[], None],
     ) -> None:
         self.road, self.rank, self.size, self.timeout_s = road, rank, len(job_ranks), timeout_s
         self._job_ranks = job_ranks
         """By rank: its number in the job, for errors."""
-        self._pause, self._spins, self._threads = pause, spins, threads
+        self._pause, self._yielding, self._threads = pause, yielding, threads
         self._advance_calls = advance_calls
         """Makes progress with asynchronous collectives, if no thread does."""
         self.lock = threading.RLock()
@@ -257,14 +255,17 @@ class Endpoint:
 
     def wait_until(self, test: Callable[[], bool], end: float | None = None) -> bool:
         """Make progress until `test` is true; return False if the time `end` comes before."""
-        idle = 0
+        idle, spins = 0, self._yielding.spins
         while not test():
             if end is not None and time.monotonic() > end:
                 return False
-            idle = 0 if self.advance(idle) else idle + 1
-            if idle > self._spins:
+            if self.advance(idle):
+                idle, spins = 0, self._yielding.spins
+                continue
+            idle += 1
+            if idle > spins:
                 self._advance_calls()
-                self._pause(idle - self._spins)
+                self._pause(idle - spins)
         return True
 
     def advance(self, idle: int = _CHECK_EVERY) -> bool:
@@ -612,7 +613,7 @@ class Endpoint:
                 return
             idle = 0 if self.advance(idle) else idle + 1
             if idle:
-                self._pause(idle + _HEAD_START)
+                self._pause(idle + HEAD_START)
 
     # --- the end ---
 

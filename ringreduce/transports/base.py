@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.transports.yielding import Yielding
 
 
 class Request(Protocol):
@@ -39,8 +40,8 @@ class Transport(Protocol):
     """By rank: its number in the transport from which this one was split."""
     name: str
     """``"mpi"``, ``"sockets"`` or ``"thread"``."""
-    spins: int
-    """Idle polls to make before the first `pause`; 0 where ranks share cores."""
+    yielding: Yielding
+    """Decides how many idle polls this rank makes before the first `pause`."""
     threads: bool
     """Whether any thread may call the transport, one thread at a time."""
     one_process: bool

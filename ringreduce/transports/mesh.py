@@ -20,6 +20,7 @@ from hmac import compare_digest
 from pathlib import Path
 
 from ringreduce import unix_sockets
+from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.place import mpi_rank
 from ringreduce.transports.base import not_assembled
@@ -59,6 +60,8 @@ class _Entry:
     """The boot and the network namespace: equal exactly on ranks that can connect."""
     cores: Sequence[int]
     """The cores that the rank may use."""
+    quota: int
+    """How many cores the rank's quota allows."""
     mpi_rank: int | None
     """The rank in MPI_COMM_WORLD; None if no launcher of an MPI has started the process."""
 
@@ -68,17 +71,22 @@ class _Entry:
         return f"\0ringreduce-{self.key}".encode()
 
     def pack(self) -> bytes:
-        entry = [self.key, self.host, self.machine, list(self.cores), self.mpi_rank]
+        entry = [self.key, self.host, self.machine, list(self.cores), self.quota, self.mpi_rank]
         return json.dumps(entry).encode()
 
     @classmethod
     def unpack(cls, entry: bytes) -> _Entry:
         """Read the entry of another rank.  Raises ValueError if the bytes are no entry."""
         match json.loads(entry):
-            case [str(key), str(host), str(machine), [*cores], int() | None as mpi_rank] if all(
-                isinstance(core, int) for core in cores
-            ):
-                return cls(key, host, machine, cores, mpi_rank)
+            case [
+                str(key),
+                str(host),
+                str(machine),
+                [*cores],
+                int(quota),
+                int() | None as mpi_rank,
+            ] if all(isinstance(core, int) for core in cores):
+                return cls(key, host, machine, cores, quota, mpi_rank)
         raise ValueError("no entry of a rank")
 
 
@@ -114,7 +122,7 @@ def connect(
     """
     with socket.socket(socket.AF_UNIX) as listening:
         key = secrets.token_hex(_KEY_BYTES)
-        mine = _Entry(key, socket.gethostname(), _machine(), _cores(), mpi_rank())
+        mine = _Entry(key, socket.gethostname(), _machine(), _cores(), allowed(), mpi_rank())
         listening.bind(mine.address)
         listening.listen(BACKLOG)
         packed = mine.pack()
@@ -128,7 +136,8 @@ def connect(
         except BaseException:
             handshakes.close()
             raise
-        return Mesh(rank, handshakes.streams, len({core for each in ranks for core in each.cores}))
+        own = len({core for each in ranks for core in each.cores})
+        return Mesh(rank, handshakes.streams, min(own, *(each.quota for each in ranks)))
 
 
 class _Handshakes:

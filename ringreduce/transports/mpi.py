@@ -22,28 +22,26 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import lost, not_assembled
+from ringreduce.transports.yielding import YIELDS, Yielding
 
 _CONTROL_TAG, _ENVELOPE_TAG, _FIRST_DATA_TAG = range(3)
 """Tags on the control communicator: of control messages; of a channel's envelopes; from the third
 on, of a channel's data."""
-_YIELDS = 2000
-"""Idle polls after each of which a rank only yields the core; after later polls it sleeps."""
-_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
-"""Seconds."""
 _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 """The environment variable that ``mpiexec --with-ft ulfm`` of Open MPI sets."""
 _HOST_BYTES = 16
 """Bytes of the hash of a host's name."""
 _MOST_CORES = 4096
 """Bits in the mask of a rank's cores."""
+_QUOTA_BYTES = 4
+"""Bytes behind the mask: the cores that the quota of the rank allows."""
 _GROUP_TAGS = 1 << 15
 """Number of tags that every MPI has, from 0."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
 """Seconds in which a rank in `init` has to answer a rank that gives up."""
-_SPINS = 200
-"""Idle polls without a pause, where every rank has a core of its own."""
 _world: list[MPI.Intracomm] = []
 """The communicator of all ranks of the job that are not lost; none before the first loss."""
 
@@ -82,11 +80,12 @@ class MpiTransport:
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
         hosts_and_cores = np.frombuffer(self.collect(_host() + _cores()), np.uint8)
         hosts_and_cores = hosts_and_cores.reshape(self.size, -1)
+        quotas = np.ascontiguousarray(hosts_and_cores[:, -_QUOTA_BYTES:]).view("<u4").ravel()
         self._nodes = _nodes([row[:_HOST_BYTES].tobytes() for row in hosts_and_cores])
         here = next(node for node in self._nodes if self.rank in node)
-        masks = np.unpackbits(hosts_and_cores[list(here), _HOST_BYTES:], axis=1)
-        cores = int(masks.any(axis=0).sum())
-        self.spins = _SPINS if len(here) <= cores else 0
+        masks = np.unpackbits(hosts_and_cores[list(here), _HOST_BYTES:-_QUOTA_BYTES], axis=1)
+        cores = min(int(masks.any(axis=0).sum()), *map(int, quotas[list(here)]))
+        self.yielding = Yielding(crowded=len(here) > cores)
         self._window: MPI.Win | None = None
         """The memory of `allocate_shared`."""
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -153,10 +152,7 @@ class MpiTransport:
     # --- waiting, topology, end ---
 
     def pause(self, idle: int) -> None:
-        if idle < _YIELDS:
-            os.sched_yield()
-        else:
-            time.sleep(min(_SHORTEST_SLEEP_S * (idle / _YIELDS), _LONGEST_SLEEP_S))
+        self.yielding.pause(idle, YIELDS, time.sleep)
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return self._nodes
@@ -396,10 +392,13 @@ def _on_one_host(comm: MPI.Comm) -> bool:
 
 
 def _cores() -> bytes:
-    """Return a mask of the cores that this rank may use: its MPI may have bound it to some."""
+    """Return a mask of the cores that this rank may use, and how many of them its quota allows.
+
+    Its MPI may have bound the rank to some.
+    """
     mask = np.zeros(_MOST_CORES, np.uint8)
     mask[[core % _MOST_CORES for core in os.sched_getaffinity(0)]] = 1
-    return np.packbits(mask).tobytes()
+    return np.packbits(mask).tobytes() + allowed().to_bytes(_QUOTA_BYTES, "little")
 
 
 def _nodes(hosts: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:

@@ -15,13 +15,11 @@ from typing import Any
 from ringreduce.transports.base import lost, not_assembled
 from ringreduce.transports.mesh import Mesh, connect
 from ringreduce.transports.streams import Events, Kind, Receive, Send, Stream
+from ringreduce.transports.yielding import LONGEST_SLEEP_S, Yielding
 
 _YIELDS = 200
-"""Idle polls after each of which a rank only yields the core; after later polls it sleeps."""
-_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
-"""Seconds; a frame that arrives ends the sleep."""
-_SPINS = 200
-"""Idle polls without a pause, where every rank has a core of its own."""
+"""Idle polls after each of which a rank only yields the core; after later polls it sleeps, until
+a frame arrives."""
 
 
 class SocketTransport:
@@ -34,7 +32,7 @@ class SocketTransport:
     def __init__(self, mesh: Mesh, timeout_s: float = 600.0) -> None:
         self.rank, self.size = mesh.rank, len(mesh.streams)
         self.job_ranks: Sequence[int] = range(self.size)
-        self.spins = _SPINS if self.size <= mesh.cores else 0
+        self.yielding = Yielding(crowded=self.size > mesh.cores)
         self._timeout_s = timeout_s
         self._events = Events()
         self._streams = {
@@ -99,10 +97,7 @@ class SocketTransport:
     # --- waiting, topology ---
 
     def pause(self, idle: int) -> None:
-        if idle < _YIELDS:
-            os.sched_yield()
-        else:
-            self._events.wait(min(_SHORTEST_SLEEP_S * (idle / _YIELDS), _LONGEST_SLEEP_S))
+        self.yielding.pause(idle, _YIELDS, self._events.wait)
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(self.size)),)
@@ -138,7 +133,7 @@ class SocketTransport:
                 self._streams[peer].check()
             if time.monotonic() > end:
                 raise not_assembled(timeout_s, absent, where)
-            self._events.wait(_LONGEST_SLEEP_S)
+            self._events.wait(LONGEST_SLEEP_S)
             self._events.progress()
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:

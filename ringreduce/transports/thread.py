@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.transports.base import not_assembled
+from ringreduce.transports.yielding import Yielding
 
 _LONGEST_PAUSE_S = 0.002
 """Seconds; a message that arrives ends the pause."""
@@ -123,12 +124,12 @@ class ThreadTransport:
     """One rank's end of a Switchboard."""
 
     name = "thread"
-    spins = 0
     threads = True
     one_process = True
 
     def __init__(self, switchboard: Switchboard, rank: int, timeout_s: float = 600.0) -> None:
         self.rank = rank
+        self.yielding = Yielding(crowded=True)  # threads of one process run one at a time
         self.size = len(switchboard.mailboxes)
         self.job_ranks: Sequence[int] = range(self.size)
         self._boxes = switchboard.mailboxes

@@ -13,6 +13,7 @@ from ringreduce.calls.queue import CallQueue
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
+from ringreduce.transports.yielding import Yielding
 from tests.support.cases import CONFIG
 from tests.support.works import NEEDS_THREADS, PROGRAMS
 
@@ -21,7 +22,9 @@ def test_the_timeout_of_a_call_begins_anew_in_the_thread_that_goes_on_with_it():
     """`Agreement.wait` counts from the first idle poll; short waits must not add up."""
     polls = []
     queue = CallQueue(
-        lambda idle, ahead: polls.append((threading.current_thread().name, idle)), 5, threads=True
+        lambda idle, ahead: polls.append((threading.current_thread().name, idle)),
+        Yielding(crowded=False),
+        threads=True,
     )
     queue.begins_here_s = 1e-3
     over = threading.Event()

@@ -36,7 +36,7 @@ LARGE = 8 << 20
 def ranks_and_size_are_those_of_the_group(transport: Transport) -> None:
     assert 0 <= transport.rank < transport.size
     assert transport.name
-    assert transport.spins >= 0
+    assert transport.yielding.spins >= 0
 
 
 def nodes_hold_every_rank_once_in_the_order_of_their_lowest(transport: Transport) -> None:
