@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+from ringreduce import place
 from ringreduce.calls.arguments import check_timeout, shown
 from ringreduce.calls.communicator import Communicator
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment
@@ -82,7 +83,8 @@ def init(
         RuntimeError: MPI is to connect the ranks, and the program has not initialised it, or has
             finalised it.
         TypeError, ValueError: wrong arguments or variables, ranks of a rendezvous on several hosts
-            without MPI, or ``transport="shm"`` for ranks that cannot share memory.
+            without MPI, ``transport="shm"`` for ranks that cannot share memory, or a worker process
+            of a rank that would take part in the rank's job.
         MismatchError: ranks pass different nodes or settings.
         PeerTimeoutError: a rank does not call `init`.
         PeerLostError: a rank of a rendezvous has ended meanwhile.
@@ -120,9 +122,24 @@ def init(
     shares = transport == "shm" or (transport == "auto" and config.shared_memory is not False)
     config = replace(config, shared_memory=shares)
     given = _Given(transport, nodes, timeout_s, config, environment)
+    by_variables = isinstance(rendezvous, str) and rendezvous == "env://"
+    _check_not_worker(rendezvous is None or (by_variables and None in (rank, size)))
     if rendezvous is None:
         return _init_over_mpi(mpi_comm, given)
     return _init_over_sockets(find_rendezvous(rendezvous, rank, size, timeout_s), given)
+
+
+def _check_not_worker(joins: bool) -> None:
+    """Mark this process as a rank, or, if it `joins` the job of its rank, raise ValueError."""
+    if not place.is_worker():
+        place.mark()
+    elif joins:
+        raise ValueError(
+            "init: this process is a worker of a rank, and no rank itself; call init in the rank "
+            "alone, and pass to its workers what they need, such as comm.rank.  A worker that "
+            "multiprocessing starts runs the script again, up to `if __name__ == '__main__':`.  "
+            "Workers make a job of their own with rendezvous=, rank= and size="
+        )
 
 
 @dataclass(frozen=True)

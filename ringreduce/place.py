@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +43,13 @@ TORCHRUN = "TORCHELASTIC_RUN_ID"
 """An environment variable that torchrun sets."""
 SET_BY = "RINGREDUCE_PLACED_BY"
 """The environment variable with the process id of the launcher, where `fill` has set others."""
+RANK_PROCESS = "RINGREDUCE_RANK_PROCESS"
+"""The environment variable by which the worker processes of a rank know the rank and its job."""
+_BY_ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PARENT, _FLAGS, _START = 1, 6, 19
+"""Indices of fields of ``/proc/PID/stat``, counted from the one behind the name."""
+_FORKED = 0x40
+"""PF_FORKNOEXEC: the process was forked, and has begun no program of its own."""
 _FIRST_PORT, _PORTS = 20000, 12000
 """Ports below those that Linux gives to connections."""
 
@@ -90,12 +99,25 @@ def mpi_rank(variables: Mapping[str, str] = os.environ) -> int | None:
     torchrun hands the variables of its own launcher, such as srun, to all processes that it starts.
     These processes are no ranks of that launcher's MPI.
     """
-    if TORCHRUN in variables:
+    if by_torchrun(variables):
         return None
     for name in RANK_VARIABLES:
         if variables.get(name, "").isdecimal():
             return int(variables[name])
     return None
+
+
+def by_torchrun(variables: Mapping[str, str]) -> bool:
+    """Return whether torchrun has started this process, and no MPI launcher in a rank of torchrun.
+
+    The launcher of an MPI has torchrun's variables only if a rank of torchrun has started it.
+    """
+    if TORCHRUN not in variables:
+        return False
+    with suppress(OSError):
+        by_mpi = [name for name in RANK_VARIABLES if name in variables]
+        return not any(TORCHRUN in _variables(_launcher(name)) for name in by_mpi)
+    return True
 
 
 def _launcher(name: str) -> int:
@@ -135,3 +157,92 @@ def is_here(address: str) -> bool:
         except OSError:
             continue
     return False
+
+
+# --- worker processes of ranks --------------------------------------------------------------------
+
+
+def mark(variables: MutableMapping[str, str] = os.environ) -> None:
+    """Mark this process as a rank, for its worker processes."""
+    start = _stat("self")[_START].decode()
+    variables[RANK_PROCESS] = f"{os.getpid()} {start} {_connection(variables)} {_job(variables)}"
+
+
+def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is a worker of a rank: it has the rank's place in a job.
+
+    A worker was forked, or started by multiprocessing or as a program, by a rank that is marked.
+    Before a rank is marked, only forks and multiprocessing tell its workers from a rank whose
+    launcher started it by another program, such as ``env`` or a shell.  Ranks of a job that a rank
+    or a worker has started have variables of their own.
+    """
+    with suppress(OSError):
+        mark, here = variables.get(RANK_PROCESS, ""), _job(variables)
+        process, _, job = mark.partition(" ")
+        if process == str(os.getpid()):
+            return False
+        if mark and mark != _variables("self").get(RANK_PROCESS):
+            return True  # set in the memory from which this process was forked
+        if not here:
+            return False
+        connection, by_mpi = _connection(variables), here.startswith("MPI ")
+        if by_mpi and "PMI_FD" in variables and not connection and "mpi4py.MPI" not in sys.modules:
+            return True  # a rank's process manager leaves it open; Python closes it for a program
+        start, _, job = job.partition(" ")
+        if f"{process} {start}" in _ancestors() and job == f"{connection} {here}":
+            return True
+        forked = int(_stat("self")[_FLAGS]) & _FORKED
+        return bool(forked or _by_multiprocessing()) and _job(_variables(os.getppid())) == here
+    return False
+
+
+def _job(variables: Mapping[str, str]) -> str:
+    """Return a text for the place in a job that the variables give; "" if they give none."""
+    names: tuple[str, ...] = _BY_ENV
+    if by_torchrun(variables):
+        kind, names = "torchrun", (TORCHRUN, *_BY_ENV)
+    elif any(name in variables for name in RANK_VARIABLES):
+        kind, names = "MPI", (*RANK_VARIABLES, "PMIX_NAMESPACE")
+    elif of_launcher(variables):
+        kind, names = "srun", (SRUN.rank, "SLURM_JOB_ID", "SLURM_STEP_ID")
+    elif "RANK" in variables or "WORLD_SIZE" in variables:
+        kind = "env"
+    else:
+        return ""
+    return " ".join((kind, *(variables.get(name, "") for name in names)))
+
+
+def _connection(variables: Mapping[str, str]) -> str:
+    """Return the socket to the process manager of MPICH or Intel MPI; "" if there is none."""
+    with suppress(OSError):
+        file = os.readlink(f"/proc/self/fd/{variables.get('PMI_FD', 'none')}")
+        return file if file.startswith("socket:") else ""
+    return ""
+
+
+def _by_multiprocessing() -> bool:
+    """Return whether multiprocessing has started this process, which may not know it yet."""
+    module = sys.modules.get("multiprocessing.process")
+    if module is None:
+        return False
+    process = module.current_process()
+    return hasattr(process, "_inheriting") or type(process).__name__ != "_MainProcess"
+
+
+def _ancestors() -> Iterator[str]:
+    """Return the process id and the start of each process above this one."""
+    process = os.getppid()
+    while process > 1:
+        fields = _stat(process)
+        yield f"{process} {fields[_START].decode()}"
+        process = int(fields[_PARENT])
+
+
+def _variables(process: int | str) -> dict[str, str]:
+    """Return the environment with which a process began its program."""
+    entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return dict(os.fsdecode(each).split("=", 1) for each in entries if b"=" in each)
+
+
+def _stat(process: int | str) -> list[bytes]:
+    return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import sys
 import time
@@ -33,6 +34,10 @@ ENDING_S = 5.0
 """Seconds that the functions of `end_at_exit_by` may wait for other ranks in all."""
 _LEAST_S = 1.0
 """The fewest seconds for each of them."""
+_RUNTIME_WORDS = 8192
+"""Words of the interpreter's state that are searched for its list of C functions to call."""
+_MOST_AT_EXIT = 32
+"""Length of that list."""
 _ENDS = "its process ends"
 """Text of the reason why this rank leaves, for the other ranks."""
 
@@ -44,6 +49,45 @@ def prepare(environment: Environment) -> None:
         sys.excepthook = _OthersFirst(sys.excepthook)
     if environment.launched:
         job.die_with_parent()
+    if "mpi4py.MPI" in sys.modules:
+        keep_children_from_finalizing()
+
+
+class _Symbol(ctypes.Structure):
+    """``Dl_info``: the file that an address belongs to."""
+
+    _fields_ = (
+        *(("file", ctypes.c_char_p), ("base", ctypes.c_void_p)),
+        *(("name", ctypes.c_char_p), ("address", ctypes.c_void_p)),
+    )
+
+
+@cache
+def keep_children_from_finalizing() -> None:
+    """Have forked children end without MPI_Finalize, which ends the job or waits for ranks.
+
+    mpi4py registers a C function that the interpreter calls at its very end, when no Python code
+    runs and the exit code is chosen.  So a forked child replaces the pointer to that function, in
+    the interpreter's list, by one to a function that does nothing.
+    """
+    libc, file = ctypes.CDLL(None), os.fsencode(sys.modules["mpi4py.MPI"].__file__ or "")
+    nothing = ctypes.cast(libc.getpid, ctypes.c_void_p).value or 0
+    if ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(nothing)):
+        return  # the list is full
+    runtime = ctypes.c_size_t.in_dll(ctypes.pythonapi, "_PyRuntime")
+    words = (ctypes.c_size_t * _RUNTIME_WORDS).from_address(ctypes.addressof(runtime))
+    ours = next((index for index, word in enumerate(words) if word == nothing), 0)
+    found, symbol = [], _Symbol()
+    for index in range(max(ours - _MOST_AT_EXIT, 0), ours):
+        is_code = libc.dladdr(ctypes.c_void_p(words[index]), ctypes.byref(symbol))
+        if is_code and symbol.file == file:
+            found.append(index)
+
+    def forked() -> None:
+        for index in found:
+            words[index] = nothing
+
+    os.register_at_fork(after_in_child=forked)
 
 
 def check_size(environment: Environment, world_size: int) -> None:

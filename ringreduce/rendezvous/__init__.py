@@ -28,7 +28,7 @@ def default(variables: Mapping[str, str] = os.environ) -> str | None:
     Ranks of torchrun may also have the variables of an MPI, in whose job torchrun runs.  srun sets
     the variables of an MPI only with ``--mpi``.
     """
-    if place.TORCHRUN in variables:
+    if place.by_torchrun(variables):
         return "env://"
     if any(name in variables for name in RANK_VARIABLES):
         return None
