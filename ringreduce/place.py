@@ -50,6 +50,12 @@ _PARENT, _FLAGS, _START = 1, 6, 19
 """Indices of fields of ``/proc/PID/stat``, counted from the one behind the name."""
 _FORKED = 0x40
 """PF_FORKNOEXEC: the process was forked, and has begun no program of its own."""
+_PLACES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", TORCHRUN, "TORCHELASTIC_RESTART_COUNT"),
+    *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", SET_BY),
+)
+"""The environment variables of a place in a job."""
 _FIRST_PORT, _PORTS = 20000, 12000
 """Ports below those that Linux gives to connections."""
 
@@ -68,6 +74,17 @@ def fill(variables: MutableMapping[str, str] = os.environ) -> None:
     for name, value in found.items():
         if outer or name not in variables:
             variables[name] = value
+
+
+def without(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without the place that a container or another launcher has given.
+
+    MASTER_ADDR and MASTER_PORT stay if there is no RANK or WORLD_SIZE: then the user has set them.
+    """
+    of_others = {*_PLACES}
+    if not {"RANK", "WORLD_SIZE"}.isdisjoint(variables):
+        of_others |= {"MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in variables.items() if name not in of_others}
 
 
 def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:

@@ -82,6 +82,24 @@ def test_what_is_set_is_kept():
     assert variables["WORLD_SIZE"] == "4"
 
 
+@pytest.mark.parametrize(
+    ("stale", "left"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "pod"}, {}),
+        ({"WORLD_SIZE": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}, {}),
+        (
+            {"MASTER_ADDR": "localhost", "MASTER_PORT": "1234"},
+            {"MASTER_ADDR": "localhost", "MASTER_PORT": "1234"},
+        ),
+        ({"RINGREDUCE_PLACED_BY": "7", "RANK": "3", "MASTER_PORT": "1"}, {}),
+    ],
+)
+def test_the_place_of_another_job_is_left_out(stale, left):
+    found = place.without(stale | {"HOME": "/home/me"})
+    assert found.pop("HOME") == "/home/me"
+    assert found == left
+
+
 def test_a_job_that_a_rank_starts_has_its_own_variables():
     outer = HYDRA | {"PMI_RANK": "3"}
     place.fill(outer)

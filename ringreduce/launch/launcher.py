@@ -23,7 +23,7 @@ from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 from ringreduce.launch.rank_main import EXPECTED_SIZE
-from ringreduce.place import SET_BY, is_here, port_of
+from ringreduce.place import is_here, port_of, without
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
 
 _THREAD_COUNTS = (
@@ -116,8 +116,8 @@ class Job:
 
 
 def job_environment() -> dict[str, str]:
-    """Return the launcher's own environment: the user's variables, with which mpiexec starts."""
-    return dict(os.environ)
+    """Return the launcher's own environment, without the place of another job in it."""
+    return without(os.environ)
 
 
 def rank_environment(
@@ -152,8 +152,7 @@ def _meeting_place(job: Job, given: Mapping[str, str]) -> dict[str, str]:
         return {}
     (first, _), *_ = job.hosts
     found = {"MASTER_ADDR": first, "MASTER_PORT": str(port_of(str(os.getpid())))}
-    of_outer_job = SET_BY in given
-    return {name: value for name, value in found.items() if of_outer_job or name not in given}
+    return {name: value for name, value in found.items() if name not in given}
 
 
 def _ringreduce_settings(job: Job) -> dict[str, str]:

@@ -163,6 +163,17 @@ def test_arguments_arrive_as_they_are(script, run):
     assert json.loads(run("-n", "1", "script.py", *words).stdout) == words
 
 
+def test_ranks_have_their_own_place_in_place_of_a_containers(script, run):
+    script("""
+        import os, sys
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+        sys.stdout.write(" ".join(os.environ[name] for name in names) + "\\n")
+    """)
+    stale = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "pod-0"}
+    ended = run("-n", "2", "script.py", env=os.environ | stale | {"TORCHELASTIC_RUN_ID": "7"})
+    assert sorted(ended.stdout.splitlines()) == ["0 2 0 localhost", "1 2 1 localhost"]
+
+
 @pytest.mark.smoke
 def test_ranks_are_told_the_job(script, run):
     script("""
