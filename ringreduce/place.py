@@ -11,6 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from ringreduce.processes import stat_of
+
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 """The environment variables in which the MPIs' process managers give a process its rank."""
 
@@ -148,7 +150,7 @@ def _launcher(name: str) -> int:
             variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
             if not any(each.startswith(f"{name}=".encode()) for each in variables):
                 break
-            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+            process = int(stat_of(process)[1])
         except OSError:  # the process of another user, such as Slurm's daemon
             break
     return process
@@ -164,7 +166,7 @@ def is_here(address: str) -> bool:
     """Return whether this host has an address: only then a socket can be bound to it."""
     try:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return address == socket.gethostname()
     for family, kind, protocol, _, where in found:
         try:
@@ -181,7 +183,7 @@ def is_here(address: str) -> bool:
 
 def mark(variables: MutableMapping[str, str] = os.environ) -> None:
     """Mark this process as a rank, for its worker processes."""
-    start = _stat("self")[_START].decode()
+    start = stat_of(os.getpid())[_START].decode()
     variables[RANK_PROCESS] = f"{os.getpid()} {start} {_connection(variables)} {_job(variables)}"
 
 
@@ -208,7 +210,7 @@ def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
         start, _, job = job.partition(" ")
         if f"{process} {start}" in _ancestors() and job == f"{connection} {here}":
             return True
-        forked = int(_stat("self")[_FLAGS]) & _FORKED
+        forked = int(stat_of(os.getpid())[_FLAGS]) & _FORKED
         return bool(forked or _by_multiprocessing()) and _job(_variables(os.getppid())) == here
     return False
 
@@ -250,7 +252,7 @@ def _ancestors() -> Iterator[str]:
     """Return the process id and the start of each process above this one."""
     process = os.getppid()
     while process > 1:
-        fields = _stat(process)
+        fields = stat_of(process)
         yield f"{process} {fields[_START].decode()}"
         process = int(fields[_PARENT])
 
@@ -259,7 +261,3 @@ def _variables(process: int | str) -> dict[str, str]:
     """Return the environment with which a process began its program."""
     entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     return dict(os.fsdecode(each).split("=", 1) for each in entries if b"=" in each)
-
-
-def _stat(process: int | str) -> list[bytes]:
-    return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()

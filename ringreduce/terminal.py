@@ -7,11 +7,14 @@ on separately, in any order.  So a program draws its live line and prints its re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
+
+from ringreduce.processes import name_of, stat_of
 
 _STARTERS = (
     "mpiexec",
@@ -81,9 +84,12 @@ class LiveLine:
 
 def print_error(text: str) -> None:
     """Print `text` to standard error; on a terminal it takes the place of a live line."""
-    clear = "" if terminal_of(sys.stderr) is None else _CLEAR
-    sys.stderr.write(f"{clear}{text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(
+        OSError, ValueError, AttributeError
+    ):  # it is closed, or was never open
+        clear = "" if terminal_of(sys.stderr) is None else _CLEAR
+        sys.stderr.write(f"{clear}{text}\n")
+        sys.stderr.flush()
 
 
 def terminal_of(stream: TextIO) -> Path | None:
@@ -114,10 +120,9 @@ def _mpiexec() -> Path | None:
     """
     process = os.getppid()
     while process > 1:
-        here = Path(f"/proc/{process}")
-        if (here / "comm").read_text().strip() in _STARTERS:
-            return here
-        process = int((here / "stat").read_text().rpartition(")")[2].split()[1])
+        if name_of(process) in _STARTERS:
+            return Path(f"/proc/{process}")
+        process = int(stat_of(process)[1])
     return None
 
 

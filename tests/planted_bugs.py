@@ -57,7 +57,7 @@ _BY_FILE = {
     "shm/allocator.py": ("tests/shm/test_allocator.py",),
     "shm/block_access.py": ("tests/shm/test_block_access.py",),
     "shm/blocks.py": ("tests/shm/test_blocks.py",),
-    "shm/processes.py": ("tests/shm/test_processes.py",),
+    "processes.py": ("tests/test_processes.py",),
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
     "pipeline/lowering.py": ("tests/pipeline/test_lowering.py", "tests/pipeline/test_proof.py"),

@@ -50,7 +50,7 @@ def under(name: str) -> set[str]:
 GROUND = {
     *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "place", "prctl"),
     "terminal",
-    *("topology", "unix_sockets"),
+    *("processes", "topology", "unix_sockets"),
 }
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}

@@ -24,6 +24,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ringreduce.processes import name_of
+from ringreduce.terminal import print_error
+
 SHARED_MEMORY = Path("/dev/shm")
 HYDRA_FILES = Path("/tmp")
 """Where MPICH's process manager, hydra, writes a description of the machine for its ranks."""
@@ -89,8 +92,15 @@ def clean_up_job(
     Wait for ranks that are about to end, at most `dying_s` seconds.
 
     The mpiexec has ended.  `since` is the Unix time at which the job started.  A file that another
-    process has open stays.
+    process has open stays.  No error of the clean-up is raised: it is not worth a job.
     """
+    try:
+        _clean_up(pid, since, directory, hydra_files, dying_s)
+    except Exception as error:
+        print_error(f"ringreduce: files of the job are left in {directory}: {error!r}")
+
+
+def _clean_up(pid: int, since: float, directory: Path, hydra_files: Path, dying_s: float) -> None:
     deadline = time.monotonic() + dying_s
     while True:
         remove_abandoned_files(since=since, directory=directory, hydra_files=hydra_files)
@@ -108,7 +118,7 @@ def remove_stale_session_directory() -> None:
     by its process id, leaves it behind if it is killed, and does not start if it finds one of this
     host.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):  # it runs between fork and exec
         left = _session_directory(os.getpid())
         if left.stat().st_uid == os.geteuid() and any(left.glob(f"pmix.{platform.node()}.*")):
             shutil.rmtree(left)
@@ -138,7 +148,7 @@ def _names_in_use() -> set[str]:
     names: set[str] = set()
     for process in _PROCESSES.glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            maps = (process / "maps").read_text(errors="replace")
+            maps = os.fsdecode((process / "maps").read_bytes())
             names.update(re.findall(r"/([^/\n]+?)(?: \(deleted\))?$", maps, re.MULTILINE))
         with contextlib.suppress(OSError):
             for link in (process / "fd").iterdir():
@@ -150,7 +160,7 @@ def _names_in_use() -> set[str]:
 def _hydra_runs() -> bool:
     for process in _PROCESSES.glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (process / "comm").read_text().startswith(_HYDRA_PROCESSES):
+            if name_of(int(process.name)).startswith(_HYDRA_PROCESSES):
                 return True
     return False
 

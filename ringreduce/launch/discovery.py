@@ -7,6 +7,7 @@ this host has ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
@@ -111,8 +112,9 @@ class Discovery:
 
     def _begin(self) -> _Run:
         self.wakes_at = time.monotonic() + _ANSWER_S
-        output = tempfile.TemporaryFile()  # noqa: SIM115  # read when the command has ended
+        output = None
         try:
+            output = tempfile.TemporaryFile()  # noqa: SIM115  # read when the command has ended
             process = subprocess.Popen(
                 shlex.split(self._command),
                 stdin=subprocess.DEVNULL,
@@ -120,7 +122,8 @@ class Discovery:
                 start_new_session=True,
             )
         except (OSError, ValueError, IndexError) as error:
-            output.close()
+            if output is not None:
+                output.close()
             self.wakes_at = time.monotonic() + _EVERY_S
             raise DiscoveryError(f"--discover {self._command!r} cannot run: {error}") from None
         return _Run(process, output)
@@ -128,7 +131,8 @@ class Discovery:
     def _end(self, run: _Run, why: str) -> DiscoveryError:
         """Kill the command, and return the error that says why."""
         if run.process.poll() is None:
-            os.killpg(run.process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user now
+                os.killpg(run.process.pid, signal.SIGKILL)
         run.process.wait()
         run.output.close()
         self._run = None

@@ -71,13 +71,21 @@ def main() -> int:
     colours = Colours.of(sys.stdout)
     problems = []
     for check in CHECKS:
-        for finding in check():
+        for finding in _findings(check):
             print(finding.line(colours), flush=True)
             problems += [finding] * bool(finding.advice)
     essential = any(problem.essential for problem in problems)
     paint = colours.bad if essential else colours.doubtful if problems else colours.good
     print(paint(_summary(problems)))
     return int(essential)
+
+
+def _findings(check: Check) -> Iterable[Finding]:
+    """Yield the findings of a check, and its error if it raises one: the other checks go on."""
+    try:
+        yield from check()
+    except Exception as error:
+        yield Finding(check.__name__, f"raised {error!r}", "report it, with this page")
 
 
 def _summary(problems: Sequence[Finding]) -> str:
@@ -247,7 +255,7 @@ def shared_memory() -> Iterable[Finding]:
 def _read_sibling() -> tuple[str, str]:
     """Try process_vm_readv between two probes.  Returns the problem, or how the read works."""
     holder = subprocess.Popen(
-        command("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     )
     with holder:
         assert holder.stdout is not None

@@ -25,6 +25,7 @@ from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
 from ringreduce.launch.rank_main import EXPECTED_SIZE
 from ringreduce.place import is_here, port_of, without
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
+from ringreduce.terminal import print_error
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -281,7 +282,7 @@ def run(job: Job) -> int:
         clean_up_job(process.pid, since=started)
     if code > 0 and not ended_by and watch.first is not None and not job.hosts:
         if text := watch.first.text(code, mpiexec.flavour):
-            print(f"ringreduce: {text}", file=sys.stderr)
+            print_error(f"ringreduce: {text}")
         ended_by = watch.first.signal(code, mpiexec.flavour)
     return exit_code(code, ended_by)
 

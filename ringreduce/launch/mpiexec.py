@@ -104,7 +104,8 @@ def library_version() -> str:
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_ASK_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
@@ -153,7 +154,8 @@ def ask(path: Path) -> Mpiexec | None:
         answer = subprocess.run(
             [path, "--version"],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             stdin=subprocess.DEVNULL,
             timeout=_ASK_TIMEOUT_S,
         )

@@ -60,7 +60,8 @@ def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None)
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
@@ -162,7 +163,7 @@ def gpus() -> dict[str, Any]:
         "cuda": runtime.runtimeGetVersion(),
         "gpus": [
             {
-                "name": gpu["name"].decode(),
+                "name": gpu["name"].decode(errors="replace"),
                 "memory_bytes": gpu["totalGlobalMem"],
                 "compute": f"{gpu['major']}.{gpu['minor']}",
             }

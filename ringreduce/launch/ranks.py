@@ -21,8 +21,8 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from ringreduce.processes import stat_of
 from ringreduce.recovery.wire import Connection, Message, WireError
 from ringreduce.unix_sockets import peer_process
 
@@ -221,10 +221,9 @@ class Ranks:
 def is_exiting(pid: int) -> bool:
     """Whether a process ends already, though it may not be gone yet."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return bool(int(stat_of(pid)[_FLAGS]) & _EXITING)
     except OSError:
         return True
-    return bool(int(stat.rpartition(")")[2].split()[_FLAGS]) & _EXITING)
 
 
 def _is_ready(descriptor: int, within_s: float) -> bool:
@@ -241,7 +240,7 @@ def status_of(pid: int, descriptor: int) -> int | None:
     Linux 6.15 and later return its status by the pidfd.
     """
     with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        return int(stat_of(pid)[-1])
     info = bytearray(_PROCESS_INFO.size)
     _PROCESS_INFO.pack_into(info, 0, _WITH_STATUS, 0)
     with contextlib.suppress(OSError):

@@ -72,6 +72,7 @@ from ringreduce.recovery.membership import (
 from ringreduce.recovery.pace import Paces
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
+from ringreduce.terminal import print_error
 
 _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
 """Messages whose sender waits for the other ranks."""
@@ -144,6 +145,10 @@ class Supervisor:
                     self._turn(signals)
                 self._report(self._stop)  # before the clean-up, which may take a second
                 self._clean_up(DYING_S)
+            except Exception:  # the state must not be lost with this process
+                self._held.revoke()
+                _print(self._held.save(self._membership.generation))
+                raise
             finally:
                 self._close()
         return self._stop.code or int(bool(self._complaints))
@@ -696,7 +701,7 @@ class Supervisor:
 
 def _print(text: str) -> None:
     """Tell the user."""
-    print(f"ringreduce: {text}", file=sys.stderr, flush=True)
+    print_error(f"ringreduce: {text}")
 
 
 def _timeout_of(given: Mapping[str, str]) -> float:

@@ -12,6 +12,8 @@ from ringreduce.picture.style import in_light
 
 SUFFIXES = (".svg", ".png")
 """The ends of names of files with pictures."""
+_NOT_IN_XML = re.compile("[\\0-\\x08\\x0b\\x0c\\x0e-\\x1f\\ud800-\\udfff\\ufffe\\uffff]")
+"""Characters that a name of a file may have, but no XML."""
 _PIXELS_A_UNIT, _MOST_PIXELS = 2.0, 8192
 
 
@@ -34,6 +36,7 @@ def check(path: Path) -> None:
 
 def write(path: Path, svg: str) -> None:
     """Write a picture as `path` ends: .png, or .svg.  Raises OSError, and the errors of `check`."""
+    svg = _NOT_IN_XML.sub("?", svg)
     if path.suffix == ".png":
         path.write_bytes(to_pixels(svg))
     else:

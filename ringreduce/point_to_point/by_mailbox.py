@@ -13,11 +13,11 @@ import numpy as np
 
 from ringreduce.compiler.records import address_of, offset_of, size_of
 from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState
+from ringreduce.processes import start_of
 from ringreduce.shm import functions, mailbox
 from ringreduce.shm.layout import SEGMENT_BYTES, WORD
 from ringreduce.shm.mail_entry import ENTRY_WORDS, KNOWN_WORDS, WAYS, MailEntry
 from ringreduce.shm.mailbox import Answer, Channel, Counts, Offer, RankState
-from ringreduce.shm.processes import start_of
 from ringreduce.shm.segments import Segments
 
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 2), (20, 4)
@@ -219,7 +219,7 @@ class MailboxRoad:
 
     def announce(self, state: int, reason: str = "") -> None:
         at = self._mail_of(self._rank)
-        text = np.frombuffer(reason.encode()[: mailbox.REASON_BYTES], np.uint8)
+        text = np.frombuffer(reason.encode(errors="replace")[: mailbox.REASON_BYTES], np.uint8)
         mine = RankState(at)
         mine.reason_bytes = len(text)
         _bytes(at + _STATE_HEAD, len(text))[:] = text

@@ -130,7 +130,7 @@ class TransportRoad:
             return  # the sender's own request tells it
         text = "" if kind is None else kind.text
         head = _ANSWER_HEAD.pack(_ANSWER, arrival.number, status)
-        self._post(peer, head + text.encode())
+        self._post(peer, head + text.encode(errors="replace"))
 
     def has_unsent(self, peer: int) -> bool:
         return False
@@ -165,7 +165,7 @@ class TransportRoad:
     def announce(self, state: int, reason: str = "") -> None:
         for peer in range(self._size):
             if peer != self._channel.rank:
-                self._post(peer, _STATE_HEAD.pack(_STATE, state) + reason.encode())
+                self._post(peer, _STATE_HEAD.pack(_STATE, state) + reason.encode(errors="replace"))
 
     def give_up(self, peer: int) -> None:
         self._post(peer, bytes((_BROKEN,)))

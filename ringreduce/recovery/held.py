@@ -177,7 +177,7 @@ class Held:
             return f"step {slots.step} was the last; nothing is saved, for no folder is named"
         try:
             saving.save(slots, generation, call)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # the supervisor reports it, and goes on to its end
             return f"step {slots.step} was the last; it cannot be saved: {error}"
         return f"step {slots.step} is saved in {saving.folder}"
 

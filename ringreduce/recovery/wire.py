@@ -116,11 +116,13 @@ class Connection:
         try:
             fields = json.loads(packet)
             token, kind = fields.pop("token"), fields.pop("kind")
-        except (ValueError, AttributeError, KeyError, TypeError):
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             raise WireError("a message that is no JSON with a token") from None
         if not isinstance(token, str) or not isinstance(kind, str):
             raise WireError("a message whose token or kind is no text")
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
+        if not hmac.compare_digest(
+            *(each.encode(errors="replace") for each in (token, self.token))
+        ):
             raise WireError(f"a message {kind!r} with a wrong token")
         return Message(kind, fields, tuple(files))
 
@@ -163,4 +165,4 @@ def _prepared(prepare: Callable[[socket.socket], None]) -> socket.socket:
 
 
 def _address(name: str) -> str | bytes:
-    return name if name.startswith("/") else b"\0" + name.encode()
+    return name if name.startswith("/") else b"\0" + os.fsencode(name)

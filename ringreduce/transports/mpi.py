@@ -380,7 +380,7 @@ def why_not_shrink() -> str:
 
 
 def _host() -> bytes:
-    return blake2b(socket.gethostname().encode(), digest_size=_HOST_BYTES).digest()
+    return blake2b(os.fsencode(socket.gethostname()), digest_size=_HOST_BYTES).digest()
 
 
 def _on_one_host(comm: MPI.Comm) -> bool:

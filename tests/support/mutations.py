@@ -508,9 +508,9 @@ MUTATIONS = [
     ),
     Mutation(
         "dead-until-reaped",
-        "shm/processes.py",
-        '_ENDED = ("Z", "X")',
-        '_ENDED = ("X",)',
+        "processes.py",
+        '_ENDED = (b"Z", b"X")',
+        '_ENDED = (b"X",)',
         "A killed rank keeps its locks until its launcher reaps it.",
     ),
     Mutation(

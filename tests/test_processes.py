@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from ringreduce.shm.processes import start_of
+from ringreduce.processes import start_of
 
 FIRST_THREAD_ENDS = """
 import ctypes, threading, time
