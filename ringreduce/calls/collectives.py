@@ -59,8 +59,10 @@ class Collectives(Runner):
                 too.
             op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, or on integers and bools
                 ``"and"``, ``"or"``, ``"xor"``.  Integers wrap; min and max propagate NaN; mean is
-                for floats.  Ops of mpi4py with the same meaning, such as ``MPI.SUM``, are accepted;
-                logical ops, such as ``MPI.LAND``, are for bools.
+                for floats: a sum, divided once.  It overflows to infinity where the sum does, as of
+                three times 60000 in float16; divide by `size` first and take the sum, or pass a
+                wider dtype.  Ops of mpi4py with the same meaning, such as ``MPI.SUM``, are
+                accepted; logical ops, such as ``MPI.LAND``, are for bools.
             out: array for the result: x's shape and dtype, or `x` itself (in place); for a list, a
                 list of these.  None: a new array.
             algorithm: name, or ``"auto"``: the first algorithm whose predicted time is within 2 %
@@ -73,7 +75,8 @@ class Collectives(Runner):
 
         Returns:
             `out`, or a new C-ordered array of x's shape and dtype; for a list, a list of these.  It
-            is bitwise the same on every rank.
+            is bitwise the same on every rank; subnormal numbers only if all ranks, or none, flush
+            them to zero.
 
         Raises:
             TypeError, ValueError: wrong arguments, found on this rank before it sends a message.
