@@ -52,9 +52,9 @@ class Ours:
 
     def step(self, x: np.ndarray, labels: np.ndarray) -> None:
         _, pairs = mlp.gradients(self._layers, x, labels, len(x), into=self._buffers)
-        for name, _ in pairs:
+        for name, gradient in pairs:
             if self._dp is not None:
-                self._dp.ready(name)
+                self._dp.ready(name, gradient)
         gradients = self._buffers if self._dp is None else self._dp.finish()
         for name, gradient in gradients.items():
             arrays = self._params[name], self._velocity[name]

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringreduce.train.arrays import is_float, wide
+
 EPS = 1e-5
 """Added to the variance, so that a column of equal values is not divided by zero."""
 
@@ -73,8 +75,8 @@ def batch_norm(
 ) -> Normalised:
     """Normalise the columns of `x` over the samples of all ranks, then scale and shift them.
 
-    Every rank must make this call; a rank may have no samples.  The sums over samples are
-    computed in float64 for every dtype.
+    Every rank must make this call; a rank may have no samples.  All numbers are computed in float64
+    (longdouble for longdouble), and rounded once to x's dtype.
 
     Args:
         comm: the communicator of the ranks.
@@ -88,7 +90,8 @@ def batch_norm(
         bitwise the same on every rank.
 
     Raises:
-        ValueError: a shape or dtype does not fit; or no rank has samples, which all ranks raise.
+        ValueError: a shape or dtype does not fit.  Or all ranks together have fewer than two
+            samples, which all ranks raise: the variance of one sample is 0.
         MismatchError: ranks have another number of columns, or make another call.
 
     Example:
@@ -99,20 +102,26 @@ def batch_norm(
         [array([[-1., -1.]]), array([[1., 1.]])]
     """
     _check(x, scale, shift)
-    sums = xp.empty(x.shape[1] + 1, np.float64)
-    sums[:-1] = x.sum(axis=0, dtype=np.float64)
+    rows = x.astype(wide(x.dtype))
+    sums = xp.empty(x.shape[1] + 1, rows.dtype)
+    sums[:-1] = rows.sum(axis=0)
     sums[-1] = len(x)
     comm.all_reduce(sums, out=sums)
     samples = int(sums[-1])
     if not samples:
         raise ValueError("batch_norm: no rank has samples; there is no mean of them")
+    if samples == 1:
+        raise ValueError(
+            "batch_norm: all ranks together have one sample, whose variance is 0; pass at least two"
+        )
     mean = sums[:-1] / samples
-    centred = x - mean.astype(x.dtype)
-    squares = xp.square(centred).sum(axis=0, dtype=np.float64)
+    rows -= mean
+    squares = xp.square(rows).sum(axis=0)
     variance = comm.all_reduce(squares, out=squares) / samples
-    inverse = (1 / xp.sqrt(variance + eps)).astype(x.dtype)
-    unit = centred * inverse
-    return Normalised(unit * scale + shift, unit, inverse, mean, variance, samples)
+    inverse = 1 / xp.sqrt(variance + eps)
+    rows *= inverse
+    y = (rows * scale.astype(rows.dtype) + shift.astype(rows.dtype)).astype(x.dtype)
+    return Normalised(y, rows.astype(x.dtype), inverse, mean, variance, samples)
 
 
 def batch_norm_backward(
@@ -153,26 +162,27 @@ def batch_norm_backward(
         raise ValueError(
             f"batch_norm_backward: delta is {_text(delta)}; wanted {_text(unit)}, as y has"
         )
-    by_scale = (delta * unit).sum(axis=0, dtype=np.float64)
-    by_shift = delta.sum(axis=0, dtype=np.float64)
-    means = comm.all_reduce(xp.stack([by_scale, by_shift])) / normalised.samples
-    of_scale, of_shift = means.astype(delta.dtype)
-    by_x = delta - of_shift
-    by_x -= unit * of_scale
-    by_x *= scale * normalised.inverse
-    return by_x, by_scale.astype(delta.dtype), by_shift.astype(delta.dtype)
+    dtype, delta = delta.dtype, delta.astype(wide(delta.dtype))
+    unit, scale = unit.astype(delta.dtype), scale.astype(delta.dtype)
+    by_scale, by_shift = (delta * unit).sum(axis=0), delta.sum(axis=0)
+    of_scale, of_shift = comm.all_reduce(xp.stack([by_scale, by_shift])) / normalised.samples
+    delta -= of_shift
+    delta -= unit * of_scale
+    delta *= scale * normalised.inverse
+    return delta.astype(dtype), by_scale.astype(dtype), by_shift.astype(dtype)
 
 
 def normalise_by(
     mean: Array, variance: Array, x: Array, scale: Array, shift: Array, xp: ModuleType = np
 ) -> Array:
     """Return the rows of `x`, normalised by a given `mean` and `variance`, scaled and shifted."""
-    inverse = (1 / xp.sqrt(variance + EPS)).astype(x.dtype)
-    return (x - mean.astype(x.dtype)) * (inverse * scale) + shift
+    inverse = scale.astype(wide(x.dtype)) / xp.sqrt(variance + EPS)
+    y = (x.astype(inverse.dtype) - mean) * inverse + shift.astype(inverse.dtype)
+    return y.astype(x.dtype)
 
 
 def _check(x: Array, scale: Array, shift: Array) -> None:
-    if not hasattr(x, "dtype") or x.ndim != 2 or x.dtype.kind in "biuc":
+    if not hasattr(x, "dtype") or x.ndim != 2 or x.dtype.kind == "c" or not is_float(x.dtype):
         raise ValueError(f"batch_norm: x is {_text(x)}; wanted floats of shape (samples, columns)")
     wanted = f"{x.dtype}[{x.shape[1]}]"
     for name, array in (("scale", scale), ("shift", shift)):

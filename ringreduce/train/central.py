@@ -12,6 +12,7 @@ from typing import Any
 
 import ringreduce as rr
 from ringreduce.train.equality import on_host
+from ringreduce.train.mismatches import check_arrays
 from ringreduce.train.sharded_buckets import ReplicatedBucket, Update
 from ringreduce.train.sharded_parallel import ShardedParallel
 
@@ -56,6 +57,7 @@ class CentralParallel(ShardedParallel):
         slots: Sequence[str],
         **options: Any,
     ) -> None:
+        params = check_arrays("CentralParallel", params)
         count = sum(array.size for array in params.values())
         (dtype,) = {array.dtype for array in params.values()}
         self._shared = comm.shared(count, dtype)

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 import ringreduce as rr
 from ringreduce.train import idx
+from ringreduce.train.arrays import check_comm, whole
+from ringreduce.train.equality import bytes_of
 from ringreduce.train.settings import Settings
 
 DIGITS = Path(__file__).with_name("digits.csv.gz")
@@ -64,7 +66,7 @@ class Split:
         """SHA-256 of all samples and labels, in hexadecimal."""
         state = hashlib.sha256(f"{self.classes} {self.train_x.shape}".encode())
         for array in (self.train_x, self.train_labels, self.held_out_x, self.held_out_labels):
-            state.update(np.ascontiguousarray(array).data)
+            state.update(bytes_of(array).data)
         return state.hexdigest()
 
     def widths(self, hidden: Sequence[int]) -> tuple[int, ...]:
@@ -288,22 +290,26 @@ def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[n
     Args:
         n: number of samples, at least 0.
         comm: the communicator of the ranks.
-        epoch: number of the epoch.
-        seed: seed of the order.
+        epoch: number of the epoch, at least 0.
+        seed: seed of the order, at least 0.
 
     Returns:
         This rank's indices, a one-dimensional array.
 
     Raises:
-        ValueError: `n` is negative.
+        ValueError: a number is negative.
+        TypeError: a number is not whole, or `comm` is no communicator.
 
     Example:
         >>> parts = rr.spawn(lambda comm: rr.train.shard(7, comm, epoch=0), 3)
         >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist())
         ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
     """
-    if n < 0:
-        raise ValueError(f"shard: n is {n}; wanted at least 0")
+    n, epoch, seed = (
+        whole(f"shard: {name}", value, least=0)
+        for name, value in (("n", n), ("epoch", epoch), ("seed", seed))
+    )
+    check_comm("shard", comm)
     return order(n, seed, epoch)[part(n, comm.rank, comm.size)]
 
 

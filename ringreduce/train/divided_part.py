@@ -109,7 +109,7 @@ class Divided(Part):
     def _ready(self, name: str, gradient: Any) -> None:
         """Reduce a gradient that is complete on this replica."""
         if self._dp is not None:
-            self._dp.ready(name)
+            self._dp.ready(name, gradient)
 
     def _layers(self) -> Iterator[mlp.Affine]:
         for layer in self.pipe.layers:

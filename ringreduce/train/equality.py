@@ -7,8 +7,10 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import ringreduce as rr
+from ringreduce.train.arrays import by_name, check_comm
 
 
 class DriftError(rr.RingReduceError):
@@ -32,12 +34,14 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
 
     Args:
         comm: the communicator of the ranks.
-        parameters: a NumPy or CuPy array of any shape.
+        parameters: an array of numbers, of NumPy or CuPy; or several, in a list or by name in a
+            mapping, in the same order on all ranks.
 
     Returns:
         The SHA-256 of the parameters' bytes, in hexadecimal.
 
     Raises:
+        TypeError: something is no array of numbers.
         DriftError: parameters differ.  All ranks raise it.  It names the ranks that differ from the
             most frequent parameters; among equally frequent, from those of the lowest rank.
 
@@ -53,12 +57,30 @@ def check_replicas(comm: rr.Communicator, parameters: Any, group: int) -> str:
 
     Collective.  All ranks raise DriftError if the parameters of a group differ.
     """
-    digest = hashlib.sha256(on_host(parameters).data).digest()
-    mine = np.frombuffer(digest + group.to_bytes(8, "little"), np.uint8).reshape(1, -1)
+    check_comm("check_equal", comm)
+    arrays = by_name("check_equal", parameters)
+    kinds = [f"{name}: {array.dtype}{array.shape}" for name, array in arrays.items()]
+    state = hashlib.sha256()
+    for array in arrays.values():
+        state.update(bytes_of(array).data)
+    digest = state.digest()
+    # What is compared has the names, shapes and dtypes, too.
+    whole = hashlib.sha256(digest + repr(kinds).encode(errors="surrogatepass")).digest()
+    mine = np.frombuffer(whole + group.to_bytes(8, "little"), np.uint8).reshape(1, -1)
     gathered = [row.tobytes() for row in comm.all_gather(mine)]
     for each in dict.fromkeys(row[32:] for row in gathered):
         _check_group({r: row[:32].hex() for r, row in enumerate(gathered) if row[32:] == each})
     return digest.hex()
+
+
+def bytes_of(array: Any) -> NDArray[np.uint8]:
+    """Return the bytes of an array's numbers, without the padding of longdouble."""
+    host = on_host(array).reshape(-1)
+    if host.dtype.char == "G":
+        host = host.view(np.longdouble)
+    rows = host.view(np.uint8).reshape(host.size, host.itemsize)
+    has_padding = host.dtype.char == "g" and np.finfo(np.longdouble).nmant == 63
+    return np.ascontiguousarray(rows[:, :10] if has_padding else rows)
 
 
 def _check_group(digests: dict[int, str]) -> None:
@@ -78,4 +100,4 @@ def _check_group(digests: dict[int, str]) -> None:
 def on_host(array: Any) -> np.ndarray:
     """Return a NumPy or CuPy array as a contiguous NumPy array."""
     on_gpu = type(array).__module__.startswith("cupy")
-    return np.ascontiguousarray(array.get() if on_gpu else array)
+    return np.asarray(array.get() if on_gpu else array, order="C")

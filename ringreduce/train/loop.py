@@ -86,6 +86,11 @@ class Trainer:
                 f"batch_per_rank is {per_rank}: {comm.size} ranks make a batch of "
                 f"{settings.batch}, and there are {samples} training samples"
             )
+        if settings.batch_norm and samples % settings.batch == 1:
+            raise ValueError(
+                f"batch is {settings.batch}; of {samples} training samples the last batch has one "
+                "sample, and batch_norm takes at least two"
+            )
         self.comm, self.settings, self._xp = comm, settings, xp
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy):

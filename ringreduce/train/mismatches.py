@@ -9,18 +9,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import ringreduce as rr
+from ringreduce.train.arrays import is_float, plain
 from ringreduce.train.together import gather_words
 
 
-def check_arrays(where: str, params: Any) -> None:
-    """Raise TypeError unless `params` maps names to arrays of floats."""
+def check_arrays(where: str, params: Any) -> dict[str, Any]:
+    """Return `params`, names and arrays of floats that can be written; tensors as arrays.
+
+    Raises TypeError or ValueError if they are something else.
+    """
     if not isinstance(params, Mapping) or not params:
-        raise TypeError(f"{where}: params is {params!r}; wanted a dict of names and arrays")
-    for name, array in params.items():
-        if not hasattr(array, "dtype") or array.dtype.kind in "biu":
-            what = array.dtype if hasattr(array, "dtype") else type(array).__name__
-            raise TypeError(f"{where}: {name!r} is {what}; wanted an array of floats")
+        said = "an empty dict" if params == {} else type(params).__name__
+        raise TypeError(f"{where}: params is {said}; wanted a dict of names and arrays")
+    found = {}
+    for name, value in params.items():
+        if not hasattr(value, "dtype"):
+            said = type(value).__name__
+            raise TypeError(f"{where}: {name!r} is {said}; wanted an array of floats")
+        array = found[name] = plain(where, repr(name), value)
+        if not is_float(array.dtype):
+            raise TypeError(f"{where}: {name!r} is {array.dtype}; wanted an array of floats")
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise ValueError(f"{where}: {name!r} is read-only; pass an array that can be written")
+    return found
 
 
 def check_alike(where: str, comm: rr.Communicator, params: Mapping[str, Any]) -> None:

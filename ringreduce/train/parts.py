@@ -369,8 +369,8 @@ class Replica(WholeModel):
         )
         self.statistics = mlp.statistics_in(self._network)
         self._hold(len(x), kept)
-        for name, _ in gradients:
-            self.dp.ready(name)
+        for name, gradient in gradients:
+            self.dp.ready(name, gradient)
         self._reduced = self.dp.finish()
         return float(loss)
 

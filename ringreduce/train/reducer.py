@@ -10,13 +10,16 @@ VLDB 13(12), 2020.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Number, Real
 from typing import Any, Generic, TypeVar
 
 import ringreduce as rr
+from ringreduce.train.arrays import check_comm, plain, shown, whole, wide
 from ringreduce.train.buckets import Bucket, Now
 from ringreduce.train.mismatches import Reported, check_alike, check_arrays, settle
 from ringreduce.train.shares import JoinedBatch, Share
@@ -51,20 +54,31 @@ class StepTimes:
 
 def agree(
     where: str, comm: rr.Communicator, params: Mapping[str, Any], op: str, **sizes: int
-) -> None:
+) -> dict[str, Any]:
     """Check the arguments of `where`, and overwrite all ranks' parameters with rank 0's.
 
-    Collective.  `sizes` are the longest buckets, in bytes.
+    Collective.  `sizes` are the longest buckets, in bytes.  Returns the parameters as arrays.
     """
+    check_comm(where, comm)
     for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{where}: {name} is {value}; wanted at least 1")
+        whole(f"{where}: {name}", value, least=1)
     if op not in ("mean", "sum"):
-        raise ValueError(f"{where}: op is {op!r}; wanted mean or sum")
-    check_arrays(where, params)
+        raise ValueError(f"{where}: op is {shown(op)}; wanted mean or sum")
+    params = check_arrays(where, params)
     check_alike(where, comm, params)
     for array in params.values():
         comm.broadcast(array, root=0, out=array)
+    return params
+
+
+def _samples(where: str, value: Any) -> float:
+    """Return a number of samples.  Raises TypeError or ValueError, which begins with `where`."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{where} {shown(value)} samples; wanted a number")
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{where} {number:g} samples; wanted a finite number of at least 0")
+    return number
 
 
 class Reducer(Generic[B]):
@@ -83,6 +97,8 @@ class Reducer(Generic[B]):
         """Buckets whose call is under way or done, in order."""
         self._ready: set[str] = set()
         self._accumulated: set[str] = set()
+        self._lent: set[str] = set()
+        """Names whose buffer was asked for in this step."""
         self._synchronises = True
         self._weighed: Share | None = None
         """What `weigh` began in this step."""
@@ -116,11 +132,12 @@ class Reducer(Generic[B]):
         that `ready` then waits until all ranks have called `weigh`.
 
         Args:
-            samples: samples in this rank's part of the batch, at least 0.
+            samples: samples in this rank's part of the batch, a finite number of at least 0.
 
         Raises:
-            ValueError: `samples` is negative, gradients are summed, the step has begun, or a loop
-                of `join` runs, which weights gradients itself.
+            TypeError: `samples` is no number.
+            ValueError: `samples` is negative or not finite, gradients are summed, the step has
+                begun, or a loop of `join` runs, which weights gradients itself.
 
         Example:
             >>> def program(comm):
@@ -132,15 +149,14 @@ class Reducer(Generic[B]):
             array([1.])
         """
         self._check_left()
-        if samples < 0:
-            raise ValueError(f"weigh: {samples} samples; wanted at least 0")
+        weight = _samples("weigh:", samples)
         if self._op == "sum":
             raise ValueError("weigh: gradients that are summed count as they are")
         if self._joined is not None:
             raise ValueError("weigh: join weights the gradients; pass samples= to join")
         if self._ready or self._accumulated or self._weighed is not None:
             raise ValueError("weigh: call it once a step, before the first ready")
-        self._weighed = Share(self._comm, float(samples))
+        self._weighed = Share(self._comm, weight)
 
     def join(
         self, batches: Iterable[Batch], samples: Callable[[Batch], float] | None = None
@@ -236,7 +252,14 @@ class Reducer(Generic[B]):
         if name in self._ready:
             raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
         shape, dtype = bucket.kinds[name]
-        if not hasattr(gradient, "dtype"):
+        if gradient is None:
+            raise TypeError(
+                f"ready: the gradient of {name!r} is None; pass zeros of {dtype}{list(shape)} for "
+                "a parameter that was not used"
+            )
+        if hasattr(gradient, "dtype") or not isinstance(gradient, Number):
+            gradient = plain("ready", f"the gradient of {name!r}", gradient)
+        else:
             raise TypeError(f"ready: the gradient of {name!r} is {gradient!r}; wanted an array")
         if (gradient.shape, gradient.dtype) != (shape, dtype):
             raise ValueError(
@@ -246,7 +269,8 @@ class Reducer(Generic[B]):
         share = self._share()
         if share != 1:
             # NaN times a share of 0 would be NaN.
-            gradient = gradient * dtype.type(share) if share else dtype.type(0)
+            scaled = gradient.astype(wide(dtype)) * share if share else dtype.type(0)
+            gradient = scaled.astype(dtype)
         self._put(bucket, name, gradient)
         if self._synchronises:
             self._ready.add(name)
@@ -286,9 +310,7 @@ class Reducer(Generic[B]):
                 number += 1
                 batch = next(batches, _NO_BATCH)
                 has_batch = batch is not _NO_BATCH
-                count = float(samples(batch)) if has_batch else 0.0
-                if count < 0:
-                    raise ValueError(f"join: a batch has {count:g} samples; wanted at least 0")
+                count = _samples("join: a batch has", samples(batch)) if has_batch else 0.0
                 turn = JoinedBatch(self._comm, number, count, has_batch=has_batch, sums=sums)
                 self._joined = turn
                 if not has_batch and not self._anyone(turn):
@@ -429,3 +451,4 @@ class Reducer(Generic[B]):
         self._exposed_s = 0.0
         self._ready.clear()
         self._accumulated.clear()
+        self._lent.clear()

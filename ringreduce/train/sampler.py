@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce as rr
 from ringreduce.train import data
+from ringreduce.train.arrays import whole
 
 
 class Sampler:
@@ -43,9 +41,9 @@ class Sampler:
     __module__ = "ringreduce.train"
 
     def __init__(self, samples: int, batch: int, seed: int = 0) -> None:
-        self.samples = _whole("samples", samples, least=1)
-        self.batch = _whole("batch", batch, least=1)
-        self.seed = _whole("seed", seed, least=0)
+        self.samples = whole("samples", samples, least=1)
+        self.batch = whole("batch", batch, least=1)
+        self.seed = whole("seed", seed, least=0)
         if self.batch > self.samples:
             raise ValueError(f"batch is {batch}; there are {samples} samples")
         self.epoch_steps = -(-self.samples // self.batch)
@@ -69,7 +67,7 @@ class Sampler:
             >>> rr.train.Sampler(samples=10, batch=4).steps(epochs=2)
             6
         """
-        return _whole("epochs", epochs, least=0) * self.epoch_steps
+        return whole("epochs", epochs, least=0) * self.epoch_steps
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch of a step.
@@ -89,7 +87,7 @@ class Sampler:
             >>> [sampler.epoch_of(step) for step in range(5)]
             [1, 1, 1, 2, 2]
         """
-        return _whole("step", step, least=0) // self.epoch_steps + 1
+        return whole("step", step, least=0) // self.epoch_steps + 1
 
     def batch_of(self, step: int) -> NDArray[np.intp]:
         """Return the indices of the samples in the global batch of a step.
@@ -148,13 +146,3 @@ class Sampler:
         """
         batch = self.batch_of(step)
         return batch[data.part(len(batch), comm.rank, comm.size)]
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; wanted a whole number") from None
-    if number < least:
-        raise ValueError(f"{name} is {value}; wanted at least {least}")
-    return number

@@ -110,6 +110,8 @@ class Settings:
         for name in ("weight_decay", "clip", "noise"):
             value = getattr(self, name)
             _want(0 <= value < math.inf, name, value, "a finite number of at least 0")
+        if self.batch_norm and self.batch == 1:
+            raise ValueError("batch is 1; batch_norm takes at least two samples a step")
         if self.batch_shards:
             self._check_shards()
         if self.ramp_steps and not self.batch_per_rank:

@@ -148,7 +148,7 @@ class ShardedParallel(Reducer[ShardedBucket]):
             wanted = ", ".join(map(repr, _HALVES))
             raise ValueError(f"ShardedParallel: algorithm is {algorithm!r}; wanted one of {wanted}")
         sizes = {"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes}
-        agree("ShardedParallel", comm, params, op, **sizes)
+        params = agree("ShardedParallel", comm, params, op, **sizes)
         for name, array in params.items():
             if not array.flags.c_contiguous:
                 raise ValueError(f"ShardedParallel: {name!r} is not C-contiguous")
@@ -252,7 +252,8 @@ class ShardedParallel(Reducer[ShardedBucket]):
         Raises:
             ValueError: an unknown parameter, one that was reported before in this step, or a
                 gradient of another shape or dtype.
-            TypeError: the gradient is no array.
+            TypeError: the gradient is no array, or None, as of a parameter that was not used:
+                report zeros for it.
 
         Example:
             >>> def program(comm):

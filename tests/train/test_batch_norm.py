@@ -36,7 +36,7 @@ def whole(results):
 
 
 @pytest.mark.parametrize("ranks", range(1, 6))
-@pytest.mark.parametrize("samples", [1, 2, 5, 32])
+@pytest.mark.parametrize("samples", [2, 3, 5, 32])
 def test_ranks_compute_what_one_rank_computes(ranks, samples):
     """Ranks above the number of samples have an empty part."""
     x, scale, shift, delta = problem(samples)
@@ -50,7 +50,7 @@ def test_ranks_compute_what_one_rank_computes(ranks, samples):
         assert (np.abs(found - wanted) <= 2 * bound).all()
 
 
-@pytest.mark.parametrize("samples", [2, 5, 32])
+@pytest.mark.parametrize("samples", [4, 5, 32])
 def test_the_bound_notices_statistics_of_a_part(samples):
     x, scale, shift, _ = problem(samples)
     _, off = batch_norm_bounds(x, np.zeros_like(x), scale, shift, 2)

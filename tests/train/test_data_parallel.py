@@ -187,6 +187,94 @@ def test_what_is_written_into_the_buffer_need_not_be_copied():
             assert np.array_equal(result[name], (params(0)[name] + params(1)[name]) / 2)
 
 
+def test_a_buffer_that_was_not_asked_for_in_this_step_has_no_gradient():
+    def program(comm):
+        dp = rr.train.DataParallel(comm, {"w": np.zeros(2)})
+        kept = dp.buffer("w")
+        kept[...] = 1
+        dp.ready("w")
+        dp.finish()
+        with pytest.raises(ValueError, match=r"ready: 'w' has no gradient: buffer\('w'\) was not"):
+            dp.ready("w")
+        kept[...] = 3
+        dp.ready("w", kept)
+        return dp.finish()["w"].tolist()
+
+    assert rr.spawn(program, 2) == [[3, 3]] * 2
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_none_is_no_gradient(stage):
+    def program(comm):
+        params = {"w": np.zeros((2, 3))}
+        made = rr.train.ShardedParallel(comm, params, stage=stage) if stage else None
+        made = made or rr.train.DataParallel(comm, params)
+        for _ in range(2):
+            with pytest.raises(TypeError, match=r"'w' is None; pass zeros of float64\[2, 3\] for"):
+                made.ready("w", None)
+            made.ready("w", np.ones((2, 3)))
+            made.finish()
+
+    rr.spawn(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "error"),
+    [(float("nan"), ValueError), (float("inf"), ValueError), ("3", TypeError), (True, TypeError)],
+)
+def test_a_weight_that_is_no_number_of_samples_is_refused(samples, error):
+    def program(comm):
+        dp = rr.train.DataParallel(comm, {"w": np.zeros(2)})
+        with pytest.raises(error, match=r"weigh: .* samples; wanted"):
+            dp.weigh(samples)
+        with pytest.raises(error, match=r"join: a batch has .* samples; wanted"):
+            list(dp.join([1], samples=lambda _: samples))
+
+    rr.spawn(program, 1)
+
+
+class Tensor:
+    """Stands in for a tensor of torch in host memory."""
+
+    def __init__(self, array):
+        self.array, self.dtype, self.device, self.shape = array, "torch.float64", "cpu", array.shape
+
+    def detach(self):
+        return self
+
+    def numpy(self):
+        if self.array is None:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return self.array
+
+
+def test_tensors_are_taken_as_the_arrays_in_their_memory():
+    def program(comm):
+        w = Tensor(np.full(2, comm.rank + 1.0))
+        dp = rr.train.DataParallel(comm, {"w": w})
+        dp.ready("w", Tensor(np.array([0.0, comm.rank])))
+        return w.array.tolist(), dp.finish()["w"].tolist()
+
+    assert rr.spawn(program, 2) == [([1, 1], [0, 0.5])] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ([np.zeros(10_000)], TypeError, "params is list; wanted a dict of names and arrays"),
+        ({"w": [0.0] * 10_000}, TypeError, "'w' is list; wanted an array of floats"),
+        ({"w": np.array([None])}, TypeError, "'w' is an array of object"),
+        ({"w": np.zeros(2, int)}, TypeError, "'w' is int64; wanted an array of floats"),
+        ({"w": np.broadcast_to(0.0, 3)}, ValueError, "'w' is read-only"),
+    ],
+)
+def test_parameters_are_named_and_not_printed(given, error, words):
+    with pytest.raises(error, match=r".") as raised:
+        rr.spawn(lambda comm: rr.train.DataParallel(comm, given), 1)
+    assert words in str(raised.value)
+    assert len(str(raised.value)) < 100
+
+
 def test_shares_are_summed():
     def program(comm):
         dp = rr.train.DataParallel(comm, params(0), op="sum")

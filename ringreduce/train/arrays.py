@@ -1,0 +1,98 @@
+"""The arrays that callers pass, and the wide dtype in which their numbers are summed."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterable, Mapping
+from numbers import Number
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+def wide(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype to compute in: float64 or complex128; of longdouble, longdouble itself."""
+    try:
+        return np.promote_types(dtype, np.float64)
+    except TypeError:  # an 8-bit float that NumPy cannot promote
+        return np.dtype(np.float64)
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether `dtype` is of floats or complex numbers, also of 16 and 8 bits."""
+    return dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))
+
+
+def plain(where: str, name: object, value: Any) -> Any:
+    """Return `value` as an array of NumPy or CuPy in the same memory.
+
+    A tensor in host memory and a number are viewed as NumPy arrays.  Raises TypeError for anything
+    else that is no array of numbers; the text calls it `name`.
+    """
+    said = type(value).__name__
+    if isinstance(value, Number):
+        value = np.asarray(value)
+    elif hasattr(value, "detach"):
+        try:
+            value = _of_tensor(value.detach())
+        except (TypeError, RuntimeError):
+            raise TypeError(
+                f"{where}: {name} is a {said} of {value.dtype} on {value.device}; pass an array"
+            ) from None
+    elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        value = np.asarray(value)
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype) and not isinstance(value, np.ma.MaskedArray):
+        if dtype.kind in "biu" or is_float(dtype):
+            return value
+        said = f"an array of {dtype.name}"
+    raise TypeError(f"{where}: {name} is {said}; wanted an array of numbers")
+
+
+def by_name(where: str, given: Any) -> dict[object, Any]:
+    """Return the arrays of a mapping, of several arrays, or of a lone one, by name or number.
+
+    Raises TypeError unless all are arrays of numbers.
+    """
+    if isinstance(given, Mapping):
+        named = {name: (repr(name), value) for name, value in given.items()}
+    elif hasattr(given, "dtype") or not isinstance(given, Iterable) or isinstance(given, str):
+        named = {0: ("the argument", given)}
+    else:
+        named = {number: (f"array {number}", each) for number, each in enumerate(given)}
+    return {key: plain(where, name, value) for key, (name, value) in named.items()}
+
+
+def check_comm(where: str, comm: Any) -> None:
+    """Raise TypeError unless `comm` is a communicator, or stands in for one."""
+    if not hasattr(comm, "rank"):
+        raise TypeError(
+            f"{where}: comm is {type(comm).__name__}; pass the communicator in this place"
+        )
+
+
+def shown(value: Any) -> str:
+    """Show a wrong argument: numbers, texts and None as they are, others by their type."""
+    plain = value is None or isinstance(value, (Number, str))
+    return repr(value) if plain else type(value).__name__
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number.  Raises TypeError or ValueError, which calls it `name`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {shown(value)}; wanted a whole number") from None
+    if number < least:
+        raise ValueError(f"{name} is {value}; wanted at least {least}")
+    return number
+
+
+def _of_tensor(tensor: Any) -> np.ndarray:
+    if str(tensor.dtype) != "torch.bfloat16":
+        array: np.ndarray = tensor.numpy()
+        return array
+    bits: np.ndarray = tensor.view(sys.modules["torch"].int16).numpy()
+    return bits.view(ml_dtypes.bfloat16)
