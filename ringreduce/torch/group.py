@@ -28,11 +28,12 @@ from ringreduce.torch.lists import (
     deliver_each,
     deliver_part,
     pieces_of,
+    room_for,
 )
 from ringreduce.torch.ops import prepare, prepare_copy
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import add_entries, sparse_calls
-from ringreduce.torch.tensors import array_of, check, check_list, flat, is_as_in_memory
+from ringreduce.torch.tensors import array_of, check, check_list, is_as_in_memory
 from ringreduce.torch.works import AsyncWork, FinishedWork, Message, seconds_of
 
 _log = logging.getLogger("ringreduce.torch")
@@ -161,7 +162,7 @@ class RingReduceGroup(NamedGroup):
     @collective("reduce_scatter", c10d.ReduceScatterOptions, of_lists=False)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
         x, out = self._views_to_scatter(output, input)
-        return _work(opts, [output], [self._reduce_scatter(x, out, opts)])
+        return _work(opts, [output], [self._reduce_scatter(x, out, opts)], _copies([out]))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -170,14 +171,15 @@ class RingReduceGroup(NamedGroup):
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
         pairs = [self._views_to_scatter(*each) for each in zip(outputs, inputs, strict=True)]
-        return _work(opts, outputs, [self._reduce_scatter(x, out, opts) for x, out in pairs])
+        calls = [self._reduce_scatter(x, out, opts) for x, out in pairs]
+        return _work(opts, outputs, calls, _copies([out for _, out in pairs]))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _views_to_scatter(self, output: Any, input: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the arrays over an input and an output, checked.  Sends nothing."""
-        x = flat("reduce_scatter", input, writes=False, reduces=True)
-        out = flat("reduce_scatter", output, writes=True)
+        x = array_of("reduce_scatter", input, writes=False, reduces=True).reshape(-1)
+        out = array_of("reduce_scatter", output, writes=True)
         if x.size != self._size * out.size:
             raise ValueError(
                 f"reduce_scatter: the input has {x.size} elements, and the output {out.size}; "
@@ -245,7 +247,7 @@ class RingReduceGroup(NamedGroup):
     @collective("all_gather", c10d.AllgatherOptions, of_lists=False)
     def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
         x, out = self._views_to_gather(output, input)
-        return _work(opts, [output], [self._all_gather(x, out, opts)])
+        return _work(opts, [output], [self._all_gather(x, out, opts)], _copies([out]))
 
     _allgather_base = all_gather_single
 
@@ -254,14 +256,15 @@ class RingReduceGroup(NamedGroup):
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
     ) -> Any:
         pairs = [self._views_to_gather(*each) for each in zip(outputs, inputs, strict=True)]
-        return _work(opts, outputs, [self._all_gather(x, out, opts) for x, out in pairs])
+        calls = [self._all_gather(x, out, opts) for x, out in pairs]
+        return _work(opts, outputs, calls, _copies([out for _, out in pairs]))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _views_to_gather(self, output: Any, input: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the arrays over an input and an output, checked.  Sends nothing."""
         x = array_of("all_gather", input, writes=False).reshape(-1)
-        out = flat("all_gather", output, writes=True)
+        out = array_of("all_gather", output, writes=True)
         if out.size != self._size * x.size:
             raise ValueError(
                 f"all_gather: the input has {x.size} elements, and the output {out.size}; "
@@ -270,7 +273,8 @@ class RingReduceGroup(NamedGroup):
         return x, out
 
     def _all_gather(self, x: np.ndarray, out: np.ndarray, opts: Any) -> Any:
-        return self.comm.all_gather(x, counts=[x.size] * self._size, out=out, **_how(opts))
+        counts = [x.size] * self._size
+        return self.comm.all_gather(x, counts=counts, out=room_for(out), **_how(opts))
 
     @collective("gather", c10d.GatherOptions, ("root", "timeout"))
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
@@ -317,19 +321,19 @@ class RingReduceGroup(NamedGroup):
     ) -> Any:
         x = array_of("all_to_all", input, writes=False)
         out = array_of("all_to_all", output, writes=True)
-        xs = pieces_of(x, input_splits, self._size, "input")
-        outs = pieces_of(out, output_splits, self._size, "output")
         # The call writes to the tensor itself, unless it is strided or the input shares its memory.
         is_apart = out.flags.c_contiguous and not np.may_share_memory(x, out)
         room = out.reshape(-1) if is_apart else np.empty(out.size, out.dtype)
         if input_splits or output_splits:
+            xs = pieces_of(x, input_splits, self._size, "input")
+            outs = pieces_of(out, output_splits, self._size, "output")
             call = self._all_to_all(x.reshape(-1), xs, outs, room, opts)
-        elif x.size == out.size:
+        elif x.size == out.size and x.size % self._size == 0:
             call = self.comm.all_to_all(x.reshape(-1), out=room, **_how(opts))
         else:
             raise ValueError(
                 f"all_to_all: the input has {x.size} elements, and the output {out.size}; "
-                "without split sizes they have as many"
+                f"without split sizes they have as many, a multiple of {self._size}"
             )
         return _work(opts, [output], [call], None if is_apart else partial(deliver, [out]))
 
@@ -366,14 +370,15 @@ class RingReduceGroup(NamedGroup):
     def _receive(self, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
         """Receive a tensor from `peer`, or from any rank.
 
-        torch.distributed.pipelining receives into leaf tensors that require a gradient.  Several of
-        its receives may also write to one tensor, which it does not read: all but the first go to
-        memory of their own, and are copied.
+        In torch.distributed.pipelining several receives may write to one tensor, which it does not
+        read: all but the first go to memory of their own, and are copied.
         """
         (tensor,) = tensors
-        out = flat("recv", tensor.detach(), writes=True)
-        room = np.empty_like(out) if self.comm.is_received_into(out) else out
-        copy = None if room is out else partial(deliver, [out])
+        out = array_of("recv", tensor, writes=True)
+        room = room_for(out)
+        if self.comm.is_received_into(room):
+            room = np.empty_like(room)
+        copy = None if np.may_share_memory(room, out) else partial(deliver, [out])
         return Message(self.comm.recv(room, peer, tag, async_op=True), tensors, peer, copy)
 
     # --- barriers, the end ---
@@ -455,6 +460,11 @@ def _is_of_a_bucket() -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == _BACKWARD
+
+
+def _copies(outs: Sequence[np.ndarray]) -> Callable[..., None] | None:
+    """Return the function that copies results to strided arrays; None if no array is strided."""
+    return None if all(out.flags.c_contiguous for out in outs) else partial(deliver_each, outs)
 
 
 def _work(

@@ -42,6 +42,11 @@ def pieces_of(
     return np.split(array, np.cumsum(lengths)[:-1])
 
 
+def room_for(out: np.ndarray) -> np.ndarray:
+    """Return the memory of `out` with one dimension; new memory if `out` is strided."""
+    return out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
+
+
 def deliver(outs: Sequence[np.ndarray], found: np.ndarray) -> None:
     """Copy the parts of `found` to `outs`, one after another."""
     begin = 0

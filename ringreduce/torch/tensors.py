@@ -21,15 +21,19 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
 
     The program may resize the storage of the tensor later, as FullyShardedDataParallel does.
 
-    Raises ValueError as `check`, or if the memory holds conjugated or negated elements, and
-    TypeError if the tensor holds other tensors and has no elements of its own, or if NumPy has no
-    such dtype.
+    An array that is only read may be a copy: torch may have yet to conjugate or to negate elements.
+
+    Raises ValueError as `check`, or if the memory to be written holds conjugated or negated
+    elements, and TypeError if the tensor holds other tensors and has no elements of its own, or if
+    NumPy has no such dtype.
     """
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()  # keeps the storage, even if the program sets `tensor.data`
     array = view_of(plain)
     if array is None and plain.dtype is _TWO_OF_4_BITS:
         array = view_of(plain.view(torch.uint8))
+    if array is None and not writes and has_memory(type(tensor)):
+        array = view_of(plain.resolve_conj().resolve_neg())
     if array is None:
         raise _no_view(where, tensor)
     return array
@@ -67,22 +71,13 @@ def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> No
     """
     if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
         raise ValueError(_refusal(where, tensor))
-    if writes:
-        _check_writable(where, tensor)
+    if writes and torch._debug_has_internal_overlap(tensor) == _CERTAINLY:
+        raise ValueError(
+            f"{where}: elements of a tensor share memory, as after expand(); pass tensor.clone()"
+        )
     dtype = tensor.dtype
     if reduces and dtype.itemsize == 1 and dtype.is_floating_point:
         raise ValueError(f"{where}: {dtype} cannot be reduced; pass tensor.bfloat16()")
-
-
-def flat(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
-    """Return the array over the memory of a contiguous tensor, with one dimension.
-
-    Raises ValueError and TypeError as `array_of`, and ValueError if the tensor is not contiguous.
-    """
-    array = array_of(where, tensor, writes=writes, reduces=reduces)
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{where}: a tensor is not contiguous; pass tensor.contiguous()")
-    return array.reshape(-1)
 
 
 def check_list(where: str, tensors: Sequence[Any], size: int, what: str) -> None:
@@ -104,15 +99,3 @@ def _refusal(where: str, tensor: Any) -> str:
     if tensor.is_quantized:
         return f"{where}: a tensor is quantised; pass tensor.int_repr() or tensor.dequantize()"
     return f"{where}: a tensor is sparse; pass tensor.to_dense()"
-
-
-def _check_writable(where: str, tensor: Any) -> None:
-    if torch._debug_has_internal_overlap(tensor) == _CERTAINLY:
-        raise ValueError(
-            f"{where}: elements of a tensor share memory, as after expand(); pass tensor.clone()"
-        )
-    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
-        raise ValueError(
-            f"{where}: a leaf tensor that requires a gradient would be written in place; "
-            "pass tensor.detach(), or call it under torch.no_grad()"
-        )

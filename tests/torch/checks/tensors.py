@@ -109,7 +109,6 @@ def wrong_tensors_are_refused() -> None:
         (torch.ones(3, device="meta"), "on 'meta' has no data"),
         (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "is quantised"),
         (torch.ones(1).expand(3), "elements of a tensor share memory"),
-        (torch.ones(3, requires_grad=True), "would be written in place"),
         (torch.ones(3, dtype=torch.complex64).conj().imag, "or to negate"),
     ):
         root = (rank() + 1) % size()
@@ -143,19 +142,101 @@ def tensors_can_be_resized_after_calls() -> None:
         assert not x.untyped_storage().resizable()
 
 
+def _leaf(x: Any) -> Any:
+    return torch.nn.Parameter(x.clone())
+
+
+def _strided(x: Any) -> Any:
+    wide = torch.zeros(*x.shape, 2)
+    wide[..., 0] = x
+    return wide[..., 0]
+
+
+def _strided_leaf(x: Any) -> Any:
+    return _strided(x).requires_grad_()
+
+
+def _of_a_graph(x: Any) -> Any:
+    return x.clone().requires_grad_() * 1
+
+
+def every_call_takes_parameters_and_strided_tensors() -> None:
+    n, to, source = size(), (rank() + 1) % size(), (rank() - 1) % size()
+    total, first, last = sum(everybodys(2 * n)), of(0, 2 * n), of(source, 2 * n)
+    all_of_them = torch.stack(everybodys(2))
+    for make in (_leaf, _strided, _strided_leaf, _of_a_graph):
+
+        def got(x: Any, wanted: Any) -> None:
+            same(x.detach().reshape(wanted.shape), wanted)
+
+        def empty(*shape: int, make: Any = make) -> Any:
+            return make(torch.full(shape, -1.0))
+
+        x = make(mine(2 * n))
+        dist.broadcast(x, 0)
+        got(x, first)
+        for reduce in (dist.all_reduce, lambda x: dist.all_reduce_coalesced([x])):
+            x = make(mine(2 * n))
+            reduce(x)
+            got(x, total)
+        for root in range(n):
+            x, out = make(mine(2 * n)), empty(2)
+            pieces = [empty(2) for _ in range(n)] if rank() == root else None
+            dist.reduce(x, root)
+            if rank() == root:
+                got(x, total)
+            dist.gather(make(mine(2)), pieces, root)
+            for found, wanted in zip(pieces or [], all_of_them, strict=False):
+                got(found, wanted)
+            dist.scatter(out, [make(each) for each in all_of_them] if pieces else None, root)
+            got(out, mine(2))
+        part, whole, swapped = empty(2), empty(2 * n), empty(2 * n)
+        pieces = [empty(2) for _ in range(n)]
+        dist.all_gather_into_tensor(whole, make(mine(2)))
+        got(whole, all_of_them.reshape(-1))
+        dist.all_gather(pieces, make(mine(2)))
+        got(torch.stack(pieces), all_of_them)
+        dist.reduce_scatter_tensor(part, make(mine(2 * n)))
+        got(part, total.reshape(n, 2)[rank()])
+        dist.reduce_scatter(part, [make(mine(2) + i) for i in range(n)])
+        got(part, all_of_them.sum(0) + n * rank())
+        sent = torch.stack([each.reshape(n, 2)[rank()] for each in everybodys(2 * n)])
+        dist.all_to_all_single(swapped, make(mine(2 * n)))
+        got(swapped, sent)
+        dist.all_to_all(pieces, [make(each) for each in mine(2 * n).reshape(n, 2)])
+        got(torch.stack(pieces), sent)
+        for peer in (source, None):
+            x = empty(2 * n)
+            work = dist.irecv(x, peer)
+            dist.send(make(mine(2 * n)), to)
+            work.wait()
+            got(x, last)
+
+
+def calls_read_elements_that_torch_has_yet_to_negate() -> None:
+    negated = torch.complex(mine(3), mine(3)).conj().imag
+    out = torch.zeros(3 * size())
+    dist.all_gather_into_tensor(out, negated)
+    same(out, -torch.cat(everybodys(3)))
+
+
 def wrong_lengths_are_refused() -> None:
     out, world = torch.zeros(2 * size() + 1), dist.group.WORLD
     raises(ValueError, "the output needs", lambda: dist.all_gather_into_tensor(out, torch.ones(2)))
     raises(ValueError, "the input needs", lambda: dist.reduce_scatter_tensor(torch.ones(2), out))
     raises(ValueError, "pass one for each of", lambda: dist.all_gather([out], torch.ones(2)))
-    raises(ValueError, "no multiple of", lambda: dist.all_to_all_single(out, out.clone()))
+    raises(ValueError, "a multiple of", lambda: dist.all_to_all_single(out, out.clone()))
     x, sends = torch.zeros(4 * size()), [4] * size()
     recvs = [5, 3, *sends[2:]] if rank() == 0 else sends
     pieces = [torch.ones(2) for _ in range(size())]
     mixed = [torch.ones(2, dtype=torch.int32), *pieces[1:]]
     raises(ValueError, "all need one dtype", lambda: world.alltoall(pieces, mixed))
     scalar = torch.ones(())
-    raises(ValueError, "is 0-d", lambda: dist.all_to_all_single(scalar, scalar.clone()))
+    raises(ValueError, "a multiple of", lambda: dist.all_to_all_single(scalar, scalar.clone()))
+    halves = [1, *[0] * (size() - 1)]
+    words = "is 0-d; pass tensor.reshape(1)"
+    split = scalar.clone(), scalar, halves, halves
+    raises(ValueError, words, lambda: dist.all_to_all_single(*split))
     raises(ValueError, "all need one dtype", lambda: world.allgather([mixed], [pieces[0]]))
     words = "rank 0 sends 4 elements to rank 0, which expects 5"
     raises(ValueError, words, lambda: dist.all_to_all_single(x.clone(), x, recvs, sends))
