@@ -41,18 +41,24 @@ class Config:
     slice_bytes: int | None = None
     """Length of a slice, in bytes; every slice goes through the schedule on its own.
 
-    None: 1 MiB across nodes, so that one slice crosses the network while nodes reduce others;
+    None: 512 KiB across nodes, so that one slice crosses the network while nodes reduce others;
     64 MiB on one node, where there is nothing to overlap; 4 MiB if copied through shared memory,
     and 64 KiB to 4 MiB for a "star" `broadcast` or `reduce` there if each rank has a core.
     """
-    segment_bytes: int = 1 << 20
-    """Longer messages are sent in segments of this size, in bytes, to be reduced in the cache."""
+    segment_bytes: int | None = None
+    """Longer messages are sent in segments of this size, in bytes, to be reduced in the cache.
+
+    None: 1 MiB on one node; 60 KiB across nodes, which MPIs send without a handshake.
+    """
     most_slices: int = 1024
     """The most slices of a call.  Larger arrays have longer slices."""
     in_flight: int | None = None
-    """Slices in flight at once.  None: 1 on one node, 4 across nodes."""
-    staged_bytes: int = 16 << 10
-    """Arrays up to this size, in bytes, are copied to memory whose messages are set up once."""
+    """Slices in flight at once.  None: 1 on one node, 2 across nodes."""
+    staged_bytes: int | None = None
+    """Arrays up to this size, in bytes, are copied to memory whose messages are set up once.
+
+    None: 16 KiB on one node, 128 KiB across nodes.
+    """
     kept_messages: int = 16384
     """Messages of larger arrays that stay set up for the next call on the same arrays."""
     kept_plans: int = 64
@@ -124,7 +130,9 @@ class Config:
 
 _SINGLE_COPY, _SINGLE_COPY_IF_CROWDED = 4 << 20, 8 << 20
 """Bytes from which on a direct read was measured to be faster than a copy in and out."""
-_MAY_BE_NONE = ("slice_bytes", "in_flight", "pull_bytes", "shared_memory")
+_MAY_BE_NONE = (
+    *("slice_bytes", "segment_bytes", "in_flight", "staged_bytes", "pull_bytes", "shared_memory"),
+)
 _COUNTS = {
     "slice_bytes": 1,
     "segment_bytes": 1,

@@ -35,8 +35,10 @@ from ringreduce.planning.select import (
     STAGED_BYTES,
     priced_bytes,
     resolve,
+    segment_bytes,
     slice_count,
     slices_in_flight,
+    staged_bytes,
 )
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.pieces import piece_counts
@@ -469,7 +471,7 @@ class Calls:
     def _planned(self, schedule: Schedule, count: int, dtype: np.dtype[Any]) -> Plan:
         """Plan a call on a whole array by a schedule."""
         slices = slice_count(schedule, count * dtype.itemsize, self.nodes, self.config)
-        segment = self.config.segment_bytes
+        segment = segment_bytes(self.nodes, self.config)
         return plan_whole(schedule, self.rank, count, dtype.itemsize, slices, segment)
 
     def _parts(
@@ -485,7 +487,7 @@ class Calls:
         nbytes = sum(counts) * dtype.itemsize
         schedule = self._schedule(collective, algorithm, nbytes, root)
         slices = slices or slice_count(schedule, nbytes, self.nodes, self.config)
-        segment = self.config.segment_bytes
+        segment = segment_bytes(self.nodes, self.config)
         one_step = None
         if collective == "all_to_all" and not schedule.digest:
             _, one_step = self._all_to_alls[schedule.algorithm]
@@ -538,6 +540,7 @@ class Calls:
             in_place=in_place,
             part_begin=part_begin,
             in_flight=slices_in_flight(self.nodes, self.config),
+            staged_bytes=staged_bytes(self.nodes, self.config),
             shares=self.config.memory is not None,
         )
 

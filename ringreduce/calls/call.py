@@ -44,6 +44,8 @@ class Call:
     The smaller one of ``x`` and ``out`` may be this shard of the other."""
     in_flight: int = 1
     """The most slices under way at once, if messages run the plan."""
+    staged_bytes: int = 16 << 10
+    """The longest array that is copied to memory that messages are bound to, in bytes."""
     pieces: tuple[tuple[Plan, int], ...] = ()
     """Plans of pieces of an array on a GPU, each with the number of its pieces.
 

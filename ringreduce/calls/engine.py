@@ -336,7 +336,8 @@ class Engine:
                 device.fold_many(op, dtype) if size > 2 else None,
                 partial(device.divide, by=size) if op == "mean" else None,
             )
-        task = Task(call.plan, device, dtype, call.shapes, arithmetic, call.in_flight)
+        how = arithmetic, call.in_flight, call.staged_bytes
+        task = Task(call.plan, device, dtype, call.shapes, *how)
         return MessagesExecutable(task, self._flows, self._control)
 
     def discard(self, call: Call) -> None:

@@ -24,7 +24,7 @@ _MOST_UNROLLED = 128
 class Executable:
     """A plan that is run by messages; see `ringreduce.control.executable.Executable`.
 
-    A small plan has one flow, in memory of its own (`Config.staged_bytes`).  A plan that is bound
+    A small plan has one flow, in memory of its own (`Task.staged_bytes`).  A plan that is bound
     to its arrays has one flow in these.  The flows of all other plans are kept by the addresses of
     the caller's arrays.
     """
@@ -177,7 +177,7 @@ class Executable:
         """Give a small plan memory of its own, and bind its flow to that."""
         task = self.task
         plan, device = task.plan, task.device
-        if task.nbytes > self._cache.config.staged_bytes or plan.slices != 1:
+        if task.nbytes > task.staged_bytes or plan.slices != 1:
             return False
         # Two arrays, so that no fold is in place: NumPy takes twice as long where one element is.
         source, target = (

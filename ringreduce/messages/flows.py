@@ -32,6 +32,8 @@ class Task:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     in_flight: int = 4
     """Slices that are under way at once."""
+    staged_bytes: int = 16 << 10
+    """Arrays up to this size, in bytes, are copied to memory that messages are bound to once."""
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config, Memory
+from ringreduce.planning.slices import SEGMENT_BYTES
 from ringreduce.schedules.cost import price
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.topology import Nodes
@@ -101,7 +102,7 @@ def _is_one_way(schedule: Schedule, config: Config) -> bool:
 
 def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -> int:
     """Return how many slices an array of `nbytes` is divided into."""
-    large = 64 << 20 if len(nodes) == 1 else 1 << 20
+    large = 64 << 20 if len(nodes) == 1 else 512 << 10
     if config.memory is not None and not is_single_copy(schedule, nbytes, config):
         large = STAGED_BYTES
         if _is_one_way(schedule, config):
@@ -123,7 +124,22 @@ def _one_way_slice_bytes(collective: str, nbytes: int) -> int:
 
 def slices_in_flight(nodes: Nodes, config: Config) -> int:
     """Return how many slices are in flight at once."""
-    return config.in_flight or (1 if len(nodes) == 1 else 4)
+    return config.in_flight or (1 if len(nodes) == 1 else 2)
+
+
+def segment_bytes(nodes: Nodes, config: Config) -> int:
+    """Return the bytes of a segment of a long message.
+
+    Open MPI sends more than 64 KiB over TCP by a handshake, which waits behind other data.
+    """
+    return config.segment_bytes or (SEGMENT_BYTES if len(nodes) == 1 else 60 << 10)
+
+
+def staged_bytes(nodes: Nodes, config: Config) -> int:
+    """Return the bytes up to which arrays are copied to memory that messages are bound to."""
+    if config.staged_bytes is not None:
+        return config.staged_bytes
+    return 16 << 10 if len(nodes) == 1 else 128 << 10
 
 
 def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> list[str]:

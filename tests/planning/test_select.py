@@ -15,10 +15,14 @@ from ringreduce.planning.select import (
     is_single_copy,
     priced_bytes,
     resolve,
+    segment_bytes,
     slice_count,
+    slices_in_flight,
+    staged_bytes,
 )
 
 BY_MESSAGES = Config()
+OTHER_NUMBERS = Config(slice_bytes=1 << 20, in_flight=5, segment_bytes=7, staged_bytes=0)
 IN_MEMORY = Config(memory=Memory(single_copy=True, crowded=False))
 CROWDED = Config(memory=Memory(single_copy=True, crowded=True))
 COPIED_IN = Config(memory=Memory(single_copy=False, crowded=False))
@@ -81,6 +85,25 @@ def test_data_that_go_one_way_are_copied_in_while_others_copy_out(
     schedule = build(collective, algorithm, nodes)
     assert is_single_copy(schedule, 16 * MIB, config) is single_copy
     assert slice_count(schedule, 16 * MIB, nodes, config) == slices
+
+
+@pytest.mark.parametrize(
+    ("nodes", "config", "numbers"),
+    [
+        ([[0, 1]], BY_MESSAGES, (1, 1, MIB, 16 << 10)),
+        ([[0], [1]], BY_MESSAGES, (32, 2, 60 << 10, 128 << 10)),
+        ([[0, 1, 2], [3]], BY_MESSAGES, (32, 2, 60 << 10, 128 << 10)),
+        (
+            [[0], [1]],
+            Config(slice_bytes=MIB, in_flight=5, segment_bytes=7, staged_bytes=0),
+            (16, 5, 7, 0),
+        ),
+    ],
+)
+def test_messages_between_hosts_are_short(nodes, config, numbers):
+    schedule = build("all_reduce", "ring", nodes)
+    chosen = slice_count(schedule, 16 * MIB, nodes, config), slices_in_flight(nodes, config)
+    assert (*chosen, segment_bytes(nodes, config), staged_bytes(nodes, config)) == numbers
 
 
 @pytest.mark.parametrize("config", [IN_MEMORY, CROWDED], ids=["a core each", "crowded"])
