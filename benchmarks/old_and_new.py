@@ -39,10 +39,11 @@ _COLLECTIVES = [8 << i for i in range(0, 22, 3)]
 _LISTS = (1, 10, 160, 1000)
 """Arrays in a list."""
 _ONE_HOST = [8 << i for i in range(0, 25, 3)]
-_BETWEEN_HOSTS = [1 << 20, 4 << 20, 16 << 20, 64 << 20]
+_BETWEEN_HOSTS = [8, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 _SAME_PROGRAM = (
     *("benchmarks/collectives.py", "benchmarks/collectives_run.py", "benchmarks/environments.py"),
-    *("benchmarks/one_host_run.py", "benchmarks/rows.py", "ringreduce/bench/collectives.py"),
+    *("benchmarks/one_host_run.py", "benchmarks/ring_and_mpi.py", "benchmarks/rows.py"),
+    "ringreduce/bench/collectives.py",
     *("ringreduce/bench/contenders.py", "ringreduce/bench/environment.py"),
     *("ringreduce/bench/gloo.py", "ringreduce/bench/inputs.py"),
 )

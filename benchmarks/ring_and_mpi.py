@@ -39,7 +39,8 @@ def main() -> None:
             "Allreduce": lambda x=x: world.Allreduce(MPI.IN_PLACE, x),
         }
         times: dict[str, list[float]] = {name: [] for name in calls}
-        for repeat in range(2 + max(7, min(60, (1 << 30) // nbytes))):
+        most = 60 if nbytes >= 1 << 20 else 2000
+        for repeat in range(2 + max(7, min(most, (1 << 30) // nbytes))):
             for name, call in calls.items():
                 np.multiply(pattern, world.rank + 1, out=x)
                 world.Barrier()
@@ -59,7 +60,7 @@ def main() -> None:
         row["times_faster"] = round(medians["Allreduce"] / medians["ring"], 3)
         rows.append(row)
         if world.rank == 0:
-            print(nbytes >> 20, "MiB", row["milliseconds"], row["times_faster"], flush=True)
+            print(nbytes, "B", row["milliseconds"], row["times_faster"], flush=True)
     if world.rank == 0:
         replace("ring_and_mpi", rows, same=("mpi", "ranks", "bytes", "thread_level"))
     comm.close()
