@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from ringreduce import place
-from ringreduce.calls.arguments import check_timeout, shown
+from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
-from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment
+from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment, as_seconds
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.rendezvous import default as default_rendezvous
@@ -71,8 +71,8 @@ def init(
             and ``sockets`` mean either; without that variable it means ``"auto"``.
         nodes: how many ranks each node has, ``(3, 1, 2)``, or the ranks, ``((0, 2), (1, 3))``.
             None discovers them.
-        timeout_s: seconds without progress until a call raises PeerTimeoutError.  None takes the
-            launcher's timeout, or 600.
+        timeout_s: seconds without progress until a call raises PeerTimeoutError, above 0;
+            ``math.inf``: without a limit.  None takes the launcher's timeout, or 600.
         config: the other settings.
 
     Returns:
@@ -105,8 +105,7 @@ def init(
         )
     config = _checked("init", config)
     timeout_s = environment.timeout_s if timeout_s is None else timeout_s
-    timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    check_timeout("init", timeout_s)
+    timeout_s = as_seconds("init", DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
     if mpi_comm is not None and rendezvous is not None:
         raise ValueError("init: pass mpi_comm or rendezvous: either connects the ranks")
     if mpi_comm is None and rendezvous is None:
@@ -329,8 +328,7 @@ def spawn(
         )
     if not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"spawn: ranks is {shown(ranks)}; pass an int of at least 1")
-    timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    check_timeout("spawn", timeout_s)
+    timeout_s = as_seconds("spawn", DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
     placed = None if nodes is None else parse_nodes(nodes, ranks, "spawn")
     given = _checked("spawn", config)
     switchboard = Switchboard(ranks)

@@ -1,7 +1,9 @@
 """All settings in one frozen object, and the variables that the launcher sets for its ranks."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -155,6 +157,8 @@ _OF_ALL_RANKS = (
 _SWITCHES = ("synchronous_sends", "shared_memory", "log_messages")
 DEFAULT_TIMEOUT_S = 600.0
 """Seconds without progress until a call raises PeerTimeoutError."""
+LONGEST_S = 1e9
+"""Seconds of the longest timeout, 30 years: more does not fit into the clocks of locks."""
 TRANSPORTS = ("auto", "mpi", "sockets", "shm")
 """How ranks may exchange data, as `ringreduce.init` names it."""
 
@@ -193,11 +197,28 @@ class Environment:
         return cls(**values)
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
+def as_seconds(where: str, timeout_s: Any) -> Any:
+    """Return a timeout, a number of any type, as a float of at most `LONGEST_S`; None stays None.
+
+    Raises ValueError, in the name of the call `where`, unless it is above 0.
+    """
+    if timeout_s is None:
+        return None
+    kind = getattr(getattr(timeout_s, "dtype", None), "kind", "f")
+    seconds = math.nan
+    if hasattr(timeout_s, "__float__") and not isinstance(timeout_s, bool) and kind in "iufV":
+        with suppress(TypeError, ValueError):
+            try:
+                seconds = float(timeout_s)
+            except OverflowError:  # a whole number that is too large
+                seconds = math.copysign(math.inf, timeout_s > 0 or -1)
     if not seconds > 0:
-        raise ValueError(text)
-    return seconds
+        raise ValueError(f"{where}: timeout_s is {timeout_s!r:.99}; pass seconds, above 0")
+    return min(seconds, LONGEST_S)
+
+
+def _seconds(text: str) -> float:
+    return float(as_seconds("", float(text)))
 
 
 def _transport(text: str) -> str:

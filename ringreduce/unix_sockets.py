@@ -9,6 +9,8 @@ import time
 
 BACKLOG = 4096
 """Connections that may wait until they are accepted."""
+LONGEST_WAIT_S = 2e6
+"""The most seconds that one call of a socket can wait."""
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: process id, user id and group id of the peer of a socket."""
 _RETRY_S = 0.002
@@ -30,7 +32,8 @@ def connect(connection: socket.socket, address: bytes, deadline: float, *, await
     Raises TimeoutError after the deadline, and ConnectionRefusedError if no process listens.
     """
     while True:
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        left = max(deadline - time.monotonic(), 0.001)
+        connection.settimeout(min(left, LONGEST_WAIT_S))
         try:
             return connection.connect(address)
         except BlockingIOError:  # Linux does not wait for a place in the backlog

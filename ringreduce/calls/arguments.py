@@ -178,12 +178,6 @@ def check_root(where: str, root: int, size: int, name: str = "root") -> None:
         raise ValueError(f"{where}: {name} is {root}; ranks are 0 to {size - 1}")
 
 
-def check_timeout(where: str, timeout_s: Any) -> None:
-    """Check that `timeout_s` is a number of seconds above 0.  Raises ValueError."""
-    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-        raise ValueError(f"{where}: timeout_s is {timeout_s!r}; pass seconds, above 0")
-
-
 def as_counts(where: str, counts: Any) -> tuple[int, ...]:
     """Return `counts` as ints.  Raises TypeError unless it has whole numbers alone."""
     try:

@@ -16,7 +16,6 @@ from ringreduce.calls.arguments import (
     as_shape,
     check_root,
     check_selectors,
-    check_timeout,
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
@@ -26,7 +25,7 @@ from ringreduce.calls.point_to_point import PointToPoint
 from ringreduce.calls.runner import NOTHING
 from ringreduce.calls.shared_array import SharedArray
 from ringreduce.calls.views import forbid_resizing
-from ringreduce.config import Config
+from ringreduce.config import Config, as_seconds
 from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
@@ -277,8 +276,7 @@ class Communicator(Collectives, PointToPoint):
             array, target = self._placed(call, array, out)
             for bound in (x, out):
                 forbid_resizing(bound)
-            if timeout_s is not None:
-                check_timeout(collective, timeout_s)
+            timeout_s = as_seconds(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
             planned = PersistentCall(self._engine, call, array, target, result, timeout_s)
             return planned.on_fast_path()
@@ -544,8 +542,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             '<ringreduce.Communicator: rank 0 of 2, node (0, 1), among threads, closed>'
         """
-        if timeout_s is not None:
-            check_timeout("close", timeout_s)
+        timeout_s = as_seconds("close", timeout_s)
         self._close(timeout_s=timeout_s)
 
     def close_at_end_of(self, place: str, timeout_s: float | None = None) -> None:

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_out, check_timeout, shown
+from ringreduce.calls.arguments import check_out, shown
 from ringreduce.calls.arrays import as_array, as_writable, from_host, to_host
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
+from ringreduce.config import as_seconds
 from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
 from ringreduce.point_to_point.road import Kind
@@ -190,10 +191,7 @@ class PointToPoint(Runner):
         if engine.ended is not None:
             raise engine.ended.with_traceback(None)
         endpoint = engine.endpoint
-        if timeout_s is None:
-            timeout_s = endpoint.timeout_s
-        else:
-            check_timeout("probe", timeout_s)
+        timeout_s = as_seconds("probe", timeout_s) or endpoint.timeout_s
         found: list[int] = []
 
         def look() -> bool:
@@ -321,10 +319,7 @@ class PointToPoint(Runner):
         else:
             known = self._check_peer(where, peer)
         number = _checked_tag(where, tag)
-        if timeout_s is None:
-            timeout_s = self._engine.endpoint.timeout_s
-        else:
-            check_timeout(where, timeout_s)
+        timeout_s = as_seconds(where, timeout_s) or self._engine.endpoint.timeout_s
         return Operation(where, sends, known, number, kind, data, memory, timeout_s)
 
     def _check_others(self, where: str) -> None:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from ringreduce.calls.meter import Meter, MeteredLock
+from ringreduce.config import as_seconds
 from ringreduce.transports.yielding import HEAD_START, Yielding
 
 Program = Generator[bool, None, Any]
@@ -109,7 +110,7 @@ class Work(Generic[T]):
             The result of the collective.
 
         Raises:
-            ValueError: `timeout_s` is not None and no number of at least 0.
+            ValueError: `timeout_s` is neither None nor a number above 0.
             TimeoutError: the call is not over after `timeout_s` seconds.  The call goes on.
             MismatchError, PeerTimeoutError, PeerLostError: the call's error.
 
@@ -117,7 +118,7 @@ class Work(Generic[T]):
             >>> rr.spawn(lambda comm: comm.all_reduce(np.ones(2), async_op=True).wait(), 3)[0]
             array([3., 3.])
         """
-        _check_wait("wait", timeout_s)
+        timeout_s = as_seconds("wait", timeout_s)
         if not self._queue.wait_for(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
@@ -215,7 +216,7 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
         the error.
 
     Raises:
-        ValueError: `works` is empty, or `timeout_s` is no number of at least 0.
+        ValueError: `works` is empty, or `timeout_s` is no number above 0.
         TimeoutError: none is over after `timeout_s` seconds.  All go on.
 
     Example:
@@ -228,7 +229,7 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
         >>> rr.spawn(program, 3)[0]
         ([1, 2], True)
     """
-    _check_wait("wait_any", timeout_s)
+    timeout_s = as_seconds("wait_any", timeout_s)
     if not works:
         raise ValueError("wait_any: works is empty; pass at least one Work")
     end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -241,11 +242,6 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
             raise TimeoutError(f"wait_any: no work is over after {timeout_s} s; all go on")
         idle += 1
         time.sleep(0 if idle < _BUSY_LOOKS else _BETWEEN_LOOKS_S)
-
-
-def _check_wait(where: str, timeout_s: float | None) -> None:
-    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
-        raise ValueError(f"{where}: timeout_s is {timeout_s!r}; pass seconds, 0 or more, or None")
 
 
 class CallQueue:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_out, check_row, check_timeout, shape_text, shown
+from ringreduce.calls.arguments import check_out, check_row, shape_text, shown
 from ringreduce.calls.arrays import (
     as_array,
     as_out,
@@ -33,7 +33,7 @@ from ringreduce.calls.compound import (
 )
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable
-from ringreduce.config import Config, Memory
+from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError
 from ringreduce.shm.blocks import Blocks, share_blocks
@@ -111,7 +111,7 @@ class Runner:
             array, target = self._placed(call, array, out)
             result = None if call.shape is None else target if out is None else out
         if timeout_s is not None:
-            check_timeout(_name(call), timeout_s)
+            timeout_s = as_seconds(_name(call), timeout_s)
         if async_op or call.converts or call.stream is not None or self._queue.busy:
 
             def body(header: bytes) -> Body:
@@ -175,8 +175,7 @@ class Runner:
             self._engine.check_usable()
             fused = calls.all_reduce_list(arrays, op, algorithm, wire)
             targets = _list_targets(calls.device, arrays, out)
-            if timeout_s is not None:
-                check_timeout("all_reduce", timeout_s)
+            timeout_s = as_seconds("all_reduce", timeout_s)
             results = targets if out is None else out
 
             def body(header: bytes) -> Body:
@@ -279,8 +278,7 @@ class Runner:
             self._engine.check_usable()
             calls = self._calls_on(array)
             first = self._calls.exchange_counts(name, array, algorithm, root, calls.memory_kind)
-            if timeout_s is not None:
-                check_timeout(name, timeout_s)
+            timeout_s = as_seconds(name, timeout_s)
             empty = _maker_of_results(calls.device)
             view = None if out is None else _gathered(name, calls.device, array, out)
 
@@ -307,8 +305,7 @@ class Runner:
             if calls is self._calls:
                 calls = self._messages  # the root's array may be on a GPU: other ranks cannot know
             empty = _maker_of_results(calls.device)
-            if timeout_s is not None:
-                check_timeout("scatter", timeout_s)
+            timeout_s = as_seconds("scatter", timeout_s)
 
             def known(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Call:
                 return calls.scatter(shape, dtype, root, algorithm)
@@ -353,8 +350,7 @@ class Runner:
             if not async_op:
                 self._run(call, NOTHING, None, timeout_s, False)
                 return None
-            if timeout_s is not None:
-                check_timeout(name, timeout_s)
+            timeout_s = as_seconds(name, timeout_s)
 
             def body(header: bytes) -> Body:
                 yield from move(self._engine, call, NOTHING, NOTHING, header)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from ringreduce.config import LONGEST_S
 from ringreduce.launch.ranks import Rank
 from ringreduce.recovery.wire import Message
 
@@ -15,7 +16,7 @@ class Together:
 
     def __init__(self, timeout_s: float) -> None:
         self._asking: dict[Rank, Message] = {}
-        self._timeout_s = timeout_s
+        self._timeout_s = min(timeout_s, LONGEST_S)
         self.until: float | None = None
         """When ranks count as stopped that have not asked by then; None: no rank waits."""
 

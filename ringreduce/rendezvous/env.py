@@ -19,7 +19,7 @@ from ringreduce import place
 from ringreduce.errors import PeerLostError
 from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.transports.base import not_assembled
-from ringreduce.unix_sockets import BACKLOG, connect, peer_process
+from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, connect, peer_process
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OF_THE_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -114,10 +114,12 @@ def _serve(address: bytes, size: int, mine: bytes, timeout_s: float) -> list[byt
         try:
             while len(entries) < size:
                 left = deadline - time.monotonic()
-                listening.settimeout(max(left, 0.001))
+                listening.settimeout(min(max(left, 0.001), LONGEST_WAIT_S))
                 try:
                     connection, _ = listening.accept()
                 except TimeoutError:
+                    if time.monotonic() < deadline:
+                        continue
                     missing = sorted(set(range(size)) - set(entries))
                     _answer(waiting, {"missing": missing})
                     raise not_assembled(timeout_s, missing) from None
@@ -196,7 +198,8 @@ def _ask(address: bytes, rank: int, size: int, mine: bytes, timeout_s: float) ->
             if peer_process(connection) is None:
                 raise ValueError("init: a process of another user listens in place of rank 0")
             # Rank 0 gives up after `timeout_s`, too, and then says who is missing.
-            connection.settimeout(max(deadline - time.monotonic(), 0.0) + _LINE_S)
+            left = max(deadline - time.monotonic(), 0.0) + _LINE_S
+            connection.settimeout(min(left, LONGEST_WAIT_S))
             connection.sendall(line + b"\n")
             answer = json.loads(_received_line(connection, _LINE_BYTES * size))
         except TimeoutError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -64,7 +63,7 @@ class RingReduceGroup(NamedGroup):
         super().__init__(rank, size, backend, options.group_id)
         seconds = options.timeout.total_seconds()
         self.comm: rr.Communicator = rr.init(
-            rendezvous=options.store, rank=rank, size=size, timeout_s=min(seconds, _LONGEST_S)
+            rendezvous=options.store, rank=rank, size=size, timeout_s=seconds
         )
         if cores() < 2 * _ranks_here(self.comm):
             self.comm.begin_calls_here(_WAITS_S)
@@ -438,7 +437,6 @@ def _ranks_here(comm: rr.Communicator) -> int:
     return world.comm.local_size if isinstance(world, RingReduceGroup) else dist.get_world_size()
 
 
-_LONGEST_S = float(threading.TIMEOUT_MAX)
 _ENDED = "its process group was destroyed"
 """Text of the reason why this rank leaves, for the other ranks."""
 

@@ -115,7 +115,7 @@ class AsyncWork(dist._Work):  # type: ignore[misc]
         end = None if seconds is None else time.monotonic() + seconds
         for work in self._works:
             try:
-                work.wait(None if end is None else max(end - time.monotonic(), 0.0))
+                work.wait(None if end is None else max(end - time.monotonic(), 1e-6))
             except Exception as error:
                 if _is_of(work, error):
                     self._error = copy.copy(error)

@@ -24,7 +24,7 @@ from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.place import mpi_rank
 from ringreduce.transports.base import not_assembled
-from ringreduce.unix_sockets import BACKLOG, peer_process
+from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, peer_process
 
 Collect = Callable[[bytes], Sequence[bytes]]
 """Passes this rank's bytes, of any length, and returns those of all ranks, in rank order."""
@@ -244,7 +244,7 @@ class _Handshakes:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise self._timeout_error(missing)
-        return left
+        return min(left, LONGEST_WAIT_S)
 
 
 def _received(stream: socket.socket, nbytes: int) -> bytes:
