@@ -37,7 +37,7 @@ def as_array(where: str, x: Any) -> np.ndarray:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{where}: got a masked array; fill it first, x.filled(...)")
     if isinstance(x, np.ndarray):
-        return x
+        return np.asarray(x)  # methods of a subclass may do something else, as matrix.reshape
     view = view_of(x)
     if view is not None:
         return view
@@ -323,7 +323,7 @@ def as_out(where: str, out: Any) -> np.ndarray:
     if isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"{where}: out is a masked array; pass out.data")
     if isinstance(out, np.ndarray):
-        return out
+        return np.asarray(out)  # as `as_array`
     view = view_of(out)
     if view is not None:
         return view

@@ -440,6 +440,8 @@ def _checked(arrays: Any) -> dict[str, np.ndarray]:
     for name, value in arrays.items():
         if not isinstance(name, str):
             raise TypeError(f"State: the name {name!r} is no text")
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"State: {name!r} is a masked array; fill it first, x.filled(...)")
         array = np.asarray(value)
         if not is_storable(array.dtype):
             raise TypeError(f"State: {name!r} is an array of {array.dtype}; pass numbers")

@@ -41,10 +41,12 @@ def plain(where: str, name: object, value: Any) -> Any:
             raise TypeError(
                 f"{where}: {name} is a {said} of {value.dtype} on {value.device}; pass an array"
             ) from None
-    elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        value = np.asarray(value)
+    elif isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{where}: {name} is a masked array; fill it first, x.filled(...)")
+    elif isinstance(value, np.ndarray):
+        value = np.asarray(value)  # methods of a subclass may do something else
     dtype = getattr(value, "dtype", None)
-    if isinstance(dtype, np.dtype) and not isinstance(value, np.ma.MaskedArray):
+    if isinstance(dtype, np.dtype):
         if dtype.kind in "biu" or is_float(dtype):
             return value
         said = f"an array of {dtype.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -169,3 +170,98 @@ def test_an_op_of_mpi4py_without_a_counterpart_is_refused(predefined, name):
     text = refused(lambda c: c.all_reduce(X, getattr(predefined, name)))
     assert text.startswith("all_reduce: op is an mpi4py op without a counterpart; pass one of ")
     assert "MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX" in text
+
+
+class Unwieldy(np.ndarray):
+    """A subclass whose methods do not do what those of arrays do."""
+
+    def reshape(self, *_, **__):
+        raise NotImplementedError
+
+    __getitem__ = __setitem__ = copy = __array_ufunc__ = __array_function__ = reshape
+
+
+def on_disk(x):
+    with tempfile.TemporaryFile() as file:  # the mapping stays
+        mapped = np.memmap(file, x.dtype, "w+", shape=x.shape)
+    mapped[...] = x
+    return mapped
+
+
+KINDS = {
+    "matrix": np.matrix,
+    "strided matrix": lambda x: np.matrix(x.T.copy()).T,
+    "record array": lambda x: x.view(np.recarray),
+    "memory map": on_disk,
+    "subclass": lambda x: x.view(Unwieldy),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*the matrix subclass")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("columns", [2, 600])
+def test_arrays_of_subclasses_are_the_arrays_that_they_are(config, kind, columns):
+    def program(comm):
+        make, wrong = KINDS[kind], []
+        ours, theirs = (np.arange(2.0 * columns).reshape(2, -1) * 2 + rank for rank in (0, 1))
+        (mine, other), peer = ((ours, theirs), (theirs, ours))[comm.rank], 1 - comm.rank
+        total, both = ours + theirs, np.concatenate([ours, theirs])
+
+        def got(name, found, wanted):
+            if not np.array_equal(np.asarray(found), wanted):
+                wrong.append(name)
+
+        for turn in range(2):  # compiled code may make the second call
+            out, shape = make(np.zeros_like(mine)), mine.shape
+            assert comm.all_reduce(make(mine.copy()), out=out) is out
+            got("all_reduce", out, total)
+            x = make(mine.copy())
+            comm.all_reduce([x, mine], out=[x, np.zeros(shape)])
+            got("a list in place", x, total)
+            comm.broadcast(x, 1, out=x)
+            got("broadcast", x, total)
+            x = make(mine.copy())
+            got("reduce_scatter", comm.reduce_scatter(x), total.reshape(2, -1)[comm.rank])
+            got("all_gather", comm.all_gather(x), both)
+            gathered = make(np.zeros((4, columns)))
+            comm.all_gather(x, counts=[2, 2], out=gathered)
+            got("all_gather with counts", gathered, both)
+            row = make(np.zeros((1, columns)))
+            comm.scatter(x if comm.rank == 0 else None, out=row)
+            got("scatter", row, ours[comm.rank : comm.rank + 1])
+            comm.all_to_all(x, out=out)
+            got("all_to_all", out, both[comm.rank :: 2])
+            comm.exchange({peer: x}, {peer: out})
+            got("exchange", out, other)
+            out = make(np.zeros_like(mine))
+            work = comm.send(make(mine.copy()), peer, turn, async_op=True)
+            assert comm.recv(out, peer, turn) is out
+            work.wait()
+            got("recv", out, other)
+        out = make(np.zeros_like(mine))
+        comm.plan("all_reduce", x, out=out)()
+        got("plan", out, total)
+        if config == "shared memory":
+            shared = comm.shared(mine.shape, float)
+            shared.add(x)
+            comm.barrier()
+            got("shared", shared.read(out=out), total)
+        return wrong
+
+    assert rr.spawn(program, 2, config=CONFIGS[config], timeout_s=20) == [[], []]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, x: comm.send(x, 1),
+        lambda comm, x: comm.recv(x, 1),
+        lambda comm, x: comm.exchange({1: Y}, {1: x}),
+        lambda comm, x: comm.all_gather(x),
+        lambda comm, x: comm.plan("all_reduce", X, out=x),
+        lambda comm, x: rr.train.DataParallel(comm, {"w": x}),
+    ],
+)
+def test_masked_arrays_are_refused_before_anything_is_sent(call):
+    assert "masked array" in refused(lambda comm: call(comm, np.ma.array(X, mask=X > 1)))

@@ -509,3 +509,15 @@ def test_shards_are_parts_of_one_order_that_changes_with_the_epoch(n, ranks):
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
     if n == 100:
         assert results[0][0] != results[0][1]
+
+
+@pytest.mark.filterwarnings("ignore:.*the matrix subclass")
+def test_matrices_are_parameters_and_gradients():
+    def program(comm):
+        w = np.matrix([[1.0, 2.0], [3.0, 4.0]]) * (comm.rank + 1)
+        dp = rr.train.DataParallel(comm, {"w": w})
+        dp.ready("w", np.matrix([[5.0, 6.0], [7.0, 8.0]]) * comm.rank)
+        return w.tolist(), dp.finish()["w"].tolist(), rr.train.global_norm([w[:, 1]])
+
+    means = [[2.5, 3.0], [3.5, 4.0]]
+    assert rr.spawn(program, 2) == [([[1.0, 2.0], [3.0, 4.0]], means, 20**0.5)] * 2
