@@ -159,9 +159,11 @@ def _panel(row: dict[str, Any]) -> Panel:
     y = linear([0, 1.3 * max(rates)])
     words = {"kill": "{} killed", "scale": "scale {}", "notice": "SIGTERM to {}"}
     lines, notes = [Line(points, BLUE)], []
-    for at, what, count in row["happened"]:
+    for (at, what, count), resized in zip(row["happened"], row["resized"], strict=True):
         colour = GREEN if what == "scale" else ORANGE
         lines.append(Line([(at, 0), (at, y.high)], colour, dashes=DASHED, width=1.5))
+        if what == "kill":  # as the job counted them: it may have ended one itself, after another
+            count = resized["before"] - resized["after"]
         note = Note((at, y.high), f" {words[what].format(count)}", colour, "start", above=-12)
         notes.append(note)
     x = linear([0, _END_S])

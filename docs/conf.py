@@ -23,8 +23,8 @@ repository_url = f"https://github.com/{REPOSITORY}"
 # Pages are Markdown, as GitHub shows them.  An anchor that no heading has is a warning.
 myst_heading_anchors = 3
 
-# Dashes, and quotes as they were typed: many are Python's.
-smartquotes_action = "D"
+# Quotes and dashes stay as they were typed: many are Python's, or begin an option.
+smartquotes = False
 
 # `name` in a docstring links to the entry of that name, if it has one.
 default_role = "py:obj"
