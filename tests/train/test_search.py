@@ -649,7 +649,7 @@ def test_the_ranks_know_how_they_were_started(line, job, monkeypatch):
     started = []
     monkeypatch.setattr(cli, "run", lambda each: started.append(each.program) or 0)
     assert cli.main(["search", *line.split(), "--for", "mesh"]) == 0
-    assert started == [("-m", "ringreduce.train.search", "--for", "mesh", "--job", job)]
+    assert started == [("-P", "-m", "ringreduce.train.search", "--for", "mesh", "--job", job)]
 
 
 # --- real runs ------------------------------------------------------------------------------------
