@@ -81,7 +81,7 @@ def init(
     Raises:
         ImportError: MPI is to connect the ranks, and there is no mpi4py, or no MPI.
         RuntimeError: MPI is to connect the ranks, and the program has not initialised it, or has
-            finalised it.
+            finalised it, or has no more communicators: `Communicator.close` frees some.
         TypeError, ValueError: wrong arguments or variables, ranks of a rendezvous on several hosts
             without MPI, ``transport="shm"`` for ranks that cannot share memory, or a worker process
             of a rank that would take part in the rank's job.
@@ -172,8 +172,9 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
     placed = None if nodes is None else parse_nodes(nodes, size)
     try:
         over = MpiTransport(mpi_comm, given.timeout_s, given.config.synchronous_sends)
-    except BaseException:
-        never_finalize()
+    except BaseException as error:
+        if type(error) is not RuntimeError:  # MPI made no communicator, and all ranks live
+            never_finalize()
         raise
     return _assemble(over, placed, given, close_at_exit, never_finalize)
 

@@ -295,6 +295,7 @@ class Communicator(Collectives, PointToPoint):
 
         Raises:
             ValueError: `color` is neither None nor an int of at least 0.
+            RuntimeError: MPI has no more communicators; `close` frees some.
             MismatchError, PeerTimeoutError, PeerLostError: as for `all_reduce`.
 
         Example:

@@ -42,6 +42,8 @@ _GROUP_TAGS = 1 << 15
 """Number of tags that every MPI has, from 0."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
 """Seconds in which a rank in `init` has to answer a rank that gives up."""
+_open: set[int] = set()
+"""Identities of the transports whose communicators of MPI are not freed."""
 _world: list[MPI.Intracomm] = []
 """The communicator of all ranks of the job that are not lost; none before the first loss."""
 
@@ -70,12 +72,18 @@ class MpiTransport:
         duplicate.  With `synchronous_sends` a send completes only once its receive is posted, so
         that a schedule which relies on MPI's buffering hangs.
         """
+        where = "split" if owns_parent else "init"
         parent = self._parent = world() if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
         self.job_ranks: Sequence[int] = range(self.size)
         self._assembly = _Assembly(parent, timeout_s)
-        data = self._data = parent if owns_parent else self._assembly.duplicate()
-        self._control = self._assembly.duplicate()
+        data = self._data = parent if owns_parent else self._assembly.duplicate(where)
+        try:
+            self._control = self._assembly.duplicate(where)
+        except RuntimeError:  # on all ranks
+            data.Free()
+            raise
+        _open.add(id(self))
         self._synchronous_sends = synchronous_sends
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
         hosts_and_cores = np.frombuffer(self.collect(_host() + _cores()), np.uint8)
@@ -162,9 +170,13 @@ class MpiTransport:
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:
         assert isinstance(self._data, MPI.Intracomm)
-        if 0 in self.collect(bytes((_on_one_host(self._data),))):
-            return None
-        self._window = MPI.Win.Allocate_shared(nbytes, 1, MPI.INFO_NULL, self._data)
+        try:
+            if 0 in self.collect(bytes((_on_one_host(self._data),))):
+                return None
+            self._window = MPI.Win.Allocate_shared(nbytes, 1, MPI.INFO_NULL, self._data)
+        except MPI.Exception as error:
+            self.close()
+            raise _not_made("shared memory", error, self._parent) from None
         return [self._window.Shared_query(rank)[0] for rank in range(self.size)]
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> MpiTransport:
@@ -174,11 +186,18 @@ class MpiTransport:
         allows threads.  Otherwise this rank may wait for ever.
         """
         made: list[MPI.Comm] = []
+        failed: list[MPI.Exception] = []
+        every = self._data.Get_group()
+        group = every.Incl(list(members))
+        every.Free()
 
         def make() -> None:
             assert isinstance(self._data, MPI.Intracomm)
-            group = self._data.Get_group().Incl(list(members))
-            made.append(self._data.Create_group(group, number % _GROUP_TAGS))
+            try:
+                made.append(self._data.Create_group(group, number % _GROUP_TAGS))
+            except MPI.Exception as error:
+                failed.append(error)
+            group.Free()
 
         if self.threads:
             thread = threading.Thread(target=make, daemon=True)
@@ -186,6 +205,8 @@ class MpiTransport:
             thread.join(timeout_s)
         else:
             make()
+        if failed:
+            raise _not_made("split", failed[0], self._data)
         if not made:
             raise PeerTimeoutError(f"split: no group within {timeout_s:g} s", ranks=())
         return MpiTransport(made[0], timeout_s, self._synchronous_sends, owns_parent=True)
@@ -210,6 +231,7 @@ class MpiTransport:
         pass  # MPI is of no use in a child
 
     def close(self) -> None:
+        _open.discard(id(self))
         try:
             if self._window is not None:
                 self._window.Free()
@@ -314,7 +336,7 @@ class _Assembly:
         self._others = set(range(parent.Get_size())) - {parent.Get_rank()}
         self._gave_up: set[int] = set()
 
-    def duplicate(self) -> MPI.Comm:
+    def duplicate(self, where: str) -> MPI.Comm:
         made: list[MPI.Comm] = []
 
         def begin() -> MPI.Request:
@@ -322,27 +344,30 @@ class _Assembly:
             made.append(comm)
             return request
 
-        self._finish(begin)
+        try:
+            self._finish(begin)
+        except MPI.Exception as error:
+            raise _not_made(where, error, self._parent) from None
         return made[0]
 
     def collect(self, mine: bytes) -> bytearray:
         """Return the bytes that the ranks pass, in rank order; all pass the same length."""
         everybody = bytearray(len(mine) * self._parent.Get_size())
         how = [mine, MPI.BYTE], [everybody, MPI.BYTE]
-        self._finish(lambda: self._parent.Iallgather(*how))
+        try:
+            self._finish(lambda: self._parent.Iallgather(*how))
+        except MPI.Exception as error:
+            raise _lost(error, self._parent) from None
         return everybody
 
     def _finish(self, begin: Callable[[], MPI.Request]) -> None:
         """Begin a collective, and wait for its end."""
-        try:
-            request = begin()
-            while not request.Test():
-                self._poll()
-                if self._gave_up or time.monotonic() > self._deadline:
-                    raise self._give_up()
-                time.sleep(1e-4)
-        except MPI.Exception as error:
-            raise _lost(error, self._parent) from None
+        request = begin()
+        while not request.Test():
+            self._poll()
+            if self._gave_up or time.monotonic() > self._deadline:
+                raise self._give_up()
+            time.sleep(1e-4)
 
     def _poll(self) -> None:
         status = MPI.Status()
@@ -358,6 +383,17 @@ class _Assembly:
             self._poll()
             time.sleep(1e-3)
         return not_assembled(self._timeout_s, sorted(self._others - self._gave_up))
+
+
+def _not_made(where: str, error: MPI.Exception, comm: MPI.Comm) -> Exception:
+    """Return the error of ranks for which MPI makes no communicator."""
+    if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
+        return _lost(error, comm)
+    said = " ".join(str(error).split())
+    return RuntimeError(
+        f"{where}: this MPI has no more communicators; {len(_open)} of ringreduce are open: close "
+        f"those that you do not need, close() frees them (MPI reports: {said})"
+    )
 
 
 def _lost(error: MPI.Exception, comm: MPI.Comm) -> PeerLostError:

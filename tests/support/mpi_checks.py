@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,3 +147,20 @@ def over_mpi() -> dict[str, str]:
             outcomes[check.__name__] = traceback.format_exc()
         MPI.COMM_WORLD.Barrier()
     return outcomes
+
+
+def without_free_communicators() -> list[Any]:
+    """Return what `split` and `init` raise, and a sum after a `close`, if MPI has no group left."""
+    comm, spare, every = rr.init(timeout_s=60), rr.init(timeout_s=60), MPI.COMM_WORLD.Get_group()
+    errors: list[Any] = []
+    try:
+        for _ in range(3000):
+            MPI.COMM_WORLD.Create_group(every)
+    except MPI.Exception:
+        for make in (lambda: comm.split(0), lambda: rr.init(timeout_s=60)):
+            try:
+                make()
+            except RuntimeError as error:
+                errors.append(str(error))
+    spare.close()
+    return [errors, int(comm.split(0).all_reduce(1))]
