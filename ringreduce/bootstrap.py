@@ -52,7 +52,7 @@ def init(
 
     The rendezvous ``"env://"`` connects the ranks if torchrun has started the process.  Otherwise
     MPI connects them if an MPI launcher has started it.  Otherwise ``"env://"`` does if RANK or
-    WORLD_SIZE is set.  A process that nothing has started is a job of one rank.
+    WORLD_SIZE is set.  A process that nothing has started is a job of one rank, and needs no MPI.
 
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``, or what
@@ -123,6 +123,11 @@ def init(
     given = _Given(transport, nodes, timeout_s, config, environment)
     by_variables = isinstance(rendezvous, str) and rendezvous == "env://"
     _check_not_worker(rendezvous is None or (by_variables and None in (rank, size)))
+    if rendezvous is None and mpi_comm is None and wanted != "mpi" and not environment.launched:
+        try:
+            _import_mpi()
+        except ImportError:  # a process that nothing has started needs no other ranks
+            return _init_over_sockets(Rendezvous(lambda mine: [mine], 0, 1), given)
     if rendezvous is None:
         return _init_over_mpi(mpi_comm, given)
     return _init_over_sockets(find_rendezvous(rendezvous, rank, size, timeout_s), given)

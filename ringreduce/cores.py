@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from ringreduce.place import MPIS
+from ringreduce.place import MPIS, OURS
 
 SHARED_CORES = "RINGREDUCE_SHARED_CORES"
 """The environment variable with the number of cores that the ranks of a host share.
@@ -92,7 +92,7 @@ def keep_one(variables: MutableMapping[str, str]) -> None:
     """
     own = sorted(os.sched_getaffinity(0))
     if len(own) == shared_cores(variables):
-        for names in MPIS:
+        for names in (*MPIS, OURS):
             rank, size = names.local_rank, names.local_size
             if rank in variables and int(variables.get(size, 0)) > len(own):
                 os.sched_setaffinity(0, {own[core_of(int(variables[rank]), len(own))]})

@@ -40,6 +40,8 @@ SRUN = PlaceVariables(
 )
 """Of Slurm's srun: a batch script has no variables of a step."""
 MPIS = (HYDRA, OPEN_MPI)
+OURS = PlaceVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Of ranks that the launcher starts without MPI, and of torchrun."""
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """An environment variable that torchrun sets."""

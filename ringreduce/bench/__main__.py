@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from mpi4py import MPI
 
 import ringreduce as rr
 from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OURS
@@ -22,12 +22,18 @@ from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import Row, Table, digits
+from ringreduce.bench.world import world as world_of_job
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.picture import output
 from ringreduce.picture.words import counted, nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
 from ringreduce.terminal import LiveLine, print_error
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+else:
+    from ringreduce.bench.world import MPI
 
 _BAR = 24
 _COLUMNS = 100
@@ -43,7 +49,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
     else 0.  Raises SystemExit with code 2 if the command line is wrong; one rank prints the reason.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    world = MPI.COMM_WORLD
+    world = world_of_job()
     options = _read_once(world, given, prog)
     with rr.init() as comm:
         if problem := _problem(comm, options):

@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from ringreduce import Communicator
 from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OURS, OUT_OF_PLACE
 from ringreduce.bench.inputs import Inputs
+from ringreduce.bench.world import HAS_MPI
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+else:
+    from ringreduce.bench.world import MPI
 
 _MPI_OPS = {
     "sum": MPI.SUM,
@@ -94,7 +99,7 @@ class Setting:
         """
         names = _MPI_LOGICAL if np.dtype(self.dtype).kind == "b" else _MPI_OPS
         op, one = names.get(self.op), np.zeros(1, self.dtype)
-        if op is None:
+        if op is None or not HAS_MPI:
             return None
         try:
             MPI.COMM_SELF.Allreduce(one, one.copy(), op)
@@ -224,7 +229,7 @@ _MAKERS: dict[str, Callable[[Setting], list[Contender]]] = {
 
 def contenders_of(collective: str, at: Setting) -> list[Contender]:
     """Return our contenders and MPI's for `collective`; ours alone if MPI lacks the op."""
-    return _MAKERS[collective](at)
+    return [each for each in _MAKERS[collective](at) if HAS_MPI or each.name != "MPI"]
 
 
 def wanted(collective: str, inputs: Inputs, at: Setting, iteration: int) -> np.ndarray:

@@ -17,12 +17,14 @@ _LEVELS = ("single", "funneled", "serialized", "multiple")
 
 def environment(command: str) -> dict[str, Any]:
     """The fields that every row has of its run.  Call it on a rank of the job."""
+    from ringreduce.bench.world import HAS_MPI  # here: the import may initialise MPI
+
     return {
         "date": datetime.date.today().isoformat(),
         "command": command,
         "cpu": _cpu(),
         "cores": cores(),
-        **(_without_mpi() if rendezvous.default() else _of_mpi()),
+        **(_of_mpi() if HAS_MPI else _without_mpi()),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "kernel": platform.release().split("-")[0],
@@ -43,7 +45,9 @@ def _of_mpi() -> dict[str, Any]:
 
 
 def _without_mpi() -> dict[str, Any]:
-    size = rendezvous.find("env://", None, None, timeout_s=1.0).size
+    size: int | None = 1  # of a process that nothing has started
+    if rendezvous.default():
+        size = rendezvous.find("env://", None, None, timeout_s=1.0).size
     return {"mpi": "none", "thread_level": "multiple", "ranks": size}
 
 

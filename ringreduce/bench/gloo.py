@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from ringreduce.bench.collectives import IN_PLACE
 from ringreduce.bench.contenders import Contender, Setting
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+else:
+    from ringreduce.bench.world import MPI
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 _OPS = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from mpi4py import MPI
 
 from ringreduce import Communicator
 from ringreduce.bench.collectives import COLLECTIVES, OURS
@@ -20,6 +20,11 @@ from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
 from ringreduce.bench.options import Options
 from ringreduce.planning.select import resolve
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+else:
+    from ringreduce.bench.world import MPI
 
 _SHORT_BYTES = 1 << 20
 

@@ -20,7 +20,7 @@ from ringreduce.cores import shared_cores
 from ringreduce.errors import did_you_mean
 from ringreduce.launch import elastic_options
 from ringreduce.launch.launcher import Hosts, Job, run
-from ringreduce.launch.mpiexec import LaunchError
+from ringreduce.launch.mpiexec import LaunchError, NoMpiError
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
@@ -81,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         job, rules = _job(options, rest), elastic_options.rules_of(command, options)
+        if rules is not None and job.without_mpi:
+            raise ValueError("--elastic needs an MPI; leave --without-mpi out")
     except ValueError as error:
         command.error(str(error))
     try:
@@ -88,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return elastic_options.supervise(command, options, job, rules)
         return run(job)
     except LaunchError as error:
-        print(f"ringreduce {options.command}: {error}", file=sys.stderr)
+        needs = "--elastic needs an MPI: " * (rules is not None and isinstance(error, NoMpiError))
+        print(f"ringreduce {options.command}: {needs}{error}", file=sys.stderr)
         return 1
 
 
@@ -195,6 +198,7 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         nodes=options.nodes,
         timeout_s=options.timeout_s,
         tag_output=options.tag_output,
+        without_mpi=options.without_mpi,
         instead_of_gloo=options.command == "run" and options.instead_of_gloo,
         threads=_threads(options, given) if module is not None else None,
     )
@@ -233,6 +237,7 @@ def _job_words(options: argparse.Namespace) -> list[str]:
         words += ["--nodes", ",".join(map(str, options.nodes))]
     if options.timeout_s is not None:
         words += ["--timeout-s", f"{options.timeout_s:g}"]
+    words += ["--without-mpi"] * options.without_mpi
     return words + ["--tag-output"] * options.tag_output
 
 
@@ -381,6 +386,7 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds without progress after which a collective fails",
     )
+    add("--without-mpi", action="store_true", help="start the ranks of this host without MPI")
     add("--tag-output", action="store_true", help="begin each line with the rank it comes from")
 
 

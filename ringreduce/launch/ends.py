@@ -38,7 +38,8 @@ class Report:
     def __init__(self, launcher: Connection | None, environment: Mapping[str, str]) -> None:
         """Say which rank of MPI's job this is."""
         self._launcher = launcher
-        rank = next((environment[name] for name in RANK_VARIABLES if name in environment), "")
+        names = (*RANK_VARIABLES, "RANK")
+        rank = next((environment[name] for name in names if name in environment), "")
         if launcher is not None:
             launcher.send("hello", rank=rank)
 
@@ -62,22 +63,27 @@ class End:
     status: int | None = None
     """The status of its process, as for ``os.waitstatus_to_exitcode``; None if not known."""
 
-    def text(self, returncode: int, flavour: Flavour) -> str:
-        """Describe the end; "" if it is not known.  `returncode` is that of mpiexec."""
+    def text(self, returncode: int, flavour: Flavour | None) -> str:
+        """Describe the end; "" if it is not known.  `returncode` is that of mpiexec.
+
+        `flavour` is None where there is no MPI.
+        """
         how, number = self.how, self.signal(returncode, flavour)
         if number:
             how = f"was killed by signal {number} ({signal.Signals(number).name})"
         where = f"rank {self.rank} on {platform.node()}"
         return f"{where} {how}; this ended the job" if how else ""
 
-    def signal(self, returncode: int, flavour: Flavour) -> int:
+    def signal(self, returncode: int, flavour: Flavour | None) -> int:
         """Return the number of the signal that killed the rank; 0 if none did.
 
-        After signal n Open MPI's mpiexec returns 128 + n, as shells do, and hydra's returns n.
+        After signal n Open MPI's mpiexec returns 128 + n, as shells and `Processes` do, and hydra's
+        returns n.
         That of Intel MPI may return 255, and the status of the process has the signal.  Without a
         signal hydra's may return that of the signal with which it ended other ranks.
         """
-        number = returncode - 128 if flavour is Flavour.OPEN_MPI else returncode
+        of_hydra = flavour in (Flavour.MPICH, Flavour.INTEL)
+        number = returncode if of_hydra else returncode - 128
         is_killed = self.status is None or os.WIFSIGNALED(self.status)
         if flavour is Flavour.INTEL and returncode == _INTELS_CODE and self.status is not None:
             number = os.WTERMSIG(self.status)
@@ -89,7 +95,6 @@ class Watch:
 
     def __init__(self, stdin: int | None = None) -> None:
         """Give rank 0 the descriptor `stdin` to read; None: mpiexec forwards it."""
-        self.forwards_stdin = stdin is None
         self.address = f"ringreduce {os.getpid()} {os.urandom(8).hex()}"
         """The name of the socket that ranks connect to."""
         self.token = os.urandom(16).hex()

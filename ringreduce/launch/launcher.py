@@ -12,16 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
-from ringreduce.launch.ends import Watch
+from ringreduce.launch.ends import End, Watch
 from ringreduce.launch.job import die_with_parent
-from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
+from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
+from ringreduce.launch.processes import Processes
 from ringreduce.launch.rank_main import EXPECTED_SIZE
 from ringreduce.place import is_here, port_of, without
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
@@ -64,6 +65,10 @@ _SI_KERNEL = 0x80  # siginfo's code of a signal that the terminal's driver sent
 GRACE_S = 5.0  # for mpiexec to end after a signal that should end it
 _FOR_EVER_S = 3600.0
 
+_OF_SEVERAL_HOSTS = (
+    "--hosts needs an MPI, which connects the hosts; without one start torchrun once on each host"
+)
+
 Hosts = tuple[tuple[str, int], ...]
 
 
@@ -90,6 +95,8 @@ class Job:
     """Whether Open MPI lets ranks go on after others are lost."""
     instead_of_gloo: bool = False
     """Whether torch makes groups of ringreduce where the program asks for groups of Gloo."""
+    without_mpi: bool = False
+    """Whether the ranks start without MPI although there may be one."""
     threads: int | None = None
     """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
 
@@ -103,6 +110,9 @@ class Job:
             raise ValueError(f"--nodes has {sum(self.nodes)} ranks, -n asks for {self.ranks}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"--timeout-s is {self.timeout_s:g}; wanted more than 0 seconds")
+
+        if self.without_mpi and self.hosts:
+            raise ValueError(f"--without-mpi: {_OF_SEVERAL_HOSTS}")
 
     @property
     def ranks_per_host(self) -> int:
@@ -122,7 +132,7 @@ def job_environment() -> dict[str, str]:
 
 
 def rank_environment(
-    job: Job, mpiexec: Mpiexec, given: Mapping[str, str], cores: int, *, root: bool
+    job: Job, mpiexec: Mpiexec | None, given: Mapping[str, str], cores: int, *, root: bool
 ) -> dict[str, str]:
     """Return the variables to add to `given` for mpiexec and the ranks.
 
@@ -132,7 +142,9 @@ def rank_environment(
     """
     wanted = _thread_counts(given, job.threads or max(1, cores // job.ranks_per_host))
     crowded = job.ranks_per_host > cores
-    if mpiexec.flavour is Flavour.OPEN_MPI:
+    if mpiexec is None:
+        pass
+    elif mpiexec.flavour is Flavour.OPEN_MPI:
         wanted |= _open_mpi_settings(mpiexec.version, crowded=crowded, root=root)
         if not job.hosts:
             wanted["OMPI_MCA_btl"] = "^ofi"  # ofi sleeps for a second while it looks for networks
@@ -201,9 +213,14 @@ def command_line(
     else:
         options = _hydra_options(job, given)
     start = [str(mpiexec.path), "-n", str(job.ranks), *options]
+    return [*start, *rank_command(job)]
+
+
+def rank_command(job: Job) -> list[str]:
+    """Return the command line of each rank."""
     words, length = json.dumps(job.program), _WORD_CHARACTERS
     arguments = [words[at : at + length] for at in range(0, len(words), length)]
-    return [*start, sys.executable, "-c", "; ".join(_RANK), *arguments]
+    return [sys.executable, "-c", "; ".join(_RANK), *arguments]
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
@@ -239,7 +256,7 @@ def _host_list(hosts: Hosts) -> str:
 
 def prepared(
     job: Job,
-    mpiexec: Mpiexec,
+    mpiexec: Mpiexec | None,
     given: Mapping[str, str],
     address: str,
     token: str,
@@ -254,7 +271,8 @@ def prepared(
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     # An outer job may have set the same variables.
     added |= {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
-    return command_line(job, mpiexec, given, added), {**given, **added}
+    argv = rank_command(job) if mpiexec is None else command_line(job, mpiexec, given, added)
+    return argv, {**given, **added}
 
 
 def standard_input() -> int:
@@ -266,31 +284,65 @@ def run(job: Job) -> int:
     """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it or a rank.
 
     If a rank ends the job, prints which one, and how, unless there are `hosts`.  For the main
-    thread: the signals that arrive meanwhile are sent on to mpiexec.  Raises LaunchError if no
-    mpiexec belongs to this environment's MPI.
+    thread: the signals that arrive meanwhile are sent on to mpiexec.  Ranks of this host start
+    without MPI where there is none.  Raises LaunchError if no mpiexec belongs to this environment's
+    MPI, or if other hosts need one.
     """
     given = job_environment()
-    mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
+    mpiexec = None if job.without_mpi else mpiexec_of(job, given)
     stdin: int | None = standard_input()
-    if os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
+    if mpiexec is None or os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
         stdin = None  # mpiexec forwards it to rank 0
     watch, started = Watch(stdin), time.time()
     argv, environment = prepared(job, mpiexec, given, watch.address, watch.token)
-    process, ended_by = _run_relaying(argv, environment, watch)
+
+    def start(mask: set[int | signal.Signals]) -> subprocess.Popen[bytes] | Processes:
+        if mpiexec is None:
+            return Processes(argv, environment, job.ranks, mask, tags=job.tag_output)
+        # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
+        # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
+        # mpiexec when two ranks abort at the same time, and the exit code would be lost.
+        return subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=None if stdin is None else subprocess.DEVNULL,
+            preexec_fn=partial(tie_to_launcher, os.getpid(), mask),
+            restore_signals=False,
+        )
+
+    process, ended_by = _run_relaying(start, watch)
     code = process.returncode
-    if code != 0 and not job.hosts:
+    assert code is not None
+    if code != 0 and not job.hosts and mpiexec is not None:
         clean_up_job(process.pid, since=started)
-    if code > 0 and not ended_by and watch.first is not None and not job.hosts:
-        if text := watch.first.text(code, mpiexec.flavour):
+    first = None if job.hosts else watch.first
+    if isinstance(process, Processes) and process.killed is not None:
+        first = End(str(process.killed), "")
+    if code > 0 and not ended_by and first is not None:
+        flavour = None if mpiexec is None else mpiexec.flavour
+        if text := first.text(code, flavour):
             print_error(f"ringreduce: {text}")
-        ended_by = watch.first.signal(code, mpiexec.flavour)
+        ended_by = first.signal(code, flavour)
     return exit_code(code, ended_by)
 
 
+def mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec | None:
+    """Return the mpiexec to start a job with; None: there is no MPI, and the job needs none."""
+    try:
+        return find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
+    except NoMpiError as error:
+        if job.hosts:
+            raise LaunchError(f"{_OF_SEVERAL_HOSTS}. {error}") from None
+        return None
+
+
 def _run_relaying(
-    argv: list[str], environment: dict[str, str], watch: Watch
-) -> tuple[subprocess.Popen[bytes], int]:
+    start: Callable[[set[int | signal.Signals]], subprocess.Popen[bytes] | Processes],
+    watch: Watch,
+) -> tuple[subprocess.Popen[bytes] | Processes, int]:
     """Run mpiexec to its end and send signals on to it, while `watch` watches the ranks.
+
+    `start` starts it with a mask of blocked signals.
 
     Returns its process, and the number of the signal that was to end the job; 0: there was none.
     """
@@ -302,29 +354,20 @@ def _run_relaying(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     ended_by, patience_s = 0, _FOR_EVER_S
     try:
-        # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
-        tie = partial(tie_to_launcher, os.getpid(), mask)
-        # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
-        # mpiexec when two ranks abort at the same time, and the exit code would be lost.
-        process = subprocess.Popen(
-            argv,
-            env=environment,
-            stdin=None if watch.forwards_stdin else subprocess.DEVNULL,
-            preexec_fn=tie,
-            restore_signals=False,
-        )
+        process = start(mask)
+        alone = isinstance(process, Processes)
         watch.start()
         while process.poll() is None:
-            info = signal.sigtimedwait(waited, patience_s)
+            info = signal.sigtimedwait(waited, min(patience_s, 1.0) if alone else patience_s)
             if info is None:
-                if ended_by:
+                if ended_by and not alone:
                     process.kill()  # its ranks go with it
                 continue
             came = signal.Signals(info.si_signo)
             if came in ENDING:
                 ended_by, patience_s = came, GRACE_S
             # The terminal sends its signals to mpiexec as well.
-            if came in heeded and info.si_code != _SI_KERNEL:
+            if came in heeded and (alone or info.si_code != _SI_KERNEL):
                 process.send_signal(_PASSED_AS.get(came, came))
         while signal.sigtimedwait(waited, 0):
             pass  # a signal that came too late for the job

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from ringreduce.errors import RingReduceError
@@ -36,6 +37,10 @@ def no_mpi_text(reason: object) -> str:
 
 class LaunchError(RingReduceError):
     """The job cannot be started.  The text says what to do."""
+
+
+class NoMpiError(LaunchError):
+    """There is no MPI here that mpi4py loads, or no mpiexec of any MPI."""
 
 
 class Flavour(StrEnum):
@@ -114,8 +119,15 @@ def library_version() -> str:
         ) from None
     if asked.returncode != 0:
         reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise LaunchError(no_mpi_text(reason))
+        raise NoMpiError(no_mpi_text(reason))
     return asked.stdout.strip().strip("\0")
+
+
+def _has_mpi4py() -> bool:
+    """Return whether the MPI of a wheel is the one that mpi4py will load, without loading it."""
+    found = find_spec("mpi4py")
+    is_package = found is not None and bool(found.submodule_search_locations)
+    return is_package and "MPI4PY_LIBMPI" not in os.environ
 
 
 def find_mpiexec(
@@ -129,10 +141,11 @@ def find_mpiexec(
 
     `search_path` is a list of directories in the form of PATH.  `wheels` lists the installed MPI
     wheels, `library` returns the version text of the MPI.  Raises LaunchError, which names each
-    mpiexec that was found, and what to install.
+    mpiexec that was found, and what to install; NoMpiError
+    where there is none, or no MPI.
     """
     own = prefix / "bin" / "mpiexec"
-    if own.exists() and len(wheels()) == 1:
+    if own.exists() and len(wheels()) == 1 and _has_mpi4py():
         found = ask(own)
         if found is not None:
             return found
@@ -142,7 +155,8 @@ def find_mpiexec(
     if not fitting:
         wanted = "an MPI we do not know" if loaded is None else " ".join(loaded)
         others = "; found " + ", ".join(map(str, seen)) if seen else ""
-        raise LaunchError(
+        error = LaunchError if seen else NoMpiError
+        raise error(
             f"no mpiexec belongs to the MPI that mpi4py loads ({wanted}){others}. Do: {INSTALL}"
         )
     return next((found for found in fitting if loaded and found.version == loaded[1]), fitting[0])

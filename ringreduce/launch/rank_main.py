@@ -23,7 +23,7 @@ from ringreduce import cores, place
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
-from ringreduce.place import MPIS
+from ringreduce.place import MPIS, mpi_rank
 from ringreduce.recovery.wire import Connection, to_launcher
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
@@ -118,6 +118,8 @@ def run(argv: Sequence[str], report: Report) -> int:
         report.end()
     if code and os.getpid() == rank_pid:  # a child that the script forked ends alone
         end_job(code)
+        if mpi_rank() is None and os.environ.get("WORLD_SIZE", "1") != "1":
+            os._exit(code)  # the launcher ends the other ranks, as MPI would have done
     return code
 
 

@@ -22,7 +22,10 @@ from ringreduce.transports.base import not_assembled
 from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, connect, peer_process
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_OF_THE_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_OF_THE_JOB = (
+    *("MASTER_ADDR", "MASTER_PORT", "RINGREDUCE_TOKEN"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+)
 """At least one of these variables differs between two jobs, and between a job and its restart."""
 _LINE_S = 5.0
 """Seconds that a rank which has connected may take to send its line."""

@@ -17,12 +17,12 @@ REASONS = {
     "no libmpi": "nowhere.so: cannot open shared object file",
 }
 PROGRAMS = {
-    "init": "import ringreduce; ringreduce.init()",
+    "init": "import ringreduce; ringreduce.init(transport='mpi')",
     "launcher": "from ringreduce.launch import mpiexec; mpiexec.library_version()",
 }
 ERRORS = {
     "init": "ImportError: init: mpi4py finds no MPI in",
-    "launcher": "ringreduce.launch.mpiexec.LaunchError: mpi4py finds no MPI in",
+    "launcher": "ringreduce.launch.mpiexec.NoMpiError: mpi4py finds no MPI in",
 }
 
 

@@ -1,0 +1,58 @@
+"""The MPI of the ranks; or, where they have none, the few parts of it that the benchmark needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import ringreduce as rr
+from ringreduce import place, rendezvous
+
+
+class _NoMpi:
+    """Stands in for `mpi4py.MPI`: each constant is its name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return name
+
+
+class _World:
+    """Stands in for MPI_COMM_WORLD, over a communicator of ringreduce of its own."""
+
+    def __init__(self) -> None:
+        self._comm = rr.init()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.Barrier = self._comm.barrier
+
+    def Allreduce(self, _: Any, array: np.ndarray, op: str = "SUM") -> None:  # noqa: N802 - MPI's name
+        array[...] = self._comm.all_reduce(array, op=op.lower())
+
+    def Bcast(self, array: np.ndarray) -> None:  # noqa: N802 - MPI's name
+        array[...] = self._comm.broadcast(array)
+
+    def Split_type(self, _: Any) -> _World:  # noqa: N802 - MPI's name
+        return self  # ranks without MPI are on one host
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None  # Free, and the calls of contenders that are left out
+
+
+def _found() -> tuple[Any, bool]:
+    if rendezvous.default() is None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError):
+            if place.mpi_rank() is not None:
+                raise
+        else:
+            return MPI, True
+    return _NoMpi(), False
+
+
+MPI, HAS_MPI = _found()
+
+
+def world() -> Any:
+    """Return MPI_COMM_WORLD, or what stands in for it.  Collective."""
+    return MPI.COMM_WORLD if HAS_MPI else _World()

@@ -1,0 +1,201 @@
+"""Jobs that the launcher starts without MPI: where there is none, and where the user wants none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from ringreduce.launch import cli
+from tests.support.mpi import GONE_S, alive_in_the_end
+
+pytestmark = pytest.mark.slow
+
+NO_MPI = {"MPI4PY_LIBMPI": "/nonexistent.so", "MPI4PY_MPIABI": "mpich"}
+COMMAND = [sys.executable, "-P", "-m", "ringreduce"]
+LIMIT_S = 120
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Runs a command to its end in the folder of script.py, with the text of that program."""
+
+    def start(text: str, *words: str, **settings) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "script.py").write_text(textwrap.dedent(text))
+        return subprocess.run(
+            [*COMMAND, *words],
+            **{"stdin": subprocess.DEVNULL, "env": os.environ | NO_MPI} | settings,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=LIMIT_S,
+        )
+
+    return start
+
+
+ADDS = """
+    import os, sys
+    import numpy as np, ringreduce as rr
+    with rr.init() as comm:
+        total = comm.all_reduce(np.arange(3) * (comm.rank + 1))
+    names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    told = [os.environ.get(name) for name in names]
+    sys.stdout.write(f"{comm.rank} {total} {told} {sys.stdin.readline()!r} {sys.argv[1:]}\\n")
+"""
+
+
+@pytest.mark.parametrize("variables", [NO_MPI, {"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "5"}])
+def test_ranks_meet_without_mpi(start, tmp_path, variables):
+    (tmp_path / "lines").write_text("first\nsecond\n")
+    with open(tmp_path / "lines") as file:
+        ended = start(
+            ADDS,
+            *("run", "-n", "3", *["--without-mpi"] * (variables is not NO_MPI), "script.py"),
+            *("--", ":"),
+            stdin=file,
+            env=os.environ | variables,
+        )
+    assert ended.stderr == ""
+    assert sorted(ended.stdout.splitlines()) == [
+        f"{rank} [ 0  6 12] ['3', '{rank}', '3'] {line!r} ['--', ':']"
+        for rank, line in enumerate(["first\n", "", ""])
+    ]
+
+
+@pytest.mark.parametrize("words", [["train", "--epochs", "1"], ["bench", "-e", "8"]])
+def test_commands_run_without_mpi(start, words):
+    command, *rest = words
+    ended = start("", command, "-n", "2", *rest)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "2 ranks" in ended.stdout
+
+
+@pytest.mark.parametrize("variables", [NO_MPI, {}])
+def test_a_process_that_nothing_has_started_is_one_rank(start, tmp_path, variables):
+    (tmp_path / "alone.py").write_text(textwrap.dedent(ADDS))
+    ended = subprocess.run(
+        [sys.executable, "alone.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        timeout=LIMIT_S,
+    )
+    assert ended.stdout == "0 [0 1 2] [None, None, None] '' []\n", ended.stderr
+
+
+ENDS = {
+    "os.kill(os.getpid(), 9)": (137, "was killed by signal 9 (SIGKILL)"),
+    "sys.exit(3)": (3, "called sys.exit(3)"),
+    "raise ValueError('its own')": (1, "raised ValueError"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_rank_that_ends_the_job_is_named(start, end):
+    ended = start(
+        f"""
+        import os, sys, time
+        import ringreduce as rr
+        comm = rr.init()
+        comm.barrier()
+        if comm.rank == 1:
+            {end}
+        comm.barrier()
+        """,
+        *("run", "-n", "3", "script.py"),
+    )
+    code, how = ENDS[end]
+    *lines, last = ended.stderr.splitlines()
+    assert ended.returncode == code
+    assert last == f"ringreduce: rank 1 on {os.uname().nodename} {how}; this ended the job"
+    assert ("ValueError: its own" in lines) == ("raise" in end)
+
+
+def test_lines_are_tagged_and_whole(start):
+    ended = start(
+        """
+        import os, sys
+        print("out", os.environ["RANK"])
+        print("err", os.environ["RANK"], file=sys.stderr)
+        sys.stdout.write("no end")
+        """,
+        *("run", "-n", "2", "--tag-output", "script.py"),
+    )
+    wanted = ["[0] no end", "[0] out 0", "[1] no end", "[1] out 1"]
+    assert sorted(ended.stdout.splitlines()) == wanted
+    assert sorted(ended.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+WAITS = """
+    import os, signal, subprocess, sys, time
+    child = subprocess.Popen(["sleep", "600"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if IGNORES else signal.SIG_DFL)
+    name = os.environ["RANK"]
+    with open(name + ".part", "w") as file:
+        file.write(f"[{os.getpid()}, {child.pid}]")
+    os.rename(name + ".part", name)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_ctrl_c_at_a_terminal_ends_ranks_and_their_children(tmp_path, ignores):
+    script = WAITS.replace("IGNORES", str(ignores))
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [*COMMAND, "run", "-n", "2", "--without-mpi", "script.py"])
+    processes = [each for rank in (0, 1) for each in read_ids(tmp_path / str(rank))]
+    os.write(terminal, b"\x03")
+    left = alive_in_the_end(processes)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert left == []
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+
+
+def test_a_killed_launcher_leaves_no_rank(tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(WAITS.replace("IGNORES", "False")))
+    launcher = subprocess.Popen(
+        [*COMMAND, "run", "-n", "2", "--without-mpi", "script.py"], cwd=tmp_path
+    )
+    found = [read_ids(tmp_path / str(rank)) for rank in (0, 1)]
+    launcher.kill()
+    launcher.wait(GONE_S)
+    left = alive_in_the_end([rank for rank, _ in found])
+    for _, child in found:
+        os.kill(child, signal.SIGKILL)
+    assert left == []
+
+
+def read_ids(path: Path) -> list[int]:
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, "the job does not start"
+        time.sleep(0.02)
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("option", [("--hosts", "a,b"), ("--elastic", "1")])
+def test_what_needs_an_mpi_says_so(start, capsys, tmp_path, monkeypatch, option):
+    ended = start("", "run", "-n", "2", *option, "script.py")
+    assert ended.returncode == 1
+    assert f"{option[0]} needs an MPI" in ended.stderr
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "-n", "2", "--without-mpi", *option, "script.py"])
+    assert stop.value.code == 2
+    assert f"{option[0]} needs an MPI" in capsys.readouterr().err
