@@ -8,6 +8,7 @@ on separately, in any order.  So a program draws its live line and prints its re
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ class LiveLine:
 
     def _write(self, text: str) -> None:
         # In one write, or mpiexec could pass on a part of it.
-        self._out.write(text)
+        self._out.write(_encodable(text, self._out))
         self._out.flush()
 
     def __enter__(self) -> Self:
@@ -82,13 +83,23 @@ class LiveLine:
         self.show("")
 
 
+def replace_unencodable() -> None:
+    """Have standard output replace characters that its encoding lacks.  For commands of ours."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _encodable(text: str, out: TextIO) -> str:
+    """Return `text` with "?" for each character that the encoding of `out` lacks."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
 def print_error(text: str) -> None:
     """Print `text` to standard error; on a terminal it takes the place of a live line."""
-    with contextlib.suppress(
-        OSError, ValueError, AttributeError
-    ):  # it is closed, or was never open
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
         clear = "" if terminal_of(sys.stderr) is None else _CLEAR
-        sys.stderr.write(f"{clear}{text}\n")
+        sys.stderr.write(_encodable(f"{clear}{text}\n", sys.stderr))
         sys.stderr.flush()
 
 

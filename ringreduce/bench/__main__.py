@@ -28,7 +28,7 @@ from ringreduce.picture import output
 from ringreduce.picture.words import counted, nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
-from ringreduce.terminal import LiveLine, print_error
+from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
     Returns 1 if any result was wrong, 2 if the algorithm cannot be had or a file cannot be written,
     else 0.  Raises SystemExit with code 2 if the command line is wrong; one rank prints the reason.
     """
+    replace_unencodable()
     given = list(sys.argv[1:] if argv is None else argv)
     world = world_of_job()
     options = _read_once(world, given, prog)
@@ -174,7 +175,9 @@ class _Run:
         self._print(*_comment(*lines))
         if self._world.rank == 0:
             if options.json is not None:
-                options.json.write_text("".join(json.dumps(row) + "\n" for row in self._json()))
+                options.json.write_text(
+                    "".join(json.dumps(row) + "\n" for row in self._json()), "utf-8"
+                )
             if options.plot is not None:
                 self._plot(fitted)
         return int(ours_wrong > 0)

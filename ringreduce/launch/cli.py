@@ -21,6 +21,7 @@ from ringreduce.errors import did_you_mean
 from ringreduce.launch import elastic_options
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError, NoMpiError
+from ringreduce.terminal import replace_unencodable
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
@@ -29,7 +30,7 @@ _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _OF_COLLECTIVES = frozenset(
-    ["ranks", "nodes", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]
+    ["nodes", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]
 )
 """Options of `explain` for collectives alone, by the names under which they are stored."""
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     If the command line is wrong, prints the reason and raises SystemExit with code 2.
     """
+    replace_unencodable()
     parser, commands = parsers()
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["train"] and _asks_for_table(words):
@@ -148,12 +150,15 @@ def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
     """Return the request for a pipeline.  Raises ValueError for a wrong option."""
     from ringreduce.launch.case import PipelineRequest
 
-    if options.stages is None:
+    ranks = options.ranks if options.stages is None else options.stages
+    if ranks is None:
         raise ValueError("how many ranks has the pipeline? --stages 4")
+    if options.ranks not in (None, ranks):
+        raise ValueError(f"--stages is {ranks}, and -n is {options.ranks}; give one of them")
     return PipelineRequest(
         name=options.pipeline,
-        ranks=options.stages,
-        splits=options.stages if options.splits is None else options.splits,
+        ranks=ranks,
+        splits=ranks if options.splits is None else options.splits,
         virtual=options.virtual,
         prove=options.prove,
         svg=options.svg,
@@ -434,7 +439,7 @@ def _add_explain(commands: _Commands) -> None:
     )
     add("--json", action="store_true", help="print the choice of auto as JSON, and nothing else")
     add("--pipeline", metavar="NAME", help="a schedule of a pipeline, in place of a collective")
-    add("--stages", type=int, metavar="N", help="ranks of the pipeline, one behind the other")
+    add("--stages", type=int, metavar="N", help="ranks of a pipeline; the same as -n")
     add("--splits", type=int, metavar="N", help="microbatches; default: as many as ranks")
     add(
         "--virtual",

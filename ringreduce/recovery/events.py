@@ -26,7 +26,7 @@ class Events:
         """Called with a text when an event could not be written."""
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a")  # noqa: SIM115  # held until close
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # held until close
 
     def write(self, event: str, /, **fields: Any) -> None:
         """Write a line, with the Unix time."""

@@ -15,7 +15,7 @@ import ringreduce as rr
 from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Reader, Writer
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
-from ringreduce.terminal import print_error
+from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.train import inputs, plot, strategy_options
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
 from ringreduce.train.equality import DriftError
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises SystemExit with code 2 for errors that are found before there is a communicator.
     """
+    replace_unencodable()
     given = read(sys.argv[1:] if argv is None else argv, _PROG)
     outputs = given.outputs()
     try:

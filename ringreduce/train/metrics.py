@@ -75,11 +75,11 @@ class JsonLines:
         goes_on = (goes_on or steps_made > 0) and path.is_file()
         if goes_on:
             self._keep(path, steps_made, epochs_made)
-        self._file = open(path, "a" if goes_on else "w")  # noqa: SIM115  # held until close
+        self._file = open(path, "a" if goes_on else "w", encoding="utf-8")  # noqa: SIM115  # held until close
 
     def _keep(self, path: Path, steps_made: int, epochs_made: int) -> None:
         lines = []
-        for line in path.read_text(errors="surrogateescape").splitlines(keepends=True):
+        for line in path.read_text("utf-8", "surrogateescape").splitlines(keepends=True):
             record = _record(line)
             stands = line.endswith("\n")
             if isinstance(record, Step):
@@ -90,7 +90,7 @@ class JsonLines:
                 lines.append(line)
                 self.kept += [record] if record is not None else []
         unfinished = path.with_name(f"{path.name}.unfinished")
-        unfinished.write_text("".join(lines), errors="surrogateescape")
+        unfinished.write_text("".join(lines), "utf-8", "surrogateescape")
         os.replace(unfinished, path)
 
     def steps(self, steps: Sequence[Step]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import ringreduce as rr
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
-from ringreduce.terminal import LiveLine, print_error
+from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.train import inputs
 from ringreduce.train.plot import check_place
 from ringreduce.train.search import report
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises SystemExit with code 2 for errors that are found before there is a communicator.
     """
+    replace_unencodable()
     request = read(sys.argv[1:] if argv is None else argv, _PROG)
     try:
         if request.picture is not None:
