@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
-from ringreduce.train.settings import Outputs, Settings
+from ringreduce.train.settings import Outputs, Settings, checked
 from ringreduce.train.strategies import (
     TPU,
     Strategy,
@@ -28,7 +28,6 @@ from ringreduce.train.strategy_options import Options, by_name, table
 
 KINDS = (Settings, Options, Outputs)
 FIELDS = {field.name: field for kind in KINDS for field in dataclasses.fields(kind)}
-_PATHS = ("checkpoint_dir", "metrics", "tensorboard", "plot")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,15 +48,16 @@ class Given:
         asked = self._of(Settings)
         if before is None:
             return Settings(**asked)
-        made_with = Settings(**before)  # an older checkpoint lacks newer settings
-        for name, value in asked.items():
-            was = getattr(made_with, name)
+        # An older checkpoint lacks newer settings; its data may be elsewhere now.
+        settings = Settings(**{**before, **asked})
+        for name in asked:
+            value, was = getattr(settings, name), before.get(name, FIELDS[name].default)
             if FIELDS[name].metadata.get("fixed") and value != was:
                 raise ValueError(
                     f"{name} is {value}, but the checkpoint was made with {was}; that cannot "
                     "change in the middle of a run"
                 )
-        return dataclasses.replace(made_with, **asked)
+        return settings
 
     def strategy(self, before: Mapping[str, Any] | None = None) -> Strategy | None:
         """Return the strategy; None if none is named.
@@ -283,22 +283,7 @@ def from_plain(name: str, value: Any) -> Any:
     """
     if name not in FIELDS:
         raise ValueError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
-    default: Any = FIELDS[name].default
-    choices = FIELDS[name].metadata["choices"]
-    kind: Any = str if name in _PATHS or choices else type(default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if kind is tuple:
-        if not (isinstance(value, list) and all(type(each) is int for each in value)):
-            raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[tuple]}")
-        return tuple(value)
-    if type(value) is not kind:
-        quotes = ", without quotes" if isinstance(value, str) else ""
-        raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[kind]}{quotes}")
-    if choices and value not in choices:
-        meant = did_you_mean(value, choices)
-        raise ValueError(f"{name} is {_written(value)}; wanted one of {', '.join(choices)}{meant}")
-    return Path(value).expanduser() if name in _PATHS else value
+    return checked(FIELDS[name], value)
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
@@ -312,20 +297,6 @@ def to_toml(values: Mapping[str, Any]) -> list[str]:
     # JSON's numbers, lists, bools and strings are valid TOML, except one character.
     written = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in written.items()]
-
-
-def _written(value: Any) -> str:
-    """Write a value as TOML does."""
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-_KINDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text in quotes",
-    bool: "true or false",
-    tuple: "a list of whole numbers, such as [64]",
-}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import ringreduce as rr
 from ringreduce.train import idx
-from ringreduce.train.arrays import check_comm, whole
+from ringreduce.train.arrays import check_comm, shown, whole
 from ringreduce.train.equality import bytes_of
 from ringreduce.train.settings import Settings
 
@@ -111,6 +111,7 @@ def load(settings: Settings) -> Split:
         The samples to train on, and those that are held out.
 
     Raises:
+        TypeError: `settings` is something else.
         OSError: a file cannot be read.
         ValueError: a file is damaged, or a global batch has more samples than there are to train
             on.
@@ -139,6 +140,8 @@ def read(settings: Settings) -> Split:
 
     Raises OSError if a file cannot be read, and ValueError if it is damaged.
     """
+    if not isinstance(settings, Settings):
+        raise TypeError(f"load: got {shown(settings)}; pass rr.train.Settings(data=...)")
     dtype = settings.dtype
     if settings.data == "digits":
         return load_split(dtype)

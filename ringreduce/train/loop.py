@@ -21,6 +21,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.train import data, mlp, optimizers, strategies
+from ringreduce.train.arrays import shown
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.equality import check_equal
 from ringreduce.train.journal import STRETCH, Journal, State, journal_arrays
@@ -79,6 +80,10 @@ class Trainer:
         strategy: strategies.Strategy | None = None,
         elastic: bool | rr.State = False,
     ) -> None:
+        for kind, value in ((data.Split, split), (Settings, settings)):
+            if not isinstance(value, kind):
+                wanted = "pass comm, the split, then the settings"
+                raise TypeError(f"train: got {shown(value)} for a {kind.__name__}; {wanted}")
         samples = len(split.train_labels)
         settings, per_rank = settings.for_ranks(comm.size), settings.batch_per_rank
         if per_rank and settings.batch > samples:
@@ -95,7 +100,7 @@ class Trainer:
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy):
             raise TypeError(
-                f"strategy is {self.strategy!r}; pass a value such as "
+                f"strategy is {shown(self.strategy)}; pass a value such as "
                 "rr.train.strategies.Zero(stage=1)"
             )
         self._course = Course(samples, settings, Stretch.new(min(settings.batch, samples)))

@@ -6,12 +6,16 @@ The command line, TOML files and checkpoints use the names of their fields.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from ringreduce.errors import did_you_mean
 from ringreduce.picture.output import SUFFIXES
 
 DTYPES = ("float32", "float64")
@@ -30,12 +34,72 @@ def setting(default: Any, explained: str, choices: Sequence[str] = (), **more: A
     return field(default=default, metadata=_about(explained, choices, **more))
 
 
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text in quotes",
+    bool: "true or false",
+    tuple: "a list of whole numbers, such as [64]",
+}
+_PATHS = ("checkpoint_dir", "metrics", "tensorboard", "plot")
+
+
+class _NoDataError(FileNotFoundError, ValueError):
+    """A data set that does not exist."""
+
+
+def checked(about: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value of a field, as the type of its default.
+
+    Raises ValueError for a value of another type, or that is none of its choices.
+    """
+    name, choices = about.name, about.metadata["choices"]
+    kind: Any = str if name in _PATHS or choices else type(about.default)
+    if name in _PATHS or name == "data":
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if kind is tuple:
+        if isinstance(value, (list, tuple)) and all(_is(int, each) for each in value):
+            return tuple(map(int, value))
+        raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[tuple]}")
+    if not _is(kind, value):
+        quotes = ", without quotes" if isinstance(value, str) else ""
+        raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[kind]}{quotes}")
+    if choices and value not in choices:
+        meant = did_you_mean(value, choices)
+        raise ValueError(f"{name} is {_written(value)}; wanted one of {', '.join(choices)}{meant}")
+    return Path(value).expanduser() if name in _PATHS else kind(value)
+
+
+def _is(kind: type, value: Any) -> bool:
+    """Whether `value` is one of `kind`; numbers may be NumPy's."""
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _written(value: Any) -> str:
+    """Write a value as TOML does, or else its type."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError:
+        return type(value).__name__
+
+
+def _check_fields(settings: Any) -> None:
+    """Replace the fields of new settings by their checked values.  Raises ValueError."""
+    for each in dataclasses.fields(settings):
+        value = getattr(settings, each.name)
+        if value is not None or each.default is not None:
+            object.__setattr__(settings, each.name, checked(each, value))
+
+
 @dataclass(frozen=True)
 class Settings:
     """All settings that decide the result of a run, besides the number of ranks.
 
     Raises:
-        ValueError: a value that cannot work.
+        ValueError: a value that cannot work, of another type, or none of its choices; or data that
+            do not exist.
 
     Example:
         >>> settings = rr.train.Settings(epochs=5, hidden=(256, 128), optimizer="adam", lr=0.003)
@@ -100,6 +164,13 @@ class Settings:
     check_every: int = setting(100, "steps between proofs that ranks have equal parameters; 0: end")
 
     def __post_init__(self) -> None:
+        _check_fields(self)
+        if self.data not in ("digits", "synthetic") and not Path(self.data).expanduser().is_dir():
+            meant = did_you_mean(self.data, ("digits", "synthetic"))
+            raise _NoDataError(
+                f"data is {self.data}; wanted digits, synthetic, or a folder with the files of "
+                f"MNIST{meant}"
+            )
         for name in ("samples", "classes"):
             _want(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
         for name in ("inputs", "epochs", "batch", "first_bucket_bytes", "bucket_bytes"):
@@ -169,6 +240,7 @@ class Outputs:
     )
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         for name in ("seeds", "keep"):
             _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         every = self.checkpoint_every

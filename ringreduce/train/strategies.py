@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import ringreduce as rr
 from ringreduce.errors import did_you_mean
+from ringreduce.train.arrays import shown
 from ringreduce.train.mesh import Coordinates, check_fits
 from ringreduce.train.settings import Settings
 from ringreduce.train.stages import splits_of_size
@@ -34,6 +35,7 @@ __all__ = [
     "Zero",
 ]
 
+PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sequential")
 COMMUNICATION: dict[str, str | None] = {
     "auto": None,
     "ring": "ring",
@@ -597,7 +599,13 @@ def _check_pipeline(strategy: Any) -> None:
         if value is not None:
             _check_count(name, value)
     if not isinstance(strategy.schedule, str):
-        raise ValueError(f"schedule is {strategy.schedule!r}; wanted the name of a schedule")
+        raise ValueError(f"schedule is {shown(strategy.schedule)}; wanted the name of a schedule")
+    if strategy.schedule not in PIPELINES:
+        try:
+            rr.pipeline.schedule(strategy.schedule, 1, 1)
+        except Exception as error:  # one that is registered may need more ranks
+            if str(error).startswith("unknown"):
+                _check_choice(strategy, "schedule", PIPELINES)
 
 
 def _check_stages(
