@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ringreduce.errors import shown
 from ringreduce.place import RANK_VARIABLES
 from ringreduce.schedules.cost import Profile
 
@@ -93,16 +94,19 @@ class Config:
             if value is None and name in _MAY_BE_NONE:
                 continue
             if not isinstance(value, int) or value < least:
-                raise ValueError(f"Config: {name} is {value!r}; pass an int of at least {least}")
+                raise ValueError(
+                    f"Config: {name} is {shown(value)}; pass an int of at least {least}"
+                )
         for name in _SWITCHES:
             value = getattr(self, name)
             if value is None and name in _MAY_BE_NONE:
                 continue
             if not isinstance(value, bool):
-                raise ValueError(f"Config: {name} is {value!r}; pass True or False")
+                raise ValueError(f"Config: {name} is {shown(value)}; pass True or False")
         if not isinstance(self.profile, Profile):
             raise ValueError(
-                f"Config: profile is {self.profile!r}; pass a ringreduce.schedules.cost.Profile"
+                f"Config: profile is {shown(self.profile)}; "
+                "pass a ringreduce.schedules.cost.Profile"
             )
 
     @property

@@ -8,7 +8,8 @@ the same text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from numbers import Number
+from typing import Any, TypeVar
 
 
 def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
@@ -40,6 +41,27 @@ def unknown(
     names = list(known)
     meant = did_you_mean(str(word), [*names, *unlisted], others)
     return f"unknown {what} {word!r}; choose one of {', '.join(map(repr, names))}{meant}"
+
+
+def shown(value: Any) -> str:
+    """Show a wrong argument in short: numbers, texts, None and short lists of these as they are.
+
+    Functions and types are shown by their name, everything else by its type: arrays may be long.
+    """
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the {'type' if isinstance(value, type) else 'function'} {value.__name__!r}"
+    text = repr(value) if _is_plain(value) else type(value).__name__
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+_SHOWN = 100
+"""The most characters of a value in a text."""
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= _SHOWN and all(map(_is_plain, value))
+    return value is None or isinstance(value, (Number, str, bytes))
 
 
 class RingReduceError(Exception):

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ringreduce.errors import shown
+
 Nodes = tuple[tuple[int, ...], ...]
 
 
@@ -66,7 +68,7 @@ def parse_nodes(
         groups.clear()
     if sorted(rank for group in groups for rank in group) != list(range(size)) or not all(groups):
         raise ValueError(
-            f"{where}: nodes={nodes!r} does not place each of the {size} ranks on exactly one "
+            f"{where}: nodes={shown(nodes)} does not place each of the {size} ranks on exactly one "
             "node; pass how many ranks each node has, such as (3, 1, 2), or the ranks themselves"
         )
     return tuple(groups)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from ringreduce.algorithms.builders import Builder, default_parts, holders
 from ringreduce.algorithms.hierarchical import Nodes
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, shown
 from ringreduce.schedules.check import check
 from ringreduce.schedules.schedule import Claim, Schedule, Step, to_text
 
@@ -73,11 +73,11 @@ def _builder(
 def _checked(where: str, steps: object) -> tuple[Step, ...]:
     """Return the steps of a rank.  Raises ScheduleError if they are anything else."""
     if not isinstance(steps, Iterable):
-        raise ScheduleError(f"{where}: steps returned {steps!r}; yield a Step for each step")
+        raise ScheduleError(f"{where}: steps returned {shown(steps)}; yield a Step for each step")
     made = tuple(steps)
     for step in made:
         if not isinstance(step, Step):
-            raise ScheduleError(f"{where}: steps yielded {step!r}; yield a Step for each step")
+            raise ScheduleError(f"{where}: steps yielded {shown(step)}; yield a Step for each step")
     return made
 
 

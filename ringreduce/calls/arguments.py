@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce import errors
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
 from ringreduce.calls.views import is_tensor, view_of
 from ringreduce.elsewhere import WIRES_ELSEWHERE
@@ -17,14 +18,10 @@ from ringreduce.errors import did_you_mean
 
 
 def shown(value: Any) -> str:
-    """Show a wrong argument: numbers, texts and None as they are, others by their name or type."""
-    if value is None or isinstance(value, (Number, str, bytes)):
-        return repr(value)
+    """Show a wrong argument: an op of MPI by its name, a list by its type, others in short."""
     if is_op_of_mpi(value) and (name := name_of_mpi_op(value)):
         return f"MPI.{name}"
-    if callable(value) and hasattr(value, "__name__"):
-        return f"the {'type' if isinstance(value, type) else 'function'} {value.__name__!r}"
-    return type(value).__name__
+    return type(value).__name__ if isinstance(value, (list, tuple)) else errors.shown(value)
 
 
 def as_array(where: str, x: Any) -> np.ndarray:
@@ -184,7 +181,8 @@ def as_counts(where: str, counts: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, counts))
     except TypeError:
         raise TypeError(
-            f"{where}: counts={counts!r}; pass a list of whole numbers, one for each rank"
+            f"{where}: counts={errors.shown(counts)}; pass a list of whole numbers, one for "
+            "each rank"
         ) from None
 
 
@@ -222,7 +220,8 @@ def as_row_or_matrix(where: str, counts: Any) -> tuple[tuple[int, ...], None] | 
         return tuple(map(operator.index, given)), None
     except TypeError:
         raise TypeError(
-            f"{where}: counts={counts!r}; pass a list of whole numbers, one for each rank, "
+            f"{where}: counts={errors.shown(counts)}; pass a list of whole numbers, one for "
+            "each rank, "
             "or one such list of each rank"
         ) from None
 
@@ -314,7 +313,7 @@ def as_shape(where: str, shape: Any) -> tuple[int, ...]:
     except TypeError:
         sizes = (-1,)
     if any(size < 0 for size in sizes):
-        raise ValueError(f"{where}: shape is {shape!r}; pass lengths of at least 0")
+        raise ValueError(f"{where}: shape is {errors.shown(shape)}; pass lengths of at least 0")
     return sizes
 
 

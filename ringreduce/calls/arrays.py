@@ -11,6 +11,7 @@ from ringreduce.calls.arguments import as_array as as_host_array
 from ringreduce.calls.arguments import as_out as as_host_out
 from ringreduce.calls.arguments import check_overlap, overlap_error, same_memory
 from ringreduce.devices.base import Device
+from ringreduce.errors import shown
 
 _GPU_MEMORY = (2, 13)
 """DLPack's device types of CUDA memory: of a GPU, and managed."""
@@ -34,7 +35,9 @@ def gpu_of_name(where: str, device: Any) -> int:
     """
     name, _, number = str(device).partition(":")
     if name != "cuda" or not (number or "0").isdecimal():
-        raise ValueError(f"{where}: unknown device {device!r}; choose 'cpu', 'cuda' or 'cuda:1'")
+        raise ValueError(
+            f"{where}: unknown device {shown(device)}; choose 'cpu', 'cuda' or 'cuda:1'"
+        )
     return int(number or 0)
 
 

@@ -27,7 +27,7 @@ from ringreduce.config import Config
 from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device
 from ringreduce.devices.cpu import OPS
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import did_you_mean, shown
 from ringreduce.planning.one_step import OneStep, one_step
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import (
@@ -424,7 +424,7 @@ class Calls:
         if defaults is None:
             meant = "" if collective in ALGORITHMS else did_you_mean(collective, PLANNED)
             raise ValueError(
-                f"plan: cannot plan {collective!r}; "
+                f"plan: cannot plan {shown(collective)}; "
                 f"choose one of {', '.join(map(repr, PLANNED))}{meant}"
             )
         for name in arguments:

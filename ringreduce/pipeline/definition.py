@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, shown
 from ringreduce.pipeline.actions import Action
 from ringreduce.pipeline.claims import PipelineClaim
 
@@ -92,7 +92,7 @@ class PipelineSchedule:
             raise ValueError(f"acts: rank is {rank}; there are ranks 0 to {self.ranks - 1}")
         made = self.generator(self.ranks, rank, self.splits, self.virtual)
         if not isinstance(made, Iterable):
-            raise ScheduleError(f"{self.name}: acts returned {made!r}; yield each action")
+            raise ScheduleError(f"{self.name}: acts returned {shown(made)}; yield each action")
         return tuple(self._checked(rank, action) for action in made)
 
     def _checked(self, rank: int, action: object) -> Action:
@@ -101,7 +101,7 @@ class PipelineSchedule:
             return action
         if not isinstance(action, str):
             raise ScheduleError(
-                f"{self.name}: acts yielded {action!r}; yield actions or their texts"
+                f"{self.name}: acts yielded {shown(action)}; yield actions or their texts"
             )
         try:
             return Action.from_text(action)

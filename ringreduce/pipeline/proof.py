@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isclose
 
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, shown
 from ringreduce.pipeline.actions import Action, held_after
 from ringreduce.pipeline.claims import PipelineClaim
 from ringreduce.pipeline.definition import PipelineSchedule
@@ -82,7 +82,7 @@ def prove(schedule: PipelineSchedule, forward: float = 1.0, backward: float = 2.
     """
     for what, time in (("forward", forward), ("backward", backward)):
         if not 0 < time < inf:
-            raise ValueError(f"prove: {what} is {time!r}; pass a time above 0")
+            raise ValueError(f"prove: {what} is {shown(time)}; pass a time above 0")
     acts = [schedule.acts(rank) for rank in range(schedule.ranks)]
     try:
         return _prove(schedule, acts, forward, backward)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from ringreduce.errors import shown
 from ringreduce.pipeline.actions import Action
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.lowering import Payload, lower, vocabulary
@@ -206,5 +207,5 @@ def _of_each(
     if len(costs) != count:
         raise ValueError(f"Costs: {what} has {len(costs)} numbers; there are {count} {things}")
     if not all(isfinite(each) and each >= 0 for each in costs):
-        raise ValueError(f"Costs: {what} is {cost!r}; pass finite numbers of at least 0")
+        raise ValueError(f"Costs: {what} is {shown(cost)}; pass finite numbers of at least 0")
     return costs

@@ -15,7 +15,7 @@ import numpy as np
 
 from ringreduce.bootstrap import init
 from ringreduce.calls.communicator import Communicator
-from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.errors import PeerLostError, PeerTimeoutError, shown
 from ringreduce.process_exit import skip_finalize
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.pace import Pace
@@ -84,7 +84,7 @@ def elastic(
     if not callable(state):
         _check_state(state)
     if not callable(train):
-        raise TypeError(f"elastic: train is {train!r}; pass a function train(comm, state)")
+        raise TypeError(f"elastic: train is {shown(train)}; pass a function train(comm, state)")
     launcher, call = to_launcher(), next(_calls)
     if launcher is not None and _answer(launcher, "join").kind == "member":
         return _Member(launcher, call).run(train, state)
@@ -104,7 +104,7 @@ def _made(state: State | Callable[[Communicator], State], comm: Communicator) ->
 def _check_state(state: Any) -> None:
     if not isinstance(state, State):
         raise TypeError(
-            f"elastic: state is {state!r}; pass rr.State(...) of the arrays that steps change"
+            f"elastic: state is {shown(state)}; pass rr.State(...) of the arrays that steps change"
         )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from ringreduce.calls.refusals import refusals_here
 from ringreduce.checkpoint import RESERVED
+from ringreduce.errors import shown
 from ringreduce.recovery.change import OF_A_RESIZE, Change
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots, is_storable
@@ -263,7 +264,7 @@ class State:
             >>> state.report_unsaved("losses.csv: No space left on device")
         """
         if not isinstance(text, str):
-            raise TypeError(f"report_unsaved: text is {text!r}; pass a string")
+            raise TypeError(f"report_unsaved: text is {shown(text)}; pass a string")
         self._tell_unsaved(text)
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
@@ -312,7 +313,9 @@ class State:
             >>> state.on_resize(lambda change: print(change.before, "->", change.after))
         """
         if not callable(hook):
-            raise TypeError(f"on_resize: {hook!r} cannot be called; pass a function of a change")
+            raise TypeError(
+                f"on_resize: {shown(hook)} cannot be called; pass a function of a change"
+            )
         self._hooks.append(hook)
 
     def close(self) -> None:
@@ -433,7 +436,7 @@ def _check_length(where: str, facts: Mapping[str, Any]) -> None:
 def _checked(arrays: Any) -> dict[str, np.ndarray]:
     """Return the arrays as NumPy arrays.  Raises TypeError or ValueError if they are none."""
     if not isinstance(arrays, Mapping):
-        raise TypeError(f"State: arrays is {arrays!r}; pass a dict, name -> array")
+        raise TypeError(f"State: arrays is {shown(arrays)}; pass a dict, name -> array")
     if not arrays:
         raise TypeError("State: arrays is empty; pass what the training loop changes")
     found = {}

@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ringreduce.errors import shown
+
 
 def wide(dtype: Any) -> np.dtype[Any]:
     """Return the dtype to compute in: float64 or complex128; of longdouble, longdouble itself."""
@@ -73,12 +75,6 @@ def check_comm(where: str, comm: Any) -> None:
         raise TypeError(
             f"{where}: comm is {type(comm).__name__}; pass the communicator in this place"
         )
-
-
-def shown(value: Any) -> str:
-    """Show a wrong argument: numbers, texts and None as they are, others by their type."""
-    plain = value is None or isinstance(value, (Number, str))
-    return repr(value) if plain else type(value).__name__
 
 
 def whole(name: str, value: Any, least: int) -> int:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train.arrays import by_name, check_comm, is_float, shown, wide
+from ringreduce.errors import shown
+from ringreduce.train.arrays import by_name, check_comm, is_float, wide
 
 _BLOCK = 1 << 14
 """Elements that are squared at once, so that the squares stay in the cache."""

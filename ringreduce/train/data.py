@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce as rr
+from ringreduce.errors import shown
 from ringreduce.train import idx
-from ringreduce.train.arrays import check_comm, shown, whole
+from ringreduce.train.arrays import check_comm, whole
 from ringreduce.train.equality import bytes_of
 from ringreduce.train.settings import Settings
 

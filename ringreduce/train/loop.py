@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.errors import shown
 from ringreduce.train import data, mlp, optimizers, strategies
-from ringreduce.train.arrays import shown
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.equality import check_equal
 from ringreduce.train.journal import STRETCH, Journal, State, journal_arrays

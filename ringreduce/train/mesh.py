@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.errors import shown
 
 _MOST_LISTED = 12
 """The most meshes that an error lists."""
@@ -171,7 +172,7 @@ def check_fits(sizes: Coordinates, ranks: int) -> None:
     """Raise ValueError unless `sizes` are ints of at least 1 whose product is `ranks`."""
     for name, size in sizes._asdict().items():
         if not isinstance(size, int) or size < 1:
-            raise ValueError(f"Mesh: {name} is {size!r}; pass an int of at least 1")
+            raise ValueError(f"Mesh: {name} is {shown(size)}; pass an int of at least 1")
     if math.prod(sizes) == ranks:
         return
     # Those that change the fewest sizes come first.

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.errors import shown
 from ringreduce.train import mlp
 from ringreduce.train.data import part
 from ringreduce.train.layers import Array, Layer
@@ -196,7 +197,7 @@ class PipelineParallel:
             [1.0986, 1.0986]
         """
         if count < 1:
-            raise ValueError(f"step: count is {count!r}; pass the samples of the global batch")
+            raise ValueError(f"step: count is {shown(count)}; pass the samples of the global batch")
         rows, kind = self._agree("step", x, labels)
         plan, self.proof = self._plan(self._splits_of(rows))
         self.schedule = plan.schedule
@@ -379,7 +380,7 @@ def _check_splits(split_size: int | None, splits: int | None) -> None:
         raise ValueError("PipelineParallel: got splits and split_size; pass one of them")
     if split_size is not None and (not isinstance(split_size, int) or split_size < 1):
         raise ValueError(
-            f"PipelineParallel: split_size is {split_size!r}; pass an int of at least 1"
+            f"PipelineParallel: split_size is {shown(split_size)}; pass an int of at least 1"
         )
 
 

@@ -19,7 +19,8 @@ from numbers import Number, Real
 from typing import Any, Generic, TypeVar
 
 import ringreduce as rr
-from ringreduce.train.arrays import check_comm, plain, shown, whole, wide
+from ringreduce.errors import shown
+from ringreduce.train.arrays import check_comm, plain, whole, wide
 from ringreduce.train.buckets import Bucket, Now
 from ringreduce.train.mismatches import Reported, check_alike, check_arrays, settle
 from ringreduce.train.shares import JoinedBatch, Share

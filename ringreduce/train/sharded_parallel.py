@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.errors import shown
 from ringreduce.train.buckets import cut, empty, module_of
 from ringreduce.train.layout import Layout
 from ringreduce.train.reducer import Reducer, StepTimes, agree
@@ -143,10 +144,12 @@ class ShardedParallel(Reducer[ShardedBucket]):
         algorithm: str = "auto",
     ) -> None:
         if stage not in _KEPT:
-            raise ValueError(f"ShardedParallel: stage is {stage!r}; wanted 1, 2 or 3")
+            raise ValueError(f"ShardedParallel: stage is {shown(stage)}; wanted 1, 2 or 3")
         if algorithm not in _HALVES:
             wanted = ", ".join(map(repr, _HALVES))
-            raise ValueError(f"ShardedParallel: algorithm is {algorithm!r}; wanted one of {wanted}")
+            raise ValueError(
+                f"ShardedParallel: algorithm is {shown(algorithm)}; wanted one of {wanted}"
+            )
         sizes = {"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes}
         params = agree("ShardedParallel", comm, params, op, **sizes)
         for name, array in params.items():

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import ringreduce as rr
+from ringreduce.errors import shown
 from ringreduce.train.layers import Array, Gradients, Layer, backward_all, forward_all
 
 Loss = Callable[[Array, Array, int], tuple[Any, Array]]
@@ -41,8 +42,8 @@ def cut_of(
     for number, each in enumerate(layers):
         if not (hasattr(each, "forward") or callable(each)):
             raise TypeError(
-                f"{_WHERE}: layers[{number}] is {each!r}; pass an object with forward, backward "
-                "and parameters, or a function that returns one"
+                f"{_WHERE}: layers[{number}] is {shown(each)}; pass an object with forward, "
+                "backward and parameters, or a function that returns one"
             )
     if len(layers) < stages:
         raise ValueError(
@@ -50,12 +51,12 @@ def cut_of(
         )
     if costs is not None and (cut != "balanced" or len(costs) != len(layers)):
         raise ValueError(
-            f"{_WHERE}: costs has {len(costs)} numbers and cut is {cut!r}; pass the cost of each "
-            f"of the {len(layers)} layers, with cut='balanced'"
+            f"{_WHERE}: costs has {len(costs)} numbers and cut is {shown(cut)}; pass the cost of "
+            f"each of the {len(layers)} layers, with cut='balanced'"
         )
     if isinstance(cut, str):
         if cut != "balanced":
-            raise ValueError(f"{_WHERE}: cut is {cut!r}; pass 'balanced' or a list of numbers")
+            raise ValueError(f"{_WHERE}: cut is {shown(cut)}; pass 'balanced' or a list of numbers")
         return rr.pipeline.balance(costs or [*map(_parameter_count, layers)], stages)
     found = tuple(cut)
     right = len(found) == stages and sum(found) == len(layers)

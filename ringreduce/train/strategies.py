@@ -16,8 +16,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import ringreduce as rr
-from ringreduce.errors import did_you_mean
-from ringreduce.train.arrays import shown
+from ringreduce.errors import did_you_mean, shown
 from ringreduce.train.mesh import Coordinates, check_fits
 from ringreduce.train.settings import Settings
 from ringreduce.train.stages import splits_of_size
@@ -317,7 +316,7 @@ class Zero(Strategy):
 
     def __post_init__(self) -> None:
         if type(self.stage) is not int or not 1 <= self.stage <= 3:
-            raise ValueError(f"zero is {self.stage!r}; wanted stage 1, 2 or 3")
+            raise ValueError(f"zero is {shown(self.stage)}; wanted stage 1, 2 or 3")
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the all-reduce has two halves, and that gradients are sent in their dtype."""
@@ -368,7 +367,7 @@ class Pipeline(Strategy):
         if isinstance(self.cut, list):
             object.__setattr__(self, "cut", tuple(self.cut))
         if self.cut != "balanced" and (isinstance(self.cut, str) or min(self.cut, default=0) < 1):
-            raise ValueError(f"cut is {self.cut!r}; wanted balanced, or layers of each stage")
+            raise ValueError(f"cut is {shown(self.cut)}; wanted balanced, or layers of each stage")
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the layers can be divided among the stages, and their batch as well."""
@@ -585,12 +584,12 @@ def _check_choice(strategy: Strategy, name: str, choices: Sequence[str]) -> None
     value = getattr(strategy, name)
     if value not in choices:
         meant = did_you_mean(str(value), choices)
-        raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(choices)}{meant}")
+        raise ValueError(f"{name} is {shown(value)}; wanted one of {', '.join(choices)}{meant}")
 
 
 def _check_count(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {value!r}; wanted a whole number of at least 1")
+        raise ValueError(f"{name} is {shown(value)}; wanted a whole number of at least 1")
 
 
 def _check_pipeline(strategy: Any) -> None:
