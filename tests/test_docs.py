@@ -226,9 +226,8 @@ def test_the_figures_in_the_readme_are_those_of_the_rows():
     ratios = {n: one_host.speedups(runs[n], "ringreduce") for n in runs}
     two, four = (f"{statistics.geometric_mean(each.values()):.1f}" for each in ratios.values())
     least = min(min(each.values()) for each in ratios.values())
-    ours = [
-        row["gloo_us"] / row["ours_us"] for row in rows("torch", ranks=2, collective="all_reduce")
-    ]
+    torch = rows("torch", ranks=2, collective="all_reduce")
+    ours = [row["gloo_us"] / row["ours_us"] for row in torch]
     ddp = [1 / r["registered_of_gloo"] for r in rows("torch_ddp", ranks=2) if "registered_ms" in r]
     figures = [
         f"is {two} times (2 ranks) and {four} times (4 ranks) as fast as the fastest of Open MPI",
@@ -241,8 +240,8 @@ def test_the_figures_in_the_readme_are_those_of_the_rows():
     ]
     for kills in rows("recovery", proof="live") + rows("recovery", proof="random"):
         if (kills["proof"] == "live") == ("Open MPI" in kills["mpi"]):
-            times = f"| {kills['recovered_s_p50']:.2f} s |"
-            figures.append(f"| {kills['survived']} of {kills['kills']} {times}")
+            counts, seconds = f"{kills['survived']} of {kills['kills']}", kills["recovered_s_p50"]
+            figures.append(f"| {counts} | {seconds:.2f} s |")
     (small,) = rows("small_calls", ranks=2, bytes=8, cores=2)
     figures.append(f"about {small['above_bare_us']['ring']:.0f} µs]")
     readme = " ".join(PAGES[0].read_text().split())
@@ -253,7 +252,6 @@ def test_a_generator_of_steps_has_at_most_fifteen_lines():
     trees = [ast.parse(path.read_text()) for path in ROOT.glob("ringreduce/algorithms/*.py")]
     found = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     steps = [n for n in found if any(isinstance(x, ast.Yield | ast.YieldFrom) for x in ast.walk(n))]
-    assert len(steps) > 30
     bodies = [each.body[ast.get_docstring(each) is not None :] for each in steps]
     assert max(body[-1].end_lineno - body[0].lineno + 1 for body in bodies) == 15
 
