@@ -201,6 +201,20 @@ class Environment:
         return cls(**values)
 
 
+@dataclass
+class Compiling:
+    """What this process has spent on compiling, or on waiting for a process that compiles."""
+
+    seconds: float = 0.0
+    running: bool = False
+    said: bool = False
+    """Whether the user was told."""
+
+
+COMPILING = Compiling()
+"""The others need about as long at their first start: `init` waits for them so much longer."""
+
+
 def as_seconds(where: str, timeout_s: Any) -> Any:
     """Return a timeout, a number of any type, as a float of at most `LONGEST_S`; None stays None.
 

@@ -33,10 +33,11 @@ import platform
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -244,6 +245,10 @@ def _compiled_and_kept(folder: Path, loop: Loop) -> Function:
 # --- compiling ------------------------------------------------------------------------------------
 
 _COMPILING = threading.Lock()
+_PROGRESS: list[Any] = [SimpleNamespace(seconds=0.0, running=False, said=False)]
+"""Where this process notes what it spends on compiling."""
+_SILENT_S = 5.0
+"""Seconds of compiling after which a line says why nothing happens."""
 
 
 def _make(
@@ -258,10 +263,13 @@ def _make(
     rank alone would go without the compiled function.
     """
 
+    progress = _PROGRESS[0]
+
     def work() -> None:
         with _COMPILING:
             if name in results:
                 return
+            progress.running = True
             try:
                 results[name] = make()
             except _BusyError:
@@ -270,10 +278,26 @@ def _make(
                 failure = CompilationError(f"{name} cannot be compiled: {error}")
                 failure.__cause__ = error
                 results[name] = failure
+            finally:
+                progress.running = False
 
     thread = threading.Thread(target=work, name="ringreduce compiles")
+    begin = time.monotonic()
     thread.start()
-    thread.join()
+    thread.join(None if progress.said else max(_SILENT_S - progress.seconds, 0.0))
+    if thread.is_alive():
+        progress.said = True
+        text = (
+            "ringreduce: compiling for this processor; later starts load what a cache folder keeps"
+        )
+        print(text, file=sys.stderr, flush=True)
+        thread.join()
+    progress.seconds += time.monotonic() - begin
+
+
+def report_to(progress: Any) -> None:
+    """Note in `progress`, from now on, what this process spends on compiling."""
+    _PROGRESS[:] = [progress]
 
 
 def _result(result: Result | CompilationError) -> Result:

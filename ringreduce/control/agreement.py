@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from ringreduce.config import COMPILING
 from ringreduce.control.diagnostics import describe_mismatch, describe_timeout
 from ringreduce.control.signature import NUMBER_BYTES, Signature, number_of
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
@@ -193,6 +194,8 @@ class Agreement:
         now = time.monotonic()
         if now - self._polled_at > _ABSENT_S:
             self._waiting_since += now - self._polled_at - _GAP_COUNTS_S
+        if COMPILING.running:  # in another thread of this process, for a rank that is a thread
+            self._waiting_since = now
         self._polled_at = now
         return now - self._waiting_since
 

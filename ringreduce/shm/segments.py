@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.compiler import jit
+from ringreduce.config import COMPILING
 from ringreduce.prctl import allow_reads
 from ringreduce.shm.functions import is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
@@ -68,6 +70,7 @@ def share_segments(transport: Transport) -> Segments | None:
     Returns None, on all ranks, if the ranks are on several nodes, if some rank lacks the compiled
     functions, or if no memory can be shared.
     """
+    jit.report_to(COMPILING)
     if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((is_available(),))):
         return None
     nbytes = SEGMENT_BYTES + mail_bytes(transport.size)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ringreduce.config import COMPILING
 from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import lost, not_assembled
@@ -365,7 +366,7 @@ class _Assembly:
         request = begin()
         while not request.Test():
             self._poll()
-            if self._gave_up or time.monotonic() > self._deadline:
+            if self._gave_up or time.monotonic() > self._deadline + COMPILING.seconds:
                 raise self._give_up()
             time.sleep(1e-4)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ringreduce.config import COMPILING
 from ringreduce.transports.base import lost, not_assembled
 from ringreduce.transports.mesh import Mesh, connect
 from ringreduce.transports.streams import Events, Kind, Receive, Send, Stream
@@ -131,7 +132,7 @@ class SocketTransport:
         while absent := missing():
             for peer in absent:
                 self._streams[peer].check()
-            if time.monotonic() > end:
+            if time.monotonic() > end + COMPILING.seconds:
                 raise not_assembled(timeout_s, absent, where)
             self._events.wait(LONGEST_SLEEP_S)
             self._events.progress()
