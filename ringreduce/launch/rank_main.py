@@ -17,6 +17,8 @@ import runpy
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from io import TextIOWrapper
 from types import TracebackType
 
 from ringreduce import cores, place
@@ -45,6 +47,10 @@ def main() -> int:
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and not stream.isatty():
+            # Ranks write to one file: a part of a line would mix with those of other ranks.
+            stream.reconfigure(line_buffering=True, write_through=False)
     launcher = to_launcher()
     report = Report(launcher, os.environ)
     take_stdin(launcher, os.environ.get("RANK", "0"))
@@ -131,12 +137,26 @@ def _how(error: BaseException) -> str:
 
 
 def _run_script(argv: Sequence[str]) -> None:
+    """Run a script in this process's `__main__`, which stays for exit handlers and threads."""
     script = os.path.abspath(argv[0])
     sys.argv = list(argv)
-    # For a directory or a zip file runpy inserts the entry itself.
-    if not sys.flags.safe_path and not _is_package(script):
+    if _is_package(script):
+        sys.path.insert(0, script)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    runpy.run_path(script, run_name="__main__")
+    loader: SourceFileLoader | SourcelessFileLoader
+    if script.endswith(".pyc"):
+        loader = SourcelessFileLoader("__main__", script)
+        code = loader.get_code("__main__")
+    else:
+        loader = SourceFileLoader("__main__", script)
+        code = loader.source_to_code(loader.get_data(script), script)
+    assert code is not None
+    names = vars(sys.modules["__main__"])
+    names.update(__file__=script, __cached__=None, __loader__=loader)
+    exec(code, names)
 
 
 def _is_package(script: str) -> bool:
@@ -145,7 +165,7 @@ def _is_package(script: str) -> bool:
 
 def _run_module(argv: Sequence[str]) -> None:
     sys.argv = list(argv)
-    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

@@ -7,6 +7,7 @@ with a wrong token: its sender belongs to an earlier generation, or to another j
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hmac
@@ -148,7 +149,11 @@ def connect(environment: Mapping[str, str]) -> Connection | None:
 @cache
 def to_launcher() -> Connection | None:
     """Return this process's connection to its launcher; None if it has none on this host."""
-    return connect(os.environ)
+    connection = connect(os.environ)
+    if connection is not None:
+        # The kernel closes it at the very end, and Python must not warn of that.
+        atexit.register(connection.socket.detach)
+    return connection
 
 
 def _prepared(prepare: Callable[[socket.socket], None]) -> socket.socket:

@@ -174,6 +174,42 @@ def test_ranks_have_their_own_place_in_place_of_a_containers(script, run):
     assert sorted(ended.stdout.splitlines()) == ["0 2 0 localhost", "1 2 1 localhost"]
 
 
+AFTER = """
+    import atexit, pickle, sys, threading
+    class Model: pass
+    def save(where):
+        sys.stdout.write(where + " " + type(pickle.loads(pickle.dumps(Model()))).__name__ + "\\n")
+    def wait():
+        threading.main_thread().join()
+        save("thread")
+    atexit.register(save, "exit handler")
+    threading.Thread(target=wait).start()
+"""
+
+
+@pytest.mark.parametrize("program", [["script.py"], ["-m", "script"], ["folder"]])
+def test_the_main_module_is_there_until_the_process_ends(script, run, tmp_path, program):
+    script(AFTER)
+    (tmp_path / "folder").mkdir()
+    script(AFTER, "folder/__main__.py")
+    ended = run("-n", "1", *program)
+    assert (ended.stdout, ended.stderr) == ("thread Model\nexit handler Model\n", "")
+
+
+def test_lines_of_unbuffered_ranks_do_not_mix_and_nothing_is_warned_of(script, run):
+    script("""
+        import os, ringreduce as rr
+        with rr.init() as comm:
+            for step in range(1000):
+                print("rank", comm.rank, "step", step, "loss", 0.5)
+    """)
+    variables = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
+    ended = run("-n", "2", "script.py", env=os.environ | variables)
+    wanted = [f"rank {rank} step {step} loss 0.5" for rank in (0, 1) for step in range(1000)]
+    assert sorted(ended.stdout.splitlines()) == sorted(wanted)
+    assert ended.stderr == ""
+
+
 @pytest.mark.smoke
 def test_ranks_are_told_the_job(script, run):
     script("""
