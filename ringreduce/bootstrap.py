@@ -303,8 +303,11 @@ def spawn(
     nodes: NodesArgument = None,
     timeout_s: float | None = None,
     config: Config | None = None,
+    processes: bool = False,
 ) -> list[Result]:
-    """Run ``fn(comm, *args)`` on `ranks` ranks, each a thread of this process, without MPI.
+    """Run ``fn(comm, *args)`` on `ranks` ranks, without MPI.
+
+    Each rank is a thread of this process, or, with ``processes=True``, a process of its own.
 
     Args:
         fn: the function that each rank calls, with its `Communicator` first.
@@ -314,6 +317,9 @@ def spawn(
             None: all ranks are on one node.
         timeout_s: seconds without progress until a call raises PeerTimeoutError.  None: 600.
         config: the other settings.
+        processes: start processes, which compute on several cores.  They are forks of this process
+            unless it has called `init` or runs ranks.  Then each is a new interpreter, which
+            imports `fn`: a lambda cannot be imported.  Return values are pickled.
 
     Returns:
         The ranks' return values, in rank order.
@@ -321,7 +327,8 @@ def spawn(
     Raises:
         TypeError, ValueError: wrong arguments, before any rank starts.
         Exception: the exception of a rank that has raised.  Calls of the other ranks raise
-            PeerLostError.
+            PeerLostError.  That of a process has the traceback of its rank as ``__cause__``.
+        PeerLostError: the process of a rank was killed, or has ended without a result.
 
     Example:
         >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1).item(), 3)
@@ -337,6 +344,14 @@ def spawn(
     timeout_s = as_seconds("spawn", DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
     placed = None if nodes is None else parse_nodes(nodes, ranks, "spawn")
     given = _checked("spawn", config)
+    if processes:
+        from ringreduce import process_exit
+        from ringreduce.launch import spawning
+
+        arguments = (fn, args, nodes, timeout_s, given)
+        forks = not process_exit.has_begun() and spawning.is_forkable()
+        found: list[Result] = spawning.run(_in_process, ranks, arguments, forks=forks)
+        return found
     switchboard = Switchboard(ranks)
     results: list[Any] = [None] * ranks
     failures: list[BaseException] = []
@@ -366,6 +381,24 @@ def spawn(
     if failures:
         raise next((e for e in failures if not isinstance(e, RingReduceError)), failures[0])
     return results
+
+
+def _in_process(
+    meet: Callable[[bytes], list[bytes]],
+    rank: int,
+    ranks: int,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    nodes: NodesArgument,
+    timeout_s: float,
+    config: Config,
+) -> Any:
+    """Call a function of `spawn` as a rank that is a process."""
+    settings = {"nodes": nodes, "timeout_s": timeout_s, "config": config}
+    with init(rendezvous=meet, rank=rank, size=ranks, **settings) as comm:  # type: ignore[arg-type]
+        result = fn(comm, *args)
+        comm.close_at_end_of("its function")
+    return result
 
 
 def _checked(where: str, config: Config | None) -> Config:

@@ -150,6 +150,11 @@ _ends: dict[Communicator, Callable[[float], bool]] = {}
 """Functions that end communicators at the exit in place of `Communicator.close`."""
 
 
+def has_begun() -> bool:
+    """Return whether this process has called `init`."""
+    return bool(_open)
+
+
 def close_at_exit(comm: Communicator) -> None:
     """Close `comm` when the interpreter exits, unless it is closed by then."""
     _open[:] = [each for each in _open if not each.closed]  # their memory is free from here on

@@ -146,17 +146,13 @@ def _run_script(argv: Sequence[str]) -> None:
         return
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    loader: SourceFileLoader | SourcelessFileLoader
     if script.endswith(".pyc"):
-        loader = SourcelessFileLoader("__main__", script)
-        code = loader.get_code("__main__")
+        code = SourcelessFileLoader("__main__", script).get_code("__main__")
     else:
         loader = SourceFileLoader("__main__", script)
         code = loader.source_to_code(loader.get_data(script), script)
-    assert code is not None
     names = vars(sys.modules["__main__"])
-    names.update(__file__=script, __cached__=None, __loader__=loader)
-    exec(code, names)
+    runpy._run_code(code, names, None, "__main__", None, None, script)  # type: ignore[attr-defined]
 
 
 def _is_package(script: str) -> bool:

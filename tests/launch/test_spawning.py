@@ -1,0 +1,152 @@
+"""`spawn` with processes: results, errors and ends of ranks that are processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringreduce as rr
+from ringreduce.launch import spawning
+from tests.support.mpi import alive_in_the_end
+
+pytestmark = pytest.mark.slow
+FORKS_OR_STARTS = pytest.mark.parametrize("forks", [True, False])
+
+
+@pytest.fixture(autouse=True)
+def chosen(request, monkeypatch):
+    """Has `spawn` fork, or start new interpreters."""
+    if "forks" in request.fixturenames:
+        forks = request.getfixturevalue("forks")
+        monkeypatch.setattr(spawning, "is_forkable", lambda: forks)
+        monkeypatch.setattr("ringreduce.process_exit.has_begun", lambda: not forks)
+
+
+def add(comm, factor):
+    return os.getpid(), comm.nodes, comm.all_reduce(np.arange(3) * factor * (comm.rank + 1))
+
+
+@FORKS_OR_STARTS
+def test_each_rank_is_a_process_and_returns_its_result(forks):
+    found = rr.spawn(add, 3, 10, nodes=(2, 1), processes=True)
+    pids, nodes, sums = zip(*found, strict=True)
+    assert len({os.getpid(), *pids}) == 4
+    assert set(nodes) == {((0, 1), (2,))}
+    assert [total.tolist() for total in sums] == [[0, 60, 120]] * 3
+
+
+class OwnError(Exception):
+    """An exception that needs two arguments."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(number, text)
+
+
+def fail(comm):
+    if comm.rank == 1:
+        raise OwnError(7, "rank 1's own")
+    comm.barrier()
+
+
+@FORKS_OR_STARTS
+def test_the_exception_of_a_rank_has_its_traceback(forks):
+    with pytest.raises(OwnError) as raised:
+        rr.spawn(fail, 3, processes=True)
+    assert raised.value.args == (7, "rank 1's own")
+    assert str(raised.value.__cause__).lstrip().startswith("rank 1:\nTraceback")
+    assert "in fail" in str(raised.value.__cause__)
+
+
+def differ(comm):
+    comm.all_reduce(np.ones(2 + comm.rank))
+
+
+@pytest.mark.parametrize("forks", [True])
+def test_an_error_of_all_ranks_arrives(forks):
+    with pytest.raises(rr.MismatchError, match=r"rank 0 passes float64\[2\]"):
+        rr.spawn(differ, 2, processes=True)
+
+
+def end(comm, how):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(5)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("forks", [True])
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [("kill", r"rank 1 was killed by signal 9 \(SIGKILL\)"), ("exit", "rank 1 ended with .* 5")],
+)
+def test_a_rank_that_ends_is_named(forks, how, text):
+    with pytest.raises(rr.PeerLostError, match=text) as raised:
+        rr.spawn(end, 3, how, processes=True)
+    assert raised.value.ranks == (1,)
+
+
+def make_function(comm):
+    return lambda: comm.rank
+
+
+@pytest.mark.parametrize("forks", [True])
+def test_a_result_that_cannot_be_pickled_is_named(forks):
+    with pytest.raises(TypeError, match=r"spawn: rank \d returns function, which cannot be"):
+        rr.spawn(make_function, 2, processes=True)
+
+
+@pytest.mark.parametrize("forks", [False])
+def test_a_function_that_new_interpreters_cannot_import_is_refused(forks):
+    with pytest.raises(TypeError, match=r"spawn: processes=True .* cannot import .*<lambda>"):
+        rr.spawn(lambda comm: comm.rank, 2, processes=True)
+
+
+def run_program(tmp_path: Path, text: str) -> subprocess.Popen[str]:
+    (tmp_path / "program.py").write_text(textwrap.dedent(text))
+    return subprocess.Popen(
+        [sys.executable, "program.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_program_forks_until_it_has_called_init(tmp_path):
+    program = """
+        import ringreduce as rr
+        print(rr.spawn(lambda comm: comm.size, 2, processes=True), flush=True)
+        rr.spawn(lambda comm: print("out"), 1, processes=True)
+        if __name__ == "__main__":
+            rr.init(rendezvous=lambda mine: [mine], rank=0, size=1)
+            try:
+                rr.spawn(lambda comm: comm.size, 2, processes=True)
+            except TypeError:
+                print("refused")
+    """
+    out, _ = run_program(tmp_path, program).communicate(timeout=120)
+    assert out == "[2, 2]\nout\nrefused\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_the_program(tmp_path, number):
+    program = """
+        import os, signal, time
+        import ringreduce as rr
+        def work(comm):
+            open(f"{os.getpid()}.pid", "w").close()
+            time.sleep(600)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        rr.spawn(work, 2, processes=True)
+    """
+    parent = run_program(tmp_path, program)
+    deadline = time.monotonic() + 120
+    while len(found := list(tmp_path.glob("*.pid"))) < 2:
+        assert time.monotonic() < deadline, "the ranks do not start"
+        time.sleep(0.02)
+    parent.send_signal(number)
+    parent.communicate(timeout=60)
+    assert alive_in_the_end([int(path.stem) for path in found]) == []
