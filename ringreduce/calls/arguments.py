@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce import errors
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
 from ringreduce.calls.views import is_tensor, view_of
 from ringreduce.elsewhere import WIRES_ELSEWHERE
 from ringreduce.errors import did_you_mean
+from ringreduce.errors import shown as in_short
 
 
 def shown(value: Any) -> str:
     """Show a wrong argument: an op of MPI by its name, a list by its type, others in short."""
     if is_op_of_mpi(value) and (name := name_of_mpi_op(value)):
         return f"MPI.{name}"
-    return type(value).__name__ if isinstance(value, (list, tuple)) else errors.shown(value)
+    return type(value).__name__ if isinstance(value, (list, tuple)) else in_short(value)
 
 
 def as_array(where: str, x: Any) -> np.ndarray:
@@ -181,8 +181,7 @@ def as_counts(where: str, counts: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, counts))
     except TypeError:
         raise TypeError(
-            f"{where}: counts={errors.shown(counts)}; pass a list of whole numbers, one for "
-            "each rank"
+            f"{where}: counts={in_short(counts)}; pass a list of whole numbers, one for each rank"
         ) from None
 
 
@@ -220,7 +219,7 @@ def as_row_or_matrix(where: str, counts: Any) -> tuple[tuple[int, ...], None] | 
         return tuple(map(operator.index, given)), None
     except TypeError:
         raise TypeError(
-            f"{where}: counts={errors.shown(counts)}; pass a list of whole numbers, one for "
+            f"{where}: counts={in_short(counts)}; pass a list of whole numbers, one for "
             "each rank, "
             "or one such list of each rank"
         ) from None
@@ -313,7 +312,7 @@ def as_shape(where: str, shape: Any) -> tuple[int, ...]:
     except TypeError:
         sizes = (-1,)
     if any(size < 0 for size in sizes):
-        raise ValueError(f"{where}: shape is {errors.shown(shape)}; pass lengths of at least 0")
+        raise ValueError(f"{where}: shape is {in_short(shape)}; pass lengths of at least 0")
     return sizes
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringreduce.train.arrays import wide
 from ringreduce.train.batch_norm import (
     Normalised,
     Sums,
@@ -383,12 +384,16 @@ def statistics_in(network: Iterable[Affine]) -> dict[str, Array]:
 def cross_entropy(
     logits: Array, labels: Array, count: int, xp: ModuleType = np
 ) -> tuple[Array, Array]:
-    """Return the loss, as `loss` does, and its gradient by the logits (samples, classes)."""
-    log_p = _log_softmax(logits, xp)
+    """Return the loss, as `loss` does, and its gradient by the logits (samples, classes).
+
+    Of floats of 16 bits both are computed in float64; the gradient has the dtype of the logits.
+    """
+    dtype = logits.dtype
+    log_p = _log_softmax(logits.astype(wide(dtype)) if dtype.itemsize < 4 else logits, xp)
     gradient = xp.exp(log_p)
     gradient[xp.arange(len(labels)), labels] -= 1
     gradient /= count
-    return _cross_entropy(log_p, labels, xp) / count, gradient
+    return _cross_entropy(log_p, labels, xp) / count, gradient.astype(dtype, copy=False)
 
 
 def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str, Array]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.train import DataParallel, batch_norm, batch_norm_backward, check_equal, clip
+from ringreduce.train import DataParallel, batch_norm, batch_norm_backward, check_equal, clip, mlp
 from ringreduce.train import global_norm as norm_of
 
 SHORT = [np.dtype(t) for t in ("float16", ml_dtypes.bfloat16)]
@@ -126,6 +126,17 @@ def test_a_small_weight_is_not_rounded_to_the_dtype(dtype):
 
     large = np.array(60000.0).astype(dtype).astype(float)
     assert np.allclose(rr.spawn(program, 2)[0].astype(float), large * 1e-7, rtol=8 * unit(dtype))
+
+
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+def test_a_loss_of_short_floats_is_that_of_float64(dtype):
+    logits = (8 * np.random.default_rng(3).standard_normal((500, 20))).astype(dtype)
+    labels = np.arange(500) % 20
+    loss, gradient = mlp.cross_entropy(logits, labels, 500)
+    wanted, slope = mlp.cross_entropy(logits.astype(float), labels, 500)
+    assert loss == wanted
+    assert gradient.dtype == dtype
+    assert np.array_equal(gradient, slope.astype(dtype))
 
 
 def test_padding_of_longdouble_is_not_compared():
