@@ -359,18 +359,16 @@ class Replica(WholeModel):
             wire=None if settings.wire == "none" else settings.wire,
             algorithm=run.algorithm,
         )
-        self._buffers = {name: self.dp.buffer(name) for name in parameters}
 
     def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
         """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
         self._normalising.begin()
-        loss, kept, gradients = mlp.step(
-            self._network, x, labels, count, self._buffers, self.run.xp
-        )
+        buffers = {name: self.dp.buffer(name) for name in self._parameters}
+        loss, kept, gradients = mlp.step(self._network, x, labels, count, buffers, self.run.xp)
         self.statistics = mlp.statistics_in(self._network)
         self._hold(len(x), kept)
-        for name, gradient in gradients:
-            self.dp.ready(name, gradient)
+        for name, _ in gradients:
+            self.dp.ready(name)
         self._reduced = self.dp.finish()
         return float(loss)
 
