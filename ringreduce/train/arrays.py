@@ -69,6 +69,14 @@ def by_name(where: str, given: Any) -> dict[object, Any]:
     return {key: plain(where, name, value) for key, (name, value) in named.items()}
 
 
+def check_floats(where: str, name: object, array: Any) -> None:
+    """Raise TypeError unless an array has floats, ValueError if it cannot be written."""
+    if not is_float(array.dtype):
+        raise TypeError(f"{where}: {name!r} is {array.dtype}; wanted an array of floats")
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f"{where}: {name!r} is read-only; pass an array that can be written")
+
+
 def check_comm(where: str, comm: Any) -> None:
     """Raise TypeError unless `comm` is a communicator, or stands in for one."""
     if not hasattr(comm, "rank"):

@@ -20,7 +20,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.arrays import by_name, check_comm, is_float, wide
+from ringreduce.train.arrays import by_name, check_comm, check_floats, wide
 
 _BLOCK = 1 << 14
 """Elements that are squared at once, so that the squares stay in the cache."""
@@ -102,10 +102,7 @@ def clip(gradients: Arrays, norm: float, longest: float) -> float:
             raise ValueError(f"clip: {what} is {value}; wanted at least 0")
     arrays = by_name("clip", gradients)
     for name, array in arrays.items():
-        if not is_float(array.dtype):
-            raise TypeError(f"clip: gradient {name!r} is {array.dtype}; wanted an array of floats")
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            raise ValueError(f"clip: gradient {name!r} is read-only; pass one that can be written")
+        check_floats("clip", name, array)
     if not longest < norm < math.inf:
         return 1.0
     factor = longest / norm
@@ -133,7 +130,7 @@ def _squares(array: Any, exponent: int = 0) -> float:
                 part *= part.dtype.type(2.0**half)
         with np.errstate(over="ignore", under="ignore"):  # `global_norm` then scales
             part *= part
-        total += float(part.sum())
+            total += float(part.sum())
     return total
 
 

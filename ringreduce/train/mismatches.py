@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 import ringreduce as rr
-from ringreduce.train.arrays import is_float, plain
+from ringreduce.train.arrays import check_floats, plain
 from ringreduce.train.together import gather_words
 
 
@@ -30,10 +28,7 @@ def check_arrays(where: str, params: Any) -> dict[str, Any]:
             said = type(value).__name__
             raise TypeError(f"{where}: {name!r} is {said}; wanted an array of floats")
         array = found[name] = plain(where, repr(name), value)
-        if not is_float(array.dtype):
-            raise TypeError(f"{where}: {name!r} is {array.dtype}; wanted an array of floats")
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            raise ValueError(f"{where}: {name!r} is read-only; pass an array that can be written")
+        check_floats(where, name, array)
     return found
 
 
