@@ -45,8 +45,8 @@ def plain(where: str, name: object, value: Any) -> Any:
             ) from None
     elif isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{where}: {name} is a masked array; fill it first, x.filled(...)")
-    elif isinstance(value, np.ndarray):
-        value = np.asarray(value)  # methods of a subclass may do something else
+    elif isinstance(value, (np.matrix, np.recarray, np.memmap)):
+        value = np.asarray(value)  # their methods may do something else
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):
         if dtype.kind in "biu" or is_float(dtype):
