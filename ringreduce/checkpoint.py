@@ -8,6 +8,7 @@ renamed; the manifest comes last.  Arrays without a manifest are no checkpoint.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,15 +17,20 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from then on
 import numpy as np
 
+from ringreduce.terminal import print_error
+
 FORMAT = "ringreduce checkpoint 1"
 _NAME = re.compile(r"step-\d{9}\.json")
 _UNFINISHED = ".unfinished"
+_FAILURES = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk that fails or is full.  Others say that it lacks an operation."""
 
 _STORABLE = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -156,6 +162,8 @@ class Folder(Reader):
         except BlockingIOError:
             self._lock.close()
             raise CheckpointError(f"{path} is in use by another run") from None
+        except OSError as error:  # Lustre without the option flock, some NFS and FUSE
+            _note(f"{path} cannot be locked ({error.strerror}): let no other run use it")
         for left in path.glob(f"step-*{_UNFINISHED}"):
             left.unlink()
 
@@ -210,14 +218,19 @@ class Folder(Reader):
         path = self.path / name
         unfinished = self.path / f"{name}{_UNFINISHED}"
         try:
-            with open(unfinished, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            unfinished.unlink(missing_ok=True)  # the disk may be full
+            _write_whole(unfinished, data)
+            try:
+                os.replace(unfinished, path)
+            except OSError as error:
+                if error.errno in _FAILURES:
+                    raise
+                _note(f"{self.path} has no renames ({error.strerror}): files are written in place")
+                _write_whole(path, data)  # its hash tells whether it is whole
+        except OSError as error:
+            error.filename = str(path)  # that of a write names none
             raise
-        os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)  # the disk may be full
         _sync_folder(self.path)
 
 
@@ -263,11 +276,37 @@ class Writer:
 
 
 def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        _check_sync(path, error)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            _check_sync(path.parent, error)
+
+
+def _check_sync(path: Path, error: OSError) -> None:
+    """Raise the error of a sync, unless it says that the disk has no syncs."""
+    if error.errno in _FAILURES:
+        raise error
+    _note(f"{path} cannot be synced ({error.strerror}): a power cut may lose checkpoints")
+
+
+@cache
+def _note(text: str) -> None:
+    """Print a note, once in a process."""
+    print_error(f"ringreduce: {text}")
 
 
 def _own_hash(manifest: Facts) -> str:

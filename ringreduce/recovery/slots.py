@@ -24,7 +24,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from then on
 import numpy as np
 
-from ringreduce.shm.memory_files import map_file, new_file
+from ringreduce.shm.memory_files import allocate, map_file, new_file
 
 _MAGIC = b"ringreduce slots"
 _FORMAT = 1
@@ -120,7 +120,7 @@ class Slots:
         nbytes = entries[-1].at[1] + entries[-1].nbytes
         file = new_file()
         try:
-            os.posix_fallocate(file, 0, nbytes)  # without memory this raises; a write would kill
+            allocate(file, nbytes)
             memory = map_file(file, nbytes)
         except BaseException:
             os.close(file)

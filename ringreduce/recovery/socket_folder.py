@@ -50,7 +50,10 @@ def bound(path: Path) -> socket.socket:
     while True:
         with contextlib.suppress(FileNotFoundError):  # another launcher has removed the folder
             folder()
-            return wire.bound(str(path))
+            try:
+                return wire.bound(str(path))
+            except OSError as error:  # such as a disk without sockets; the kernel names no file
+                raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def prepare(launcher: int) -> None:

@@ -44,7 +44,7 @@ from ringreduce.shm.block_access import (
     size_of_block,
 )
 from ringreduce.shm.layout import WORD
-from ringreduce.shm.memory_files import TOKEN_BYTES, map_file_of, new_file
+from ringreduce.shm.memory_files import TOKEN_BYTES, allocate, map_file_of, new_file
 
 Collect = Callable[[bytes], bytes]
 """Returns the bytes that the ranks pass, in rank order; all pass the same length.  Collective."""
@@ -184,8 +184,7 @@ def _new_file(nbytes: int, token: bytes) -> tuple[int, int]:
     try:
         if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             raise OSError(errno.ENOMEM, "")
-        # Later, without pages left, a write would end the process.
-        os.posix_fallocate(file, 0, nbytes)
+        allocate(file, nbytes)
         os.pwrite(file, token, 0)
     except OSError as failure:
         os.close(file)

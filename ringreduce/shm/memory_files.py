@@ -7,6 +7,7 @@ has unmapped it, even if it is killed.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from typing import Any
@@ -20,6 +21,20 @@ TOKEN_BYTES = 16
 def new_file() -> int:
     """Make an empty file; return its descriptor.  Raises AttributeError or OSError if it cannot."""
     return os.memfd_create("ringreduce")
+
+
+def allocate(file: int, nbytes: int) -> None:
+    """Give a file pages for `nbytes`.  Raises OSError if there are none.
+
+    Without pages a write would end the process later.  Some containers have no fallocate: there
+    pages come with the writes.
+    """
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM):
+            raise
+        os.ftruncate(file, nbytes)
 
 
 def map_file(file: int, nbytes: int) -> Any:

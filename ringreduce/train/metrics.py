@@ -91,7 +91,11 @@ class JsonLines:
                 self.kept += [record] if record is not None else []
         unfinished = path.with_name(f"{path.name}.unfinished")
         unfinished.write_text("".join(lines), "utf-8", "surrogateescape")
-        os.replace(unfinished, path)
+        try:
+            os.replace(unfinished, path)
+        except OSError:  # a disk without renames
+            path.write_text("".join(lines), "utf-8", "surrogateescape")
+            unfinished.unlink(missing_ok=True)
 
     def steps(self, steps: Sequence[Step]) -> None:
         """Write a line for each step."""
