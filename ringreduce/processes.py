@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _STATE, _THREADS, _START = 0, 17, 19
@@ -25,6 +26,15 @@ def stat_of(process: int) -> list[bytes]:
 def name_of(process: int) -> str:
     """Return the name of a process, cut after 15 bytes.  Raises OSError if there is none."""
     return Path(f"/proc/{process}/comm").read_text("utf-8", "replace").removesuffix("\n")
+
+
+def command_of(process: int) -> str:
+    """Return the command line of a process, with "?" for what cannot be shown; "" if it is gone."""
+    try:
+        words = os.fsdecode(Path(f"/proc/{process}/cmdline").read_bytes()).rstrip("\0").split("\0")
+    except OSError:
+        return ""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(words))
 
 
 def start_of(process: int) -> int | None:

@@ -14,7 +14,7 @@ from ringreduce import place
 from ringreduce.launch import cleanup, doctor
 from ringreduce.launch.ranks import is_exiting
 from ringreduce.picture import output
-from ringreduce.processes import name_of, start_of, stat_of
+from ringreduce.processes import command_of, name_of, start_of, stat_of
 from ringreduce.terminal import terminal_of
 from tests.support.mpi import environment
 
@@ -44,6 +44,7 @@ def test_fields_are_found_behind_any_name(process):
     assert start_of(process) is not None
     assert not is_exiting(process)
     assert isinstance(name_of(process), str)
+    assert sys.executable in command_of(process)
 
 
 def test_a_clean_up_passes_processes_of_any_name(process, tmp_path):

@@ -73,9 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "explain":
         return _explain(command, options)
     if options.command == "scale":
-        from ringreduce.launch.commands import scale
+        from ringreduce.launch.commands import list_jobs, scale
 
-        return scale(options.job, options.size)
+        if options.job is not None and options.size is None:
+            command.error("how many ranks? JOB and N; without both it lists your jobs")
+        return list_jobs() if options.job is None else scale(options.job, options.size)
     if options.command == "completion":
         from ringreduce.launch.completion import script
 
@@ -399,14 +401,14 @@ def _add_scale(commands: _Commands) -> None:
     parser = commands.add_parser(
         "scale",
         help="have a running job go on with another number of ranks",
-        usage="ringreduce scale JOB N",
+        usage="ringreduce scale [JOB N]",
         description="Have a job that was started with --elastic go on with N ranks, and wait until "
-        "it does.  No step is lost.",
+        "it does.  No step is lost.  Without JOB and N, list your jobs.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("job", type=int, metavar="JOB", help="process id of the launcher")
-    add("size", type=int, metavar="N", help="ranks, between the MIN and MAX of --elastic")
+    add("job", type=int, nargs="?", metavar="JOB", help="process id of the launcher")
+    add("size", type=int, nargs="?", metavar="N", help="ranks, as --elastic allows")
 
 
 def _add_explain(commands: _Commands) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 
 from ringreduce.launch.ranks import Rank, Ranks, Said
+from ringreduce.processes import command_of
 from ringreduce.recovery import socket_folder
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.wire import Connection, WireError, connected
@@ -102,6 +103,15 @@ def scale(job: int, size: int) -> int:
         print(answer.fields["text"])
         return 0
     return _complain(str(answer.fields["text"]), 2 if answer.kind == "refused" else 1)
+
+
+def list_jobs() -> int:
+    """Print the number and the command line of each job of this user that `scale` can change."""
+    found = [path.stem for path in socket_folder.folder().glob("*.commands")]
+    jobs = sorted(int(stem) for stem in found if stem.isdecimal())
+    lines = [f"{job}  {command}" for job in jobs if (command := command_of(job))]
+    print("\n".join(lines or ["you have no job that was started with --elastic"]))
+    return 0
 
 
 def _connected(job: int) -> Connection | None:

@@ -138,6 +138,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
+        _print(f"job {os.getpid()}; `ringreduce scale {os.getpid()} N` changes the number of ranks")
         with Signals() as signals:
             try:
                 self._do(self._membership.begin())

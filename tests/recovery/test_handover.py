@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from ringreduce.launch.cli import main
 from ringreduce.launch.mpiexec import Flavour, ask
 from tests.support.mpi import ROOT, alive_in_the_end, mpiexec
 
@@ -111,6 +113,19 @@ def test_a_job_grows_and_shrinks_by_command(counts, scale, finish, tmp_path):
     assert [event["lost"] for event in job.events("resized")] == [[], [1, 2], []]
     assert alive_in_the_end(pids) == []
     assert [name for name in os.listdir(tmp_path) if name.startswith("ringreduce-")] == []
+
+
+def test_a_job_prints_its_number_and_is_listed_without_arguments(
+    counts, finish, monkeypatch, tmp_path, capsys
+):
+    job = counts("-n", "2", "--elastic", "1:2")
+    job.await_step(1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["scale"]) == 0
+    (listed,) = capsys.readouterr().out.splitlines()
+    assert listed.startswith(f"{job.process.pid}  ")
+    assert "--elastic 1:2" in listed
+    assert f"job {job.process.pid}; `ringreduce scale {job.process.pid} N`" in finish(job)
 
 
 def test_wrong_commands_change_nothing(counts, scale, finish):
