@@ -78,6 +78,7 @@ _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
 """Messages whose sender waits for the other ranks."""
 _OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
 """Phases in which ranks have nothing more to say."""
+_NEVER_CALLED = "warning: --elastic had no effect, for the program has not called rr.elastic"
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -132,6 +133,10 @@ class Supervisor:
         """How the job ends; None: it goes on."""
         self._has_begun = False
         """Whether a generation has begun to train."""
+        self._losses: list[str] = []
+        """The ranks that were lost since a generation has begun, and how, for the user."""
+        self._has_joined = False
+        """Whether a rank has called `elastic`."""
         self._complaints: set[str] = set()
         """What could not be written: "output" of the ranks, "events"."""
         events.complain = lambda text: self._complain("events", text)
@@ -269,7 +274,7 @@ class Supervisor:
         if present.bug is not None:
             self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
         elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
-            self._end(Stop(0, ""))
+            self._end(Stop(0, "" if self._has_joined else _NEVER_CALLED))
         elif present.lost_mpiexec or (
             present.number > 1 and not present.is_complete  # a rank is gone that had not connected
         ):
@@ -300,6 +305,7 @@ class Supervisor:
             if not fields.get("code"):
                 present.done.add(rank)
         elif message.kind == "join":
+            self._has_joined = True
             rank.connection.send("member")
         elif message.kind == "ready":
             self._begin([rank], int(fields["call"]))
@@ -390,6 +396,9 @@ class Supervisor:
         present = self._present
         if not self._has_begun and step:
             self._events.write("resumed", generation=present.number, step=step)
+        if self._losses:
+            _print(f"{', '.join(self._losses)}; goes on at step {step} on {present.size} ranks")
+            self._losses.clear()
         self._has_begun = True
         self._events.write(
             "started", generation=present.number, size=present.size, pids=present.pids
@@ -612,6 +621,7 @@ class Supervisor:
         present, now, seen = self._present, time.monotonic(), self._held.committed_at
         present.exiting = [rank for rank in self._living if rank.is_exiting]
         numbers = {each.rank for each in lost}
+        self._losses += [str(each).replace(f"by signal {each.signal} ", "") for each in lost]
         self._lost += [rank for rank in self._living if int(rank.number) in numbers]
         self._together.forget(self._lost)
         for rank in self._lost:

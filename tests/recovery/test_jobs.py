@@ -64,7 +64,20 @@ def test_two_losses_one_after_another_leave_one_rank(start):
     code, output = job.end()
     assert code == 0, output
     assert counted_once_an_epoch(1) in output
+    named = re.findall(
+        r"rank (\d) was killed \(SIGKILL\); goes on at step \d+ on (\d) ranks", output
+    )
+    assert named == [("2", "2"), ("0", "1")]
+    assert "rr.elastic" not in output
     assert [event["after"] for event in job.events("resized")] == [2, 1]
+
+
+def test_a_program_that_never_calls_elastic_is_warned_of(start, tmp_path):
+    program = tmp_path / "plain.py"
+    program.write_text("import ringreduce as rr\nwith rr.init(): pass\n")
+    code, output = start("-n", "2", "--elastic", "1", program=(str(program),)).end()
+    assert code == 0, output
+    assert "warning: --elastic had no effect, for the program has not called rr.elastic" in output
 
 
 def test_a_lost_rank_is_replaced(start):
