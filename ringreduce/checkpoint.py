@@ -275,6 +275,15 @@ class Writer:
             self.failed = True
 
 
+def interrupted_text(folder: Path | None) -> str:
+    """Return where a run that was interrupted can go on, given its folder for checkpoints."""
+    saved = [] if folder is None or not folder.is_dir() else Reader(folder).manifests()
+    if not saved:
+        return "interrupted; no checkpoint is saved"
+    step = int(saved[0].stem.removeprefix("step-"))
+    return f"interrupted; step {step} is saved in {folder}; go on from it with --resume"
+
+
 def _sync_folder(path: Path) -> None:
     try:
         folder = os.open(path, os.O_RDONLY)

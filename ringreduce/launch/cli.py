@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
+from ringreduce.checkpoint import interrupted_text
 from ringreduce.cores import shared_cores
 from ringreduce.errors import did_you_mean
 from ringreduce.launch import elastic_options
@@ -208,6 +210,11 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         without_mpi=options.without_mpi,
         instead_of_gloo=options.command == "run" and options.instead_of_gloo,
         threads=_threads(options, given) if module is not None else None,
+        interrupted=(
+            partial(interrupted_text, given.outputs().checkpoint_dir)
+            if options.command == "train"
+            else None
+        ),
     )
     if module is not None and options.command in ("train", "search"):
         nodes = _ranks_of_nodes(job)

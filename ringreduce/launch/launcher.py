@@ -97,6 +97,8 @@ class Job:
     """Whether torch makes groups of ringreduce where the program asks for groups of Gloo."""
     without_mpi: bool = False
     """Whether the ranks start without MPI although there may be one."""
+    interrupted: Callable[[], str] | None = None
+    """Returns what to print after Ctrl-C, where the MPI lets no rank print it."""
     threads: int | None = None
     """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
 
@@ -323,6 +325,9 @@ def run(job: Job) -> int:
         if text := first.text(code, flavour):
             print_error(f"ringreduce: {text}")
         ended_by = first.signal(code, flavour)
+    is_open_mpi = mpiexec is not None and mpiexec.flavour is Flavour.OPEN_MPI
+    if ended_by == signal.SIGINT and is_open_mpi and job.interrupted:
+        print_error(f"ringreduce: {job.interrupted()}")
     return exit_code(code, ended_by)
 
 

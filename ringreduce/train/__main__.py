@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,14 @@ from functools import partial
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Reader, Writer
+from ringreduce.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Folder,
+    Reader,
+    Writer,
+    interrupted_text,
+)
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
 from ringreduce.terminal import print_error, replace_unencodable
@@ -28,6 +37,8 @@ from ringreduce.train.settings import Outputs
 from ringreduce.train.together import REFUSED, from_rank_0, nothing, said, together
 
 _PROG = "python -m ringreduce.train"
+_SPEAKING_S = 0.5
+"""Seconds that ranks leave to rank 0 to print a line before they end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             _train_all(comm, given, outputs)
         except _FailedError as error:
             return error.code
+        except KeyboardInterrupt:
+            _end_interrupted(comm.rank, outputs)
     return 0
+
+
+def _end_interrupted(rank: int, outputs: Outputs) -> None:
+    """End this process by SIGINT; rank 0 says where training can go on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
+    if rank == 0:
+        print_error(f"{_PROG}: {interrupted_text(outputs.checkpoint_dir)}")
+    else:
+        time.sleep(_SPEAKING_S)  # the first rank that ends may stop the job
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class _WriteError(Exception):
