@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from numbers import Number
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
 from ringreduce.calls.views import is_tensor, view_of
+from ringreduce.devices.cpu import address_of
 from ringreduce.elsewhere import WIRES_ELSEWHERE
 from ringreduce.errors import did_you_mean
 from ringreduce.errors import shown as in_short
@@ -125,7 +127,7 @@ def reduction(where: str, arrays: Iterable[Any], op: Any, algorithm: Any, wire: 
 
 
 def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Check that `out` is a writeable array of this shape and dtype.
+    """Check that `out` is a writeable array of this shape and dtype, whose elements are apart.
 
     Raises TypeError or ValueError.
     """
@@ -135,6 +137,58 @@ def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> 
         raise ValueError(f"{where}: out has shape {out.shape}, the result has {shape}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError(f"{where}: out is read-only; pass an array that can be written")
+    if not out.flags.c_contiguous and _repeats_memory(out):
+        raise ValueError(f"{where}: elements of out share memory; pass an array of its own")
+
+
+_MOST_COMPARED = 1 << 20
+"""Elements.  A longer array whose strides do not show that its elements are apart is refused."""
+
+
+def _repeats_memory(array: Any) -> bool:
+    """Whether elements of an array share memory, as those of `as_strided` may."""
+    sides = [side for side in zip(array.strides, array.shape, strict=True) if side[1] > 1]
+    extent = array.itemsize
+    for stride, length in sorted((abs(stride), length) for stride, length in sides):
+        if stride < extent:
+            break
+        extent += stride * (length - 1)
+    else:
+        return False
+    if array.size > _MOST_COMPARED:
+        return True
+    places: Any = np.zeros(min(array.size, 1), np.int64)
+    for stride, length in sides:
+        places = np.add.outer(places, np.arange(length) * stride)
+    return bool((np.diff(np.sort(places, None)) < array.itemsize).any())
+
+
+def check_apart(where: str, arrays: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
+    """Check that no result overwrites another one, unless they are results of the same array.
+
+    Raises ValueError.
+    """
+    ends: list[tuple[int, int]] = []
+    """End of the memory, and index, of each result that begins before."""
+    for begin, end, index in sorted((*_bounds(each), i) for i, each in enumerate(targets)):
+        ends = [each for each in ends if each[0] > begin]
+        for _, other in ends:
+            alike = all(same_memory(each[other], each[index]) for each in (arrays, targets))
+            if not alike and _share_memory(targets[other], targets[index]):
+                first, second = sorted((other, index))
+                raise ValueError(
+                    f"{where}: members {first} and {second} of out share memory; "
+                    "pass an array of its own for each"
+                )
+        ends.append((end, index))
+
+
+def _bounds(array: np.ndarray) -> tuple[int, int]:
+    """Return the address of the first byte of an array, and that behind its last."""
+    if not array.flags.c_contiguous:
+        return byte_bounds(array)
+    begin = address_of(array)
+    return begin, begin + array.nbytes
 
 
 def same_memory(x: np.ndarray, out: np.ndarray) -> bool:

@@ -132,6 +132,8 @@ class Communicator(Collectives, PointToPoint):
     # --- other forms ---
 
     @overload
+    def empty(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]: ...
+    @overload
     def empty(
         self,
         shape: int | tuple[int, ...],
@@ -139,8 +141,10 @@ class Communicator(Collectives, PointToPoint):
         device: Literal["cpu"] = "cpu",
     ) -> NDArray[S]: ...
     @overload
-    def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any: ...
-    def empty(self, shape: int | tuple[int, ...], dtype: Any, device: str = "cpu") -> Any:
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: Any = float, device: str = "cpu"
+    ) -> Any: ...
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = float, device: str = "cpu") -> Any:
         """Return an uninitialised array in shared memory.  Not collective.
 
         The other ranks of this node read and write the array directly.  Slices and views of it are

@@ -76,6 +76,12 @@ class Work(Generic[T]):
         self._seen = False
         self._callbacks: list[Callable[[Work[T]], object]] | None = []
         """Called when the call is over; None: it is over, or about to be."""
+        self._called_back: threading.Event | None = None
+        """Set once the callbacks have run; None: there was none before the end of the call."""
+        self._calling: int | None = None
+        """The thread that runs the callbacks; None: no thread does."""
+        self._raised: Exception | None = None
+        """What a callback raised first."""
         self.began_s: float | None = None
         """When the call began to run, on the clock of `time.perf_counter`."""
         self.seconds: float | None = None
@@ -113,19 +119,31 @@ class Work(Generic[T]):
             ValueError: `timeout_s` is neither None nor a number above 0.
             TimeoutError: the call is not over after `timeout_s` seconds.  The call goes on.
             MismatchError, PeerTimeoutError, PeerLostError: the call's error.
+            Exception: what a callback of `then` raised, if the call has no error.
 
         Example:
             >>> rr.spawn(lambda comm: comm.all_reduce(np.ones(2), async_op=True).wait(), 3)[0]
             array([3., 3.])
         """
         timeout_s = as_seconds("wait", timeout_s)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         if not self._queue.wait_for(self.completed, timeout_s):
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
         if self._error is not None:
             raise self._error.with_traceback(None)
+        if self._called_back is not None and self._calling != threading.get_ident():
+            left = None if end is None else max(end - time.monotonic(), 0.0)
+            if not self._queue.wait_for(self._called_back, left):
+                raise TimeoutError(f"callbacks are not over after {timeout_s} s; they go on")
+        if self._raised is not None and self._calling is None:
+            raise self._raised.with_traceback(None)
         result: T = self._result
         return result
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Raise TypeError: NumPy would make an array of one object."""
+        raise TypeError("a Work is no array; call its wait() for the result")
 
     def then(self, callback: Callable[[Work[T]], object]) -> None:
         """Have `callback` called once the call is over, with a result or an error.
@@ -136,7 +154,8 @@ class Work(Generic[T]):
         between two ranks may make none.
 
         Args:
-            callback: a function of this Work.  `threading.excepthook` reports what it raises.
+            callback: a function of this Work.  `threading.excepthook` prints what it raises, and
+                `wait` raises that, too: it returns when all callbacks have.
 
         Raises:
             TypeError: `callback` is not callable.
@@ -156,22 +175,37 @@ class Work(Generic[T]):
         with _attaching:
             if self._callbacks is not None:
                 self._callbacks.append(callback)
+                self._called_back = self._called_back or threading.Event()
                 return
         self._call_back(callback)
 
     def take_callbacks(self) -> list[Callable[[], None]]:
-        """Return the callbacks as functions without arguments.  Later ones run when attached.
+        """Return a function that runs the callbacks, if there are any.  Later ones run at once.
 
         :meta private:
         """
         with _attaching:
             callbacks, self._callbacks = self._callbacks, None
-        return [partial(self._call_back, each) for each in callbacks or ()]
+            self._calling = threading.get_ident() if callbacks else None
+        return [partial(self._call_all_back, callbacks)] if callbacks else []
+
+    def _call_all_back(self, callbacks: Sequence[Callable[[Work[T]], object]]) -> None:
+        try:
+            for callback in callbacks:
+                self._call_back(callback)
+        finally:
+            self._calling = None
+            assert self._called_back is not None
+            self._called_back.set()
 
     def _call_back(self, callback: Callable[[Work[T]], object]) -> None:
         try:
             callback(self)
         except Exception as error:
+            if error is not self._error:
+                name = getattr(callback, "__qualname__", type(callback).__name__)
+                error.add_note(f"raised by {name}, which `then` of an asynchronous call was given")
+                self._raised = self._raised or error
             thread = threading.current_thread()
             threading.excepthook(
                 threading.ExceptHookArgs((type(error), error, error.__traceback__, thread))
@@ -190,7 +224,7 @@ class Work(Generic[T]):
 
         :meta private:
         """
-        self.completed = threading.Event()
+        self.completed, self._called_back = threading.Event(), None
         self.finish(error=error)
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:

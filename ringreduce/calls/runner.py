@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_out, check_row, shape_text, shown
+from ringreduce.calls.arguments import check_apart, check_out, check_row, shape_text, shown
 from ringreduce.calls.arrays import (
     as_array,
     as_out,
@@ -300,6 +300,8 @@ class Runner:
             first = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
             array = self._to_scatter(x, root)
             view = None if out is None else as_out("scatter", out, out if array is None else array)
+            if view is not None:
+                check_out("scatter", view, view.shape, view.dtype)
             here = next((a for a in (array, view) if a is not None), NOTHING)
             calls = self._calls_on(here)
             if calls is self._calls:
@@ -402,6 +404,8 @@ def _list_targets(device: Device, arrays: Sequence[np.ndarray], out: Any) -> lis
         check_out("all_reduce", target, array.shape, array.dtype)
         is_input("all_reduce", device, array, target, allowed=True)
         targets.append(target)
+    if device.stream is None:
+        check_apart("all_reduce", arrays, targets)
     return targets
 
 

@@ -50,6 +50,10 @@ class SharedArray(Generic[S]):
         what = f"{array_text(self.array)} of rank {self.owner}, version {self.version}"
         return f"<ringreduce.SharedArray: {what}>"
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return `array`, as ``numpy.asarray`` asks for it: the memory itself, not a copy."""
+        return np.array(self.array, dtype, copy=copy)
+
     @property
     def version(self) -> int:
         """The number of adds of all ranks that are complete."""

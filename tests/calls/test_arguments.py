@@ -265,3 +265,78 @@ def test_arrays_of_subclasses_are_the_arrays_that_they_are(config, kind, columns
 )
 def test_masked_arrays_are_refused_before_anything_is_sent(call):
     assert "masked array" in refused(lambda comm: call(comm, np.ma.array(X, mask=X > 1)))
+
+
+def strided(*steps, at=16):
+    """A 2 x 2 array in memory of its own: bytes between its rows, and between its columns."""
+    memory = np.zeros(64, np.uint8)
+    return np.ndarray((2, 2), np.float32, memory, at, steps)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, x, out: comm.all_reduce(x, out=out),
+        lambda comm, x, out: comm.all_reduce(out, out=out),
+        lambda comm, x, out: comm.all_reduce([x, x], out=[x.copy(), out]),
+        lambda comm, x, out: comm.broadcast(x, out=out, async_op=True),
+        lambda comm, x, out: comm.all_gather(x[:1], counts=[1, 1], out=out),
+        lambda comm, x, out: comm.all_gather(x[:1], out=out),
+        lambda comm, x, out: comm.scatter(x, out=out),
+        lambda comm, x, out: comm.all_to_all(x, out=out),
+        lambda comm, x, out: comm.plan("all_reduce", x, out=out),
+        lambda comm, x, out: comm.recv(out, 1),
+        lambda comm, x, out: comm.exchange({}, {1: out}),
+    ],
+)
+def test_an_out_whose_elements_share_memory_is_refused(config, call):
+    x = np.ones((2, 2), np.float32)
+
+    def misuse(comm):
+        for steps in ((8, 0), (0, 0), (4, 4), (4, 6), (-4, 4), (8, 2)):
+            with pytest.raises(ValueError, match="elements of out share memory"):
+                call(comm, x, strided(*steps))
+        raise TypeError
+
+    refused(misuse, CONFIGS[config])
+
+
+def test_an_out_of_any_strides_whose_elements_are_apart_is_written():
+    def program(comm):
+        for steps in ((8, 4), (4, 8), (12, 8), (8, 12), (-8, -4), (-12, 4), (12, -8)):
+            out = strided(*steps)
+            comm.all_reduce(np.array([[1, 2], [3, 4]], np.float32), out=out)
+            assert out.tolist() == [[2, 4], [6, 8]]
+
+    rr.spawn(program, 2)
+
+
+def test_results_of_a_list_that_overwrite_each_other_are_refused():
+    def program(comm):
+        x, memory = np.arange(8.0), np.zeros(8)
+        for _ in range(3):  # compiled code knows the call after the first time
+            comm.all_reduce([x[:4], x[4:]], out=[memory[:4], memory[4:]])
+            comm.all_reduce([x[:4], x[4:]], out=[memory[::2], memory[1::2]])
+            comm.all_reduce([x[:4], x[:4]], out=[memory[:4], memory[:4]])  # twice the same
+        assert memory.tolist() == [0, 2, 4, 6, 4, 12, 6, 14]
+        for first, second in ((0, 0), (0, 2), (3, 0)):
+            out = [memory[first : first + 4], memory[second : second + 4]]
+            with pytest.raises(ValueError, match="members 0 and 1 of out share memory"):
+                comm.all_reduce([x[:4], x[4:]], out=out)
+
+    rr.spawn(program, 2, config=CONFIGS["shared memory"])
+
+
+def test_numpy_makes_an_array_of_a_shared_array_and_none_of_a_work():
+    def program(comm):
+        shared, work = comm.shared((2, 3), np.int64), comm.all_reduce(1, async_op=True)
+        assert np.asarray(shared) is shared.array
+        assert np.array(shared, np.float32).dtype == np.float32
+        assert comm.all_reduce(shared).tolist() == [[0] * 3] * 2
+        with pytest.raises(TypeError, match="a Work is no array; call its wait"):
+            np.asarray(work)
+        return work.wait().item(), comm.empty(3).dtype
+
+    config = CONFIGS["shared memory"]
+    assert rr.spawn(program, 2, config=config) == [(2, np.dtype(np.float64))] * 2

@@ -111,6 +111,49 @@ def test_an_error_in_a_callback_is_reported_and_no_more(monkeypatch):
     assert [report.exc_type for report in reports] == [ZeroDivisionError] * 2
 
 
+@pytest.mark.parametrize("ends", ["before `then`", "after it"])
+@pytest.mark.parametrize("kind", ["a collective", "a message"])
+def test_wait_raises_what_a_callback_raises(monkeypatch, kind, ends):
+    reports = []
+    monkeypatch.setattr(threading, "excepthook", reports.append)
+
+    def look_up(work):
+        work.wait()
+        return {}["loss"]
+
+    def program(comm):
+        if kind == "a collective":
+            work = comm.all_reduce(1, async_op=True)
+        elif comm.rank == 0:
+            comm.send(1, 1)
+            return
+        else:
+            work = comm.recv(np.empty((), int), 0, async_op=True)
+        if ends == "before `then`":
+            work.wait()
+        work.then(look_up)
+        for _ in range(2):
+            with pytest.raises(KeyError, match="loss") as raised:
+                work.wait(60)
+            assert "look_up, which `then` of an asynchronous call" in raised.value.__notes__[0]
+
+    rr.spawn(program, 2, timeout_s=20, config=CONFIG)
+    assert {report.exc_type for report in reports} == {KeyError}
+
+
+def test_wait_raises_the_error_of_the_call_before_that_of_a_callback(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def program(comm):
+        work = comm.all_reduce(np.ones(1 + comm.rank), async_op=True)
+        work.then(lambda work: 1 // 0)
+        work.then(lambda work: work.wait())
+        with pytest.raises(rr.MismatchError):
+            work.wait()
+
+    rr.spawn(program, 2, timeout_s=20)
+
+
 def test_close_waits_for_the_calls_of_callbacks():
     def program(comm):
         seen = []

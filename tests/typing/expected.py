@@ -58,6 +58,7 @@ def others(comm: rr.Communicator) -> None:
     assert_type(comm.empty((2, 3), np.float32), NDArray[np.float32])
     assert_type(comm.empty(3, np.dtype(np.int64)), NDArray[np.int64])
     assert_type(comm.empty(3, "float32"), Any)
+    assert_type(comm.empty(3), NDArray[np.float64])
     assert_type(comm.shared((2, 3), np.float32), rr.SharedArray[np.float32])
     assert_type(comm.shared(3, np.float32).array, NDArray[np.float32])
     assert_type(comm.shared(3, np.float32).read(), NDArray[np.float32])
