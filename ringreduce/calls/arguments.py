@@ -239,6 +239,10 @@ def as_counts(where: str, counts: Any) -> tuple[int, ...]:
         ) from None
 
 
+_MOST_ELEMENTS = 1 << 57
+"""With 32 bytes each, more elements than there are addresses."""
+
+
 def check_counts(
     where: str, array: np.ndarray, counts: tuple[int, ...], rank: int, size: int
 ) -> None:
@@ -250,6 +254,8 @@ def check_counts(
         raise ValueError(
             f"{where}: counts={counts}; pass one count of at least 0 for each of {size} ranks"
         )
+    if sum(counts) * prod(array.shape[1:]) >= _MOST_ELEMENTS:
+        raise ValueError(f"{where}: counts={counts}; no memory has room for as many elements")
     if counts[rank] != array.shape[0]:
         raise ValueError(
             f"{where}: counts[{rank}] is {counts[rank]}, but this rank passes an array of "
@@ -367,6 +373,8 @@ def as_shape(where: str, shape: Any) -> tuple[int, ...]:
         sizes = (-1,)
     if any(size < 0 for size in sizes):
         raise ValueError(f"{where}: shape is {in_short(shape)}; pass lengths of at least 0")
+    if prod(size or 1 for size in sizes) >= _MOST_ELEMENTS:
+        raise ValueError(f"{where}: shape is {in_short(shape)}; no memory has room for as many elements")
     return sizes
 
 

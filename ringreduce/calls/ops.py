@@ -39,7 +39,7 @@ def check_movable(where: str, dtype: np.dtype) -> None:
     Raises TypeError.
     """
     if not _reductions(dtype) and not _is_8_bit_float(dtype):
-        native = dtype.newbyteorder("=")
+        native = dtype if dtype.isnative else dtype.newbyteorder("=")  # texts have no other order
         if _reductions(native):
             raise TypeError(
                 f"{where}: dtype {dtype} is not in the byte order of this machine; "

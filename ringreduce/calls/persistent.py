@@ -11,6 +11,7 @@ import numpy as np
 from ringreduce.calls.call import Call
 from ringreduce.calls.compound import move
 from ringreduce.calls.engine import Engine
+from ringreduce.calls.refusals import refuse_copy
 
 Again = Callable[[], Any]
 """Makes one call, and returns the result: the same array each time."""
@@ -22,6 +23,8 @@ class PersistentCall:
     Types, shapes and memory are checked once.  The signature is still compared in each call.  Each
     call reads and writes the same memory, so the caller must not resize the arrays.
     """
+
+    __reduce__ = refuse_copy
 
     def __init__(
         self,

@@ -15,12 +15,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from ringreduce.calls.meter import Meter, MeteredLock
+from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import as_seconds
 from ringreduce.transports.yielding import HEAD_START, Yielding
 
@@ -66,6 +67,8 @@ class Work(Generic[T]):
     """
 
     __module__ = "ringreduce"
+
+    __reduce__ = refuse_copy
 
     def __init__(self, queue: Queue, program: Program = _NO_PROGRAM) -> None:
         self.program = program
@@ -250,6 +253,7 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
         the error.
 
     Raises:
+        TypeError: `works` is no list of Works.
         ValueError: `works` is empty, or `timeout_s` is no number above 0.
         TimeoutError: none is over after `timeout_s` seconds.  All go on.
 
@@ -264,6 +268,9 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
         ([1, 2], True)
     """
     timeout_s = as_seconds("wait_any", timeout_s)
+    works = list(works) if isinstance(works, Iterable) else [works]
+    if not all(isinstance(each, Work) for each in works):
+        raise TypeError("wait_any: works is no list of Works; pass what async_op=True returns")
     if not works:
         raise ValueError("wait_any: works is empty; pass at least one Work")
     end = None if timeout_s is None else time.monotonic() + timeout_s

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import threading
+from typing import NoReturn
 
 import numpy as np
+
+
+def refuse_copy(owned: object) -> NoReturn:
+    """Refuse to copy or to pickle what belongs to this process: the `__reduce__` of its class."""
+    kind = type(owned)
+    public = [each.__name__ for each in kind.__mro__ if each.__module__ == "ringreduce"]
+    raise TypeError(
+        f"a {[*public, kind.__name__][0]} cannot be copied or pickled, as it belongs to this "
+        "process; leave it out, and pass it to what needs it"
+    )
 
 
 class Refusals:

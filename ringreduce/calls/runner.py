@@ -33,6 +33,7 @@ from ringreduce.calls.compound import (
 )
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable
+from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError
@@ -52,6 +53,8 @@ class Runner:
     """Runs the calls of one communicator: its engine, its caches of calls and its memory."""
 
     __module__ = "ringreduce"
+
+    __reduce__ = refuse_copy
 
     def __init__(
         self,

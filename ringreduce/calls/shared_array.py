@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringreduce.calls.arguments import array_text, as_array, as_out, check_out
+from ringreduce.calls.refusals import refuse_copy
 from ringreduce.shm.blocks import Blocks, overlap_error
 
 S = TypeVar("S", bound=np.generic)
@@ -40,6 +41,8 @@ class SharedArray(Generic[S]):
 
     array: NDArray[S]
     owner: int
+
+    __reduce__ = refuse_copy
 
     def __init__(self, blocks: Blocks, shape: tuple[int, ...], owner: int) -> None:
         self._blocks, self.owner = blocks, owner

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringreduce.calls.refusals import refusals_here
+from ringreduce.calls.refusals import refusals_here, refuse_copy
 from ringreduce.checkpoint import RESERVED
 from ringreduce.errors import shown
 from ringreduce.recovery.change import OF_A_RESIZE, Change
@@ -52,6 +52,8 @@ class State:
     """
 
     __module__ = "ringreduce"
+
+    __reduce__ = refuse_copy
 
     def __init__(self, arrays: Mapping[str, ArrayLike], sampler: Any = None) -> None:
         self.sampler = sampler

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ringreduce import place
-from ringreduce.errors import PeerLostError
+from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.transports.base import not_assembled
 from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, connect, peer_process
@@ -72,10 +72,18 @@ def of_environment(
 
     def collect(mine: bytes) -> list[bytes]:
         address = _address(variables, _completed.number)
-        if rank == 0:
-            entries = _serve(address, size, mine, timeout_s)
-        else:
-            entries = _ask(address, rank, size, mine, timeout_s)
+        try:
+            if rank == 0:
+                entries = _serve(address, size, mine, timeout_s)
+            else:
+                entries = _ask(address, rank, size, mine, timeout_s)
+        except PeerTimeoutError as error:
+            here = " and ".join(f"{name}={variables.get(name, '')}" for name in _OF_THE_JOB[:2])
+            raise PeerTimeoutError(
+                f"{error}; ranks meet only if they spell MASTER_ADDR and MASTER_PORT alike: "
+                f"rank {rank} has {here}",
+                error.ranks,
+            ) from None
         _completed.number += 1  # not after an error: a rank may call `init` again
         return entries
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import tempfile
 from dataclasses import replace
 
@@ -340,3 +342,49 @@ def test_numpy_makes_an_array_of_a_shared_array_and_none_of_a_work():
 
     config = CONFIGS["shared memory"]
     assert rr.spawn(program, 2, config=config) == [(2, np.dtype(np.float64))] * 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickle.dumps])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda comm: comm, "Communicator"),
+        (lambda comm: comm.shared(3, float), "SharedArray"),
+        (lambda comm: comm.all_reduce(1, async_op=True), "Work"),
+        (lambda comm: comm.exchange({}, {}, async_op=True), "Work"),
+        (lambda comm: comm.plan("all_reduce", X), "PersistentCall"),
+        (lambda comm: rr.State({"w": X}), "State"),
+    ],
+)
+def test_what_belongs_to_a_process_is_neither_copied_nor_pickled(copied, make, kind):
+    def program(comm):
+        with pytest.raises(TypeError, match=f"a {kind} cannot be copied or pickled"):
+            copied(make(comm))
+
+    rr.spawn(program, 1, config=CONFIGS["shared memory"])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, x: comm.all_reduce(x),
+        lambda comm, x: comm.broadcast(x),
+        lambda comm, x: comm.all_gather(x),
+        lambda comm, x: comm.plan("all_to_all", x),
+        lambda comm, x: comm.send(x, 1),
+        lambda comm, x: comm.recv(x, 1),
+        lambda comm, x: comm.empty(3, x.dtype),
+        lambda comm, x: comm.shared(3, x.dtype),
+    ],
+)
+def test_texts_of_any_length_are_refused(call):
+    texts = np.array(["a", "bc"], np.dtypes.StringDType())
+    assert "StringDType() cannot be sent" in refused(lambda comm: call(comm, texts))
+
+
+def test_counts_that_no_memory_has_room_for_are_refused():
+    def program(comm):
+        with pytest.raises(ValueError, match="no memory has room"):
+            comm.all_gather(X, counts=[4, 1 << 60])
+
+    rr.spawn(program, 2)

@@ -196,6 +196,14 @@ def test_ranks_that_do_not_come_are_named_on_all_ranks(port):
     assert on_threads(run, 2) == [(1, 3)] * 2
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_timeout_hints_at_an_address_that_is_spelt_in_two_ways(port, rank):
+    said = "spell MASTER_ADDR and MASTER_PORT alike: rank {} has MASTER_ADDR=localhost and MASTER_"
+    here = variables(rank, 2, port, MASTER_ADDR="localhost")
+    with pytest.raises(rr.PeerTimeoutError, match=said.format(rank)):
+        of_environment(None, None, 0.1, here).collect(b"here")
+
+
 def test_a_rank_0_that_does_not_come_is_named(port):
     with pytest.raises(rr.PeerTimeoutError, match="not there: 0"):
         of_environment(None, None, 0.2, variables(1, 2, port)).collect(b"here")
