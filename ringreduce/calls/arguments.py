@@ -374,7 +374,9 @@ def as_shape(where: str, shape: Any) -> tuple[int, ...]:
     if any(size < 0 for size in sizes):
         raise ValueError(f"{where}: shape is {in_short(shape)}; pass lengths of at least 0")
     if prod(size or 1 for size in sizes) >= _MOST_ELEMENTS:
-        raise ValueError(f"{where}: shape is {in_short(shape)}; no memory has room for as many elements")
+        raise ValueError(
+            f"{where}: shape is {in_short(shape)}; no memory has room for as many elements"
+        )
     return sizes
 
 
