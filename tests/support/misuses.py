@@ -454,13 +454,13 @@ def _no_mpi() -> str:
             pytest.raises(mpiexec.LaunchError) as raised,
         ):
             mpiexec.library_version()
-    return f"ringreduce run: {raised.value}"
+    return f"ringreduce run: --elastic needs an MPI: {raised.value}"
 
 
 MPIS = {
     "`ringreduce doctor`, where MPICH and Open MPI are installed": _two_wheels,
     "`ringreduce run`, where the only mpiexec is of another MPI": _another_mpi,
-    "`ringreduce run`, where mpi4py finds no MPI": _no_mpi,
+    "`ringreduce run --elastic 2`, where mpi4py finds no MPI": _no_mpi,
 }
 
 
