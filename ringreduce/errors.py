@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any, TypeVar
 
+_ALIKE = 0.7
+"""The least similarity of two words of which one may be meant by the other: not of cpu and gpu."""
+
 
 def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
     """Return "; did you mean 'ring'?", with the known word that is closest; "" if none is close.
@@ -20,8 +23,9 @@ def did_you_mean(word: str, known: Iterable[str], others: Mapping[str, str] | No
     """
     import difflib  # only after a mistake: the import takes a millisecond
 
-    words = {each.lower().lstrip("-"): each for each in known}
-    near = difflib.get_close_matches(word.lower().lstrip("-"), words, n=1)
+    words, bare = {each.lower().lstrip("-"): each for each in known}, word.lower().lstrip("-")
+    near = difflib.get_close_matches(bare, words, n=1, cutoff=_ALIKE) if len(bare) > 1 else []
+    near = near or [each for each in words if sorted(each) == sorted(bare) != [bare]]
     meant = (others or {}).get(word.lower()) or (words[near[0]] if near else None)
     return f"; did you mean {meant!r}?" if meant else ""
 

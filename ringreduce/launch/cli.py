@@ -287,7 +287,8 @@ def _check_is_there(program: str, module: bool) -> None:
         if find_spec(package) is None and PathFinder.find_spec(package, [""]) is None:
             raise ValueError(f"no module {program} in this folder and in the environment")
     elif not path.exists():
-        raise ValueError(f"no file {program}; a module is started by -m {program}")
+        hint = "" if path.suffix else f"; a module is started by -m {program}"
+        raise ValueError(f"no file {program}{hint}")
     elif path.is_dir() and not (path / "__main__.py").exists():
         raise ValueError(f"{program} is a folder without a __main__.py; name a script in it")
 

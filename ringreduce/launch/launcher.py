@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class Job:
     """Whether torch makes groups of ringreduce where the program asks for groups of Gloo."""
     without_mpi: bool = False
     """Whether the ranks start without MPI although there may be one."""
-    interrupted: Callable[[], str] | None = None
+    interrupted: Callable[[], str] | None = field(default=None, compare=False)
     """Returns what to print after Ctrl-C, where the MPI lets no rank print it."""
     threads: int | None = None
     """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
