@@ -86,7 +86,8 @@ class Processes:
         self._left = [each for each in self._left if each not in ended]
         failed = [each for each in ended if each.returncode]
         if failed and not self._code:
-            first = min(failed, key=lambda each: each.returncode)  # a signal, which is negative
+            # A signal, which is negative, goes first.  Ranks that lost another rank end with 1.
+            first = min(failed, key=lambda each: (each.returncode > 0, -each.returncode))
             self._code = first.returncode
             self.killed = self._rank_of[first] if self._code < 0 else None
             self.send_signal(signal.SIGTERM)
