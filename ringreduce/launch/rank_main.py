@@ -52,8 +52,8 @@ def main() -> int:
             # Ranks write to one file: a part of a line would mix with those of other ranks.
             stream.reconfigure(line_buffering=True, write_through=False)
     launcher = to_launcher()
-    report = Report(launcher, os.environ)
     take_stdin(launcher, os.environ.get("RANK", "0"))
+    report = Report(launcher, os.environ)  # its message lets the launcher note open connections
     return run(program, report)
 
 

@@ -119,6 +119,7 @@ class Ranks:
     def happened(self) -> Iterator[Said | Gone]:
         """Yield all that has happened, in its order."""
         while ready := self._events.poll(0):
+            self._note_closings()
             for descriptor, _ in ready:
                 if descriptor == self._socket.fileno():
                     self._accept()
@@ -187,13 +188,21 @@ class Ranks:
 
     def _ending_before(self, rank: Rank) -> list[Rank]:
         """Return the ranks that began to end before a rank that is gone, and are not gone yet."""
-        for descriptor, _ in self._closings.poll(0):
-            if (closed := self._ranks.get(descriptor)) is not None:
-                self._closed.append(closed)
+        self._note_closings()
         if rank not in self._closed:
             return []
         before = self._closed[: self._closed.index(rank)]
         return [each for each in before if not each.gone and each.is_exiting]
+
+    def _note_closings(self) -> None:
+        """Note which ranks have closed their connections.
+
+        An answer to a rank makes the kernel list its connection, though it is open.  A look takes
+        it off the list; else it would stand before those that close earlier.
+        """
+        for descriptor, _ in self._closings.poll(0):
+            if (closed := self._ranks.get(descriptor)) is not None:
+                self._closed.append(closed)
 
     def _receive(self, rank: Rank) -> Said | None:
         """Return the next message; None if there is none, or no other can follow."""
