@@ -366,7 +366,7 @@ def entries_with(change):
         (lambda entry: b"nothing", "returned other bytes for rank 1 than ranks pass"),
         (lambda entry: json.dumps(entry[:2]).encode(), "for rank 1 than ranks pass"),
         (
-            lambda entry: json.dumps([*entry[:1], "elsewhere", "moon", [0], None]).encode(),
+            lambda entry: json.dumps([*entry[:1], "elsewhere", "moon", [0], 1, None]).encode(),
             r"on 2 hosts: 0 on .*; 1 on elsewhere\.  .* mpirun",
         ),
         (lambda entry: 3, "it returned"),
@@ -384,7 +384,7 @@ def test_the_error_of_several_hosts_has_the_ranks_of_mpi(monkeypatch, here, ther
     monkeypatch.setenv("PMI_RANK", str(here))
     with pytest.raises(SeveralHostsError) as caught:
         connect(
-            entries_with(lambda e: json.dumps([e[0], "elsewhere", "moon", [0], there]).encode()),
+            entries_with(lambda e: json.dumps([e[0], "elsewhere", "moon", [0], 1, there]).encode()),
             *(None, None, 1.0),
         )
     assert caught.value.mpi_ranks == known
