@@ -287,10 +287,11 @@ def _make(
     thread.join(None if progress.said else max(_SILENT_S - progress.seconds, 0.0))
     if thread.is_alive():
         progress.said = True
-        text = (
-            "ringreduce: compiling for this processor; later starts load what a cache folder keeps"
-        )
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
+            sys.stderr.write(
+                "ringreduce: compiling for this processor; later starts load what a cache folder "
+                "keeps\n"
+            )
         thread.join()
     progress.seconds += time.monotonic() - begin
 
