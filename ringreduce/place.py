@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -50,13 +50,13 @@ SET_BY = "RINGREDUCE_PLACED_BY"
 RANK_PROCESS = "RINGREDUCE_RANK_PROCESS"
 """The environment variable by which the worker processes of a rank know the rank and its job."""
 _BY_ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PARENT, _FLAGS, _START = 1, 6, 19
-"""Indices of fields of ``/proc/PID/stat``, counted from the one behind the name."""
+_PARENT, _FLAGS = 1, 6
+"""Indices of fields of `stat_of`."""
 _FORKED = 0x40
 """PF_FORKNOEXEC: the process was forked, and has begun no program of its own."""
 _PLACES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    *("ROLE_RANK", "ROLE_WORLD_SIZE", TORCHRUN, "TORCHELASTIC_RESTART_COUNT"),
+    *(*OURS, "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *(TORCHRUN, "TORCHELASTIC_RESTART_COUNT"),
     *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", SET_BY),
 )
 """The environment variables of a place in a job."""
@@ -149,10 +149,9 @@ def _launcher(name: str) -> int:
     process = os.getppid()
     while process > 1:
         try:
-            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            if not any(each.startswith(f"{name}=".encode()) for each in variables):
+            if name not in _variables(process):
                 break
-            process = int(stat_of(process)[1])
+            process = int(stat_of(process)[_PARENT])
         except OSError:  # the process of another user, such as Slurm's daemon
             break
     return process
@@ -185,17 +184,15 @@ def is_here(address: str) -> bool:
 
 def mark(variables: MutableMapping[str, str] = os.environ) -> None:
     """Mark this process as a rank, for its worker processes."""
-    start = stat_of(os.getpid())[_START].decode()
-    variables[RANK_PROCESS] = f"{os.getpid()} {start} {_connection(variables)} {_job(variables)}"
+    variables[RANK_PROCESS] = f"{os.getpid()} {_connection(variables)} {_job(variables)}"
 
 
 def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is a worker of a rank: it has the rank's place in a job.
 
-    A worker was forked, or started by multiprocessing or as a program, by a rank that is marked.
-    Before a rank is marked, only forks and multiprocessing tell its workers from a rank whose
-    launcher started it by another program, such as ``env`` or a shell.  Ranks of a job that a rank
-    or a worker has started have variables of their own.
+    A worker inherits the mark of its rank.  Before a rank is marked, only forks and multiprocessing
+    tell its workers from a rank whose launcher started it by another program, such as a shell.
+    Ranks of a job that a rank or a worker has started have a place of their own.
     """
     with suppress(OSError):
         mark, here = variables.get(RANK_PROCESS, ""), _job(variables)
@@ -209,8 +206,7 @@ def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
         connection, by_mpi = _connection(variables), here.startswith("MPI ")
         if by_mpi and "PMI_FD" in variables and not connection and "mpi4py.MPI" not in sys.modules:
             return True  # a rank's process manager leaves it open; Python closes it for a program
-        start, _, job = job.partition(" ")
-        if f"{process} {start}" in _ancestors() and job == f"{connection} {here}":
+        if job == f"{connection} {here}":
             return True
         forked = int(stat_of(os.getpid())[_FLAGS]) & _FORKED
         return bool(forked or _by_multiprocessing()) and _job(_variables(os.getppid())) == here
@@ -248,15 +244,6 @@ def _by_multiprocessing() -> bool:
         return False
     process = module.current_process()
     return hasattr(process, "_inheriting") or type(process).__name__ != "_MainProcess"
-
-
-def _ancestors() -> Iterator[str]:
-    """Return the process id and the start of each process above this one."""
-    process = os.getppid()
-    while process > 1:
-        fields = stat_of(process)
-        yield f"{process} {fields[_START].decode()}"
-        process = int(fields[_PARENT])
 
 
 def _variables(process: int | str) -> dict[str, str]:
