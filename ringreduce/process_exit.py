@@ -53,15 +53,6 @@ def prepare(environment: Environment) -> None:
         keep_children_from_finalizing()
 
 
-class _Symbol(ctypes.Structure):
-    """``Dl_info``: the file that an address belongs to."""
-
-    _fields_ = (
-        *(("file", ctypes.c_char_p), ("base", ctypes.c_void_p)),
-        *(("name", ctypes.c_char_p), ("address", ctypes.c_void_p)),
-    )
-
-
 @cache
 def keep_children_from_finalizing() -> None:
     """Have forked children end without MPI_Finalize, which ends the job or waits for ranks.
@@ -77,11 +68,12 @@ def keep_children_from_finalizing() -> None:
     runtime = ctypes.c_size_t.in_dll(ctypes.pythonapi, "_PyRuntime")
     words = (ctypes.c_size_t * _RUNTIME_WORDS).from_address(ctypes.addressof(runtime))
     ours = next((index for index, word in enumerate(words) if word == nothing), 0)
-    found, symbol = [], _Symbol()
-    for index in range(max(ours - _MOST_AT_EXIT, 0), ours):
-        is_code = libc.dladdr(ctypes.c_void_p(words[index]), ctypes.byref(symbol))
-        if is_code and symbol.file == file:
-            found.append(index)
+    of_code = (ctypes.c_char_p * 4)()  # ``Dl_info``, which begins with the name of the file
+    found = [
+        index
+        for index in range(max(ours - _MOST_AT_EXIT, 0), ours)
+        if libc.dladdr(ctypes.c_void_p(words[index]), of_code) and of_code[0] == file
+    ]
 
     def forked() -> None:
         for index in found:
