@@ -136,9 +136,9 @@ class Config:
 
 _SINGLE_COPY, _SINGLE_COPY_IF_CROWDED = 4 << 20, 8 << 20
 """Bytes from which on a direct read was measured to be faster than a copy in and out."""
-_MAY_BE_NONE = (
-    *("slice_bytes", "segment_bytes", "in_flight", "staged_bytes", "pull_bytes", "shared_memory"),
-)
+_MAY_BE_NONE = {
+    *("slice_bytes", "segment_bytes", "in_flight", "staged_bytes", "pull_bytes", "shared_memory")
+}
 _COUNTS = {
     "slice_bytes": 1,
     "segment_bytes": 1,

@@ -279,9 +279,8 @@ def as_row_or_matrix(where: str, counts: Any) -> tuple[tuple[int, ...], None] | 
         return tuple(map(operator.index, given)), None
     except TypeError:
         raise TypeError(
-            f"{where}: counts={in_short(counts)}; pass a list of whole numbers, one for "
-            "each rank, "
-            "or one such list of each rank"
+            f"{where}: counts={in_short(counts)}; pass a list of whole numbers, one for each "
+            "rank, or one such list of each rank"
         ) from None
 
 
