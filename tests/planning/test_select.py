@@ -93,11 +93,7 @@ def test_data_that_go_one_way_are_copied_in_while_others_copy_out(
         ([[0, 1]], BY_MESSAGES, (1, 1, MIB, 16 << 10)),
         ([[0], [1]], BY_MESSAGES, (32, 2, 60 << 10, 128 << 10)),
         ([[0, 1, 2], [3]], BY_MESSAGES, (32, 2, 60 << 10, 128 << 10)),
-        (
-            [[0], [1]],
-            Config(slice_bytes=MIB, in_flight=5, segment_bytes=7, staged_bytes=0),
-            (16, 5, 7, 0),
-        ),
+        ([[0], [1]], OTHER_NUMBERS, (16, 5, 7, 0)),
     ],
 )
 def test_messages_between_hosts_are_short(nodes, config, numbers):

@@ -25,30 +25,16 @@ class Core:
         return self.yielding.spins
 
 
-def test_a_rank_with_a_core_polls_200_times_before_it_yields() -> None:
-    assert Core(crowded=False).pause(times=10_000) == 200
+@pytest.mark.parametrize(("crowded", "polls"), [(False, 200), (True, 0)])
+def test_a_rank_with_a_core_polls_200_times_before_it_yields(crowded: bool, polls: int) -> None:
+    assert Core(crowded).pause(times=10_000) == polls
 
 
-def test_a_long_yield_makes_a_rank_yield_at_each_poll() -> None:
+def test_a_long_yield_makes_a_rank_yield_at_each_poll_until_thousands_are_short_in_a_row() -> None:
     core = Core(crowded=False)
-    core.yield_s = 4e-6
-    assert core.pause() == 0
-    core.yield_s = 1e-6
-    assert core.pause(times=1000) == 0
-
-
-def test_a_rank_polls_again_after_some_thousand_short_yields_in_a_row() -> None:
-    core = Core(crowded=False)
-    for yield_s in (4e-6, 1e-6, 4e-6):  # the second long yield begins the count anew
-        core.yield_s = yield_s
-        assert core.pause(times=2000 if yield_s < 3e-6 else 1) == 0
-    core.yield_s = 1e-6
-    assert core.pause(times=2000) == 0
+    for core.yield_s, times in ((4e-6, 1), (1e-6, 2000), (4e-6, 1), (1e-6, 2000)):
+        assert core.pause(times=times) == 0
     assert core.pause(times=3000) == 200
-
-
-def test_a_rank_that_shares_its_core_with_ranks_always_yields() -> None:
-    assert Core(crowded=True).pause(times=10_000) == 0
 
 
 @pytest.mark.parametrize(("idle", "slept"), [(YIELDS - 1, []), (YIELDS, [5e-5]), (10**6, [1e-3])])
