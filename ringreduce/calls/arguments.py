@@ -146,7 +146,7 @@ _MOST_COMPARED = 1 << 20
 
 
 def _repeats_memory(array: Any) -> bool:
-    """Whether elements of an array share memory, as those of `as_strided` may."""
+    """Return whether elements of an array share memory, as those of `as_strided` may."""
     sides = [side for side in zip(array.strides, array.shape, strict=True) if side[1] > 1]
     extent = array.itemsize
     for stride, length in sorted((abs(stride), length) for stride, length in sides):

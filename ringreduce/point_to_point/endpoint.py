@@ -255,17 +255,14 @@ class Endpoint:
 
     def wait_until(self, test: Callable[[], bool], end: float | None = None) -> bool:
         """Make progress until `test` is true; return False if the time `end` comes before."""
-        idle, spins = 0, self._yielding.spins
+        idle = 0
         while not test():
             if end is not None and time.monotonic() > end:
                 return False
-            if self.advance(idle):
-                idle, spins = 0, self._yielding.spins
-                continue
-            idle += 1
-            if idle > spins:
+            idle = 0 if self.advance(idle) else idle + 1
+            if idle > self._yielding.spins:
                 self._advance_calls()
-                self._pause(idle - spins)
+                self._pause(idle - self._yielding.spins)
         return True
 
     def advance(self, idle: int = _CHECK_EVERY) -> bool:
