@@ -13,7 +13,7 @@ import pytest
 import ringreduce as rr
 from tests.support.cases import CONFIG
 
-X, Y = np.arange(4.0), np.zeros(4)
+X, Y, TEXTS = np.arange(4.0), np.zeros(4), np.array(["a"], np.dtypes.StringDType())
 CONFIGS = {"messages": CONFIG, "shared memory": replace(CONFIG, shared_memory=True)}
 
 
@@ -215,11 +215,10 @@ def test_arrays_of_subclasses_are_the_arrays_that_they_are(config, kind, columns
                 wrong.append(name)
 
         for turn in range(2):  # compiled code may make the second call
-            out, shape = make(np.zeros_like(mine)), mine.shape
-            assert comm.all_reduce(make(mine.copy()), out=out) is out
+            out, x = make(np.zeros_like(mine)), make(mine.copy())
+            assert comm.all_reduce(x, out=out) is out
             got("all_reduce", out, total)
-            x = make(mine.copy())
-            comm.all_reduce([x, mine], out=[x, np.zeros(shape)])
+            comm.all_reduce([x, mine], out=[x, np.zeros_like(mine)])
             got("a list in place", x, total)
             comm.broadcast(x, 1, out=x)
             got("broadcast", x, total)
@@ -367,19 +366,15 @@ def test_what_belongs_to_a_process_is_neither_copied_nor_pickled(copied, make, k
 @pytest.mark.parametrize(
     "call",
     [
-        lambda comm, x: comm.all_reduce(x),
-        lambda comm, x: comm.broadcast(x),
-        lambda comm, x: comm.all_gather(x),
-        lambda comm, x: comm.plan("all_to_all", x),
-        lambda comm, x: comm.send(x, 1),
-        lambda comm, x: comm.recv(x, 1),
-        lambda comm, x: comm.empty(3, x.dtype),
-        lambda comm, x: comm.shared(3, x.dtype),
+        lambda comm: comm.all_reduce(TEXTS),
+        lambda comm: comm.plan("all_to_all", TEXTS),
+        lambda comm: comm.recv(TEXTS, 1),
+        lambda comm: comm.empty(3, TEXTS.dtype),
+        lambda comm: comm.shared(3, TEXTS.dtype),
     ],
 )
 def test_texts_of_any_length_are_refused(call):
-    texts = np.array(["a", "bc"], np.dtypes.StringDType())
-    assert "StringDType() cannot be sent" in refused(lambda comm: call(comm, texts))
+    assert "StringDType() cannot be sent" in refused(call)
 
 
 def test_counts_that_no_memory_has_room_for_are_refused():
