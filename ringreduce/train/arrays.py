@@ -28,14 +28,14 @@ def is_float(dtype: Any) -> bool:
 
 
 def plain(where: str, name: object, value: Any) -> Any:
-    """Return `value` as an array of NumPy or CuPy in the same memory.
+    """Return an array or a tensor in host memory as a plain array in the same memory.
 
-    A tensor in host memory and a number are viewed as NumPy arrays.  Raises TypeError for anything
-    else that is no array of numbers; the text calls it `name`.
+    A number becomes a read-only array.  Raises TypeError for anything else that is no array of
+    numbers; the text calls it `name`.
     """
     said = type(value).__name__
-    if isinstance(value, Number):
-        value = np.asarray(value)
+    if isinstance(value, (Number, np.generic)):
+        value = np.broadcast_to(value, ())
     elif hasattr(value, "detach"):
         try:
             value = _of_tensor(value.detach())
@@ -46,7 +46,7 @@ def plain(where: str, name: object, value: Any) -> Any:
     elif isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{where}: {name} is a masked array; fill it first, x.filled(...)")
     elif isinstance(value, (np.matrix, np.recarray, np.memmap)):
-        value = np.asarray(value)  # their methods may do something else
+        value = np.asarray(value)  # methods of a subclass may do something else
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):
         if dtype.kind in "biu" or is_float(dtype):
@@ -69,12 +69,29 @@ def by_name(where: str, given: Any) -> dict[object, Any]:
     return {key: plain(where, name, value) for key, (name, value) in named.items()}
 
 
+def check_used(where: str, name: str, gradient: Any, like: Any) -> None:
+    """Raise TypeError if a backward pass gave None for a parameter of the kind of `like`."""
+    if gradient is None:
+        raise TypeError(
+            f"{where}: the gradient of {name!r} is None; pass zeros of "
+            f"{like.dtype}{list(like.shape)} for a parameter that was not used"
+        )
+
+
 def check_floats(where: str, name: object, array: Any) -> None:
     """Raise TypeError unless an array has floats, ValueError if it cannot be written."""
     if not is_float(array.dtype):
         raise TypeError(f"{where}: {name!r} is {array.dtype}; wanted an array of floats")
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f"{where}: {name!r} is read-only; pass an array that can be written")
+
+
+def scale(array: Any, factor: float, out: Any) -> None:
+    """Write ``array * factor``, computed in the wide dtype, into `out`; no wide copy is kept."""
+    if isinstance(array, np.ndarray):
+        np.multiply(array, factor, out=out, dtype=wide(array.dtype), casting="unsafe")
+    else:
+        out[...] = array.astype(wide(array.dtype)) * factor
 
 
 def check_comm(where: str, comm: Any) -> None:

@@ -11,7 +11,9 @@ Source: Pascanu, Mikolov & Bengio, "On the difficulty of training recurrent neur
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -20,13 +22,12 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.arrays import by_name, check_comm, check_floats, wide
+from ringreduce.train.arrays import by_name, check_comm, check_floats, scale, wide
 
 _BLOCK = 1 << 14
 """Elements that are squared at once, so that the squares stay in the cache."""
 _SMALL = 2.0**-900
 """A sum of squares from here on has lost nothing that counts by underflow."""
-_LEAST = np.finfo(np.float64).smallest_normal
 Arrays = Mapping[str, Any] | Iterable[Any]
 
 
@@ -106,15 +107,11 @@ def clip(gradients: Arrays, norm: float, longest: float) -> float:
     if not longest < norm < math.inf:
         return 1.0
     factor = longest / norm
-    # A factor below all normal numbers has lost digits: its two roots have not.
+    # A subnormal factor has lost digits: its two roots have not.
     root = math.sqrt(norm)
-    factors = (factor,) if factor >= _LEAST else (1 / root, longest / root)
-    for array in arrays.values():
-        for each in factors:
-            if isinstance(array, np.ndarray):
-                np.multiply(array, each, out=array, dtype=wide(array.dtype), casting="unsafe")
-            else:
-                array[...] = array.astype(wide(array.dtype)) * each
+    factors = (factor,) if factor >= sys.float_info.min else (1 / root, longest / root)
+    for array, each in itertools.product(arrays.values(), factors):
+        scale(array, each, out=array)
     return factor
 
 

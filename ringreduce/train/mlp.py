@@ -271,7 +271,8 @@ class Affine:
         for kind, of_kind in of_norm:
             yield _placed(f"{self.number}.{kind}", of_kind, into)
         weight, bias = f"{self.number}.weight", f"{self.number}.bias"
-        yield bias, self._xp.sum(gradient, axis=0, out=into.get(bias))
+        of_bias = self._xp.sum(gradient, axis=0, dtype=wide(gradient.dtype))
+        yield _placed(bias, of_bias.astype(gradient.dtype, copy=False), into)
         yield weight, self._xp.matmul(x.T, gradient, out=into.get(weight))
 
 
@@ -386,14 +387,13 @@ def cross_entropy(
 ) -> tuple[Array, Array]:
     """Return the loss, as `loss` does, and its gradient by the logits (samples, classes).
 
-    Of floats of 16 bits both are computed in float64; the gradient has the dtype of the logits.
+    Both are computed in float64; the gradient has the dtype of the logits.
     """
-    dtype = logits.dtype
-    log_p = _log_softmax(logits.astype(wide(dtype)) if dtype.itemsize < 4 else logits, xp)
+    log_p = _log_softmax(logits, xp)
     gradient = xp.exp(log_p)
     gradient[xp.arange(len(labels)), labels] -= 1
     gradient /= count
-    return _cross_entropy(log_p, labels, xp) / count, gradient.astype(dtype, copy=False)
+    return _cross_entropy(log_p, labels, xp) / count, gradient.astype(logits.dtype, copy=False)
 
 
 def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str, Array]:
@@ -447,6 +447,7 @@ def _likeliest(logits: Array) -> Array:
 
 def _log_softmax(logits: Array, xp: ModuleType) -> Array:
     """Normalise row by row; the largest logit is subtracted first, so `exp` cannot overflow."""
+    logits = logits.astype(wide(logits.dtype), copy=False)
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.train.arrays import wide
 from ringreduce.train.settings import Settings
 
 Arrays = tuple[Any, ...]
@@ -48,6 +49,9 @@ def sgd(
     Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964, with
     the learning rate outside the velocity.
     """
+    if gradient.dtype.itemsize < 4:
+        _in_wide(sgd, arrays, gradient, out, lr, momentum, decay)
+        return
     parameters, velocity = arrays
     new_parameters, new_velocity = arrays if out is None else out
     np.multiply(velocity, momentum, out=new_velocity)
@@ -76,6 +80,9 @@ def adam(
     Sources: Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015; Loshchilov &
     Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
+    if gradient.dtype.itemsize < 4:
+        _in_wide(adam, arrays, gradient, out, lr, step, betas, eps, decay)
+        return
     parameters, mean, square = arrays
     new_parameters, new_mean, new_square = arrays if out is None else out
     first, second = betas
@@ -92,6 +99,16 @@ def adam(
         new_parameters -= change
     else:
         np.subtract(parameters, change, out=new_parameters)
+
+
+def _in_wide(
+    step: Callable[..., None], arrays: Arrays, gradient: Any, out: Arrays | None, *how: Any
+) -> None:
+    """Make a step in the wide dtype, for floats of 16 and 8 bits, and round its results once."""
+    wider = [each.astype(wide(each.dtype)) for each in (*arrays, gradient)]
+    step(tuple(wider[:-1]), wider[-1], *how)
+    for place, result in zip(arrays if out is None else out, wider, strict=False):
+        place[...] = result
 
 
 def update(settings: Settings) -> Update:

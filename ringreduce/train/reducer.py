@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from numbers import Number, Real
+from numbers import Real
 from typing import Any, Generic, TypeVar
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.arrays import check_comm, plain, whole, wide
+from ringreduce.train.arrays import check_comm, check_used, plain, scale, whole
 from ringreduce.train.buckets import Bucket, Now
 from ringreduce.train.mismatches import Reported, check_alike, check_arrays, settle
 from ringreduce.train.shares import JoinedBatch, Share
@@ -253,15 +253,8 @@ class Reducer(Generic[B]):
         if name in self._ready:
             raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
         shape, dtype = bucket.kinds[name]
-        if gradient is None:
-            raise TypeError(
-                f"ready: the gradient of {name!r} is None; pass zeros of {dtype}{list(shape)} for "
-                "a parameter that was not used"
-            )
-        if hasattr(gradient, "dtype") or not isinstance(gradient, Number):
-            gradient = plain("ready", f"the gradient of {name!r}", gradient)
-        else:
-            raise TypeError(f"ready: the gradient of {name!r} is {gradient!r}; wanted an array")
+        check_used("ready", name, gradient, bucket.kinds[name])
+        gradient = plain("ready", f"the gradient of {name!r}", gradient)
         if (gradient.shape, gradient.dtype) != (shape, dtype):
             raise ValueError(
                 f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
@@ -269,9 +262,11 @@ class Reducer(Generic[B]):
             )
         share = self._share()
         if share != 1:
-            # NaN times a share of 0 would be NaN.
-            scaled = gradient.astype(wide(dtype)) * share if share else dtype.type(0)
-            gradient = scaled.astype(dtype)
+            gradient = gradient.copy()
+            if share:
+                scale(gradient, share, out=gradient)
+            else:
+                gradient[...] = 0  # NaN times 0 would be NaN
         self._put(bucket, name, gradient)
         if self._synchronises:
             self._ready.add(name)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import ringreduce as rr
 from ringreduce.errors import shown
+from ringreduce.train.arrays import check_used
 from ringreduce.train.layers import Array, Gradients, Layer, backward_all, forward_all
 
 Loss = Callable[[Array, Array, int], tuple[Any, Array]]
@@ -145,6 +146,7 @@ class GradientSums:
         """Add the gradients of a layer; report the sums if the microbatch is the last."""
         for name, gradient in gradients:
             place = self.sums[name]
+            check_used(_WHERE, name, gradient, place)
             if microbatch:
                 place += gradient
             elif gradient is not place:

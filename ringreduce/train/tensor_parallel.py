@@ -34,6 +34,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.train import mlp
+from ringreduce.train.arrays import wide
 from ringreduce.train.batch_norm import Sums
 from ringreduce.train.data import part
 
@@ -184,17 +185,18 @@ class TensorParallel:
             return mlp.cross_entropy(logits, labels, count, xp)
         largest = self._largest(logits)
         self._comm.all_reduce(largest, op="max", out=largest)
-        shifted = logits - largest[:, None]
+        shifted = logits.astype(wide(logits.dtype), copy=False) - largest[:, None]
         gradient = xp.exp(shifted)
         rows, columns = self._own(labels)
-        sums = xp.zeros((2, len(labels)), logits.dtype)
+        sums = xp.zeros((2, len(labels)), shifted.dtype)
         sums[0] = gradient.sum(axis=1)
         sums[1, rows] = shifted[rows, columns]
         exponentials, at_label = self._comm.all_reduce(sums, out=sums)
         gradient /= exponentials[:, None]
         gradient[rows, columns] -= 1
         gradient /= count
-        return (xp.log(exponentials) - at_label).sum() / count, gradient
+        loss = (xp.log(exponentials) - at_label).sum() / count
+        return loss, gradient.astype(logits.dtype, copy=False)
 
     def classes(self, logits: Array) -> Array:
         """Return the class of each sample, the lowest of those with the largest logit.  Collective.

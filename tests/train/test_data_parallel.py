@@ -262,7 +262,7 @@ def test_tensors_are_taken_as_the_arrays_in_their_memory():
     ("given", "error", "words"),
     [
         ([np.zeros(10_000)], TypeError, "params is list; wanted a dict of names and arrays"),
-        ({"w": [0.0] * 10_000}, TypeError, "'w' is list; wanted an array of floats"),
+        ({"w": [0.0] * 10_000}, TypeError, "'w' is list; wanted an array of numbers"),
         ({"w": np.array([None])}, TypeError, "'w' is an array of object"),
         ({"w": np.zeros(2, int)}, TypeError, "'w' is int64; wanted an array of floats"),
         ({"w": np.broadcast_to(0.0, 3)}, ValueError, "'w' is read-only"),
@@ -407,7 +407,7 @@ def test_a_rank_that_forgets_to_weigh_is_named_and_the_next_step_is_well(forgets
     [
         ([np.zeros(2)], TypeError, "wanted a dict of names and arrays"),
         ({}, TypeError, "wanted a dict of names and arrays"),
-        ({"w": [1.0]}, TypeError, "'w' is list; wanted an array of floats"),
+        ({"w": [1.0]}, TypeError, "'w' is list; wanted an array of numbers"),
         ({"w": np.zeros(2, int)}, TypeError, "'w' is int64; wanted an array of floats"),
     ],
 )

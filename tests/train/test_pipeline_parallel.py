@@ -586,6 +586,19 @@ def test_two_parameters_of_one_name_are_named_on_every_rank(ranks):
     rr.spawn(program, ranks, timeout_s=20)
 
 
+def test_a_gradient_of_none_is_named():
+    class Unused(Eager):
+        def backward(self, kept, gradient, into):
+            of_input, pairs = super().backward(kept, gradient, into)
+            return of_input, [(name, None) for name, _ in pairs]
+
+    def program(comm):
+        with pytest.raises(TypeError, match=r"'7\.bias' is None; pass zeros of float64\[3\] for"):
+            piped(comm, [Unused(layer) for layer in network()]).step(*batch_of(3), count=3)
+
+    rr.spawn(program, 1)
+
+
 def test_samples_that_are_no_array_are_refused():
     def program(comm):
         with pytest.raises(TypeError, match="step: x is list; pass an array"):
