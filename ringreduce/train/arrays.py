@@ -35,7 +35,7 @@ def plain(where: str, name: object, value: Any) -> Any:
     """
     said = type(value).__name__
     if isinstance(value, (Number, np.generic)):
-        value = np.broadcast_to(value, ())
+        value = np.broadcast_to(np.asarray(value), ())
     elif hasattr(value, "detach"):
         try:
             value = _of_tensor(value.detach())

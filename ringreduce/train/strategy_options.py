@@ -11,7 +11,6 @@ from ringreduce.train.settings import setting
 from ringreduce.train.strategies import (
     COMMUNICATION,
     CROSS_DEVICE,
-    PIPELINES,
     TPU,
     CentralStorage,
     Hybrid,
@@ -25,6 +24,7 @@ from ringreduce.train.strategies import (
     name_of,
 )
 
+PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sequential")
 STRATEGIES: dict[str, type[Strategy]] = {
     name_of(kind): kind
     for kind in (

@@ -243,8 +243,6 @@ class Tensor:
         return self
 
     def numpy(self):
-        if self.array is None:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
         return self.array
 
 
@@ -256,23 +254,6 @@ def test_tensors_are_taken_as_the_arrays_in_their_memory():
         return w.array.tolist(), dp.finish()["w"].tolist()
 
     assert rr.spawn(program, 2) == [([1, 1], [0, 0.5])] * 2
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "words"),
-    [
-        ([np.zeros(10_000)], TypeError, "params is list; wanted a dict of names and arrays"),
-        ({"w": [0.0] * 10_000}, TypeError, "'w' is list; wanted an array of numbers"),
-        ({"w": np.array([None])}, TypeError, "'w' is an array of object"),
-        ({"w": np.zeros(2, int)}, TypeError, "'w' is int64; wanted an array of floats"),
-        ({"w": np.broadcast_to(0.0, 3)}, ValueError, "'w' is read-only"),
-    ],
-)
-def test_parameters_are_named_and_not_printed(given, error, words):
-    with pytest.raises(error, match=r".") as raised:
-        rr.spawn(lambda comm: rr.train.DataParallel(comm, given), 1)
-    assert words in str(raised.value)
-    assert len(str(raised.value)) < 100
 
 
 def test_shares_are_summed():
@@ -405,15 +386,19 @@ def test_a_rank_that_forgets_to_weigh_is_named_and_the_next_step_is_well(forgets
 @pytest.mark.parametrize(
     ("bad", "kind", "words"),
     [
-        ([np.zeros(2)], TypeError, "wanted a dict of names and arrays"),
+        ([np.zeros(9999)], TypeError, "params is list; wanted a dict of names and arrays"),
         ({}, TypeError, "wanted a dict of names and arrays"),
-        ({"w": [1.0]}, TypeError, "'w' is list; wanted an array of numbers"),
+        ({"w": [1.0] * 9999}, TypeError, "'w' is list; wanted an array of numbers"),
+        ({"w": np.float64(1)}, ValueError, "'w' is read-only"),
+        ({"w": np.array([None])}, TypeError, "'w' is an array of object"),
         ({"w": np.zeros(2, int)}, TypeError, "'w' is int64; wanted an array of floats"),
+        ({"w": np.broadcast_to(0.0, 3)}, ValueError, "'w' is read-only"),
     ],
 )
 def test_what_are_no_parameters_is_refused(bad, kind, words):
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as raised:
         rr.spawn(lambda comm: rr.train.DataParallel(comm, bad), 1)
+    assert len(str(raised.value)) < 100
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,8 @@ def batch_norms(draw, shapes):
     # The mean is off by a few roundings of the wide dtype, relative to the largest number.
     off = 1e-14 * abs(widened(x)).max() * inverse.max() / float(info(draw.dtype).eps)
     y = unit * widened(scale) + widened(shift)
+    assert first.samples == rows
+    assert {array.dtype for array in (first.y, *of_first)} == {draw.dtype}
     assert np.allclose(first.mean, mean, rtol=1e-14, atol=1e-14 * abs(widened(x)).max())
     assert np.allclose(first.variance, variance, rtol=1e-8, atol=0)
     assert_near(np.concatenate([second.y, first.y]), y, 2, off)
@@ -169,6 +171,7 @@ def weighted_means(draw, shapes):
 
     found, other = rr.spawn(program, 2)
     for i, mean in enumerate(found[::-1]):
+        assert mean.dtype == draw.dtype
         assert np.array_equal(mean, other[::-1][i])
         shares = [
             widened(g[i]) * (w / sum(weights)) for g, w in zip(gradients, weights, strict=True)
@@ -250,14 +253,13 @@ def test_padding_of_longdouble_is_not_compared():
 @pytest.mark.parametrize(
     "other",
     [
-        {"w": np.full(2, 1, ml_dtypes.bfloat16)},
         {"w": np.zeros((2, 1), ml_dtypes.bfloat16)},
         {"w": np.zeros(2, np.float16)},
         {"v": np.zeros(2, ml_dtypes.bfloat16)},
         {"w": np.array([0.0, -0.0], ml_dtypes.bfloat16)},
     ],
 )
-def test_another_value_shape_dtype_or_name_is_a_drift(other):
+def test_another_sign_shape_dtype_or_name_is_a_drift(other):
     def program(comm):
         with pytest.raises(rr.train.DriftError, match="rank 1"):
             check_equal(comm, other if comm.rank == 1 else {"w": np.zeros(2, ml_dtypes.bfloat16)})
