@@ -326,7 +326,11 @@ class Communicator(Collectives, PointToPoint):
             return None
         part = self._transport.split(members, self._splits, self._timeout_s)
         part.job_ranks = [self._transport.job_ranks[member] for member in members]
-        return self._with(part, members)
+        made = self._with(part, members)
+        made._engine.origin = (
+            f"{part.size} ranks of split {self._splits} (color {color}) of {self._engine.origin}"
+        )
+        return made
 
     def shrink(self) -> Communicator:
         """Return a communicator of the ranks that are not lost, in the same order.

@@ -26,6 +26,7 @@ from ringreduce.calls.refusals import refusals_here
 from ringreduce.calls.views import view_of_all
 from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement, Interrupt
+from ringreduce.control.diagnostics import call_text
 from ringreduce.control.executable import Control, Executable, LoggedMessage, Note
 from ringreduce.devices.base import Device, Stream
 from ringreduce.errors import (
@@ -94,6 +95,9 @@ class Engine:
         self._transport, self._host, self._config = transport, host, config
         self.size = transport.size
         self._agreement = Agreement(transport, timeout_s)
+        self._agreement.tell_others = self._tell_others
+        self.origin = f"all {self.size} ranks"
+        """How these ranks came together, for error texts."""
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
         """The messages of all runs that this rank has started; None: messages are not logged."""
         log = None if self.log is None else self._log
@@ -136,6 +140,7 @@ class Engine:
                 transport.size,
                 self._refusals.address,
             )
+        self._lock = self.queue.lock
         _heed_forks()
         _engines.add(self)
 
@@ -460,6 +465,24 @@ class Engine:
 
     def _report_mismatch(self, peer: int, header: bytes) -> None:
         self._agreement.report_mismatch(peer, header)
+
+    def _tell_others(self, unasked: bool) -> None:
+        """Tell the ranks of this rank's other communicators where it waits, if they ask."""
+        others: list[Engine] = []
+        # No call since a mismatch; another thread makes a communicator just now.
+        with contextlib.suppress(IndexError, RuntimeError):
+            call = self._agreement.calls[-1]
+            text = f"{call_text([call.collective, call.arguments])} of {self.origin}"
+            others.extend(_engines)
+        for other in others:
+            mine = other is not self and other._refusals is self._refusals
+            if mine and other._lock.acquire(blocking=False):
+                try:
+                    with contextlib.suppress(Exception):  # the next call there raises it
+                        if other.ended is None and not other.running and not other.queue.busy:
+                            other._agreement.answer(text, unasked)
+                finally:
+                    other._lock.release()
 
     def _log(self, index: int, notes: Iterable[Note]) -> None:
         assert self.log is not None

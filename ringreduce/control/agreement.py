@@ -9,9 +9,10 @@ their recent calls, build the same text from them, withdraw and discard the mess
 raise MismatchError, and are ready for the next call.
 
 A rank that has waited for `timeout_s` without progress sends an alarm to all ranks.  Every living
-rank answers with a status: the call, the step, the peers it waits for.  The lowest rank that
-answers sends its verdict: the text of the error, and the ranks to blame, which are among those that
-did not answer.  All ranks raise PeerTimeoutError with that text.
+rank answers with a status: the call, the step, the peers it waits for; or with the call of another
+communicator that it waits in.  The lowest rank with a status sends its verdict: the text of the
+error, and the ranks to blame, which are among those that did not answer.  All ranks raise
+PeerTimeoutError with that text.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _ROLL_CALL_S = 0.25
 """Seconds in which a rank has to answer an alarm before it counts as silent."""
 _VERDICT_S = 0.1
 """Seconds to wait for the lowest rank's verdict before this rank builds its own."""
+_ELSEWHERE_S = 0.02
+"""Seconds between two looks of a waiting rank at its other communicators."""
 _CROSSING_S = 0.05
 """Seconds that a verdict may take to arrive: if two cross, all ranks use the lower rank's."""
 _LONGEST_REASON = 1000
@@ -120,6 +123,12 @@ class Agreement:
         """By rank: its recent calls and counts, after an abort."""
         self._statuses: dict[int, dict[str, Any]] = {}
         """By rank: its answer to an alarm."""
+        self._elsewhere: dict[int, dict[str, Any]] = {}
+        """By rank that waits in another communicator, or has timed out there: the call there."""
+        self.tell_others: Callable[[bool], None] = lambda unasked: None
+        """Tells ranks of other communicators that this rank waits here: if asked, or `unasked`."""
+        self._looked_at = 0.0
+        """When this rank last looked at its other communicators."""
         self._left: dict[int, dict[str, Any]] = {}
         """By rank that has left: the number of calls it completed, its reason, and the ranks whose
         loss is the reason."""
@@ -179,13 +188,17 @@ class Agreement:
         if idle == 1:
             self._waiting_since = self._polled_at = time.monotonic()
             self._asked = False
+            self._elsewhere.clear()
         if idle % _POLL_EVERY == 0 or idle + ahead > _PATIENT_POLLS:
             self.poll()
             self._raise_interrupts()
             waited = self._waited()
-            if waited > min(_STALL_S, self.deadline_s / 2) and not self._asked:
-                self._asked = True
-                self._send_all("stall", number=self.number, digest=self._digest_of(self.number))
+            if waited > min(_STALL_S, self.deadline_s / 2):
+                self._look_elsewhere()
+                if not self._asked:
+                    self._asked = True
+                    digest = self._digest_of(self.number)
+                    self._send_all("stall", number=self.number, digest=digest)
             if waited > self.deadline_s:
                 self._raise_alarm(waited)
         self.transport.pause(idle + ahead)
@@ -198,6 +211,20 @@ class Agreement:
             self._waiting_since = now
         self._polled_at = now
         return now - self._waiting_since
+
+    def _look_elsewhere(self) -> None:
+        now = time.monotonic()
+        if now > self._looked_at + _ELSEWHERE_S:
+            self._looked_at = now
+            self.tell_others(False)
+
+    def answer(self, text: str, unasked: bool) -> None:
+        """Say that this rank waits in `text`, a call of another communicator, to an alarm."""
+        known = self._alarm
+        self.poll()
+        if unasked or self._alarm is not known:
+            number = self.completed - 1
+            self._send_all("elsewhere", number=number, step=None, waits_for=(), text=text)
 
     def _raise_alarm(self, timeout_s: float) -> None:
         self._alarm = {"timeout_s": timeout_s}
@@ -285,6 +312,9 @@ class Agreement:
     def _on_status(self, peer: int, message: dict[str, Any]) -> None:
         self._alarm = self._alarm or message
         self._statuses[peer] = message
+
+    def _on_elsewhere(self, peer: int, message: dict[str, Any]) -> None:
+        self._elsewhere[peer] = message
 
     def _on_verdict(self, peer: int, message: dict[str, Any]) -> None:
         self._alarm = self._alarm or message
@@ -436,13 +466,20 @@ class Agreement:
         rank, others = self.transport.rank, self.transport.size - 1
         status = self._status(recovery)
         self._send_all("status", **status)
-        self._poll_for(_ROLL_CALL_S, lambda: self._verdicts or len(self._statuses) == others)
+        if not self._verdicts:
+            self.tell_others(True)
+
+        def is_over() -> bool:
+            self._look_elsewhere()
+            return bool(self._verdicts) or len({*self._statuses, *self._elsewhere}) == others
+
+        self._poll_for(_ROLL_CALL_S, is_over)
         statuses = {**self._statuses, rank: status}
         if min(statuses) != rank:
             self._poll_for(_VERDICT_S, lambda: self._verdicts)
         if not self._verdicts:
             timeout_s = (self._alarm or {}).get("timeout_s", self.deadline_s)
-            text, culprits = describe_timeout(schedule, statuses, timeout_s)
+            text, culprits = describe_timeout(schedule, statuses, timeout_s, self._elsewhere)
             self._verdicts[rank] = {"text": text, "ranks": culprits}
             self._send_all("verdict", **self._verdicts[rank])
         self._poll_for(_CROSSING_S, lambda: 0 in self._verdicts)
@@ -491,5 +528,5 @@ class Agreement:
 
 _IN_ITS_EPOCH = frozenset(("abort", "report", "stall", "parting"))
 """Kinds of messages that are dropped once the receiver is in a later epoch."""
-_AT_ANY_TIME = frozenset(("alarm", "status", "verdict", "farewell"))
+_AT_ANY_TIME = frozenset(("alarm", "status", "elsewhere", "verdict", "farewell"))
 """Kinds of messages that are handled even if the receiver is in an earlier epoch."""

@@ -65,7 +65,7 @@ def _describe_difference(number: int, made: Mapping[int, CallText], ends: Mappin
     if len({call[0] for call in made.values()}) == 1:
         return _describe_arguments(number, made)
     ended = {rank: f"the end of {place}" for rank, place in ends.items() if place}
-    calls = {rank: _call(call) for rank, call in made.items() if rank not in ended}
+    calls = {rank: call_text(call) for rank, call in made.items() if rank not in ended}
     wanted = "every rank must make the same calls in the same order"
     if ended:
         reached = _by_rank(ended, "reached", "reached")
@@ -104,7 +104,8 @@ def _say(name: str, value: str | None) -> str:
     return value if name == "array" else f"{name}={value}"
 
 
-def _call(call: CallText) -> str:
+def call_text(call: CallText) -> str:
+    """Return a call as the user wrote it, with the arguments that ranks must pass alike."""
     return f"{call[0]}({', '.join(_say(name, value) for name, value in call[1])})"
 
 
@@ -132,31 +133,43 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def describe_timeout(
-    schedule: Schedule, statuses: Mapping[int, Mapping[str, Any]], timeout_s: float
+    schedule: Schedule,
+    statuses: Mapping[int, Mapping[str, Any]],
+    timeout_s: float,
+    elsewhere: Mapping[int, Mapping[str, Any]] = {},
 ) -> tuple[str, list[int]]:
     """Describe a timeout, and return the ranks that are to blame as well.
 
     The text names these ranks, then the peers that each rank waits for, and ends with a drawing of
     the schedule.  `statuses` are the answers to a roll call: rank -> number of the call, step, and
     peers that the rank waits for.  `schedule` is that of the lowest rank that answered.
+    `elsewhere` has the ranks that waited in another communicator: the number of their latest call
+    here, and the text of the call there.
     """
-    silent = [rank for rank in range(schedule.size) if rank not in statuses]
-    culprits = _culprits(schedule, silent, statuses)
+    there = {rank: said for rank, said in elsewhere.items() if rank not in statuses}
+    number = statuses[min(statuses)]["number"]
+    silent = [rank for rank in range(schedule.size) if rank not in {*statuses, *there}]
+    culprits = _culprits(schedule, silent, {**statuses, **there}, number)
+    there = {rank: said for rank, said in there.items() if said["number"] < number}
     bystanders = [rank for rank in silent if rank not in culprits]
     head = "all ranks that are waited for answer, but none gets on"
     if culprits:
         head = f"{ranks_text(culprits)} stopped answering"
+    elif there:
+        head = f"{ranks_text(sorted(there))} waited in another communicator"
     lines = [f"{head}: no progress within the timeout of {timeout_s:.1f} s"]
     if bystanders:
         does, its = ("does", "its") if len(bystanders) == 1 else ("do", "their")
         who = ranks_text(bystanders)
         lines.append(f"  {who} {does} not answer either, but may have done {its} part")
+    for rank, said in sorted(there.items()):
+        text = f"  rank {rank} waited in another communicator, in {said['text']}; "
+        lines.append(text + "every rank must use its communicators in the same order")
     for rank, status in sorted(statuses.items()):
         if status["waits_for"]:
             step = "" if status["step"] is None else f"step {status['step']} of "
             peers = ranks_text(status["waits_for"])
             lines.append(f"  rank {rank} is waiting for {peers} in {step}call {status['number']}")
-    number = statuses[min(statuses)]["number"]
     steps = {
         rank: status["step"]
         for rank, status in statuses.items()
@@ -166,7 +179,10 @@ def describe_timeout(
 
 
 def _culprits(
-    schedule: Schedule, silent: Sequence[int], statuses: Mapping[int, Mapping[str, Any]]
+    schedule: Schedule,
+    silent: Sequence[int],
+    statuses: Mapping[int, Mapping[str, Any]],
+    number: int,
 ) -> list[int]:
     """Return the silent ranks that another rank waits for, or that cannot have finished the call.
 
@@ -174,7 +190,6 @@ def _culprits(
     """
     awaited = {peer for status in statuses.values() for peer in status["waits_for"]}
     if not awaited.issuperset(silent):
-        number = statuses[min(statuses)]["number"]
         stuck = {}
         for rank, status in statuses.items():
             if status["number"] < number:

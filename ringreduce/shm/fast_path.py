@@ -75,7 +75,7 @@ COLLECTIVES = (*_COLLECTIVES, BARRIER)
 class Lock(Protocol):
     """A lock that its owner may acquire again."""
 
-    def acquire(self) -> Any: ...
+    def acquire(self, blocking: bool = ..., /) -> Any: ...
     def release(self) -> None: ...
 
 
@@ -182,7 +182,7 @@ class FastPath:
         ranks: int,
         refused: int,
     ) -> None:
-        self._take: Callable[[], Any] = lock.acquire
+        self._take: Callable[[bool], Any] = lock.acquire
         self._give: Callable[[], None] = lock.release
         self._is_idle, self._agreement, self._on_orphaned = is_idle, agreement, on_orphaned
         self._depth = 0
@@ -235,13 +235,14 @@ class FastPath:
 
     # --- the lock ---
 
-    def acquire(self) -> None:
-        """Acquire the lock, and disable the fast path."""
+    def acquire(self, blocking: bool = True) -> bool:
+        """Acquire the lock, and disable the fast path; return whether this thread has the lock."""
         state = self.state
         self._waiting.append(None)
         try:
             while True:
-                self._take()
+                if not self._take(blocking):
+                    return False
                 self._depth += 1
                 try:
                     state.enabled = 0
@@ -251,6 +252,8 @@ class FastPath:
                     self._leave()
                     raise
                 self._leave()
+                if not blocking:
+                    return False
                 time.sleep(_BETWEEN_LOOKS_S)
         finally:
             self._waiting.pop()
@@ -258,6 +261,7 @@ class FastPath:
         if state.orphaned:
             state.orphaned = 0
             self._on_orphaned()
+        return True
 
     def release(self) -> None:
         """Release the lock; enable the fast path if the communicator is idle and usable.

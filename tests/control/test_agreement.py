@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.control import agreement
 from ringreduce.control.diagnostics import describe_mismatch
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
@@ -31,6 +32,7 @@ from tests.support.disagreements import (
     mixtures,
     run_ahead,
     swap,
+    wait_in_opposite_order,
 )
 
 SOON_S = 3.0
@@ -180,6 +182,27 @@ def test_many_disagreements_in_a_row_on_threads(ranks):
 @pytest.mark.mpi
 def test_many_disagreements_in_a_row_over_mpi(mpi):
     agreed(over_mpi(mpi, disagree_often, 4, "150"))
+
+
+def told_of_the_other_group(results):
+    """Rank 0 blames nobody, and names what rank 1 waits in; the other group goes on."""
+    (text, total), (nothing, total_there) = results
+    assert (total, total_there, nothing) == ([0.0, 2.0, 4.0], [0.0, 2.0, 4.0], "")
+    head, there, *_ = text.splitlines()
+    assert head.startswith("() rank 1 waited in another communicator: no progress within")
+    assert "rank 1 waited in another communicator, in all_reduce(float64[3]," in there
+    assert "of 2 ranks of split 2 (color 7) of all 2 ranks;" in there
+
+
+def test_a_rank_that_waits_in_another_group_says_so_on_threads(monkeypatch):
+    monkeypatch.setattr(agreement, "_ROLL_CALL_S", 60.0)  # more than a busy machine needs
+    told_of_the_other_group(rr.spawn(wait_in_opposite_order, 2))
+
+
+@pytest.mark.mpi
+def test_a_rank_that_waits_in_another_group_says_so_over_mpi(mpi):
+    function = "tests.support.disagreements:wait_in_opposite_order_over_mpi"
+    told_of_the_other_group(mpi.run("call", 2, function).results)
 
 
 def test_other_nodes_are_noticed_when_ranks_meet():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.control import agreement
 from tests.support.cases import CONFIG, nodes_of
 
 Make = Callable[[rr.Communicator], Any]
@@ -389,6 +390,23 @@ def mix_large(comm: rr.Communicator) -> list[Ended]:
     return ended
 
 
+def wait_in_opposite_order(comm: rr.Communicator) -> tuple[str, list[float]]:
+    """Rank 0 waits for rank 1 in one group, until it gives up and joins it in the other.
+
+    Returns the error of rank 0, and the sum in the other group.
+    """
+    first, second = comm.split(0), comm.split(7)
+    assert first is not None
+    assert second is not None
+    text = ""
+    if comm.rank == 0:
+        try:
+            first.all_reduce(np.arange(3.0), timeout_s=0.5)
+        except rr.PeerTimeoutError as error:
+            text = f"{error.ranks} {error}"
+    return text, second.all_reduce(np.arange(3.0)).tolist()
+
+
 # --- where they run -------------------------------------------------------------------------------
 
 
@@ -400,6 +418,11 @@ def over_mpi(program: str, *arguments: str) -> Any:
     nodes = (3, 1, 2) if size == 6 else nodes_of("two", size)
     with rr.init(nodes=nodes, config=CONFIG, timeout_s=20) as comm:
         return globals()[program](comm, *arguments)
+
+
+def wait_in_opposite_order_over_mpi() -> Any:
+    agreement._ROLL_CALL_S = 60.0  # more than a busy machine needs
+    return wait_in_opposite_order(rr.init())
 
 
 def close_late() -> list[int]:
