@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from ringreduce.errors import MismatchError, RingReduceError
 from ringreduce.rendezvous import default as default_rendezvous
 from ringreduce.rendezvous import find as find_rendezvous
 from ringreduce.rendezvous.definition import Rendezvous
+from ringreduce.rendezvous.env import of_environment
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Nodes, Topology, parse_nodes
 from ringreduce.transports.base import Transport
@@ -348,7 +350,7 @@ def spawn(
         from ringreduce import process_exit
         from ringreduce.launch import spawning
 
-        arguments = (fn, args, nodes, timeout_s, given)
+        arguments = (fn, args, os.urandom(16).hex(), nodes, timeout_s, given)
         forks = not process_exit.has_begun() and spawning.is_forkable()
         found: list[Result] = spawning.run(_in_process, ranks, arguments, forks=forks)
         return found
@@ -384,18 +386,21 @@ def spawn(
 
 
 def _in_process(
-    meet: Callable[[bytes], list[bytes]],
     rank: int,
     ranks: int,
     fn: Callable[..., Any],
     args: Sequence[Any],
+    token: str,
     nodes: NodesArgument,
     timeout_s: float,
     config: Config,
 ) -> Any:
-    """Call a function of `spawn` as a rank that is a process."""
-    settings = {"nodes": nodes, "timeout_s": timeout_s, "config": config}
-    with init(rendezvous=meet, rank=rank, size=ranks, **settings) as comm:  # type: ignore[arg-type]
+    """Call a function of `spawn` as a rank that is a process.  `token` is that of the job."""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RINGREDUCE_TOKEN": token}
+    meet = of_environment(rank, ranks, timeout_s, job).collect
+    with init(
+        rendezvous=meet, rank=rank, size=ranks, nodes=nodes, timeout_s=timeout_s, config=config
+    ) as comm:
         result = fn(comm, *args)
         comm.close_at_end_of("its function")
     return result

@@ -43,9 +43,10 @@ class Processes:
         self.returncode: int | None = None
         self.killed: int | None = None
         """The rank that ended the job because a signal killed it; None: no signal did."""
-        self._rank_of: dict[subprocess.Popen[bytes], int] = {}
         self._code, self._kill_at = 0, float("inf")
-        self._left: list[subprocess.Popen[bytes]] = []
+        self._left: dict[subprocess.Popen[bytes], int] = {}
+        """The ranks that run."""
+        self._tagging: list[threading.Thread] = []
         others = {name: value for name, value in environment.items() if name not in _OF_MPIS}
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port_of(str(launcher)))} | others
         place |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), SET_BY: str(launcher)}
@@ -66,30 +67,28 @@ class Processes:
                     start_new_session=True,
                     preexec_fn=tie,
                 )
-                self._left.append(process)
-                self._rank_of[process] = rank
+                self._left[process] = rank
         except BaseException:
             self.kill()
             raise
-        self._tagging = [
-            threading.Thread(target=_tag, args=(source, target, f"[{rank}] "), daemon=True)
-            for rank, each in enumerate(self._left)
-            for source, target in ((each.stdout, 1), (each.stderr, 2))
-            if source is not None
-        ]
-        for thread in self._tagging:
-            thread.start()
+        for process, rank in self._left.items():
+            for target, source in ((1, process.stdout), (2, process.stderr)):
+                if source is not None:
+                    arguments = (source, target, b"[%d] " % rank)
+                    thread = threading.Thread(target=_tag, args=arguments, daemon=True)
+                    thread.start()
+                    self._tagging.append(thread)
 
     def poll(self) -> int | None:
         """Return the exit code of the job, 128 + n after signal n; None: ranks run."""
         ended = [each for each in self._left if each.poll() is not None]
-        self._left = [each for each in self._left if each not in ended]
+        rank_of = {each: self._left.pop(each) for each in ended}
         failed = [each for each in ended if each.returncode]
         if failed and not self._code:
             # A signal, which is negative, goes first.  Ranks that lost another rank end with 1.
             first = min(failed, key=lambda each: (each.returncode > 0, -each.returncode))
             self._code = first.returncode
-            self.killed = self._rank_of[first] if self._code < 0 else None
+            self.killed = rank_of[first] if self._code < 0 else None
             self.send_signal(signal.SIGTERM)
         if time.monotonic() >= self._kill_at:
             self.kill()
@@ -116,10 +115,9 @@ class Processes:
                 os.killpg(process.pid, number)
 
 
-def _tag(source: IO[bytes], target: int, tag: str) -> None:
+def _tag(source: IO[bytes], target: int, tag: bytes) -> None:
     """Write the lines of `source` to a descriptor, each after a tag and in one piece."""
-    with open(target, "wb", closefd=False) as file:
+    with source:
         for line in source:
             with contextlib.suppress(OSError):  # a rank must not wait because nobody reads
-                file.write(tag.encode() + line.removesuffix(b"\n") + b"\n")
-                file.flush()
+                os.write(target, tag + line.removesuffix(b"\n") + b"\n")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -27,84 +27,67 @@ _OTHERS_S = 5.0
 class RankTraceback(Exception):  # noqa: N818 - it is no error, but the cause of one
     """The traceback of an exception in the process of a rank, as text."""
 
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
 
 def run(body: Callable[..., Any], ranks: int, arguments: Sequence[Any], *, forks: bool) -> Any:
-    """Return what ``body(meet, rank, ranks, *arguments)`` returns on each rank.
+    """Return what ``body(rank, ranks, *arguments)`` returns on each rank.
 
-    `meet` is a rendezvous.  Without `forks` each rank is a new interpreter.  An exception of a rank
-    is raised here, with the traceback of the rank as its cause.  Raises PeerLostError for a rank
-    that ends without a result, and TypeError for arguments that cannot reach a new interpreter.
+    Without `forks` each rank is a new interpreter.  An exception of a rank is raised here, with the
+    traceback of the rank as its cause.  Raises PeerLostError for a rank that ends without a result,
+    and TypeError for arguments that cannot reach a new interpreter.
     """
     if not forks:
         _check_importable(arguments)
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    ends: dict[Connection, int] = {}
-    processes: list[BaseProcess] = []
+    processes: dict[Connection, BaseProcess] = {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries may be there
             for rank in range(ranks):
-                ours, theirs = context.Pipe()
-                made = context.Process(  # type: ignore[attr-defined]
+                ours, theirs = context.Pipe(duplex=False)
+                process = processes[ours] = context.Process(  # type: ignore[attr-defined]
                     target=_rank, args=(theirs, os.getpid(), body, rank, ranks, arguments)
                 )
-                made.start()
+                process.start()
                 theirs.close()
-                ends[ours] = rank
-                processes.append(made)
-        return _results(ends, processes)
+        return _results(processes)
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        for end in ends:
+        for end, process in processes.items():
+            if process.pid is not None:
+                process.kill()
+                process.join()
             end.close()
 
 
-def _results(ends: dict[Connection, int], processes: Sequence[BaseProcess]) -> list[Any]:
-    """Collect the results of all ranks.  Raises the exception of the rank that failed."""
-    ranks, open_ends = len(processes), set(ends)
-    meeting: dict[int, bytes] = {}
-    results: dict[int, Any] = {}
+def _results(processes: Mapping[Connection, BaseProcess]) -> list[Any]:
+    """Return the results of all ranks.  Raises the exception of the rank that failed."""
+    results: list[Any] = [None] * len(processes)
+    waiting = {end: rank for rank, end in enumerate(processes)}
     failures: list[BaseException] = []
     until: float | None = None
-    while open_ends:
-        ready = wait(list(open_ends), None if until is None else max(until - time.monotonic(), 0))
-        if not ready:
-            break
+
+    def left_s() -> float | None:
+        return None if until is None else max(until - time.monotonic(), 0)
+
+    while waiting and (ready := wait(list(waiting), left_s())):
         for end in ready:
             assert isinstance(end, Connection)
-            rank = ends[end]
+            rank = waiting.pop(end)
             try:
-                kind, value = end.recv()
+                text, value = pickle.loads(end.recv_bytes())
             except (EOFError, ConnectionError):
-                open_ends.discard(end)
-                if rank not in results:
-                    failures.append(_lost(rank, processes[rank]))
-                    until = until or time.monotonic() + _OTHERS_S
-                continue
-            if kind == "meet":
-                meeting[rank] = value
-                if len(meeting) == ranks:
-                    for each in ends:
-                        with contextlib.suppress(OSError):  # a rank that is gone is seen above
-                            each.send([meeting[other] for other in range(ranks)])
-            elif kind == "result":
-                results[rank] = value
+                failures.append(_lost(rank, processes[end]))
             else:
-                error, text = value
-                error.__cause__ = RankTraceback(f"rank {rank}:\n{text}")
-                failures.append(error)
-                results[rank] = None
-                until = until or time.monotonic() + _OTHERS_S
-    if failures:
-        lost = [each for each in failures if isinstance(each, PeerLostError) and not each.__cause__]
-        own = [each for each in failures if not isinstance(each, RingReduceError)]
-        raise [*own, *lost, *failures][0]
-    return [results[rank] for rank in range(ranks)]
+                if not text:
+                    results[rank] = value
+                    continue
+                value.__cause__ = RankTraceback(f"\nrank {rank}:\n{text}")
+                failures.append(value)
+            until = until or time.monotonic() + _OTHERS_S
+    for process in processes.values():
+        process.join(left_s())
+    if failures:  # the first that is no consequence of another
+        raise min(failures, key=lambda e: (isinstance(e, RingReduceError), bool(e.__cause__)))
+    return results
 
 
 def _lost(rank: int, process: BaseProcess) -> PeerLostError:
@@ -118,15 +101,13 @@ def _lost(rank: int, process: BaseProcess) -> PeerLostError:
 
 def _check_importable(arguments: Sequence[Any]) -> None:
     """Raise TypeError unless a new interpreter can import the function and read the arguments."""
-    fn = arguments[0]
-    main = sys.modules["__main__"]
-    in_no_file = getattr(fn, "__module__", "") == "__main__" and not hasattr(main, "__file__")
+    fn, reason = arguments[0], ""
+    if getattr(fn, "__module__", "") == "__main__":
+        reason = "" if hasattr(sys.modules["__main__"], "__file__") else "no file has its module"
     try:
         ForkingPickler.dumps(arguments)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-    else:
-        reason = "no file has its module" if in_no_file else ""
     if reason:
         raise TypeError(
             f"spawn: processes=True starts new interpreters here, as this process has called init "
@@ -143,29 +124,25 @@ def _rank(
     ranks: int,
     arguments: Sequence[Any],
 ) -> None:
-    """Be a rank: run the body, and send its result."""
+    """Be a rank: run the body, and send its result, or its exception with the traceback."""
     die_with_parent(signal.SIGKILL, parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends all
-
-    def meet(mine: bytes) -> list[bytes]:
-        end.send(("meet", mine))
-        found: list[bytes] = end.recv()
-        return found
-
+    os.register_at_fork(after_in_child=end.close)  # or this rank would not seem to end
+    text, value = "", None
     try:
-        message: Any = "result", body(meet, rank, ranks, *arguments)
+        value = body(rank, ranks, *arguments)
     except SystemExit:
         raise  # the parent names the exit code
     except BaseException as error:
-        message = "error", (error, traceback.format_exc())
+        text, value = traceback.format_exc(), error
     try:
-        packet = ForkingPickler.dumps(message)
-        ForkingPickler.loads(packet)
+        packet = pickle.dumps((text, value))
+        if text:
+            pickle.loads(packet)  # some exceptions fail only here
     except Exception as error:
-        kind, value = message
-        what = f"returns {type(value).__name__}" if kind == "result" else f"raised {value[0]!r}"
-        text = f"spawn: rank {rank} {what}, which cannot be pickled: {error}"
-        packet = ForkingPickler.dumps(("error", (TypeError(text), text)))
+        what = f"raised {value!r}" if text else f"returns {type(value).__name__}"
+        problem = f"spawn: rank {rank} {what}, which cannot be pickled: {error}"
+        packet = pickle.dumps((text or problem, TypeError(problem)))
     end.send_bytes(packet)
 
 
