@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import Row, Table, digits
+from ringreduce.bench.world import MPI
 from ringreduce.bench.world import world as world_of_job
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.picture import output
@@ -29,11 +29,6 @@ from ringreduce.picture.words import counted, nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-else:
-    from ringreduce.bench.world import MPI
 
 _BAR = 24
 _COLUMNS = 100

@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringreduce import Communicator
 from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OURS, OUT_OF_PLACE
 from ringreduce.bench.inputs import Inputs
-from ringreduce.bench.world import HAS_MPI
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-else:
-    from ringreduce.bench.world import MPI
+from ringreduce.bench.world import HAS_MPI, MPI
 
 _MPI_OPS = {
     "sum": MPI.SUM,

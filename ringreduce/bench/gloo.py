@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import datetime
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringreduce.bench.collectives import IN_PLACE
 from ringreduce.bench.contenders import Contender, Setting
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-else:
-    from ringreduce.bench.world import MPI
+from ringreduce.bench.world import MPI
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 _OPS = {
@@ -87,6 +83,6 @@ def address(world: MPI.Intracomm) -> tuple[str, int]:
             free.bind(("", 0))
             text = f"{socket.gethostbyname(socket.gethostname())}:{free.getsockname()[1]}".encode()
         place[: len(text)] = list(text)
-    world.Bcast(place)
+    world.Allreduce(MPI.IN_PLACE, place)
     host, _, port = place.tobytes().rstrip(b"\0").decode().partition(":")
     return host, int(port)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +18,8 @@ from ringreduce.bench.contenders import Contender, Setting, contenders_of, wante
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
 from ringreduce.bench.options import Options
+from ringreduce.bench.world import MPI
 from ringreduce.planning.select import resolve
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-else:
-    from ringreduce.bench.world import MPI
 
 _SHORT_BYTES = 1 << 20
 

@@ -1,8 +1,8 @@
-"""The MPI of the ranks; or, where they have none, the few parts of it that the benchmark needs."""
+"""MPI; or, where the ranks have none, the few parts of it that the benchmark needs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,16 +26,10 @@ class _World:
         self.Barrier = self._comm.barrier
 
     def Allreduce(self, _: Any, array: np.ndarray, op: str = "SUM") -> None:  # noqa: N802 - MPI's name
-        array[...] = self._comm.all_reduce(array, op=op.lower())
-
-    def Bcast(self, array: np.ndarray) -> None:  # noqa: N802 - MPI's name
-        array[...] = self._comm.broadcast(array)
-
-    def Split_type(self, _: Any) -> _World:  # noqa: N802 - MPI's name
-        return self  # ranks without MPI are on one host
+        self._comm.all_reduce(array, op=op.lower(), out=array)
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: None  # Free, and the calls of contenders that are left out
+        return lambda *_: self  # the calls of contenders, which are left out, and those for hosts
 
 
 def _found() -> tuple[Any, bool]:
@@ -50,7 +44,12 @@ def _found() -> tuple[Any, bool]:
     return _NoMpi(), False
 
 
-MPI, HAS_MPI = _found()
+if TYPE_CHECKING:
+    from mpi4py import MPI as MPI
+
+    HAS_MPI: bool
+else:
+    MPI, HAS_MPI = _found()
 
 
 def world() -> Any:
