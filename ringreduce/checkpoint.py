@@ -244,8 +244,8 @@ class Writer:
     def __init__(self, folder: Folder, complain: Callable[[str], None]) -> None:
         self._folder, self._complain = folder, complain
         self._thread: threading.Thread | None = None
-        self.failed = False
-        """Whether a checkpoint could not be written."""
+        self.failed: list[str] = []
+        """What could not be written; empty if all was."""
 
     @property
     def is_idle(self) -> bool:
@@ -271,8 +271,8 @@ class Writer:
             self._folder.save(checkpoint)
         except (OSError, ValueError, MemoryError) as error:
             if not self.failed:
+                self.failed = [f"checkpoints, the first that of step {checkpoint.step}"]
                 self._complain(f"no checkpoint after step {checkpoint.step}: {error}")
-            self.failed = True
 
 
 def interrupted_text(folder: Path | None) -> str:

@@ -132,6 +132,10 @@ class PeerTimeoutError(RingReduceError, TimeoutError):
         self.ranks = self.job_ranks = ranks
 
 
+class AllRanksEnd(SystemExit):
+    """Ends the program on all ranks of the job, in order: no rank waits for another."""
+
+
 class PeerLostError(RingReduceError, ConnectionError):
     """A rank died, raised an exception, or left.  The communicator is broken.
 

@@ -22,7 +22,7 @@ from io import TextIOWrapper
 from types import TracebackType
 
 from ringreduce import cores, place
-from ringreduce.errors import MismatchError, PeerLostError
+from ringreduce.errors import AllRanksEnd, MismatchError, PeerLostError
 from ringreduce.launch.ends import Report
 from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
 from ringreduce.place import MPIS, mpi_rank
@@ -109,6 +109,9 @@ def run(argv: Sequence[str], report: Report) -> int:
             _run_module(argv[1:])
         else:
             _run_script(argv)
+    except AllRanksEnd as stop:
+        report.end()
+        return exit_code_of(stop)
     except SystemExit as stop:
         if stop.code is not None and not isinstance(stop.code, int):
             print(stop.code, file=sys.stderr)

@@ -22,6 +22,7 @@ from ringreduce.checkpoint import (
     Writer,
     interrupted_text,
 )
+from ringreduce.errors import AllRanksEnd
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
 from ringreduce.terminal import print_error, replace_unencodable
@@ -83,7 +84,7 @@ def _end_interrupted(rank: int, outputs: Outputs) -> None:
 
 
 class _WriteError(Exception):
-    """An output could not be written; all ranks raise it."""
+    """Outputs could not be written; all ranks raise it."""
 
 
 class _FailedError(Exception):
@@ -114,14 +115,23 @@ def _reported(comm: rr.Communicator) -> Iterator[None]:
 
 def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> None:
     """Train once for each seed; rank 0 prints the progress, and last the mean accuracy."""
-    runs, elapsed_s = [], 0.0
+    runs: list[_Run] = []
     for seed in range(outputs.seeds):
         with _reported(comm), ExitStack() as stack:
             run = _Run(comm, given, outputs, stack, seed)
-            runs.append(run.train())
-            elapsed_s += run.elapsed_s
+            run.train()
+            runs.append(run)
+    with _reported(comm):
+        _conclude(comm, runs)
+
+
+def _conclude(comm: rr.Communicator, runs: Sequence[_Run]) -> None:
+    """Print the last line.  Raises _WriteError on all ranks if an output was not written."""
     if comm.rank == 0:
-        print(last_line(comm, runs, elapsed_s), flush=True)
+        seconds = sum(run.elapsed_s for run in runs)
+        print(last_line(comm, [run.result for run in runs], seconds), flush=True)
+    if unwritten := "; ".join(filter(None, (run.unwritten for run in runs))):
+        raise _WriteError(f"not all was written that was asked for: {unwritten}")
 
 
 def _train_elastic(given: Given, outputs: Outputs) -> int:
@@ -139,9 +149,8 @@ def _train_elastic(given: Given, outputs: Outputs) -> int:
         (run,) = runs
         with _reported(comm):
             run.go_on(comm, state)
-            result = run.train()
-        if comm.rank == 0:
-            print(last_line(comm, [result], run.elapsed_s), flush=True)
+            run.train()
+            _conclude(comm, [run])
 
     with ExitStack() as stack:
         try:
@@ -167,6 +176,8 @@ class _Run:
         self._speaks = comm.rank == 0
         self.elapsed_s = 0.0
         """Seconds of training: steps, accuracies, proofs and checkpoints."""
+        self.unwritten = ""
+        """Which outputs could not be written."""
         self._writer: Writer | None = None
         """On rank 0 with a folder for checkpoints."""
         self._before: Checkpoint | None = None
@@ -229,8 +240,8 @@ class _Run:
         if self._facts is not None:
             print(f"{after}, saved by {counted(self._facts['ranks'], 'rank')}", flush=True)
 
-    def train(self) -> Result:
-        """Train to the end, and print the result."""
+    def train(self) -> None:
+        """Train to the end, and print the `result`."""
         together(self._comm, self._open if self._speaks else nothing)
         if self._speaks:
             self._print_heading()
@@ -238,7 +249,7 @@ class _Run:
         watchers = together(self._comm, partial(self._watchers, history))
         save = self._save if self._outputs.checkpoint_dir is not None else None
         begin = time.perf_counter()
-        result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
+        self.result = result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
         self.elapsed_s = time.perf_counter() - begin
         self._trainer.close()
         if self._speaks:
@@ -246,27 +257,28 @@ class _Run:
                 print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
             print(results(result, self._outputs.verbose), flush=True)
         self._end(watchers, history, result)
-        return result
 
     def _end(self, watchers: Sequence[Careful], history: History, result: Result) -> None:
-        """Draw and close.  Raises _WriteError on all ranks if an output could not be written."""
+        """Draw and close; find out on all ranks what could not be written."""
 
         def end() -> None:
-            if self._outputs.plot is not None and history.all_steps:
-                self._draw(history, result)
-            elif self._outputs.plot is not None:
-                print("nothing was trained: there is nothing to draw", flush=True)
             (careful,) = watchers
             careful.close()
+            failed = careful.failed
             if self._writer is not None:
                 self._writer.wait()
-            if careful.failed or (self._writer is not None and self._writer.failed):
-                raise OSError("not all was written that was asked for")
+                failed += self._writer.failed
+            if self._outputs.plot is not None and history.all_steps:
+                try:
+                    self._draw(history, result)
+                except REFUSED as error:
+                    failed.append(said(error))
+            elif self._outputs.plot is not None:
+                print("nothing was trained: there is nothing to draw", flush=True)
+            self.unwritten = "; ".join(failed)
 
-        try:
-            together(self._comm, end if self._speaks else nothing)
-        except ValueError as error:
-            raise _WriteError(str(error)) from None
+        together(self._comm, end if self._speaks else nothing)
+        self.unwritten = from_rank_0(self._comm, self.unwritten)
 
     # --- before the run ---
 
@@ -402,4 +414,4 @@ def _complain(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise AllRanksEnd(main())

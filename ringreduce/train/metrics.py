@@ -29,7 +29,8 @@ class Careful:
 
     def __init__(self, sinks: Sequence[Sink], complain: Callable[[str], None]) -> None:
         self._sinks, self._complain = list(sinks), complain
-        self.failed = False
+        self.failed: list[str] = []
+        """Names of the watchers that were dropped."""
 
     def steps(self, steps: Sequence[Step]) -> None:
         """Pass the steps on."""
@@ -49,9 +50,9 @@ class Careful:
             try:
                 pass_on(sink)
             except OSError as error:
-                self.failed = True
                 self._sinks.remove(sink)
-                self._complain(f"{type(sink).__name__} cannot go on: {error}")
+                self.failed.append(type(sink).__name__)
+                self._complain(f"{self.failed[-1]} cannot go on: {error}")
 
 
 class JsonLines:

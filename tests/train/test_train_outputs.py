@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
+import subprocess
 import sys
 import threading
 
@@ -262,9 +264,9 @@ def test_metrics_on_a_full_disk_do_not_end_the_run_but_its_good_order(
     codes = command(monkeypatch, ranks, *RUN, "--metrics", "/dev/full")
     shown = capsys.readouterr()
     assert codes == [1] * ranks
-    assert "epoch 4/4" in shown.out
+    assert shown.out.splitlines()[-1].startswith("accuracy ")
     assert "JsonLines cannot go on: [Errno 28] No space left on device" in shown.err
-    assert "not all was written that was asked for" in shown.err
+    assert shown.err.endswith("not all was written that was asked for: JsonLines\n")
 
 
 def test_a_full_disk_is_reported_once_and_the_checkpoint_before_stays(
@@ -280,11 +282,33 @@ def test_a_full_disk_is_reported_once_and_the_checkpoint_before_stays(
     monkeypatch.setattr(Folder, "save", full)
     assert command(monkeypatch, 2, *RUN, "--checkpoint-dir", str(tmp_path)) == [1, 1]
     shown = capsys.readouterr()
-    assert "epoch 4/4" in shown.out
+    assert shown.out.splitlines()[-1].startswith("accuracy ")
     assert shown.err.count("no checkpoint after step 30: [Errno 28]") == 1
     assert shown.err.count("no checkpoint after") == 1
-    assert "not all was written that was asked for" in shown.err
+    assert shown.err.endswith("asked for: checkpoints, the first that of step 30\n")
     assert [path.name for path in tmp_path.glob("*.json")] == ["step-000000015.json"]
+
+
+def test_a_picture_on_a_full_disk_leaves_the_accuracy_and_is_named(tmp_path, monkeypatch, capsys):
+    def full(path, *rest):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("ringreduce.train.plot.write", full)
+    words = ("--plot", str(tmp_path / "x.svg"), "--metrics", "/dev/full")
+    assert command(monkeypatch, 2, *RUN, *words) == [1, 1]
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1].startswith("accuracy ")
+    assert re.search(r"asked for: JsonLines; \[Errno 28\] No space .*x\.svg'$", shown.err.rstrip())
+
+
+@pytest.mark.mpi
+def test_a_launched_run_that_could_not_write_all_ends_in_order():
+    run = [sys.executable, "-m", "ringreduce", "train", "-n", "2", *RUN, "--metrics", "/dev/full"]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("accuracy ")
+    assert done.stderr.count("asked for: JsonLines\n") == 1
+    assert not re.search("abort|ended the job", done.stderr + done.stdout, re.IGNORECASE)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):

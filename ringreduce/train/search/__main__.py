@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import ringreduce as rr
+from ringreduce.errors import AllRanksEnd
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
@@ -90,4 +91,4 @@ def _words(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise AllRanksEnd(main())
