@@ -49,7 +49,7 @@ SET_BY = "RINGREDUCE_PLACED_BY"
 """The environment variable with the process id of the launcher, where `fill` has set others."""
 RANK_PROCESS = "RINGREDUCE_RANK_PROCESS"
 """The environment variable by which the worker processes of a rank know the rank and its job."""
-_BY_ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BY_ENV: tuple[str, ...] = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PARENT, _FLAGS = 1, 6
 """Indices of fields of `stat_of`."""
 _FORKED = 0x40
@@ -184,7 +184,7 @@ def is_here(address: str) -> bool:
 
 def mark(variables: MutableMapping[str, str] = os.environ) -> None:
     """Mark this process as a rank, for its worker processes."""
-    variables[RANK_PROCESS] = f"{os.getpid()} {_connection(variables)} {_job(variables)}"
+    variables[RANK_PROCESS] = f"{os.getpid()} {_job(variables)}"
 
 
 def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
@@ -203,11 +203,11 @@ def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
             return True  # set in the memory from which this process was forked
         if not here:
             return False
-        connection, by_mpi = _connection(variables), here.startswith("MPI ")
-        if by_mpi and "PMI_FD" in variables and not connection and "mpi4py.MPI" not in sys.modules:
-            return True  # a rank's process manager leaves it open; Python closes it for a program
-        if job == f"{connection} {here}":
+        if job == here:
             return True
+        closed = "PMI_FD" in variables and not _connection(variables)
+        if here.startswith(RANK_VARIABLES) and closed and "mpi4py.MPI" not in sys.modules:
+            return True  # a rank's process manager leaves it open; Python closes it for a program
         forked = int(stat_of(os.getpid())[_FLAGS]) & _FORKED
         return bool(forked or _by_multiprocessing()) and _job(_variables(os.getppid())) == here
     return False
@@ -215,18 +215,16 @@ def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
 
 def _job(variables: Mapping[str, str]) -> str:
     """Return a text for the place in a job that the variables give; "" if they give none."""
-    names: tuple[str, ...] = _BY_ENV
+    names, connection = _BY_ENV, ""
     if by_torchrun(variables):
-        kind, names = "torchrun", (TORCHRUN, *_BY_ENV)
+        names = (TORCHRUN, *_BY_ENV)
     elif any(name in variables for name in RANK_VARIABLES):
-        kind, names = "MPI", (*RANK_VARIABLES, "PMIX_NAMESPACE")
+        names, connection = (*RANK_VARIABLES, "PMIX_NAMESPACE"), _connection(variables)
     elif of_launcher(variables):
-        kind, names = "srun", (SRUN.rank, "SLURM_JOB_ID", "SLURM_STEP_ID")
-    elif "RANK" in variables or "WORLD_SIZE" in variables:
-        kind = "env"
-    else:
+        names = (SRUN.rank, "SLURM_JOB_ID", "SLURM_STEP_ID")
+    elif "RANK" not in variables and "WORLD_SIZE" not in variables:
         return ""
-    return " ".join((kind, *(variables.get(name, "") for name in names)))
+    return " ".join((*(f"{name}={variables.get(name, '')}" for name in names), connection))
 
 
 def _connection(variables: Mapping[str, str]) -> str:

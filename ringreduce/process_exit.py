@@ -34,7 +34,7 @@ ENDING_S = 5.0
 """Seconds that the functions of `end_at_exit_by` may wait for other ranks in all."""
 _LEAST_S = 1.0
 """The fewest seconds for each of them."""
-_RUNTIME_WORDS = 8192
+_RUNTIME_WORDS = 2048
 """Words of the interpreter's state that are searched for its list of C functions to call."""
 _MOST_AT_EXIT = 32
 """Length of that list."""
