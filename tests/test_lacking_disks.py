@@ -94,9 +94,9 @@ def test_a_rendezvous_without_locks_is_an_error_that_names_the_file(tmp_path, mo
         rr.init(rendezvous=f"file://{path}", rank=0, size=2, timeout_s=60)
 
 
-def test_a_state_goes_on_without_fallocate_and_not_without_memory(monkeypatch):
-    for number in (errno.ENOSYS, errno.EOPNOTSUPP):
-        monkeypatch.setattr(os, "posix_fallocate", fails(number))
+def test_a_state_goes_on_without_memory_files_and_not_without_memory(monkeypatch):
+    for name, number in (("posix_fallocate", errno.EOPNOTSUPP), ("memfd_create", errno.ENOSYS)):
+        monkeypatch.setattr(os, name, fails(number))
         slots = Slots.new({"w": np.arange(5)}, step=4)
         assert slots.committed("w").tolist() == [0, 1, 2, 3, 4]
         slots.close()
