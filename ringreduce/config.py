@@ -212,7 +212,7 @@ class Compiling:
 
 
 COMPILING = Compiling()
-"""The others need about as long at their first start: `init` waits for them so much longer."""
+"""Other ranks need about as long at their first start: `init` waits that much longer for them."""
 
 
 def as_seconds(where: str, timeout_s: Any) -> Any:
