@@ -55,7 +55,7 @@ def plain(where: str, name: object, value: Any) -> Any:
     raise TypeError(f"{where}: {name} is {said}; wanted an array of numbers")
 
 
-def by_name(where: str, given: Any) -> dict[object, Any]:
+def by_name(where: str, given: Any) -> dict[Any, Any]:
     """Return the arrays of a mapping, of several arrays, or of a lone one, by name or number.
 
     Raises TypeError unless all are arrays of numbers.

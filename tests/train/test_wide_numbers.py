@@ -230,6 +230,7 @@ HELPERS = {
 """Helper -> the dtypes that it takes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda helper: helper.__name__)
 @settings(deadline=None)
 @given(data=st.data(), kind=st.sampled_from(KINDS), seed=st.integers(0, 999))
