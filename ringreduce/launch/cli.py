@@ -6,8 +6,11 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -23,13 +26,15 @@ from ringreduce.errors import did_you_mean
 from ringreduce.launch import elastic_options
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError, NoMpiError
-from ringreduce.terminal import replace_unencodable
+from ringreduce.terminal import print_error, replace_unencodable
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
+_SILENT_S = 2.0
+"""Seconds that `explain` computes without a word."""
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _OF_COLLECTIVES = frozenset(
     ["nodes", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]
@@ -107,15 +112,35 @@ def _asks_for_table(words: Sequence[str]) -> bool:
 
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from ringreduce.launch import explain
-
     is_pipeline = options.pipeline is not None
     _check_kind(parser, options, is_pipeline)
+    nodes = ",".join(map(str, options.nodes or ()))
+    ranks = f"nodes of {nodes} ranks" if nodes else f"{options.stages or options.ranks} ranks"
+    shown = f"schedule and times of {options.pipeline or options.collective} on {ranks}"
     try:
-        request = _pipeline_request(options) if is_pipeline else _request(options)
-    except ValueError as error:
-        parser.error(str(error))
-    return explain.main(request)
+        with _announced(f"ringreduce explain: computing{' and proving' * options.prove} {shown}"):
+            from ringreduce.launch import explain
+
+            try:
+                request = _pipeline_request(options) if is_pipeline else _request(options)
+            except ValueError as error:
+                parser.error(str(error))
+            return explain.main(request)
+    except KeyboardInterrupt:
+        print_error("ringreduce explain: interrupted")
+        return 128 + signal.SIGINT
+
+
+@contextmanager
+def _announced(text: str) -> Iterator[None]:
+    """Print `text` to standard error if this takes long."""
+    timer = threading.Timer(_SILENT_S, print_error, [f"{text}; Ctrl-C ends it"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _check_kind(

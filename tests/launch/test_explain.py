@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -68,6 +69,44 @@ def test_it_begins_with_what_is_explained(said: Said) -> None:
         "all_reduce · hierarchical · 8 ranks on nodes of 3, 1 and 4 · 64 MiB of float32 "
         "· by messages"
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("-n 3", "computing schedule and times of all_reduce on 3 ranks"),
+        ("--nodes 2,1 --check", "computing and proving schedule and times of all_reduce on nodes"),
+        ("--pipeline 1f1b --stages 4", "computing schedule and times of 1f1b on 4 ranks"),
+    ],
+)
+def test_it_says_what_it_computes_once_that_takes_long_and_ctrl_c_ends_it(
+    line: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announced, said = threading.Event(), cli.print_error
+
+    def main(request: object) -> int:
+        assert announced.wait(300)
+        raise KeyboardInterrupt
+
+    def note(text: str) -> None:
+        said(text)
+        announced.set()
+
+    monkeypatch.setattr(cli, "_SILENT_S", 0.0)
+    monkeypatch.setattr(cli, "print_error", note)
+    monkeypatch.setattr(explain, "main", main)
+    assert cli.main(["explain", *line.split()]) == 130
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"ringreduce explain: {text}")
+    assert last == "ringreduce explain: interrupted"
+
+
+def test_it_says_nothing_of_computing_that_is_short(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_SILENT_S", 300.0)
+    assert cli.main(["explain", "-n", "2"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
