@@ -31,7 +31,7 @@ from ringreduce.schedules.cost import Profile
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 
 _BAR = 24
-_COLUMNS = 100
+_COLUMNS = 80
 """The most characters of a line, but for the table with all columns."""
 _FOLDS = 5
 """Sizes at which adding in one rank is timed."""

@@ -64,8 +64,8 @@ class _Group:
 class Table:
     """Lines for a terminal; all times in microseconds, all rates in GB/s.
 
-    At most 100 columns, or all columns if `options.wide`.  Its columns are those for which `first`,
-    the row of the first size, has measurements.
+    At most 80 characters a line, or all columns if `options.wide`.  Its columns are those for which
+    `first`, the row of the first size, has measurements.
     """
 
     def __init__(self, options: Options, ranks: int, first: Row) -> None:
@@ -80,7 +80,7 @@ class Table:
         baselines = dict.fromkeys(name for name, _ in self._names if name != OURS)
         lines = []
         if len(baselines) > 1 and not self._options.wide:
-            lines.append(f"best: the fastest of {' and '.join(baselines)}; --wide shows each")
+            lines.append(f"baselines: {' and '.join(baselines)}; --wide shows each")
         if baselines:
             lines.append("speedup: the time of the fastest baseline in the same place / our time")
         return lines
@@ -106,15 +106,9 @@ class Table:
         return [_Group("", [self._size(), self._algorithm()]), *places[:-1], last]
 
     def _narrow_place(self, place: str) -> list[_Column]:
-        columns = [self._time(OURS, place, 9), self._rate(OURS, place, 8)]
-        baselines = [name for name, where in self._names if name != OURS and where == place]
-        if baselines:
-            name = baselines[0] if len(baselines) == 1 else "best"
-            columns += [
-                _Column(name, "(us)", 7, lambda row: _time_text(row.fastest_baseline(place))),
-                self._speedup(place),
-            ]
-        return columns
+        columns = [self._time(OURS, place, 7), self._rate(OURS, place, 8)]
+        has_baseline = any(name != OURS and where == place for name, where in self._names)
+        return [*columns, self._speedup(place)] if has_baseline else columns
 
     def _wide(self) -> list[_Group]:
         dtype = _TYPES.get(self._options.dtype, self._options.dtype)
@@ -156,7 +150,7 @@ class Table:
         return [self._time(name, place, 11), rate, _Column("", "", 3, marked)]
 
     def _size(self) -> _Column:
-        return _Column("size", "(B)", 12, lambda row: str(row.timings[0].nbytes))
+        return _Column("size", "(B)", 10, lambda row: str(row.timings[0].nbytes))
 
     def _algorithm(self) -> _Column:
         def name(row: Row) -> str:

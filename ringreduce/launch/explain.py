@@ -34,6 +34,8 @@ _MOST_RANKS = 8
 _MOST_ROWS = 16
 """The number of rows in the table of traffic."""
 _LONGEST_EXPRESSION = 60
+_LONGEST_RANKS = 24
+"""The most characters of a list of ranks."""
 
 
 def main(request: Request | PipelineRequest) -> int:
@@ -161,7 +163,8 @@ def _traffic(case: Case) -> list[str]:
     rows = [("ranks", "steps", "sends bytes", "", "receives bytes", "")]
     for (count, sent, received), ranks in list(alike.items())[:_MOST_ROWS]:
         amounts = [(f"{n:,}", f"({n / nbytes:.2f}x)" if nbytes else "") for n in (sent, received)]
-        rows.append((",".join(range_texts(ranks)), str(count), *amounts[0], *amounts[1]))
+        listed = textwrap.shorten(", ".join(range_texts(ranks)), _LONGEST_RANKS, placeholder=" …")
+        rows.append((listed.replace(", ", ","), str(count), *amounts[0], *amounts[1]))
     more = len(alike) - _MOST_ROWS
     return [*table(rows), *[f"… {more} more that differ"] * (more > 0)]
 

@@ -154,6 +154,13 @@ def test_a_drawing_fits_into_the_terminal(said: Said, monkeypatch: pytest.Monkey
     assert "… 2 of 6 ranks are not drawn" in drawing
 
 
+@pytest.mark.parametrize("line", ["-n 64 --algorithm tree", "--nodes 9,8,7 --bytes 3G"])
+def test_the_tables_fit_80_columns(said: Said, line: str) -> None:
+    _, _, traffic, prices = said(line)
+    assert max(map(len, traffic + prices[:-1])) <= 80
+    assert all(row.split()[0][0].isdigit() for row in traffic[1:])
+
+
 def test_ranks_that_do_alike_share_a_row(said: Said) -> None:
     assert said("-n 4 --algorithm ring --bytes 1M")[2] == [
         "ranks  steps  sends bytes           receives bytes",

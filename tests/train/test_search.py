@@ -524,6 +524,14 @@ def test_a_table_has_every_candidate_and_what_is_not_known_of_it():
     ]
 
 
+@pytest.mark.parametrize("kind", ["split_size", "mesh", "batch"])
+def test_a_table_fits_80_columns(kind):
+    rows = [Row(each, 0.1234567, 1000, 0.1234567, 900 << 20) for each in found(kind, 2)]
+    lines = report.table(rows)
+    assert max(map(len, lines)) <= 80
+    assert all("900.00" in line.split() for line in lines[1:])
+
+
 def drawn(rows, kind, tmp_path):
     """The texts, the lines and the circles of the picture of these rows."""
     report.draw(tmp_path / "search.svg", "a title", "Facts.", rows, KINDS[kind])

@@ -17,6 +17,8 @@ from ringreduce.train.search.candidates import Candidate, Kind
 
 _HEIGHT = 300.0
 """The height of a panel."""
+_COLUMNS = 80
+"""The characters of a line up to which columns of the table have two spaces between them."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ def table(rows: Sequence[Row]) -> list[str]:
     cells = [[*heads, "samples/s", "MiB held"]]
     cells += [[*row.candidate.columns.values(), *_numbers(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    apart = "  " if sum(widths) + 2 * len(widths) - 2 <= _COLUMNS else " "
     return [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        apart.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in cells
     ]
 
