@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from statistics import median
 
 import numpy as np
@@ -225,6 +226,26 @@ def test_a_search_moves_to_a_faster_cut_that_is_not_next_to_the_balanced_one(mon
 
     for found in rr.spawn(search, 2):
         assert found[0] == ("gpipe", (2, 6))
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 2.0, 9.0])
+@pytest.mark.parametrize("kind", ["split_size", "batch"])
+def test_a_search_keeps_to_its_budget(kind, slow_s, monkeypatch):
+    """A measurement takes its seconds, at least `slow_s`; counting bytes takes 3 s."""
+    now = defaultdict(float)
+
+    def spend(bench, candidate, seconds):
+        bench.held_bytes[candidate] = 1
+        now[bench] += max(seconds, slow_s, 0.01)
+        return [1e-3]
+
+    monkeypatch.setattr(Bench, "clock", lambda bench: now[bench])
+    monkeypatch.setattr(Bench, "measure", spend)
+    monkeypatch.setattr(Bench, "count_bytes", lambda bench, each: spend(bench, each, 3.0))
+    words = ["--for", kind, "--budget-s", "20", "--hidden", "8", "8", "8"]
+    rr.spawn(lambda comm: len(find(comm, read(words))), 2)
+    # Predictions are fitted to four measurements, and one candidate is measured in any case.
+    assert all(seconds <= max(20 + max(slow_s, 3), 5 * slow_s) for seconds in now.values())
 
 
 # --- rounds ---------------------------------------------------------------------------------------

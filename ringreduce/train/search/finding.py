@@ -24,14 +24,10 @@ _NEAR = 0.05
 batches the smallest of them is chosen."""
 _SHARE_OF_LAYERS, _SHARE_OF_FITS = 0.1, 0.1
 """Shares of the budget: for the times of layers, and for the steps to which prices are fitted."""
-_LEAST_SHARE = 0.5
-"""The least share of the budget for the rounds, however long pricing took."""
 _MOVES, _SHARE_OF_A_MOVE = 2, 0.15
 """How often the neighbours of the best are measured, and the share of the rounds' time for it."""
 _FINALISTS = 3
 """The most candidates of the last round that are measured again beside the neighbours."""
-_SHARE_OF_BYTES = 0.1
-"""Share of the budget in which bytes are counted even if the rest of it is over."""
 
 
 def find(
@@ -54,14 +50,14 @@ def find(
         promising = _promising(predicted)
         for candidate in promising[most:]:
             bench.drop(candidate)
-        rounds = _Rounds(bench, max(_LEAST_SHARE * budget_s, budget_s - bench.clock()))
+        rounds = _Rounds(bench, max(0.0, budget_s - bench.clock()))
         neighbours = _neighbours(request, place, candidates)
         moves = _MOVES if any(map(neighbours, promising[:most])) else 0
         rounds.measure(promising[:most], 1 - moves * _SHARE_OF_A_MOVE)
         for _ in range(moves):
             best, *others = rounds.last[:_FINALISTS]
             around = [each for each in neighbours(best) if each not in others]
-            if not around:
+            if not around or bench.clock() >= budget_s:
                 break
             predicted |= predict([each for each in around if each not in predicted])
             nearest = _promising({each: predicted[each] for each in around})
@@ -87,9 +83,8 @@ def _bytes_of(
     """Return the bytes that candidates hold, as far as there is time to find out.  Collective."""
     if request.kind != "batch" and not request.given.settings().batch_norm:
         return {each: memory.held_bytes(each, place) for each in candidates}
-    end = max(request.budget_s, bench.clock() + _SHARE_OF_BYTES * request.budget_s)
     for candidate in candidates:
-        if bench.clock() < end:
+        if bench.clock() < request.budget_s:
             bench.count_bytes(candidate)
     return {each: bench.held_bytes[each] for each in candidates if each in bench.held_bytes}
 
@@ -126,12 +121,12 @@ class _Rounds:
     """
 
     def __init__(self, bench: Bench, seconds: float) -> None:
-        self._bench, self._seconds = bench, seconds
+        self._bench, self._seconds, self._end = bench, seconds, bench.clock() + seconds
         self.last: list[Candidate] = []
         self.times: dict[Candidate, list[float]] = {}
 
     def measure(self, candidates: Sequence[Candidate], share: float) -> None:
-        """Halve the candidates in this share of the seconds."""
+        """Halve the candidates in this share of the seconds, as far as they are not over."""
         bench = self._bench
         for each in self.last:
             if each not in candidates:
@@ -140,7 +135,7 @@ class _Rounds:
             candidates,
             self._seconds_a_sample,
             bench.clock,
-            share * self._seconds,
+            min(share * self._seconds, self._end - bench.clock()),
             near=_NEAR,
             drop=bench.drop,
         )
