@@ -78,9 +78,8 @@ class End:
         """Return the number of the signal that killed the rank; 0 if none did.
 
         After signal n Open MPI's mpiexec returns 128 + n, as shells and `Processes` do, and hydra's
-        returns n.
-        That of Intel MPI may return 255, and the status of the process has the signal.  Without a
-        signal hydra's may return that of the signal with which it ended other ranks.
+        returns n.  That of Intel MPI may return 255, and the status of the process has the signal.
+        Without a signal hydra's may return that of the signal with which it ended other ranks.
         """
         of_hydra = flavour in (Flavour.MPICH, Flavour.INTEL)
         number = returncode if of_hydra else returncode - 128

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
@@ -70,6 +71,8 @@ _OF_SEVERAL_HOSTS = (
 )
 
 Hosts = tuple[tuple[str, int], ...]
+_Mask: TypeAlias = set[int | signal.Signals]
+_Started: TypeAlias = "subprocess.Popen[bytes] | Processes"
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Job:
     without_mpi: bool = False
     """Whether the ranks start without MPI although there may be one."""
     interrupted: Callable[[], str] | None = field(default=None, compare=False)
-    """Returns what to print after Ctrl-C, where the MPI lets no rank print it."""
+    """Returns what to print after Ctrl-C, where no rank lives to print it."""
     threads: int | None = None
     """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
 
@@ -112,7 +115,6 @@ class Job:
             raise ValueError(f"--nodes has {sum(self.nodes)} ranks, -n asks for {self.ranks}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"--timeout-s is {self.timeout_s:g}; wanted more than 0 seconds")
-
         if self.without_mpi and self.hosts:
             raise ValueError(f"--without-mpi: {_OF_SEVERAL_HOSTS}")
 
@@ -278,7 +280,7 @@ def prepared(
 
 
 def standard_input() -> int:
-    """Return the descriptor of this process's standard input; an empty file if it is closed."""
+    """Return the descriptor of this process's standard input; of an empty file if it is closed."""
     return 0 if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
 
 
@@ -291,14 +293,15 @@ def run(job: Job) -> int:
     MPI, or if other hosts need one.
     """
     given = job_environment()
-    mpiexec = None if job.without_mpi else mpiexec_of(job, given)
+    mpiexec = None if job.without_mpi else _mpiexec_of(job, given)
+    flavour = None if mpiexec is None else mpiexec.flavour
     stdin: int | None = standard_input()
     if mpiexec is None or os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
         stdin = None  # mpiexec forwards it to rank 0
     watch, started = Watch(stdin), time.time()
     argv, environment = prepared(job, mpiexec, given, watch.address, watch.token)
 
-    def start(mask: set[int | signal.Signals]) -> subprocess.Popen[bytes] | Processes:
+    def start(mask: _Mask) -> _Started:
         if mpiexec is None:
             return Processes(argv, environment, job.ranks, mask, tags=job.tag_output)
         # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
@@ -321,17 +324,15 @@ def run(job: Job) -> int:
     if isinstance(process, Processes) and process.killed is not None:
         first = End(str(process.killed), "")
     if code > 0 and not ended_by and first is not None:
-        flavour = None if mpiexec is None else mpiexec.flavour
         if text := first.text(code, flavour):
             print_error(f"ringreduce: {text}")
         ended_by = first.signal(code, flavour)
-    is_open_mpi = mpiexec is not None and mpiexec.flavour is Flavour.OPEN_MPI
-    if ended_by == signal.SIGINT and is_open_mpi and job.interrupted:
+    if ended_by == signal.SIGINT and flavour in (None, Flavour.OPEN_MPI) and job.interrupted:
         print_error(f"ringreduce: {job.interrupted()}")
     return exit_code(code, ended_by)
 
 
-def mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec | None:
+def _mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec | None:
     """Return the mpiexec to start a job with; None: there is no MPI, and the job needs none."""
     try:
         return find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
@@ -341,15 +342,11 @@ def mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec | None:
         return None
 
 
-def _run_relaying(
-    start: Callable[[set[int | signal.Signals]], subprocess.Popen[bytes] | Processes],
-    watch: Watch,
-) -> tuple[subprocess.Popen[bytes] | Processes, int]:
+def _run_relaying(start: Callable[[_Mask], _Started], watch: Watch) -> tuple[_Started, int]:
     """Run mpiexec to its end and send signals on to it, while `watch` watches the ranks.
 
-    `start` starts it with a mask of blocked signals.
-
-    Returns its process, and the number of the signal that was to end the job; 0: there was none.
+    `start` starts it, or the ranks themselves, with the signals to block.  Returns the process, and
+    the number of the signal that was to end the job; 0: there was none.
     """
     # Some parents leave SIGCHLD ignored.  The exit code of mpiexec would then be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -382,7 +379,7 @@ def _run_relaying(
     return process, ended_by
 
 
-def tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
+def tie_to_launcher(launcher: int, mask: _Mask) -> None:
     """Make mpiexec end, with its ranks, when the launcher is killed.
 
     Runs in the child before it becomes mpiexec.  The signal is SIGTERM: after SIGKILL mpiexec could

@@ -141,8 +141,7 @@ def find_mpiexec(
 
     `search_path` is a list of directories in the form of PATH.  `wheels` lists the installed MPI
     wheels, `library` returns the version text of the MPI.  Raises LaunchError, which names each
-    mpiexec that was found, and what to install; NoMpiError
-    where there is none, or no MPI.
+    mpiexec that was found, and what to install; NoMpiError where there is none, or no MPI.
     """
     own = prefix / "bin" / "mpiexec"
     if own.exists() and len(wheels()) == 1 and _has_mpi4py():

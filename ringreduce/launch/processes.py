@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ class Processes:
                 process = subprocess.Popen(
                     argv,
                     env=place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=None if rank == 0 else subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL if rank or sys.stdin is None else None,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
