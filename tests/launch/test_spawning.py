@@ -18,16 +18,15 @@ from ringreduce.launch import spawning
 from tests.support.mpi import alive_in_the_end
 
 pytestmark = pytest.mark.slow
-FORKS_OR_STARTS = pytest.mark.parametrize("forks", [True, False])
+FORKS_OR_STARTS = pytest.mark.parametrize("forks", [True, False], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def chosen(request, monkeypatch):
+def forks(request, monkeypatch):
     """Has `spawn` fork, or start new interpreters."""
-    if "forks" in request.fixturenames:
-        forks = request.getfixturevalue("forks")
-        monkeypatch.setattr(spawning, "is_forkable", lambda: forks)
-        monkeypatch.setattr("ringreduce.process_exit.has_begun", lambda: not forks)
+    forks = getattr(request, "param", True)
+    monkeypatch.setattr(spawning, "is_forkable", lambda: forks)
+    monkeypatch.setattr("ringreduce.process_exit.has_begun", lambda: not forks)
 
 
 def add(comm, factor):
@@ -35,7 +34,7 @@ def add(comm, factor):
 
 
 @FORKS_OR_STARTS
-def test_each_rank_is_a_process_and_returns_its_result(forks):
+def test_each_rank_is_a_process_and_returns_its_result():
     found = rr.spawn(add, 3, 10, nodes=(2, 1), processes=True)
     pids, nodes, sums = zip(*found, strict=True)
     assert len({os.getpid(), *pids}) == 4
@@ -57,7 +56,7 @@ def fail(comm):
 
 
 @FORKS_OR_STARTS
-def test_the_exception_of_a_rank_has_its_traceback(forks):
+def test_the_exception_of_a_rank_has_its_traceback():
     with pytest.raises(OwnError) as raised:
         rr.spawn(fail, 3, processes=True)
     assert raised.value.args == (7, "rank 1's own")
@@ -69,41 +68,43 @@ def differ(comm):
     comm.all_reduce(np.ones(2 + comm.rank))
 
 
-@pytest.mark.parametrize("forks", [True])
-def test_an_error_of_all_ranks_arrives(forks):
+def test_an_error_of_all_ranks_arrives():
     with pytest.raises(rr.MismatchError, match=r"rank 0 passes float64\[2\]"):
         rr.spawn(differ, 2, processes=True)
 
 
-def end(comm, how):
+def end(comm, how, pipe):
+    """Ends rank 1, whose child lives until the test closes the pipe."""
     if comm.rank == 1:
+        if os.fork() == 0:
+            os.close(pipe[1])
+            os.read(pipe[0], 1)
+            os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(5)
     comm.barrier()
 
 
-@pytest.mark.parametrize("forks", [True])
 @pytest.mark.parametrize(
     ("how", "text"),
     [("kill", r"rank 1 was killed by signal 9 \(SIGKILL\)"), ("exit", "rank 1 ended with .* 5")],
 )
-def test_a_rank_that_ends_is_named(forks, how, text):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_rank_that_ends_is_named_though_its_child_lives(how, text):
+    pipe = os.pipe()
     with pytest.raises(rr.PeerLostError, match=text) as raised:
-        rr.spawn(end, 3, how, processes=True)
+        rr.spawn(end, 3, how, pipe, processes=True)
+    for each in pipe:
+        os.close(each)
     assert raised.value.ranks == (1,)
 
 
-def make_function(comm):
-    return lambda: comm.rank
-
-
-@pytest.mark.parametrize("forks", [True])
-def test_a_result_that_cannot_be_pickled_is_named(forks):
+def test_a_result_that_cannot_be_pickled_is_named():
     with pytest.raises(TypeError, match=r"spawn: rank \d returns function, which cannot be"):
-        rr.spawn(make_function, 2, processes=True)
+        rr.spawn(lambda comm: lambda: comm.rank, 2, processes=True)
 
 
-@pytest.mark.parametrize("forks", [False])
-def test_a_function_that_new_interpreters_cannot_import_is_refused(forks):
+@pytest.mark.parametrize("forks", [False], indirect=True)
+def test_a_function_that_new_interpreters_cannot_import_is_refused():
     with pytest.raises(TypeError, match=r"spawn: processes=True .* cannot import .*<lambda>"):
         rr.spawn(lambda comm: comm.rank, 2, processes=True)
 

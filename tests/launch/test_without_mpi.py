@@ -28,10 +28,10 @@ LIMIT_S = 120
 def start(tmp_path):
     """Runs a command to its end in the folder of script.py, with the text of that program."""
 
-    def start(text: str, *words: str, **settings) -> subprocess.CompletedProcess[str]:
+    def start(text, *words, command=COMMAND, **settings) -> subprocess.CompletedProcess[str]:
         (tmp_path / "script.py").write_text(textwrap.dedent(text))
         return subprocess.run(
-            [*COMMAND, *words],
+            [*command, *words],
             **{"stdin": subprocess.DEVNULL, "env": os.environ | NO_MPI} | settings,
             capture_output=True,
             text=True,
@@ -80,17 +80,8 @@ def test_commands_run_without_mpi(start, words):
 
 
 @pytest.mark.parametrize("variables", [NO_MPI, {}])
-def test_a_process_that_nothing_has_started_is_one_rank(start, tmp_path, variables):
-    (tmp_path / "alone.py").write_text(textwrap.dedent(ADDS))
-    ended = subprocess.run(
-        [sys.executable, "alone.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | variables,
-        stdin=subprocess.DEVNULL,
-        timeout=LIMIT_S,
-    )
+def test_a_process_that_nothing_has_started_is_one_rank(start, variables):
+    ended = start(ADDS, env=os.environ | variables, command=[sys.executable, "script.py"])
     assert ended.stdout == "0 [0 1 2] [None, None, None] '' []\n", ended.stderr
 
 
