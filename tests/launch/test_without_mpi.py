@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,12 @@ def test_ranks_meet_without_mpi(start, tmp_path, variables):
         f"{rank} [ 0  6 12] ['3', '{rank}', '3'] {line!r} ['--', ':']"
         for rank, line in enumerate(["first\n", "", ""])
     ]
+
+
+def test_rank_0_reads_nothing_where_the_launcher_has_no_standard_input(start):
+    program = "import sys; assert sys.stdin.read() == ''"
+    ended = start(program, "run", "-n", "1", "script.py", preexec_fn=partial(os.close, 0))
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [["train", "--epochs", "1"], ["bench", "-e", "8"]])

@@ -17,7 +17,13 @@ PATIENCE_S = 300.0
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "command", [["ringreduce", "train", "-n", "2"], ["ringreduce.train"]], ids=["launched", "alone"]
+    "command",
+    [
+        ["ringreduce", "train", "-n", "2"],
+        ["ringreduce", "train", "-n", "2", "--without-mpi"],
+        ["ringreduce.train"],
+    ],
+    ids=["launched", "without-mpi", "alone"],
 )
 def test_ctrl_c_names_the_last_checkpoint_without_a_traceback(tmp_path, command):
     words = ["--epochs", "100000", "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "50"]
