@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -15,13 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ClassVar
 
 from ringreduce.errors import PeerLostError, RingReduceError
 from ringreduce.launch.job import die_with_parent
 
 _OTHERS_S = 5.0
 """Seconds in which the other ranks may end after one has failed."""
+
+
+class _Copies(ForkingPickler):
+    """Pickles tensors by their numbers: their memory would end with the rank."""
+
+    _extra_reducers: ClassVar[dict[type, Callable[[Any], Any]]] = {}
 
 
 class RankTraceback(Exception):  # noqa: N818 - it is no error, but the cause of one
@@ -73,7 +78,7 @@ def _results(processes: Mapping[Connection, BaseProcess]) -> list[Any]:
             assert isinstance(end, Connection)
             rank = waiting.pop(end)
             try:
-                text, value = pickle.loads(end.recv_bytes())
+                text, value = end.recv()
             except (EOFError, ConnectionError):
                 failures.append(_lost(rank, processes[end]))
             else:
@@ -136,13 +141,13 @@ def _rank(
     except BaseException as error:
         text, value = traceback.format_exc(), error
     try:
-        packet = pickle.dumps((text, value))
+        packet = _Copies.dumps((text, value))
         if text:
-            pickle.loads(packet)  # some exceptions fail only here
+            _Copies.loads(packet)  # some exceptions fail only here
     except Exception as error:
         what = f"raised {value!r}" if text else f"returns {type(value).__name__}"
         problem = f"spawn: rank {rank} {what}, which cannot be pickled: {error}"
-        packet = pickle.dumps((text or problem, TypeError(problem)))
+        packet = _Copies.dumps((text or problem, TypeError(problem)))
     end.send_bytes(packet)
 
 
