@@ -179,7 +179,7 @@ def _known(what: str, name: str, names: Iterable[str], near: Iterable[str]) -> s
     """Return `name` if it is one of `names`; else raise, with the word of `near` that is meant."""
     if name in names:
         return name
-    meant = did_you_mean(name, near)
+    meant = did_you_mean(name, near, {"average": "avg"})
     raise argparse.ArgumentTypeError(
         f"unknown {what} {name!r}; choose one of {', '.join(names)}{meant}"
     )

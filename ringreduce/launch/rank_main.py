@@ -62,12 +62,11 @@ def take_stdin(launcher: Connection | None, rank: str) -> None:
 
     Rank 0 keeps what mpiexec forwards: a terminal, or the input of a launcher on another host.
     """
-    file: int | None = None
     if rank != "0":
         file = os.open(os.devnull, os.O_RDONLY)
     elif launcher is not None and (answer := launcher.ask("stdin")) is not None and answer.files:
         (file,) = answer.files
-    if file is None:
+    else:
         return
     os.dup2(file, 0)
     if file:

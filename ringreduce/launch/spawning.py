@@ -106,9 +106,9 @@ def _lost(rank: int, process: BaseProcess) -> PeerLostError:
 
 def _check_importable(arguments: Sequence[Any]) -> None:
     """Raise TypeError unless a new interpreter can import the function and read the arguments."""
-    fn, reason = arguments[0], ""
-    if getattr(fn, "__module__", "") == "__main__":
-        reason = "" if hasattr(sys.modules["__main__"], "__file__") else "no file has its module"
+    fn, reason, main = arguments[0], "", sys.modules["__main__"]
+    if getattr(fn, "__module__", "") == "__main__" and not hasattr(main, "__file__"):
+        reason = "no file has its module"
     try:
         ForkingPickler.dumps(arguments)
     except Exception as error:
