@@ -297,7 +297,7 @@ def run(job: Job) -> int:
     flavour = None if mpiexec is None else mpiexec.flavour
     stdin: int | None = standard_input()
     if mpiexec is None or os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
-        stdin = None  # mpiexec forwards it to rank 0
+        stdin = None  # mpiexec forwards it to rank 0, or rank 0 inherits it
     watch, started = Watch(stdin), time.time()
     argv, environment = prepared(job, mpiexec, given, watch.address, watch.token)
 
