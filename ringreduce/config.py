@@ -212,7 +212,7 @@ class Compiling:
 
 
 COMPILING = Compiling()
-"""Other ranks need about as long at their first start: `init` waits that much longer for them."""
+"""While it runs, no rank that is a thread of this process counts its wait for another."""
 
 
 def as_seconds(where: str, timeout_s: Any) -> Any:

@@ -25,7 +25,7 @@ from ringreduce.calls.point_to_point import PointToPoint
 from ringreduce.calls.runner import NOTHING
 from ringreduce.calls.shared_array import SharedArray
 from ringreduce.calls.views import forbid_resizing
-from ringreduce.config import COMPILING, Config, as_seconds
+from ringreduce.config import Config, as_seconds
 from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
@@ -104,7 +104,7 @@ class Communicator(Collectives, PointToPoint):
         """Called with every communicator that `split` or `shrink` makes."""
         self._splits = 0
         alike = (("nodes", repr(self.nodes)), *self.config.of_all_ranks)
-        self._meet("init", alike, timeout_s + COMPILING.seconds)
+        self._meet("init", alike, timeout_s)
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]

@@ -123,9 +123,16 @@ def _address(
         return _load(path) or _compile(name, described, needs_float16, path)
 
 
+def is_kept(name: str) -> bool:
+    """Whether `address` need not compile the function `name`; it is loaded if it is kept."""
+    if name not in _ADDRESSES and (loaded := _load(_kept_in(name))) is not None:
+        _ADDRESSES[name] = loaded
+    return name in _ADDRESSES
+
+
 def has_address(name: str, needs_float16: bool = False) -> bool:
     """Whether `address` would find the function `name`.  Compiles nothing."""
-    return _load(_kept_in(name)) is not None or not _obstacle(needs_float16)
+    return is_kept(name) or not _obstacle(needs_float16)
 
 
 def _kept_in(name: str) -> Path | None:

@@ -35,6 +35,11 @@ def is_available() -> bool:
     return all(address(name) is not None for name in PROGRAMS)
 
 
+def compiles() -> bool:
+    """Whether `is_available` may compile, or wait for a process that compiles."""
+    return _may_be_available() and not all(map(jit.is_kept, PROGRAMS))
+
+
 def would_be_available() -> bool:
     """Whether `is_available` would return True.  Compiles nothing."""
     if not _may_be_available():

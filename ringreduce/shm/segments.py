@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from ringreduce.compiler import jit
-from ringreduce.config import COMPILING
+from ringreduce.config import COMPILING, DEFAULT_TIMEOUT_S
 from ringreduce.prctl import allow_reads
-from ringreduce.shm.functions import is_available
+from ringreduce.shm.functions import compiles, is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.shm.mailbox import mail_bytes
 from ringreduce.shm.memory_files import TOKEN_BYTES, map_file, map_file_of, new_file
@@ -30,6 +30,8 @@ from ringreduce.transports.base import Transport
 _PLACE = struct.Struct(f"<qqqq{TOKEN_BYTES}s")
 """Process, file descriptor, bytes of the file, address of the token in the process, and the token,
 by which a rank recognises another rank's file and memory."""
+_COMPILES = 2
+"""Passed by a rank that may be about to compile, in place of whether it has compiled functions."""
 _NOTHING, _SHARES, _READS = bytes((0,)), bytes((1,)), bytes((2,))
 """A rank's access to its peers' files and memory: the rank cannot map all files; it maps all files;
 it also reads all memory."""
@@ -71,7 +73,12 @@ def share_segments(transport: Transport) -> Segments | None:
     functions, or if no memory can be shared.
     """
     jit.report_to(COMPILING)
-    if len(transport.nodes()) > 1 or 0 in transport.collect(bytes((is_available(),))):
+    if len(transport.nodes()) > 1:
+        return None
+    can = transport.collect(bytes((_COMPILES if compiles() else is_available(),)))
+    if _COMPILES in can:
+        can = transport.collect(bytes((is_available(),)), DEFAULT_TIMEOUT_S)
+    if 0 in can:
         return None
     nbytes = SEGMENT_BYTES + mail_bytes(transport.size)
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # arrays of the arena begin pages

@@ -92,11 +92,11 @@ class Transport(Protocol):
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of each node, as far as the transport can tell."""
 
-    def collect(self, mine: bytes) -> bytes:
+    def collect(self, mine: bytes, patience_s: float = 0.0) -> bytes:
         """Return the bytes that the ranks pass, in rank order; all pass the same length.
 
         Collective, before the first call.  Raises PeerTimeoutError if some rank does not call it
-        within the timeout that the transport was made with.
+        within the timeout that the transport was made with, and `patience_s` more.
         """
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ringreduce.config import COMPILING
 from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.base import lost, not_assembled
@@ -166,8 +165,8 @@ class MpiTransport:
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return self._nodes
 
-    def collect(self, mine: bytes) -> bytes:
-        return bytes(self._assembly.collect(mine))
+    def collect(self, mine: bytes, patience_s: float = 0.0) -> bytes:
+        return bytes(self._assembly.collect(mine, patience_s))
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:
         assert isinstance(self._data, MPI.Intracomm)
@@ -351,8 +350,9 @@ class _Assembly:
             raise _not_made(where, error, self._parent) from None
         return made[0]
 
-    def collect(self, mine: bytes) -> bytearray:
+    def collect(self, mine: bytes, patience_s: float = 0.0) -> bytearray:
         """Return the bytes that the ranks pass, in rank order; all pass the same length."""
+        self._deadline += patience_s
         everybody = bytearray(len(mine) * self._parent.Get_size())
         how = [mine, MPI.BYTE], [everybody, MPI.BYTE]
         try:
@@ -366,7 +366,7 @@ class _Assembly:
         request = begin()
         while not request.Test():
             self._poll()
-            if self._gave_up or time.monotonic() > self._deadline + COMPILING.seconds:
+            if self._gave_up or time.monotonic() > self._deadline:
                 raise self._give_up()
             time.sleep(1e-4)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.config import COMPILING
 from ringreduce.transports.base import not_assembled
 from ringreduce.transports.yielding import Yielding
 
@@ -51,9 +50,8 @@ class Switchboard:
             passed = self._collections.setdefault(number, {})
             passed[rank] = mine
             self._collected.notify_all()
-            while not self._collected.wait_for(lambda: len(passed) == size, timeout_s):
-                if not COMPILING.running:
-                    raise not_assembled(timeout_s, [r for r in range(size) if r not in passed])
+            if not self._collected.wait_for(lambda: len(passed) == size, timeout_s):
+                raise not_assembled(timeout_s, [r for r in range(size) if r not in passed])
             return b"".join(passed[each] for each in range(size))
 
     def allocate_shared(self, nbytes: int) -> Any:
@@ -191,9 +189,9 @@ class ThreadTransport:
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(self.size)),)
 
-    def collect(self, mine: bytes) -> bytes:
+    def collect(self, mine: bytes, patience_s: float = 0.0) -> bytes:
         number, self._collections = self._collections, self._collections + 1
-        return self._switchboard.collect(number, self.rank, mine, self._timeout_s)
+        return self._switchboard.collect(number, self.rank, mine, self._timeout_s + patience_s)
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any]:
         return list(self._switchboard.allocate_shared(nbytes))

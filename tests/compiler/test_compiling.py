@@ -7,9 +7,11 @@ import threading
 import pytest
 
 from ringreduce.compiler import jit
-from ringreduce.config import COMPILING, Compiling
+from ringreduce.config import Compiling
 from ringreduce.errors import PeerTimeoutError
+from ringreduce.shm import segments
 from ringreduce.transports.thread import Switchboard, ThreadTransport
+from tests.support.threads import on_threads
 
 
 @pytest.mark.parametrize(("silent_s", "lines"), [(0.0, 1), (600.0, 0)])
@@ -27,13 +29,45 @@ def test_the_user_is_told_once_that_a_start_compiles(monkeypatch, capsys, silent
     assert not progress.running
 
 
-def test_a_rank_waits_for_one_that_compiles_and_not_for_one_that_is_silent(monkeypatch):
+@pytest.mark.parametrize("compiling", [(), (1,), (0, 1)])
+def test_all_ranks_wait_longer_if_one_says_that_it_compiles(monkeypatch, compiling):
+    patience = [], []
+    here = threading.local()
+
+    class Recorded(ThreadTransport):
+        def collect(self, mine, patience_s=0.0):
+            patience[self.rank].append(patience_s)
+            return super().collect(mine, patience_s)
+
+    def run(rank):
+        here.rank = rank
+        return segments.share_segments(Recorded(switchboard, rank))
+
+    switchboard = Switchboard(2)
+    monkeypatch.setattr(segments, "compiles", lambda: here.rank in compiling)
+    monkeypatch.setattr(segments, "is_available", lambda: False)
+    assert on_threads(run, 2) == [None, None]
+    assert patience == ([0.0, 600.0] if compiling else [0.0],) * 2
+
+
+def test_patience_is_for_a_rank_that_comes_later_than_the_timeout():
     switchboard = Switchboard(2)
     first, second = (ThreadTransport(switchboard, rank, timeout_s=0.05) for rank in range(2))
-    monkeypatch.setattr(COMPILING, "running", True)
     timer = threading.Timer(0.3, second.collect, (b"b",))
     timer.start()
-    assert first.collect(b"a") == b"ab"
-    monkeypatch.setattr(COMPILING, "running", False)
+    assert first.collect(b"a", patience_s=600.0) == b"ab"
     with pytest.raises(PeerTimeoutError, match="not there: 1"):
         first.collect(b"a")
+
+
+@pytest.mark.mpi
+def test_the_time_that_another_rank_compiles_is_no_silence_over_mpi(mpi):
+    assert mpi.run_ok("call", 2, "tests.support.compiling:init_while_rank_0_compiles") == [3, 3]
+
+
+def test_a_function_that_is_kept_is_not_to_be_compiled(monkeypatch):
+    monkeypatch.setattr(jit, "_ADDRESSES", {"made": 4096})
+    monkeypatch.setattr(jit, "_load", lambda path: 8192 if path == "kept.code" else None)
+    monkeypatch.setattr(jit, "_kept_in", "{}.code".format)
+    assert [jit.is_kept(name) for name in ("made", "kept", "new")] == [True, True, False]
+    assert jit.address("kept", lambda: None) == 8192

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import ringreduce as rr
 from ringreduce.shm import functions, segments, stores
 from ringreduce.shm.segments import map_files
-from ringreduce.transports.thread import ThreadTransport
+from ringreduce.transports import thread
+from ringreduce.transports.yielding import Yielding
 from tests.control.test_agreement import agreed, check_words
 from tests.support.case_strategies import OUTS, VIEWS, cases
 from tests.support.cases import CONFIG, run_case
@@ -109,7 +110,8 @@ SINGLE_COPY = replace(SHARED, slice_bytes=None, pull_bytes=1)
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_slices_too_long_to_be_copied_in_are_read_directly(collective, monkeypatch):
     """Where each rank has a core, shorter slices of data that go one way are copied in."""
-    monkeypatch.setattr(ThreadTransport, "spins", 200)  # as if each rank had a core
+    # As if each rank had a core.
+    monkeypatch.setattr(thread, "Yielding", lambda crowded: Yielding(crowded=False))
     config = replace(SHARED, slice_bytes=1 << 30)
 
     def program(comm):
