@@ -43,14 +43,14 @@ class Report:
         if launcher is not None:
             launcher.send("hello", rank=rank)
 
-    def end(self, how: str = "", code: int = 0) -> None:
+    def end(self, how: str = "", code: int = 0, *, in_order: bool = False) -> None:
         """Report that this rank ends the job, and how; its exit code is `code`.
 
-        With "" report that the rank ends but does not end the job.  A child that the rank has
-        forked reports nothing.
+        With "" report that the rank ends but does not end the job; `in_order`: all ranks end with
+        this code.  A child that the rank has forked reports nothing.
         """
         if self._launcher is not None:
-            self._launcher.send("end", how=how[:_LONGEST], code=code)
+            self._launcher.send("end", how=how[:_LONGEST], code=code, in_order=in_order)
 
 
 @dataclass(frozen=True)

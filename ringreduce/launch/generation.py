@@ -44,7 +44,7 @@ class Generation:
         self.bug: End | None = None
         """The first end of a rank by an exception or an exit code."""
         self.code = 0
-        """The exit code of that rank; 0 if it is not known."""
+        """The exit code of that rank, or of all ranks that end in order; 0: not known."""
         self.exiting: list[Rank] = []
         """When a rank was lost: those that were about to end as well."""
         self._since = time.time()

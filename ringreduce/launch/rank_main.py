@@ -109,8 +109,9 @@ def run(argv: Sequence[str], report: Report) -> int:
         else:
             _run_script(argv)
     except AllRanksEnd as stop:
-        report.end()
-        return exit_code_of(stop)
+        code = exit_code_of(stop)
+        report.end("", code, in_order=True)
+        return code
     except SystemExit as stop:
         if stop.code is not None and not isinstance(stop.code, int):
             print(stop.code, file=sys.stderr)

@@ -274,7 +274,8 @@ class Supervisor:
         if present.bug is not None:
             self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
         elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
-            self._end(Stop(0, "" if self._has_joined else _NEVER_CALLED))
+            warns = not self._has_joined and not present.code
+            self._end(Stop(present.code, _NEVER_CALLED if warns else ""))
         elif present.lost_mpiexec or (
             present.number > 1 and not present.is_complete  # a rank is gone that had not connected
         ):
@@ -302,8 +303,9 @@ class Supervisor:
         elif rank not in self._living or self._membership.phase in _OVER:
             message.close()
         elif message.kind == "end":
-            if not fields.get("code"):
+            if fields.get("in_order") or not fields.get("code"):
                 present.done.add(rank)
+                present.code = present.code or int(fields.get("code", 0))
         elif message.kind == "join":
             self._has_joined = True
             rank.connection.send("member")
