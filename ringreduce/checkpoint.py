@@ -245,7 +245,7 @@ class Writer:
         self._folder, self._complain = folder, complain
         self._thread: threading.Thread | None = None
         self.failed: list[str] = []
-        """What could not be written; empty if all was."""
+        """Names of outputs that could not be written."""
 
     @property
     def is_idle(self) -> bool:

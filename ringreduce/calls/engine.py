@@ -467,7 +467,7 @@ class Engine:
         self._agreement.report_mismatch(peer, header)
 
     def _tell_others(self, unasked: bool) -> None:
-        """Tell the ranks of this rank's other communicators where it waits, if they ask."""
+        """Answer roll calls of this rank's other communicators with the call that it waits in."""
         others: list[Engine] = []
         # No call since a mismatch; another thread makes a communicator just now.
         with contextlib.suppress(IndexError, RuntimeError):

@@ -84,7 +84,7 @@ class Work(Generic[T]):
         self._calling: int | None = None
         """The thread that runs the callbacks; None: no thread does."""
         self._raised: Exception | None = None
-        """What a callback raised first."""
+        """The first exception that a callback raised."""
         self.began_s: float | None = None
         """When the call began to run, on the clock of `time.perf_counter`."""
         self.seconds: float | None = None

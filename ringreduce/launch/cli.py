@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
 _SILENT_S = 2.0
-"""Seconds that `explain` computes without a word."""
+"""Seconds after which `explain` prints what it computes."""
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _OF_COLLECTIVES = frozenset(
     ["nodes", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]

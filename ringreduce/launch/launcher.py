@@ -99,7 +99,7 @@ class Job:
     instead_of_gloo: bool = False
     """Whether torch makes groups of ringreduce where the program asks for groups of Gloo."""
     without_mpi: bool = False
-    """Whether the ranks start without MPI although there may be one."""
+    """Whether ranks start without MPI even where an MPI is installed."""
     interrupted: Callable[[], str] | None = field(default=None, compare=False)
     """Returns what to print after Ctrl-C, where no rank lives to print it."""
     threads: int | None = None

@@ -104,10 +104,11 @@ def test_every_check_is_listed(outcomes):
 
 @pytest.mark.mpi
 def test_where_mpi_has_no_more_communicators_all_ranks_are_told_and_close_frees_some(mpi):
-    for errors, total in mpi.run_ok(
+    for errors, total, runs_out in mpi.run_ok(
         "call", 2, "tests.support.mpi_checks:without_free_communicators"
     ):
         assert total == 2
-        for error in errors:  # Open MPI has tens of thousands of communicators
+        assert len(errors) == (2 if runs_out else 0)
+        for error in errors:
             assert "this MPI has no more communicators; 2 of ringreduce are open" in error
             assert "close() frees them" in error
