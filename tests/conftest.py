@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import hypothesis
 import pytest
@@ -20,8 +20,10 @@ SMOKE_CASES = 2
 """The most cases of one test function that are smoke."""
 SLOWEST_FILES = 12
 """How many files are named whose tests take the longest."""
-SMOKE_EXAMPLES = 5
-"""Examples of each property in a smoke run."""
+SETTINGS = "_hypothesis_internal_use_settings"
+"""Where Hypothesis keeps the settings of a property: it has no public way to change them."""
+SMOKE_SHARE = 10
+"""A smoke run draws one of so many examples of a property, and at least so many."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -38,6 +40,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.full)
     for item in chosen_for_smoke(items):
         item.add_marker(pytest.mark.smoke)
+    if config.getoption("markexpr") == "smoke":
+        for test in {item.obj for item in items if hypothesis.is_hypothesis_test(item.obj)}:
+            draw_fewer_examples(test)
+
+
+def draw_fewer_examples(test: Callable[..., object]) -> None:
+    """Draw a tenth of the examples that the property asks for."""
+    asked = vars(test)[SETTINGS]
+    fewer = max(SMOKE_SHARE, asked.max_examples // SMOKE_SHARE)
+    if fewer < asked.max_examples:
+        setattr(test, SETTINGS, hypothesis.settings(asked, max_examples=fewer))
 
 
 def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
@@ -49,12 +62,6 @@ def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     for _, group in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         cases = [item for item in group if not any(item.get_closest_marker(name) for name in never)]
         yield from cases[:: max(1, -(-len(cases) // SMOKE_CASES))]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("markexpr") == "smoke":
-        hypothesis.settings.register_profile("smoke", max_examples=SMOKE_EXAMPLES)
-        hypothesis.settings.load_profile("smoke")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
