@@ -83,7 +83,9 @@ def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("block", [marked(b) for b in OVER_MPI if b.page.name == "README.md"])
+@pytest.mark.parametrize(
+    "block", [pytest.param(b, id=str(b)) for b in OVER_MPI if b.page.name == "README.md"]
+)
 def test_a_block_of_the_readme_prints_the_same_under_mpiexec(block, tmp_path):
     (tmp_path / "script.py").write_text(block.code)
     printed = run([mpiexec(), "-n", "4", sys.executable, "script.py"], tmp_path)

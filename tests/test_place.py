@@ -108,6 +108,7 @@ def test_a_job_that_a_rank_starts_has_its_own_variables():
     assert (outer["RANK"], inner["RANK"]) == ("3", "1")
 
 
+@pytest.mark.slow
 def test_ranks_under_shells_find_the_same_launcher():
     code = "from ringreduce import place; print(place._launcher('PMI_RANK'))"
     direct = [sys.executable, "-c", code]

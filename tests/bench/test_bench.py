@@ -473,7 +473,6 @@ def test_calls_name_an_algorithm_only_if_the_options_do(tmp_path, flags):
     assert ended.stdout.splitlines()[-1].split() == [*told, "out"]
 
 
-@pytest.mark.smoke
 @pytest.mark.mpi
 def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
     wrong = tmp_path / "wrong.py"

@@ -163,6 +163,7 @@ def test_the_arrays_of_a_planned_call_go_with_it_after_close(config):
     assert rr.spawn(program, 1, config=config, timeout_s=20) == [True]
 
 
+@pytest.mark.slow
 def test_arrays_are_held_when_a_signal_handler_raises_before_a_waiting_call_has_begun():
     """Rank 1 is late, so rank 0 waits; the handler raises where the engine numbers the call."""
 

@@ -110,7 +110,7 @@ def later_calls_raise_the_same_at_once(told):
         ("never", [0], 2),
         ("never", [1], 3),
         ("stop", [0], 3),
-        pytest.param("stop", [1], 2, marks=pytest.mark.smoke),
+        ("stop", [1], 2),
         ("stop", [1, 2], 4),
     ],
 )
@@ -320,6 +320,7 @@ def test_a_thread_that_never_calls_is_named_by_all(culprit):
     names(all_timed_out(on_threads(program, 4), [culprit]), [culprit], 4)
 
 
+@pytest.mark.slow
 def test_two_that_never_call_are_both_named():
     def program(comm):
         comm.barrier()
@@ -363,6 +364,7 @@ def test_after_a_timeout_every_call_raises_it_again_and_close_waits_for_nobody()
     all_timed_out(on_threads(program, 3), [2])
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_while_another_never_calls():
     def program(comm):
         comm.barrier()
@@ -414,6 +416,7 @@ def test_spawn_ends_when_a_rank_returns_early():
         rr.spawn(program, 3)
 
 
+@pytest.mark.slow
 def test_spawn_ends_when_a_rank_never_calls():
     def program(comm):
         comm.barrier()

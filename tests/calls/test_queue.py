@@ -200,6 +200,7 @@ def test_who_leaves_waits_for_nothing_that_is_in_line():
     rr.spawn(program, 2, timeout_s=20)
 
 
+@pytest.mark.slow
 def test_a_broken_communicator_ends_what_is_in_line():
     over = threading.Event()
 

@@ -311,6 +311,7 @@ def test_an_asynchronous_call_may_be_under_way():
     assert rr.spawn(program, 2) == [(2.0, [0, 0, 0])] * 2
 
 
+@pytest.mark.slow
 def test_without_compiled_functions_all_ranks_are_refused():
     code = """
 import ringreduce as rr

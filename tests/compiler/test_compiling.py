@@ -50,6 +50,7 @@ def test_all_ranks_wait_longer_if_one_says_that_it_compiles(monkeypatch, compili
     assert patience == ([0.0, 600.0] if compiling else [0.0],) * 2
 
 
+@pytest.mark.slow
 def test_patience_is_for_a_rank_that_comes_later_than_the_timeout():
     switchboard = Switchboard(2)
     first, second = (ThreadTransport(switchboard, rank, timeout_s=0.05) for rank in range(2))

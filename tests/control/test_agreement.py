@@ -108,6 +108,7 @@ def test_the_order_of_calls_differs_on_threads(ranks):
     agreed(on_threads(swap, ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_close_against_a_call_closes_nothing_on_threads(ranks):
     for text in agreed(on_threads(close_too_early, ranks)):
@@ -194,6 +195,7 @@ def told_of_the_other_group(results):
     assert "of 2 ranks of split 2 (color 7) of all 2 ranks;" in there
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_in_another_group_says_so_on_threads(monkeypatch):
     monkeypatch.setattr(agreement, "_ROLL_CALL_S", 60.0)  # more than a busy machine needs
     told_of_the_other_group(rr.spawn(wait_in_opposite_order, 2))

@@ -329,6 +329,7 @@ def test_pinned_bytes_are_those_of_the_memory_itself(queued):
     assert seen[10] == 255
 
 
+@pytest.mark.slow
 def test_the_queue_follows_and_leads_the_callers_work(queued):
     device, stream = queued.device, queued.device.stream
     array = queued.put(np.zeros(1 << 20))

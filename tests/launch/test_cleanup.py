@@ -191,6 +191,7 @@ def test_hydra_is_known_by_its_name(
     assert not cleanup._hydra_runs()
 
 
+@pytest.mark.slow
 def test_a_process_that_opens_the_file_meanwhile_waits_and_harms_nobody(tmp_path: Path) -> None:
     (path,) = put(tmp_path, MPICH)
     leases = (

@@ -286,7 +286,6 @@ def facts_of(lines: list[str], name: str) -> str:
     return next(line[20:] for line in lines if line[5:19].strip() == name)
 
 
-@pytest.mark.smoke
 @pytest.mark.mpi
 def test_a_healthy_environment_is_well():
     ended = subprocess.run(

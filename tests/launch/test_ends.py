@@ -133,6 +133,7 @@ def ends_slowly(report: Report) -> None:
     ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD, 0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(watch):
     slow = rank(watch, 0, ends_slowly)
     (known,) = watch._ranks.known()
@@ -145,6 +146,7 @@ def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(
     assert watch.first.rank == "0"
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_begun_to_end_is_first_though_its_last_message_is_unread():
     watch = Watch()
     slow = rank(watch, 0, ends_slowly)
@@ -247,6 +249,7 @@ ctypes.CDLL(None).syscall({EXIT_OF_A_THREAD}, 0)
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_an_mpiexec_is_awaited_once_it_has_begun():
     command = [sys.executable, "-c", DIES_SLOWLY]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -362,6 +362,7 @@ def test_a_variable_that_no_job_would_take_is_refused(
     assert printed.err.startswith(f"{named} {complaint}")
 
 
+@pytest.mark.slow
 def test_without_compiled_functions_a_job_sends_messages(monkeypatch):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     assert ask("memory").lines == [{"shared": False, "single_copy": False}]
@@ -501,6 +502,7 @@ def test_a_barrier_has_no_results_but_hears_from_everybody(said: Said) -> None:
     assert not any("contribution" in line for line in proven)
 
 
+@pytest.mark.slow
 def test_a_long_expression_is_cut(said: Said) -> None:
     proven = said("-n 64 --algorithm ring --check")[4]
     assert proven[2].endswith(" …")
@@ -626,6 +628,7 @@ def test_a_file_is_checked_before_anything_is_computed(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     explain = [sys.executable, "-m", "ringreduce", "explain", "-n", "40"]
     ended = subprocess.run(

@@ -378,6 +378,7 @@ def test_the_version(capsys):
     assert capsys.readouterr().out == f"ringreduce {ringreduce.__version__}\n"
 
 
+@pytest.mark.slow
 def test_the_package_is_the_command(capfd):
     command = [sys.executable, "-m", "ringreduce", "explain", "-n", "2"]
     assert subprocess.run(command).returncode == 0
@@ -509,6 +510,7 @@ def test_an_uncaught_exception_aborts_a_job_of_several_ranks(size, finalized, be
     assert ended.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_traceback_is_one_write():
     """Otherwise the lines of several ranks mix, if they fail at the same time."""
     code = PRETEND_JOB.format(size=2, finalized=False, before="", abort=TELL)
@@ -534,6 +536,7 @@ sys.excepthook = around(sys.excepthook)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("abort", [TELL, "lambda code: __import__('os')._exit(code)"])
 def test_a_hook_that_prints_later_prints_before_the_job_ends(abort):
     """torch's hook calls the hook before it, and then prints the traceback with the rank."""
@@ -545,6 +548,7 @@ def test_a_hook_that_prints_later_prints_before_the_job_ends(abort):
     assert ended.returncode == 1
 
 
+@pytest.mark.slow
 def test_what_a_hook_prints_is_read_before_the_job_ends():
     """On an abort MPICH's process manager does not read the rest of the ranks' pipes."""
     before = f"from ringreduce.launch import job{WITH_A_HOOK_AROUND}"
@@ -566,6 +570,7 @@ def test_a_hook_that_prints_later_prints_where_the_program_wants_if_there_is_no_
     assert ended.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_hook_that_fails_does_not_keep_the_job_from_its_end():
     before = WITH_A_HOOK_AROUND.replace("sys.stderr.write(", "raise OSError(")
     ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=TELL))
@@ -573,12 +578,14 @@ def test_a_hook_that_fails_does_not_keep_the_job_from_its_end():
     assert ended.stderr.endswith("ValueError: the rank's own error\n")
 
 
+@pytest.mark.slow
 def test_a_hook_that_replaces_ours_does_not_keep_a_later_one_from_its_work():
     before = "install(); sys.excepthook = lambda *error: print(error[1])"
     ended = python(PRETEND_JOB.format(size=2, finalized=False, before=before, abort=TELL))
     assert ended.stdout == "the rank's own error\nabort 1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
 def test_a_rank_without_stderr_aborts_the_job(ends):
     before = f"import os; {ends}"

@@ -60,6 +60,7 @@ def test_ranks_that_disagree_go_on():
     spawn(disagreeing, 3)
 
 
+@pytest.mark.slow
 def test_a_device_that_does_nothing_any_more_is_not_waited_for_without_end():
     spawn(late.on_a_gpu_that_stops, 2)
 

@@ -10,7 +10,7 @@ from tests.support.point_to_point import CHECKS, RANKS
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.smoke), "mpi"])
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
 def test_all_facts_of_messages(mpi, transport):
     passed = mpi.run_ok("call", RANKS, "tests.support.point_to_point:over_mpi", transport)
     assert passed == [list(CHECKS)] * RANKS

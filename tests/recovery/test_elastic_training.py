@@ -118,6 +118,7 @@ def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(s
     assert "was the last; nothing is saved, for no folder is named" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -204,6 +205,7 @@ def test_a_mistake_ends_the_job_as_without_elastic(start, given, code, text):
     assert output.count(text) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("samples", "made"), [(40, 3), (40, 5), (1200, 128), (1200, 130)])
 def test_a_trainer_continues_from_the_state_of_another(samples, made):
     """Before and at the end of an epoch, and with as many steps as are kept, or more."""

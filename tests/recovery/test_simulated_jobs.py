@@ -43,6 +43,7 @@ def test_every_generation_begins_with_a_whole_step(seed):
     run(seed)
 
 
+@pytest.mark.slow
 def test_the_seeds_draw_faults_of_all_kinds():
     jobs = [run(seed) for seed in range(300)]
     seen = Counter(what for job in jobs for what in job.events)

@@ -104,6 +104,7 @@ def test_any_updates_do_what_plain_arrays_would(updates, draws):
 # --- kills ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_line_of_an_update_leaves_a_whole_step():
     """The child is killed after 0, 1, 2 and so on lines, until it survives the update."""
     ends = []
@@ -237,6 +238,7 @@ def test_whole_numbers_of_python_fit_any_array_of_whole_numbers():
     assert kept["u"].tolist() == [1, 255]
 
 
+@pytest.mark.slow
 def test_states_that_are_garbage_leave_no_file_open():
     gc.collect()  # what other tests have left
     before = os.listdir("/proc/self/fd")

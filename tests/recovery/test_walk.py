@@ -8,6 +8,7 @@ from ringreduce.recovery.membership import Membership, Verdict
 from tests.support.recovery_walk import FAULTS, Walk, WalkError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("live", [False, True])
@@ -17,6 +18,7 @@ def test_no_interleaving_loses_or_mixes_steps(live, fault, ranks):
     assert walk.states > 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wish", "fault"),
     [(1, "crash"), *(pytest.param(3, fault, marks=pytest.mark.long) for fault in FAULTS)],

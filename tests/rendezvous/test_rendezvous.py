@@ -209,6 +209,7 @@ def test_a_rank_0_that_does_not_come_is_named(port):
         of_environment(None, None, 0.2, variables(1, 2, port)).collect(b"here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
@@ -231,6 +232,7 @@ def test_ranks_that_do_not_fit_raise_on_all_who_wait(port, ranks, said):
     assert all(said in text or "rank 0 has ended" in text for text in texts)
 
 
+@pytest.mark.slow
 def test_two_ranks_0_are_an_error(port):
     def run(rank):
         try:

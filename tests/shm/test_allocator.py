@@ -45,6 +45,7 @@ def test_memory_is_free_when_the_last_view_is_gone():
     assert allocator.free_bytes == 4 * PAGE
 
 
+@pytest.mark.slow
 def test_none_where_there_is_no_room():
     allocator = arena(2)
     assert allocator.empty((3 * PAGE,), np.dtype("u1")) is None
@@ -85,6 +86,7 @@ def test_large_arrays_give_their_pages_back():
     assert not again.any()
 
 
+@pytest.mark.slow
 def test_an_array_outlives_the_arena():
     x = arena(3).empty((PAGE,), np.dtype("u1"))
     gc.collect()

@@ -75,6 +75,7 @@ def test_nothing_stays_open_but_a_file_for_each_map():
     assert len(os.listdir("/proc/self/fd")) == before + len(kept)
 
 
+@pytest.mark.slow
 def test_memory_is_free_when_the_last_reference_is_gone():
     def maps() -> int:
         gc.collect()
@@ -185,6 +186,7 @@ def test_threads_of_one_rank_may_add_at_the_same_time():
     assert set(read(other)) == {1500.0}
 
 
+@pytest.mark.slow
 def test_what_is_read_while_others_add_has_whole_blocks():
     ends, seen, deadline = shared(3, 2 * BLOCK), set(), time.monotonic() + 20
 

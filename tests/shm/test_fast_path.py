@@ -591,6 +591,7 @@ def test_threads_of_one_rank_take_turns():
     assert spawn(program) == [False, False]
 
 
+@pytest.mark.slow
 def test_while_a_call_is_under_way_no_other_is_eligible():
     def program(comm):
         x, sums = np.ones(3), []

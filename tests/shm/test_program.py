@@ -310,6 +310,7 @@ def test_asynchronous_and_persistent_calls():
     rr.spawn(program, 2, config=SHARED, timeout_s=20)
 
 
+@pytest.mark.slow
 def test_a_call_from_within_a_call_is_refused():
     """As from a signal handler, which Python runs as soon as it is back from compiled code."""
 

@@ -31,7 +31,6 @@ def over_mpi(transport: str) -> list:
         return [rounds_of(comm) >= 2000, comm.all_reduce(np.ones(100_000))[-1]]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("transport", "ranks", "through_memory"),
     [("shm", 2, True), ("auto", 4, True), ("mpi", 2, False)],

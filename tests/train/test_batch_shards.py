@@ -21,6 +21,7 @@ def digest(ranks: int, settings: Settings) -> str:
     return rr.spawn(program, ranks)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

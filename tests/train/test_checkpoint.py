@@ -291,6 +291,7 @@ def stop_after(folder: Path, step: int) -> None:
             path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["--optimizer sgd", "--optimizer adam", "--batch-norm --clip 0.1"]
 )

@@ -207,6 +207,7 @@ def test_no_two_neighbours_have_the_same_actions():
     assert choices == [(32, "1f1b"), (16, "zero_bubble")]
 
 
+@pytest.mark.slow
 def test_a_search_moves_to_a_faster_cut_that_is_not_next_to_the_balanced_one(monkeypatch):
     def measure(bench, candidate, seconds):
         bench.held_bytes[candidate] = 1
@@ -228,6 +229,7 @@ def test_a_search_moves_to_a_faster_cut_that_is_not_next_to_the_balanced_one(mon
         assert found[0] == ("gpipe", (2, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow_s", [0.0, 2.0, 9.0])
 @pytest.mark.parametrize("kind", ["split_size", "batch"])
 def test_a_search_keeps_to_its_budget(kind, slow_s, monkeypatch):
@@ -368,6 +370,7 @@ def test_values_are_those_that_were_measured():
 # --- prices ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "ranks"), [("split_size", 2), ("mesh", 2), ("mesh", 4)])
 def test_prices_are_fitted_to_two_measured_candidates(kind, ranks):
     candidates = found(kind, ranks, batch=16)

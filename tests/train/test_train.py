@@ -598,7 +598,6 @@ def test_command_refuses_an_unknown_algorithm(monkeypatch, capsys):
     assert "unknown algorithm 'quick'; choose one of 'auto', 'ring'" in capsys.readouterr().err
 
 
-@pytest.mark.smoke
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("launcher", "ranks"), [((), 1), (("-m", "ringreduce.launch.cli", "run", "-n", "2"), 2)]

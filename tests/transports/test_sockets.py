@@ -124,12 +124,14 @@ def test_a_peer_that_closes_is_not_lost():
     assert files() == before
 
 
+@pytest.mark.slow
 def test_a_close_without_the_others_names_them(pair):
     with pytest.raises(rr.PeerTimeoutError, match=r"close: waited 1 s .* not there: 1") as caught:
         pair[0].close()
     assert caught.value.ranks == (1,)
 
 
+@pytest.mark.slow
 def test_a_collection_without_the_others_names_them(pair):
     with pytest.raises(rr.PeerTimeoutError, match=r"init: waited 1 s .* not there: 1"):
         pair[0].collect(b"x")
