@@ -15,6 +15,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.compiler import jit
 from ringreduce.shm import functions
+from tests.support.each import each
 
 PACKAGE = Path(rr.__file__).parent
 SOURCES = {
@@ -330,7 +331,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("module", SOURCES)
+@each("module", SOURCES)
 @pytest.mark.parametrize("search", [breaches_of_safety, work_at_import, module_state])
 def test_it_is_found_nowhere(module, search):
     assert search(TREES[module]) == ALLOWED.get((module, search), [])

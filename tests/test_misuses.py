@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import misuses
+from tests.support.each import each
 from tests.support.misuses import BY_ALL_RANKS, BY_ONE_RANK, CONFIGS, HERE, JOBS, OVER_MPI, Misuse
 from tests.support.mpi import MpiJobs
 
@@ -18,13 +19,13 @@ def of(*sections: str) -> list[Misuse]:
     return [misuse for misuse in MISUSES if misuse.section in sections]
 
 
-@pytest.mark.parametrize("misuse", of(*HERE), ids=str)
+@each("misuse", of(*HERE))
 def test_a_misuse_gets_its_answer(misuse):
     assert HERE[misuse.section](misuse.wrote) == misuse.answer
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("misuse", of(*BY_ONE_RANK, *BY_ALL_RANKS), ids=str)
+@each("misuse", of(*BY_ONE_RANK, *BY_ALL_RANKS))
 def test_a_misuse_gets_its_answer_among_threads(misuse, config):
     assert misuses.among_threads(config)[misuse.wrote] == misuse.answer
 
@@ -39,7 +40,7 @@ def over_mpi(tmp_path_factory) -> Iterator[dict[str, dict[str, str]]]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("misuse", of(*BY_ONE_RANK, *BY_ALL_RANKS, OVER_MPI), ids=str)
+@each("misuse", of(*BY_ONE_RANK, *BY_ALL_RANKS, OVER_MPI))
 def test_a_misuse_gets_its_answer_over_mpi(misuse, transport, over_mpi):
     assert over_mpi[transport][misuse.wrote] == misuse.answer
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.planted_bugs import copy_all, found_by, markdown, plant
+from tests.support.each import each
 from tests.support.mpi import ROOT
 from tests.support.mutations import MUTATIONS
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@each("mutation", MUTATIONS)
 def test_its_old_text_is_found_once(mutation):
     assert mutation.occurrences() == 1
     assert mutation.old != mutation.new

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from tests.support.each import each
 from tests.support.mpi import ROOT, environment, mpiexec
 from tests.support.public import PACKAGES, entries, facts, lacking, names
 
@@ -39,7 +40,7 @@ def run_example(value: object) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@each("name", ENTRIES)
 def test_a_docstring_lacks_nothing(name):
     assert lacking(name, ENTRIES[name]) == []
 

@@ -16,6 +16,7 @@ from ringreduce.schedules.check import check
 from ringreduce.schedules.matching import match
 from ringreduce.schedules.schedule import Claim, Schedule, Step, chunk_of
 from tests.planning.test_plan import assert_follows, parts, whole
+from tests.support.each import each
 from tests.support.strategies import (
     EVERY_ALGORITHM,
     HIERARCHICAL,
@@ -125,7 +126,7 @@ def counted(steps: list[Step]) -> Claim:
     )
 
 
-@pytest.mark.parametrize("size", [100, 127, 257])
+@each("size", [100, 127, 257])
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 def test_claims_hold_beyond_the_sizes_that_are_proven(
     collective: str, algorithm: str, size: int
@@ -139,7 +140,7 @@ Formula = Callable[[int, int], float]
 """Of k and p = 2^k."""
 
 
-@pytest.mark.parametrize("p", [1, 2, 4, 8, 16, 32, 64])
+@each("p", [1, 2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize(
     ("collective", "algorithm", "steps", "shares"),
     [
@@ -165,7 +166,7 @@ def test_powers_of_two_take_the_published_steps_and_shares(
         assert claim.sent == claim.received == shares(k, p) * chunks
 
 
-@pytest.mark.parametrize("size", range(2, 65))
+@each("size", range(2, 65))
 @pytest.mark.parametrize(
     ("collective", "algorithm", "busiest"),
     [
@@ -290,7 +291,7 @@ def test_the_servers_of_a_star_are_spread_over_the_ranks(servers: int) -> None:
     assert busy == [12 // servers * i for i in range(servers)]
 
 
-@pytest.mark.parametrize("size", range(2, 65))
+@each("size", range(2, 65))
 def test_nobody_is_inside_in_both_of_the_two_trees(size: int) -> None:
     schedule = build("all_reduce", "double_tree", block_layout(size))
     for rank in range(size):
@@ -321,7 +322,7 @@ def test_the_longest_messages_of_halving_doubling_go_to_the_nearest_ranks() -> N
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
-@pytest.mark.parametrize("size", [2, 5, 8])
+@each("size", [2, 5, 8])
 def test_all_ranks_take_the_same_number_of_steps(
     collective: str, algorithm: str, size: int
 ) -> None:
@@ -359,7 +360,7 @@ def test_parts_of_any_length_arrive_where_they_belong(
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("size", range(2, 10))
+@each("size", range(2, 10))
 @pytest.mark.parametrize("algorithm", ALGORITHMS["reduce"])
 def test_the_root_divides_the_mean_once(algorithm: str, size: int, in_place: bool) -> None:
     """`assert_follows` marks divisions where the collective is one that every rank can divide."""

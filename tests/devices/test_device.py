@@ -10,6 +10,7 @@ import pytest
 
 from ringreduce.calls.ops import check_reduction
 from ringreduce.devices.cpu import OPS, CpuDevice
+from tests.support.each import each
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64", "longdouble"]
@@ -139,7 +140,7 @@ def test_each_sum_is_rounded_once(device, dtype):
 
 
 @pytest.mark.parametrize(("op", "dtype"), REDUCTIONS)
-@pytest.mark.parametrize("aliased", ["left", "right"])
+@each("aliased", ["left", "right"])
 def test_the_result_may_go_into_either_operand(device, op, dtype, aliased):
     left = on(device, np.arange(1, 1002) % 101, dtype)
     right = on(device, np.arange(1002, 1, -1) % 97, dtype)
@@ -200,7 +201,7 @@ def test_neither_overflow_nor_nan_is_warned_of_or_raised(device, dtype):
 
 
 @pytest.mark.parametrize(("op", "dtype"), REDUCTIONS)
-@pytest.mark.parametrize("count", [1, 2, 5])
+@each("count", [1, 2, 5])
 def test_many_are_folded_from_left_to_right(device, op, dtype, count):
     sources = [on(device, np.arange(7) % 3 + i % 2, dtype) for i in range(count)]
     wanted = on(device, sources[0], dtype)

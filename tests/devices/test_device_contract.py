@@ -15,6 +15,7 @@ import pytest
 
 from ringreduce.calls.ops import check_reduction
 from ringreduce.devices.cpu import OPS, CpuDevice
+from tests.support.each import each
 from tests.support.late import Gpu, LateDevice
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -126,7 +127,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     ("op", "dtype"),
     [(op, dtype) for dtype in DTYPES for op in OPS if can_be_reduced(dtype, op)],
 )
-@pytest.mark.parametrize("aliased", [None, "left", "right"])
+@each("aliased", [None, "left", "right"])
 def test_folds_have_the_processors_bits(place, op, dtype, aliased):
     left, right = awkward(dtype, 1), awkward(dtype, 2)
     wanted = np.empty_like(left)
@@ -139,7 +140,7 @@ def test_folds_have_the_processors_bits(place, op, dtype, aliased):
     assert all(same_bits(place.get(array), content) for array, content in untouched)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@each("count", [1, 2, 5])
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [(op, dtype) for dtype in ("int16", *FLOATS) for op in OPS if can_be_reduced(dtype, op)],

@@ -13,6 +13,7 @@ from numba import config as numba_config
 from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.devices.float16 import NAN_BITS
+from tests.support.each import each
 
 SHORT = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 FOLDS = ("sum", "prod", "min", "max")
@@ -174,7 +175,7 @@ def in_memory(values: np.ndarray, offset: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("op", FOLDS)
-@pytest.mark.parametrize("count", [*range(10), 15, 16, 17, 31, 33, 63, 64, 65, 97, 127, 129, 1021])
+@each("count", [*range(10), 15, 16, 17, 31, 33, 63, 64, 65, 97, 127, 129, 1021])
 def test_any_length_gives_what_a_longer_one_begins_with(device, dtype, op, count):
     left, right = (operand[-1100:] for operand in operands(dtype))
     longer, into = np.empty_like(left), np.full(count + 8, 1.5, dtype)
@@ -186,7 +187,7 @@ def test_any_length_gives_what_a_longer_one_begins_with(device, dtype, op, count
 
 
 @pytest.mark.parametrize("op", FOLDS)
-@pytest.mark.parametrize("offsets", [(0, 2, 4), (2, 0, 6), (6, 30, 2), (1, 3, 5), (1, 0, 63)])
+@each("offsets", [(0, 2, 4), (2, 0, 6), (6, 30, 2), (1, 3, 5), (1, 0, 63)])
 def test_where_arrays_begin_changes_no_bit(device, dtype, op, offsets):
     left, right = (operand[-1100:] for operand in operands(dtype))
     wanted = np.empty_like(left)
@@ -198,7 +199,7 @@ def test_where_arrays_begin_changes_no_bit(device, dtype, op, offsets):
 
 
 @pytest.mark.parametrize("op", FOLDS)
-@pytest.mark.parametrize("count", [1, 2, 63, 1001])
+@each("count", [1, 2, 63, 1001])
 @pytest.mark.parametrize("place", [0, 1])
 def test_in_place_gives_the_same_bits(device, dtype, op, count, place):
     left, right = (operand[-count:] for operand in operands(dtype))
@@ -293,7 +294,7 @@ def test_nans_with_any_payload_stay_nan(device, dtype):
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
-@pytest.mark.parametrize("count", range(1, 8))
+@each("count", range(1, 8))
 def test_many_are_accumulated_in_float32_and_rounded_once(device, dtype, op, count):
     rng = np.random.default_rng(count)
     sources = [rng.standard_normal(301, np.float32).astype(dtype) for _ in range(count)]

@@ -11,6 +11,7 @@ from ringreduce.algorithms import build
 from ringreduce.schedules.matching import Message, match
 from ringreduce.schedules.schedule import chunk_of, source_of
 from tests.picture.test_picture import read
+from tests.support.each import each
 from tests.support.strategies import EVERY_ALGORITHM, block_layout, steps_of
 
 LEGEND_OF = {
@@ -44,7 +45,7 @@ def chunks_in(words: list[str]) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@each("size", [1, 2, 3])
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 def test_the_legend_speaks_of_what_is_there(collective: str, algorithm: str, size: int) -> None:
     schedule = build(collective, algorithm, block_layout(size))

@@ -14,6 +14,7 @@ from ringreduce.planning.one_step import OneStep, one_step
 from ringreduce.planning.plan import plan_parts
 from ringreduce.planning.shm_instructions import instructions_of
 from ringreduce.schedules.schedule import Recv, Schedule, Send, Step
+from tests.support.each import each
 from tests.support.strategies import EVERY_ALGORITHM, block_layout, layouts
 
 QUICK = settings(max_examples=100)
@@ -74,7 +75,7 @@ def test_a_wrong_place_of_a_chunk_is_noticed():
     assert plan_parts(schedule, 0, counts, 4, 1, one_step=swapped).slice(0) != plan.slice(0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@each("size", [1, 2, 3, 5])
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 def test_other_schedules_are_left_to_the_general_planner(collective, algorithm, size):
     found = one_step(build(collective, algorithm, block_layout(size)))

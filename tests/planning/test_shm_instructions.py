@@ -26,6 +26,7 @@ from ringreduce.planning.operations import INPUT, OUTPUT
 from ringreduce.planning.plan import plan_parts, plan_whole
 from ringreduce.planning.shm_instructions import instructions_of
 from ringreduce.schedules.schedule import Recv, Send, Step
+from tests.support.each import each
 from tests.support.instruction_machine import ITEMSIZE, InstructionMachine
 from tests.support.schedules import any_schedule, by_hand
 
@@ -106,7 +107,7 @@ def single_copy(request, monkeypatch):
     return request.param.startswith("single-copy")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@each("ranks", [2, 3, 4, 5])
 @pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
 def test_any_order_gives_the_same(collective, algorithm, ranks, single_copy):
     made, programs = instructions_of_all(collective, algorithm, ranks, single_copy)
@@ -133,7 +134,7 @@ def joined_for(made, rank, single_copy, slices_without_pause):
     return None if None in slices else join(slices, slices_without_pause)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@each("ranks", [2, 3])
 @pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
 def test_slices_that_are_joined_give_the_same_in_any_order(
     collective, algorithm, ranks, single_copy
@@ -143,11 +144,11 @@ def test_slices_that_are_joined_give_the_same_in_any_order(
     if None in joined:
         assert instructions_of_all(collective, algorithm, ranks, single_copy)[1] is None
         return
-    for each in joined:
-        assert each.instructions.count(Pause()) == 1
-        assert len(each.notes) == len(each.rounds) == 3
+    for one in joined:
+        assert one.instructions.count(Pause()) == 1
+        assert len(one.notes) == len(one.rounds) == 3
     for seed in range(10):
-        before, _, outputs = carried_out(made, [each.instructions for each in joined], seed)
+        before, _, outputs = carried_out(made, [one.instructions for one in joined], seed)
         for rank, out in enumerate(outputs):
             assert np.array_equal(out, wanted(collective, before, rank)), (rank, seed)
 

@@ -15,6 +15,7 @@ from ringreduce.errors import ScheduleError
 from ringreduce.schedules.check import Expression, check
 from ringreduce.schedules.matching import Place, match
 from ringreduce.schedules.schedule import Claim, Recv, Schedule, Send, Step
+from tests.support.each import each
 from tests.support.strategies import (
     EVERY_ALGORITHM,
     HIERARCHICAL,
@@ -31,18 +32,17 @@ from tests.support.strategies import (
 
 
 ALWAYS_PROVEN = {*range(1, 18), 24, 31, 32, 33, 48, 63, 64}
-SIZES = [
-    pytest.param(n, marks=() if n in ALWAYS_PROVEN else pytest.mark.long) for n in range(1, 65)
-]
+SIZES = {"many": sorted(ALWAYS_PROVEN), "all": range(1, 65)}
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("which", ["many", pytest.param("all", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
-def test_it_is_right_on_one_node(collective: str, algorithm: str, size: int) -> None:
-    check(build(collective, algorithm, block_layout(size)))
+def test_it_is_right_on_one_node(collective: str, algorithm: str, which: str) -> None:
+    for size in SIZES[which]:
+        check(build(collective, algorithm, block_layout(size)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "root"),
     [(size, root) for size in range(1, 10) for root in range(size)]
     + [(size, root) for size in (16, 33, 64) for root in (1, size // 2, size - 1)],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.errors import ScheduleError
 from ringreduce.schedules.cost import Link, Profile, price
+from tests.support.each import each
 from tests.support.strategies import block_layout, layouts, written
 
 # All of these differ, so that a formula that confuses two of them gives another result.
@@ -98,7 +99,7 @@ TWO_AND_MORE: list[tuple[str, str, Formula]] = [
 ]
 
 
-@pytest.mark.parametrize("p", SIZES)
+@each("p", SIZES)
 @pytest.mark.parametrize(
     ("collective", "algorithm", "formula"), [*ANY_SIZE, *TWO_AND_MORE], ids=words
 )
@@ -108,7 +109,7 @@ def test_one_node(collective: str, algorithm: str, formula: Formula, p: int) -> 
     assert price(schedule, block_layout(p), NBYTES, PROFILE) == close(cost)
 
 
-@pytest.mark.parametrize("k", range(6))
+@each("k", range(6))
 @pytest.mark.parametrize(
     ("collective", "algorithm", "formula"),
     [

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Schedule, Step, from_text
+from tests.support.each import each
 from tests.support.strategies import EVERY_ALGORITHM, block_layout, steps
 
 
@@ -76,7 +77,7 @@ def legend_of(schedule: Schedule) -> list[str]:
     return [line for line in lines(schedule) if not line.startswith(("step", " ", "…"))]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@each("size", [1, 2, 3])
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY_ALGORITHM)
 def test_the_legend_explains_what_is_drawn(collective: str, algorithm: str, size: int) -> None:
     schedule = build(collective, algorithm, block_layout(size))

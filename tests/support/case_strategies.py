@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import product
 
@@ -66,6 +67,7 @@ draws = st.builds(
 )
 
 
+@functools.cache
 def cells(ranks: range) -> list[Cell]:
     """Every cell there is.
 
