@@ -18,7 +18,7 @@ from tests.support.programs.workers import ENDS
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_workers_are_refused_and_ranks_go_on(tmp_path, without_mpi, when):
     jobs = MpiJobs(tmp_path, without_mpi)
-    first, second = jobs.run_ok("workers", 2, when, timeout_s=120)
+    first, second = jobs.run_ok("workers", 2, when)
     jobs.sweep()
     assert len(first["refused"]) == (3 if when == "before" else 4)
     assert all(text.startswith("init: this process is a worker") for text in first["refused"])

@@ -86,7 +86,7 @@ CHECKS = [
 def outcomes(jobs):
     """Rank -> check -> its outcome."""
     # A failed check leaves a broken communicator, so the job does not end well: not `run_ok`.
-    done = jobs.run("call", 4, "tests.support.mpi_checks:over_mpi", timeout_s=100)
+    done = jobs.run("call", 4, "tests.support.mpi_checks:over_mpi")
     assert None not in done.results, done.output
     return done.results
 

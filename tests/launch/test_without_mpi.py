@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ringreduce.launch import cli
-from tests.support.mpi import GONE_S, alive_in_the_end
+from tests.support.mpi import DEADLINE_S, alive_in_the_end
 
 pytestmark = pytest.mark.slow
 
@@ -172,7 +172,7 @@ def test_a_killed_launcher_leaves_no_rank(tmp_path):
     )
     found = [read_ids(tmp_path / str(rank)) for rank in (0, 1)]
     launcher.kill()
-    launcher.wait(GONE_S)
+    launcher.wait(DEADLINE_S)
     left = alive_in_the_end([rank for rank, _ in found])
     for _, child in found:
         os.kill(child, signal.SIGKILL)

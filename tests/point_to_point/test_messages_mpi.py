@@ -36,9 +36,8 @@ def test_a_killed_peer_fails_messages_with_it_alone(mpi, transport):
     for rank in (0, 2):
         told = done.results[rank]
         assert told["exchanged"] == [2 - rank] * 3, done.output
-        for text, seconds in told["errors"]:
+        for text in told["errors"]:
             assert text.startswith("rank 1 takes part in no more messages with this rank: ")
-            assert seconds < 5
 
 
 @pytest.mark.parametrize("transport", ["shm", "mpi"])

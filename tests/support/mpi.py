@@ -19,8 +19,8 @@ from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
-GONE_S = 10
-"""Seconds in which processes must end that something has ended."""
+DEADLINE_S = 300.0
+"""Seconds that only a job or a process that hangs reaches."""
 SYNCHRONOUS = {"RINGREDUCE_TEST_SYNCHRONOUS": "1"}
 
 
@@ -109,7 +109,7 @@ class MpiJobs:
         self._started.append(job)
         return job
 
-    def finish(self, job: subprocess.Popen[str], timeout_s: float = 60.0) -> Finished:
+    def finish(self, job: subprocess.Popen[str], timeout_s: float = DEADLINE_S) -> Finished:
         """Wait for a job.  Raises AssertionError with its output when it does not end."""
         start = time.monotonic()
         try:
@@ -127,7 +127,7 @@ class MpiJobs:
         program: str,
         ranks: int,
         *arguments: str,
-        timeout_s: float = 60.0,
+        timeout_s: float = DEADLINE_S,
         options: Sequence[str] = (),
         **variables: str,
     ) -> Finished:
@@ -136,7 +136,12 @@ class MpiJobs:
         return self.finish(job, timeout_s)
 
     def run_ok(
-        self, program: str, ranks: int, *arguments: str, timeout_s: float = 60.0, **variables: str
+        self,
+        program: str,
+        ranks: int,
+        *arguments: str,
+        timeout_s: float = DEADLINE_S,
+        **variables: str,
     ) -> list[Any]:
         """The results of a job that must end well."""
         done = self.run(program, ranks, *arguments, timeout_s=timeout_s, **variables)
@@ -222,7 +227,7 @@ def is_alive(pid: int) -> bool:
 
 def alive_in_the_end(pids: list[int]) -> list[int]:
     """Those of `pids` that are still there when they have had time to go."""
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + DEADLINE_S
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left

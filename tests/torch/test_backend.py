@@ -25,7 +25,7 @@ def outcomes_on(tmp_path_factory):
 
     @cache
     def of(ranks):
-        return jobs.run("call", ranks, "tests.torch.checks:over_torch", timeout_s=120)
+        return jobs.run("call", ranks, "tests.torch.checks:over_torch")
 
     yield of
     jobs.sweep()
@@ -42,7 +42,7 @@ def test_a_check_holds(outcomes_on, name, ranks):
 def test_the_debugging_of_torch_changes_nothing(tmp_path):
     jobs = MpiJobs(tmp_path, without_mpi=True)
     checks = "tests.torch.checks:over_torch"
-    found = jobs.run_ok("call", 2, checks, timeout_s=120, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    found = jobs.run_ok("call", 2, checks, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     jobs.sweep()
     wrong = {name: came for each in found for name, came in each.items() if came != "ok"}
     assert wrong == {}
@@ -50,7 +50,7 @@ def test_the_debugging_of_torch_changes_nothing(tmp_path):
 
 def test_mpi_connects_ranks_of_several_hosts(tmp_path):
     jobs = MpiJobs(tmp_path)
-    found = jobs.run_ok("call", 3, "tests.torch.checks:over_mpi", timeout_s=120)
+    found = jobs.run_ok("call", 3, "tests.torch.checks:over_mpi")
     jobs.sweep()
     wrong = {name: came for each in found for name, came in each.items() if came != "ok"}
     assert wrong == {}
@@ -60,14 +60,14 @@ def test_mpi_connects_ranks_of_several_hosts(tmp_path):
 def test_a_variable_keeps_buckets_where_they_are(tmp_path, switch, moved):
     jobs = MpiJobs(tmp_path, without_mpi=True)
     buckets = "tests.torch.checks:moved_buckets"
-    found = jobs.run_ok("call", 2, buckets, timeout_s=60, RINGREDUCE_TORCH_SHARE=switch)
+    found = jobs.run_ok("call", 2, buckets, RINGREDUCE_TORCH_SHARE=switch)
     jobs.sweep()
     assert found == [moved, moved]
 
 
 def test_fifty_groups_on_four_ranks_leave_nothing_behind(tmp_path):
     jobs = MpiJobs(tmp_path, without_mpi=True)
-    found = jobs.run_ok("call", 4, "tests.torch.checks:fifty_groups", timeout_s=60)
+    found = jobs.run_ok("call", 4, "tests.torch.checks:fifty_groups")
     jobs.sweep()
     assert found == [True] * 4
 
@@ -76,7 +76,7 @@ def test_fifty_groups_on_four_ranks_leave_nothing_behind(tmp_path):
 def test_random_programs_give_what_torch_gives(tmp_path, ranks):
     jobs = MpiJobs(tmp_path, without_mpi=True)
     programs = "tests.torch.programs:run_programs"
-    found = jobs.run_ok("call", ranks, programs, "1", "25", timeout_s=120)
+    found = jobs.run_ok("call", ranks, programs, "1", "25")
     jobs.sweep()
     assert len(set(found)) == 1
     assert found[0] > 25

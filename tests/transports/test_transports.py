@@ -59,7 +59,7 @@ def outcomes_with(tmp_path_factory):
     """What every check came to on each rank of an MPI job with such sends, which runs once."""
     jobs = MpiJobs(tmp_path_factory.mktemp("contract"))
     target = "tests.support.transport_checks:over_mpi"
-    yield cache(lambda sends: jobs.run("call", 3, target, sends, timeout_s=120))
+    yield cache(lambda sends: jobs.run("call", 3, target, sends))
     jobs.sweep()
 
 

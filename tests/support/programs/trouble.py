@@ -18,10 +18,10 @@ RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 def differing_timeouts() -> None:
     """Rank 0 is the least patient, rank 1 never calls."""
-    comm = rr.init(timeout_s=60)
+    comm = rr.init(timeout_s=LONG_S)
     if RANK == 1:
         time.sleep(LONG_S)
-    report(RANK, caught(comm, lambda: comm.all_reduce(1, timeout_s=60 if RANK else 0.5)))
+    report(RANK, caught(comm, lambda: comm.all_reduce(1, timeout_s=LONG_S if RANK else 0.5)))
 
 
 def stopped_in_a_disagreement() -> None:
@@ -35,7 +35,7 @@ def stopped_in_a_disagreement() -> None:
 
 def left_and_caught() -> None:
     """Rank 1 leaves its with block by an exception, and goes on without the communicator."""
-    comm = rr.init(timeout_s=20)
+    comm = rr.init(timeout_s=LONG_S)
     if RANK == 1:
         with contextlib.suppress(KeyError), comm:
             raise KeyError("mine")
@@ -114,7 +114,7 @@ def forked() -> None:
 
 def blocked() -> None:
     """All ranks but 0 wait in a collective."""
-    comm = rr.init(timeout_s=600)
+    comm = rr.init(timeout_s=LONG_S)
     comm.barrier()
     report(RANK, {"pid": os.getpid()})
     if RANK == 0:
