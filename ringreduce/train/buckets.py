@@ -89,11 +89,9 @@ class WholeBucket(Bucket):
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients, as views."""
         return self._shard
 
     def put(self, name: str, gradient: Any, *, add: bool) -> None:
-        """Write, or add, a gradient; it may be one number for all elements."""
         place = self.places[name]
         if add:
             place += gradient
@@ -101,7 +99,6 @@ class WholeBucket(Bucket):
             place[...] = gradient
 
     def reduction(self, op: str) -> Callable[..., Any]:
-        """Return the call that reduces the gradients; it takes `async_op`."""
         call: Callable[..., Any] = self._comm.all_reduce
         return partial(call, self.flat, op, out=self.flat, **self._how)
 

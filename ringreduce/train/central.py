@@ -29,7 +29,6 @@ class _CentralBucket(ReplicatedBucket):
         return super().nbytes - counted * bool(self._comm.rank)
 
     def update(self, update: Update) -> None:
-        """Update this rank's shard of the parameters."""
         for name, pieces in self.layout.in_shard.items():
             flat = self.parameter(name).reshape(-1)
             for place, own in pieces:
@@ -77,6 +76,5 @@ class CentralParallel(ShardedParallel):
         self._comm.barrier()
 
     def load(self, arrays: Mapping[str, Any] | None) -> None:
-        """Set all parameters and the optimizer's arrays to rank 0's `arrays`.  Collective."""
         super().load(arrays)
         self._comm.barrier()

@@ -117,7 +117,6 @@ class Divided(Part):
             yield layer
 
     def reduced(self) -> dict[str, Any]:
-        """Return the gradients that `gradients` has reduced, of this rank's parameters."""
         return dict(self.pipe.gradients)
 
     def counted(self) -> list[Any]:
@@ -127,22 +126,17 @@ class Divided(Part):
         return tensor_parallel.counted(self.pipe.gradients, self._tensor.rank)
 
     def update(self, lr: float, step: int) -> None:
-        """Make the optimizer's step on this rank's parameters."""
         for name, gradient in self.pipe.gradients.items():
             arrays = self.pipe.parameters[name], *(each[name] for each in self._slots.values())
             optimizers.in_blocks(self._update, arrays, gradient, lr, step)
 
     @property
     def times(self) -> tuple[float, float]:
-        """Seconds of communication and of exposed communication in the last step.
-
-        Both count the time in which this rank waits for the stages before and after its own.
-        """
+        """As `Part.times`; both count the wait for the stages before and after this rank's."""
         return self._times
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of data that this rank has sent in the last step."""
         of_replicas = 0 if self._dp is None else self._dp.sent_bytes
         return (
             self.pipe.sent_bytes + self._tensor.sent_bytes + self._samples.sent_bytes + of_replicas
@@ -150,17 +144,13 @@ class Divided(Part):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer's arrays."""
         parameters = sum(int(array.nbytes) for array in self.own())
         return parameters * (1 + len(self._slots)) + self.pipe.gradient_bytes
 
     # --- evaluation, and proofs ---
 
     def right(self, x: Any, labels: Any) -> int:
-        """Return how many of this replica's held-out samples are predicted right.
-
-        Only the ranks of the last stage know.
-        """
+        """As `Part.right`; only the ranks of the last stage know."""
 
         def predict(layer: Any, rows: Any) -> Any:
             return layer.predict(rows, self.running)
@@ -171,7 +161,6 @@ class Divided(Part):
         return int((self._columns.classes(logits) == labels).sum())
 
     def own(self) -> list[Any]:
-        """Return this rank's parameters."""
         return list(self.pipe.parameters.values())
 
     def check_equal(self) -> None:
@@ -184,11 +173,9 @@ class Divided(Part):
     # --- the whole model ---
 
     def whole(self) -> dict[str, Any]:
-        """Return the parameters of the whole model, the same on all ranks.  Collective."""
         return self._gather(self.pipe.parameters, self.run.init_params())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the content of a checkpoint.  Collective."""
         like = self.run.init_params()
         found = self._gather(self.pipe.parameters, like)
         for slot, arrays in self._slots.items():
@@ -199,7 +186,6 @@ class Divided(Part):
         return {name: on_host(array) for name, array in found.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        """Set all arrays to those of a checkpoint.  Collective."""
         rank, ranks = self._tensor.rank, self._tensor.size
         like = self.run.init_params()
         for prefix, own in self._by_prefix():
@@ -213,7 +199,6 @@ class Divided(Part):
         return {}
 
     def close(self) -> None:
-        """Close the communicators of the mesh.  Collective."""
         self._mesh.close()
 
     def _by_prefix(self) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -54,16 +54,12 @@ class ExactReplica(WholeModel):
         self._sent_bytes = run.comm.sent_bytes("all_reduce", numbers)
 
     def rows(self, count: int) -> slice:
-        """Return the rows of a global batch that this rank computes."""
         first = data.part(count, self._mine.start, self._shards).start
         last = data.part(count, self._mine.stop - 1, self._shards).stop
         return slice(first, last)
 
     def gradients(self, x: Any, labels: Any, count: int) -> np.ndarray:
-        """Compute and add the gradients of a batch.  Return the losses of all shards.
-
-        The losses of shards of other ranks are 0.
-        """
+        """As `Part.gradients`; the losses of shards of other ranks are 0."""
         losses, first = np.zeros(self._shards), self.rows(count).start
         for shard, buffers in zip(self._mine, self._of_shards, strict=True):
             part = data.part(count, shard, self._shards)
@@ -95,10 +91,8 @@ class ExactReplica(WholeModel):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of data that this rank has sent in the last step."""
         return self._sent_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer's arrays."""
         return super().state_bytes + sum(group.nbytes for group in self._groups)

@@ -56,7 +56,6 @@ class JaxReplica(Part):
         self._reduced: dict[str, Any] = {}
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
-        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
         loss, layers = _loss_and_gradients(self._parameters, x, labels, count)
         self.activation_bytes = max(self.activation_bytes, len(x) * self._sample_bytes)
         gradients = mlp.named(layers)
@@ -70,11 +69,9 @@ class JaxReplica(Part):
         return self._reduced
 
     def counted(self) -> list[Any]:
-        """Return this rank's shard of the gradients."""
         return self._dp.shard
 
     def update(self, lr: float, step: int) -> None:
-        """Make the optimizer's step on all parameters."""
         settings = self.run.settings
         gradients = _layers({n: self._to_device(array) for n, array in self._reduced.items()})
         state = self._parameters, self._slots
@@ -89,12 +86,10 @@ class JaxReplica(Part):
 
     @property
     def times(self) -> tuple[float, float]:
-        """Seconds of communication and of exposed communication in the last step."""
         return self._dp.times.communication_s, self._dp.times.exposed_s
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of data that this rank has sent in the last step."""
         return self._dp.sent_bytes
 
     @property
@@ -103,15 +98,12 @@ class JaxReplica(Part):
         return self._parameter_bytes * (3 + len(self._slots))
 
     def right(self, x: Any, labels: Any) -> int:
-        """Return how many of this replica's held-out samples are predicted right."""
         return int(_right(self._parameters, x, labels))
 
     def own(self) -> list[Any]:
-        """Return all parameters, as NumPy's arrays that cannot be written to."""
         return list(self.whole().values())
 
     def check_equal(self) -> None:
-        """Prove that all ranks have bitwise the same parameters."""
         check_equal(self.run.comm, self.flat())
 
     def whole(self) -> dict[str, Any]:
@@ -119,7 +111,6 @@ class JaxReplica(Part):
         return {name: to_host(array) for name, array in mlp.named(self._parameters).items()}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the content of a checkpoint."""
         slots = zip(self.run.slots, self._slots, strict=True)
         of_slots = {
             f"{slot}/{name}": to_host(array)
@@ -129,7 +120,6 @@ class JaxReplica(Part):
         return self.whole() | of_slots
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        """Set all arrays to those of a checkpoint."""
         own = {name: array.copy() for name, array in self.arrays().items()}
         spread(self.run, own, arrays)
         self._place(own)

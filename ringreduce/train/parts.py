@@ -279,7 +279,6 @@ class WholeModel(Part):
         return {name: self.stored[name] for name in self._names}
 
     def use(self, store: Store) -> None:
-        """Take all arrays from the store."""
         self._store = store
         self.stored = {name: store[name] for name in self.stored}  # the others are not needed
         self._show(self.stored)
@@ -292,11 +291,9 @@ class WholeModel(Part):
             layer.take(arrays)
 
     def reduced(self) -> dict[str, Any]:
-        """Return the gradients that `gradients` has reduced."""
         return self._reduced
 
     def update(self, lr: float, step: int) -> None:
-        """Make the optimizer's step on all parameters."""
         old, new = self._arrays, {**self._arrays}
         for name, gradient in self._reduced.items():
             names = self._names[name]
@@ -310,34 +307,27 @@ class WholeModel(Part):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer's arrays."""
         parameters = sum(int(array.nbytes) for array in self.own())
         copies = 1 if isinstance(self._store, InPlace) else 2  # a State has two slots
         return parameters * (1 + copies * (1 + len(self.run.slots)))
 
     def right(self, x: Any, labels: Any) -> int:
-        """Return how many of this replica's held-out samples are predicted right."""
         parameters = tuple(layer.arrays for layer in self._network)
         return mlp.right(parameters, x, labels, self.run.xp, self.running)
 
     def own(self) -> list[Any]:
-        """Return all parameters."""
         return list(self.whole().values())
 
     def check_equal(self) -> None:
-        """Prove that all ranks have bitwise the same parameters."""
         check_equal(self.run.comm, self.flat())
 
     def whole(self) -> dict[str, Any]:
-        """Return the parameters by name."""
         return {name: self._arrays[name] for name in self._names}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the content of a checkpoint."""
         return {name: on_host(array) for name, array in self._arrays.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        """Return the arrays of a checkpoint."""
         own = {name: self.run.xp.empty_like(array) for name, array in self.stored.items()}
         spread(self.run, own, arrays)
         return own
@@ -361,7 +351,6 @@ class Replica(WholeModel):
         )
 
     def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
-        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
         self._normalising.begin()
         buffers = {name: self.dp.buffer(name) for name in self._parameters}
         loss, kept, gradients = mlp.step(self._network, x, labels, count, buffers, self.run.xp)
@@ -373,18 +362,15 @@ class Replica(WholeModel):
         return float(loss)
 
     def counted(self) -> list[Any]:
-        """Return this rank's shard of the gradients."""
         return self.dp.shard
 
     @property
     def times(self) -> tuple[float, float]:
-        """Seconds of communication and of exposed communication in the last step."""
         more, times = self._normalising.seconds, self.dp.times
         return times.communication_s + more, times.exposed_s + more
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of data that this rank has sent in the last step."""
         return self.dp.sent_bytes + self._normalising.sent_bytes
 
 

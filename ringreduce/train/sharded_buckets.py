@@ -85,14 +85,10 @@ class ShardedBucket(Bucket):
 
     @property
     def shard(self) -> list[Any]:
-        """The parts of this rank's shard of the gradients, as views.
-
-        `global_norm` adds them up in the order of a replica's parts, so the norm has the same bits.
-        """
+        """As `Bucket.shard`, in a replica's order of parts: `global_norm` has the same bits."""
         return [self.gradient[place] for place in self.layout.own]
 
     def put(self, name: str, gradient: Any, *, add: bool) -> None:
-        """Write, or add, a gradient; it may be one number for all elements."""
         if self._lent is None:
             self._borrow()
             for padding in self.layout.padding:
@@ -107,12 +103,10 @@ class ShardedBucket(Bucket):
                 self.rows[row] = value
 
     def reduction(self, op: str) -> Callable[..., Any]:
-        """Return the call that reduces the gradients; it takes `async_op`."""
         call: Callable[..., Any] = self._comm.reduce_scatter
         return partial(call, self.rows, op, out=self.gradient, algorithm=self._half)
 
     def begin_again(self) -> None:
-        """Forget the gradients of a step."""
         super().begin_again()
         self.release()
 
@@ -249,25 +243,21 @@ class ReplicatedBucket(ShardedBucket):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, without those of the workspace."""
         return super().nbytes + sum(int(array.nbytes) for array in self._parameters.values())
 
     def update(self, update: Update) -> None:
-        """Update this rank's shard of the parameters, and copy it over that of the gradients."""
         for name, pieces in self.layout.in_shard.items():
             flat = self.parameter(name).reshape(-1)
             for place, own in pieces:
                 slots = tuple(slot[own] for slot in self.slots.values())
                 update(flat[place], slots, self.gradient[own])
-                self.gradient[own] = flat[place]
+                self.gradient[own] = flat[place]  # which `publish` sends
 
     def publish(self) -> None:
-        """Start to send the shard to ranks that keep all parameters."""
         self._borrow()
         self._publishing = self._gather(self.gradient, self.rows)
 
     def end_publish(self) -> float:
-        """Wait until all ranks' shards are here.  Return the seconds of the gather."""
         if self._publishing is None:
             return 0.0
         work, self._publishing = self._publishing, None
@@ -282,20 +272,16 @@ class ReplicatedBucket(ShardedBucket):
         return work.seconds or 0.0
 
     def parameter(self, name: str) -> Any:
-        """Return a whole parameter."""
         return self._parameters[name]
 
     @property
     def own(self) -> list[Any]:
-        """The parameters, as views."""
         return list(self._parameters.values())
 
     def whole_parameters(self) -> dict[str, Any]:
-        """Return copies of the parameters, by name."""
         return {name: array.copy() for name, array in self._parameters.items()}
 
     def load(self, name: str, array: Any) -> None:
-        """Set a parameter."""
         self._parameters[name][...] = array
 
 
@@ -327,24 +313,20 @@ class PartitionedBucket(ShardedBucket):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, without those of the workspace."""
         return super().nbytes + int(self.parameters.nbytes)
 
     def update(self, update: Update) -> None:
-        """Update this rank's shard of the parameters."""
         own = slice(self.layout.length)
         slots = tuple(slot[own] for slot in self.slots.values())
         update(self.parameters[own], slots, self.gradient[own])
 
     def fetch(self) -> None:
-        """Start to gather the parameters, unless they are here or on their way."""
         if self._fetching is None and not self._fetched:
             lent = self.workspace.take()
             rows = self._view(lent, self.layout.size)
             self._fetching = self._gather(self.parameters, rows), lent
 
     def end_fetch(self) -> float:
-        """Wait until the parameters are here.  Return the seconds of the gather."""
         if self._fetching is None:
             return 0.0
         (work, lent), self._fetching = self._fetching, None
@@ -358,11 +340,9 @@ class PartitionedBucket(ShardedBucket):
         return work.seconds or 0.0
 
     def parameter(self, name: str) -> Any:
-        """Return a whole parameter, after `end_fetch`."""
         return self._fetched[name]
 
     def drop(self) -> None:
-        """Drop what was gathered by `fetch`; wait for a gather that is under way."""
         if self._fetching is not None:
             (work, lent), self._fetching = self._fetching, None
             with suppress(rr.RingReduceError):  # another error is being raised
@@ -374,13 +354,10 @@ class PartitionedBucket(ShardedBucket):
 
     @property
     def own(self) -> list[Any]:
-        """This rank's shard of the parameters, as a view."""
         return [self.parameters[: self.layout.length]]
 
     def whole_parameters(self) -> dict[str, Any]:
-        """Return copies of the parameters, by name.  Collective."""
         return self.whole(self.parameters)
 
     def load(self, name: str, array: Any) -> None:
-        """Set a parameter."""
         self.keep(self.parameters, name, array)

@@ -46,7 +46,6 @@ class Sharded(Part):
         self._most_bytes = 0
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
-        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss."""
         self._normalising.begin()
         network, kept = [], []
         for arrays in self.parallel.forward():
@@ -82,17 +81,13 @@ class Sharded(Part):
         return self.parallel.gradients()
 
     def counted(self) -> list[Any]:
-        """Return this rank's shard of the gradients."""
         return self.parallel.shard
 
     def clip(self, longest: float) -> None:
-        """Scale this rank's shard down if the norm of all gradients is larger than `longest`."""
         shard = self.counted()
         clip(shard, global_norm(shard, self.run.comm), longest)
 
     def update(self, lr: float, step: int) -> None:
-        """Make the optimizer's step on this rank's shard."""
-
         def of_shard(parameters: Any, own: tuple[Any, ...], gradient: Any) -> None:
             optimizers.in_blocks(self._update, (parameters, *own), gradient, lr, step)
 
@@ -101,13 +96,11 @@ class Sharded(Part):
 
     @property
     def times(self) -> tuple[float, float]:
-        """Seconds of communication and of exposed communication in the last step."""
         more, times = self._normalising.seconds, self.parallel.times
         return times.communication_s + more, times.exposed_s + more
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of data that this rank has sent in the last step."""
         return self.parallel.sent_bytes + self._normalising.sent_bytes
 
     @property
@@ -116,7 +109,6 @@ class Sharded(Part):
         return self._most_bytes
 
     def right(self, x: Any, labels: Any) -> int:
-        """Return how many of this replica's held-out samples are predicted right."""
         blocks = [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
         for arrays in self.parallel.forward():
             layer = self._layer(arrays)
@@ -125,25 +117,20 @@ class Sharded(Part):
         return int((self.run.xp.concatenate(found) == labels).sum()) if found else 0
 
     def own(self) -> Iterable[Any]:
-        """Return this rank's parameters, or its shard of them."""
         return self.parallel.own
 
     def check_equal(self) -> None:
-        """Prove that all ranks have bitwise the same parameters, if they all have them."""
         if not self._divides:
             check_equal(self.run.comm, self.run.xp.concatenate([a.reshape(-1) for a in self.own()]))
 
     def whole(self) -> dict[str, Any]:
-        """Return the parameters of the whole model.  Collective."""
         return {name: a for name, a in self.parallel.arrays().items() if "/" not in name}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the content of a checkpoint.  Collective."""
         whole = self.parallel.arrays() | of_running(self.running)
         return {name: on_host(array) for name, array in whole.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        """Set all arrays to those of a checkpoint.  Collective."""
         self.parallel.load(arrays)
         spread(self.run, of_running(self.running), arrays)
         return {}
@@ -163,7 +150,6 @@ class Central(Sharded):
         return map(self.run.xp.asarray, super().own())
 
     def whole(self) -> dict[str, Any]:
-        """Return the parameters of the whole model on the device.  Collective."""
         return {name: self.run.xp.asarray(array) for name, array in super().whole().items()}
 
 

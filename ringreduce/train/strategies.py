@@ -171,7 +171,6 @@ class OneDevice(Strategy):
     when: ClassVar[str] = "never"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that there is one rank."""
         ranks = sum(map(len, nodes))
         if ranks > 1:
             raise ValueError(f"one_device is for one rank; there are {ranks}: choose mirrored")
@@ -204,7 +203,6 @@ class Mirrored(Strategy):
         _check_choice(self, "cross_device", tuple(CROSS_DEVICE))
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that there is one node."""
         if len(nodes) > 1:
             raise ValueError(
                 f"{self.name} is for the ranks of one node; there are {len(nodes)} nodes: choose "
@@ -215,12 +213,10 @@ class Mirrored(Strategy):
             raise ValueError(f"wire {settings.wire} cannot be combined with cross_device nccl")
 
     def check_device(self, device: str) -> None:
-        """Check that NCCL has GPUs."""
         if self.cross_device == "nccl" and device != "cuda":
             raise ValueError("cross_device is nccl, which reduces on GPUs; add device cuda")
 
     def algorithm(self, settings: Settings) -> str:
-        """Return the algorithm of the all-reduces."""
         return _agreed(settings, "cross_device", self.cross_device, CROSS_DEVICE)
 
 
@@ -250,11 +246,9 @@ class MultiWorkerMirrored(Strategy):
         _check_choice(self, "communication", tuple(COMMUNICATION))
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check the algorithm."""
         self.algorithm(settings)
 
     def algorithm(self, settings: Settings) -> str:
-        """Return the algorithm of the all-reduces."""
         return _agreed(settings, "communication", self.communication, COMMUNICATION)
 
 
@@ -280,7 +274,6 @@ class CentralStorage(Strategy):
     how: ClassVar[str] = "reduce-scatter"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that there is one node, and that gradients are sent in their dtype."""
         if len(nodes) > 1:
             raise ValueError(
                 f"central_storage is for the ranks of one node; there are {len(nodes)} nodes: "
@@ -318,7 +311,6 @@ class Zero(Strategy):
             raise ValueError(f"zero is {shown(self.stage)}; wanted stage 1, 2 or 3")
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that the all-reduce has two halves, and that gradients are sent in their dtype."""
         _check_halves(self, settings)
 
 
@@ -369,7 +361,6 @@ class Pipeline(Strategy):
             raise ValueError(f"cut is {shown(self.cut)}; wanted balanced, or layers of each stage")
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that the layers can be divided among the stages, and their batch as well."""
         ranks = sum(map(len, nodes))
         stages, layers = ranks * self.virtual, len(settings.hidden) + 1
         if self.stages not in (None, stages):
@@ -389,7 +380,6 @@ class Pipeline(Strategy):
             )
 
     def sizes(self, ranks: int) -> Coordinates:
-        """Return the sizes."""
         return Coordinates(1, ranks, 1)
 
 
@@ -416,11 +406,9 @@ class Tensor(Strategy):
     when: ClassVar[str] = "every two layers"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that no wire is asked for."""
         _check_stages(self, 1, 1, settings, replicas=1)
 
     def sizes(self, ranks: int) -> Coordinates:
-        """Return the sizes."""
         return Coordinates(1, 1, ranks)
 
 
@@ -468,14 +456,12 @@ class Hybrid(Strategy):
         _check_pipeline(self)
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that the ranks are a mesh, and that the layers can be divided."""
         replicas = self.sizes(sum(map(len, nodes))).data
         splits = self.splits or self.pipeline
         rr.pipeline.schedule(self.schedule, self.pipeline, splits)
         _check_stages(self, self.pipeline, splits, settings, replicas)
 
     def sizes(self, ranks: int) -> Coordinates:
-        """Return the sizes."""
         group = self.pipeline * self.tensor
         if self.data is None and ranks % group:
             raise ValueError(
@@ -507,14 +493,12 @@ class TPU(Strategy):
     how: ClassVar[str] = "all-reduce"
 
     def check_device(self, device: str) -> None:
-        """Check that the device is JAX's own."""
         if device != "cpu":
             raise ValueError(
                 f"device {device} cannot be combined with strategy tpu: JAX has its own device"
             )
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        """Check that the settings ask for float32 and no batch normalisation."""
         if settings.batch_norm:
             raise ValueError("batch_norm cannot be combined with strategy tpu")
         if settings.dtype != "float32":
