@@ -74,7 +74,6 @@ class Setting:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The shares of all ranks."""
         return (self.part,) * self.comm.size
 
     @property

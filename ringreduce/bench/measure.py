@@ -39,12 +39,10 @@ class Timing:
 
     @property
     def median_s(self) -> float:
-        """The median time of a call."""
         return float(np.median(self.seconds))
 
     @property
     def min_s(self) -> float:
-        """The shortest."""
         return min(self.seconds)
 
     @property

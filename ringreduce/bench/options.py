@@ -70,7 +70,6 @@ class Options:
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element."""
         return np.dtype(self.dtype).itemsize
 
     @property

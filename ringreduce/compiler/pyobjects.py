@@ -37,9 +37,7 @@ class PyObject(Record):
 class PyVarObject(Record):
     """``object.h``: the head of tuples and lists."""
 
-    # References to the object.
     refcount: Word
-    # The address of its type.
     type: Address
     # Number of items.
     size: Word
@@ -49,9 +47,7 @@ class PyVarObject(Record):
 class PyList(Record):
     """``cpython/listobject.h``: PyListObject."""
 
-    # References to the object.
     refcount: Word
-    # The address of its type.
     type: Address
     # Number of items.
     size: Word
@@ -63,9 +59,7 @@ class PyList(Record):
 class PyArray(Record):
     """``ndarraytypes.h``: PyArrayObject_fields, unchanged since NumPy 1.7."""
 
-    # References to the object.
     refcount: Word
-    # The address of its type.
     type: Address
     # The address of the first element.
     data: Address

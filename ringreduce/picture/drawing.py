@@ -71,7 +71,6 @@ class Drawing:
         self.height = self._legend_top + height + MARGIN / 2
 
     def svg(self) -> str:
-        """Return the whole document."""
         # The messages to follow are in front of the others.
         arrows = sorted(self._layout.arrows(), key=lambda arrow: self._follows(arrow.message))
         at_legend = f"translate({MARGIN:g} {self._legend_top:.12g})"

@@ -51,7 +51,6 @@ class Timeline:
 
     @property
     def columns(self) -> int:
-        """Number of columns."""
         return max((borders[-1] for borders in self.borders), default=0)
 
     @property

@@ -126,7 +126,6 @@ class MailboxRoad:
             unsent.popleft()
 
     def has_unsent(self, peer: int) -> bool:
-        """Return whether answers to a peer wait for a place."""
         return bool(self._unsent[peer])
 
     def record_of(self, kind: Kind) -> np.ndarray:
@@ -175,7 +174,6 @@ class MailboxRoad:
         return function
 
     def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
-        """Let compiled code send or receive arrays of this kind from now on."""
         if self._latest.get((name, peer)) is kind:
             return
         known, record = self._known.get(name), self.record_of(kind)
@@ -193,19 +191,16 @@ class MailboxRoad:
             self._latest[name, peer] = kind
 
     def set_quiet(self, peer: int, quiet: bool) -> None:
-        """Let compiled code make messages with a peer, or not; then wait until it makes none."""
         channel = self.channels[peer]
         channel.quiet = quiet and not channel.unadopted
         while not quiet and channel.busy:
             time.sleep(0)
 
     def set_idle(self, idle: bool) -> None:
-        """Let compiled code make messages, or none with any peer."""
         for entry in self._entries:
             entry.idle = idle
 
     def forked(self) -> None:
-        """Let compiled code make no more messages in a child process, and wait for no thread."""
         for channel in self.channels:
             channel.quiet = channel.busy = 0
 

@@ -339,7 +339,6 @@ class Endpoint:
     # --- for `Work`: the queue of asynchronous messages ---
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
-        """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         return self.wait_until(completed.is_set, end)
 

@@ -82,7 +82,6 @@ class Pair:
 
     @property
     def is_busy(self) -> bool:
-        """Whether some operation is not over."""
         waits = self.unoffered or self.offered or self.reading
         return bool(waits) or any(self.receives.values())
 

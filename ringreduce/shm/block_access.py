@@ -117,7 +117,6 @@ class Access(Record):
     block_count: Word
     # Size in bytes of an element, or of one of the two parts of a complex element.
     item_bytes: Word
-    # This rank.
     rank: Word
     # Index of the block that this rank begins with.
     first: Word

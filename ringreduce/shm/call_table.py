@@ -73,31 +73,20 @@ class FastPathState(Record):
     view_of: Address
     # The address of the `TensorViews`.
     tensors: Address
-    # None.
+    # None, and types.
     none: Address
-    # The type of arrays.
     array_type: Address
-    # The type of lists.
     list_type: Address
-    # The type of tuples.
     tuple_type: Address
-    # The type of ints.
     int_type: Address
-    # The text "out".
+    # The names of parameters, as texts.
     name_out: Address
-    # The text "op".
     name_op: Address
-    # The text "root".
     name_root: Address
-    # The text "counts".
     name_counts: Address
-    # The text "algorithm".
     name_algorithm: Address
-    # The text "wire".
     name_wire: Address
-    # The text "timeout_s".
     name_timeout_s: Address
-    # The text "async_op".
     name_async_op: Address
     # False.
     false: Address
@@ -105,13 +94,10 @@ class FastPathState(Record):
     default_op: Address
     # The text "auto": the default algorithm.
     default_algorithm: Address
-    # Scratch: the first argument of the Python function that is called.
+    # Scratch: the arguments of the Python function that is called.
     argument0: Word
-    # Scratch: the second argument of that function.
     argument1: Word
-    # Scratch: the third argument of that function.
     argument2: Word
-    # Scratch: the fourth argument of that function.
     argument3: Word
 
 

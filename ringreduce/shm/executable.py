@@ -48,7 +48,6 @@ class Executable(WithoutMessages):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the plan is bound to its arrays."""
         return self._bound is not None
 
     def sign(self, digest: bytes) -> None:

@@ -51,7 +51,6 @@ class Slot(Record):
     header: Header
     # INPUT; with PUBLISHES_DATA the offset in the segment of the data of the round.
     input: Location
-    # OUTPUT.
     output: Location
 
 
@@ -339,9 +338,7 @@ class Instruction(Record):
 class FreeSlot(Record):
     """Wait until the slot of a round may be written, and reserve memory of the ring."""
 
-    # FREE_SLOT
     opcode: Word
-    # Number of the round in the program, from 1.
     round: Word
     # Bytes to reserve; 0: none.
     nbytes: Word
@@ -353,9 +350,7 @@ class FreeSlot(Record):
 class Post(Record):
     """Publish this rank's part of a round."""
 
-    # POST
     opcode: Word
-    # Number of the round in the program, from 1.
     round: Word
     # Address of a word that is not 0 if `exposed` is the data of the round; 0: there is none.
     shared_flag: Address
@@ -367,9 +362,7 @@ class Post(Record):
 class Wait(Record):
     """Wait until a peer has posted a round."""
 
-    # WAIT
     opcode: Word
-    # Number of the round in the program, from 1.
     round: Word
     # Index of the peer.
     peer: Word
@@ -381,7 +374,6 @@ class Wait(Record):
 class Copy(Record):
     """Copy bytes from a buffer to another."""
 
-    # COPY
     opcode: Word
     # The bytes to write.
     target: Operand
@@ -423,7 +415,6 @@ class DirectWrite(Record):
 class Reduce(Record):
     """Reduce sources from left to right."""
 
-    # REDUCE
     opcode: Word
     # The bytes to write.
     target: Operand

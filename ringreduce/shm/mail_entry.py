@@ -65,7 +65,6 @@ class MailEntry(Record):
 
     # 1: the function sends; 0: it receives.
     sends: Word
-    # This rank.
     rank: Word
     # Ranks of the communicator.
     ranks: Word
@@ -79,11 +78,9 @@ class MailEntry(Record):
     general: Address
     # ``adopt(x, peer, tag)``: waits for the answer to the message that was offered last.
     adopt: Address
-    # The type of arrays.
+    # Types, and None.
     array_type: Address
-    # The type of ints.
     int_type: Address
-    # None.
     none: Address
     # The names of the parameters.
     name_peer: Address

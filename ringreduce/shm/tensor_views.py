@@ -97,11 +97,9 @@ class TensorViews(Record):
     is_neg: Address
     # The text "requires_grad".
     name_requires_grad: Address
-    # False.
+    # False, None, and the type of arrays.
     false: Address
-    # None.
     none: Address
-    # The type of arrays.
     array_type: Address
     # PyArray_NewFromDescr.
     new_array: Address

@@ -25,11 +25,9 @@ class Now:
         self.seconds = time.perf_counter() - begin
 
     def done(self) -> bool:
-        """Return True."""
         return True
 
     def wait(self) -> None:
-        """Raise the error of the call, if there was one."""
         if self._error is not None:
             raise self._error
 

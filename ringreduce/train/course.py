@@ -104,7 +104,6 @@ class Course:
         return self.place(step)[1] // self.stretch.batch
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step."""
         settings = self._settings
         if not settings.batch_per_rank:
             return optimizers.learning_rate(settings, step, self.steps)

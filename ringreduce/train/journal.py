@@ -82,7 +82,6 @@ class Journal:
 
     @property
     def state(self) -> State:
-        """The progress of the run."""
         epoch_loss, last_loss = self._store[PROGRESS][: _At.REPORTED_STEPS].tolist()
         stretch = tuple(self._store[STRETCH].tolist())
         return State(self._store.step, epoch_loss, last_loss, stretch)

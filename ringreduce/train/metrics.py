@@ -33,11 +33,9 @@ class Careful:
         """Names of the watchers that were dropped."""
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Pass the steps on."""
         self._each(lambda sink: sink.steps(steps))
 
     def epoch(self, epoch: Epoch) -> None:
-        """Pass the epoch on."""
         self._each(lambda sink: sink.epoch(epoch))
 
     def close(self) -> None:
@@ -99,17 +97,14 @@ class JsonLines:
             unfinished.unlink(missing_ok=True)
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Write a line for each step."""
         self._file.writelines(_line(step) for step in steps)
         self._file.flush()
 
     def epoch(self, epoch: Epoch) -> None:
-        """Write a line for the epoch."""
         self._file.write(_line(epoch))
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -138,7 +133,6 @@ class TensorBoard:
         return Writer
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Write the scalars of the steps."""
         for step in steps:
             self._step = step.step
             for name in ("loss", "lr", "step_s", "compute_s", "communication_s", "exposed_s"):
@@ -147,13 +141,11 @@ class TensorBoard:
         self._writer.flush()
 
     def epoch(self, epoch: Epoch) -> None:
-        """Write the scalars of the epoch."""
         for name in ("loss", "accuracy", "samples_per_s"):
             self._writer.add_scalar(f"epoch/{name}", getattr(epoch, name), self._step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event files."""
         self._writer.close()
 
 
@@ -180,11 +172,9 @@ class History:
         """(the number of its last step, epoch)"""
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Keep the steps."""
         self.all_steps += steps
 
     def epoch(self, epoch: Epoch) -> None:
-        """Keep the epoch."""
         self.all_epochs.append((self.all_steps[-1].step, epoch))
 
     def again(self, kept: Sequence[Step | Epoch]) -> None:

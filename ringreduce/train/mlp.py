@@ -204,7 +204,6 @@ class Affine:
         self.arrays = type(self.arrays)(*[arrays[name] for name in self._names])
 
     def forward(self, x: Array) -> tuple[Array, Kept]:
-        """Return the output, and what `backward` needs."""
         value, normalised = self._affine(x), None
         if isinstance(self.arrays, NormalisedArrays):
             if self._samples is None:
@@ -231,7 +230,6 @@ class Affine:
     def backward(
         self, kept: Kept, gradient: Array, into: Mapping[str, Array]
     ) -> tuple[Array | None, Iterator[tuple[str, Array]]]:
-        """Return the gradient of the input, and those of the parameters as they are computed."""
         of_norm: list[tuple[str, Array]] = []
         if not self._last:
             gradient *= kept.y > 0

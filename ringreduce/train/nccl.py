@@ -27,7 +27,6 @@ class _Event:
         self._cuda, self._event = cuda, event
 
     def done(self) -> bool:
-        """Return whether the call is complete."""
         return bool(self._event.done)
 
     def wait(self) -> None:

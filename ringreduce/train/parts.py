@@ -55,7 +55,6 @@ class Run:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the optimizer's arrays."""
         return optimizers.SLOTS[self.settings.optimizer]
 
 
@@ -70,16 +69,13 @@ class Metered:
 
     @property
     def rank(self) -> int:
-        """This rank."""
         return self._comm.rank
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return self._comm.size
 
     def all_reduce(self, x: Any, op: str = "sum", *, out: Any = None) -> Any:
-        """Make the all-reduce."""
         begin = time.perf_counter()
         try:
             return self._comm.all_reduce(x, op, out=out, algorithm=self._algorithm)

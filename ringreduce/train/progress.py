@@ -38,7 +38,6 @@ class Progress:
             self._show(steps[-1].epoch, made, steps[-1].loss)
 
     def epoch(self, epoch: Epoch) -> None:
-        """Show the epoch."""
         self._measured = (
             f"  held-out {100 * epoch.accuracy:.1f} %  {epoch.samples_per_s:,.0f} samples/s"
             f"  exposed communication {100 * epoch.exposed:.0f} %"

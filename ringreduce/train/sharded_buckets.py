@@ -76,7 +76,6 @@ class ShardedBucket(Bucket):
         """The gradients of all ranks' shards, row by row, while they are in use."""
 
     def _zeros(self) -> Any:
-        """Return a new row of zeros."""
         row = empty(self._comm, self._like, self.layout.width)
         row[...] = 0
         return row

@@ -69,7 +69,6 @@ class Sharded(Part):
         return gradient
 
     def _layer(self, arrays: Mapping[str, Any]) -> mlp.Affine:
-        """Return the layer of these parameters."""
         xp = self.run.xp
         on_device = {name: xp.asarray(array) for name, array in arrays.items()}
         ((number, of_layer),) = mlp.by_layer(on_device).items()

@@ -44,11 +44,9 @@ class InPlace:
         self.step = 0
 
     def __getitem__(self, name: str) -> Any:
-        """Return an array."""
         return self._arrays[name]
 
     def empty(self, name: str) -> Any:
-        """Return an array."""
         return self._arrays[name]
 
     @contextmanager
@@ -58,7 +56,6 @@ class InPlace:
         self.step += 1
 
     def restore(self, arrays: Mapping[str, Any], step: int) -> None:
-        """Begin after `step` updates, with these arrays."""
         for name, array in arrays.items():
             self._arrays[name][...] = array
         self.step = step

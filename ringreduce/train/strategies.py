@@ -512,7 +512,6 @@ class TPU(Strategy):
 
 
 def name_of(kind: type[Strategy]) -> str:
-    """Return the name of a class of strategies."""
     return "".join(
         "_" + letter.lower() if letter.isupper() and at else letter.lower()
         for at, letter in enumerate("Tpu" if kind is TPU else kind.__name__)

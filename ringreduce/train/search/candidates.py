@@ -47,7 +47,6 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The candidate in words."""
         return ", ".join(f"{head} {text}" for head, text in self.columns.items() if text != "-")
 
 
