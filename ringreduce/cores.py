@@ -87,8 +87,8 @@ def shared_cores(variables: Mapping[str, str]) -> int:
 def keep_one(variables: MutableMapping[str, str]) -> None:
     """Keep this rank on one core, if ranks share cores; otherwise forget the variable.
 
-    Does nothing else if the number of cores of this rank differs from the variable: its MPI or the
-    user has bound the rank, or its host is another one.
+    Only forgets it if this rank may use another number of cores than the launcher saw: its MPI or
+    the user has bound the rank, or its host is another one.
     """
     own = sorted(os.sched_getaffinity(0))
     if len(own) == shared_cores(variables):

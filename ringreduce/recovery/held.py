@@ -26,7 +26,7 @@ class Held:
     ) -> None:
         """Hold no file; or the one with which the first call begins.
 
-        `folder` is where a state is saved whose program names no folder, every so many seconds.
+        States of programs that name no folder are saved to `folder`, every `every_s` seconds.
         """
         self._written: dict[int, list[Slots]] = defaultdict(list)
         """Number of the call -> files of the ranks of the present generation."""
@@ -44,7 +44,7 @@ class Held:
         """``(call, step)`` after which all ranks pause; None: they do not."""
 
     def take(self, call: int, file: int, ranks: int, owner: object = None) -> None:
-        """Hold the file of a rank, `owner`, of the present generation, which has so many ranks.
+        """Hold the file of a rank, `owner`, of the present generation, which has `ranks` ranks.
 
         Raises ValueError if it is no such file.
         """

@@ -13,8 +13,8 @@ and ends.  Another follows it at one of three levels.
   same step, and end; the next generation begins with that step.  If the MPI goes on after losses,
   and no rank joins, nothing starts: the ranks that leave end, and the others go on as at level 1.
 
-A loss while the next generation starts is handled as without it; what starts takes over if the
-processes of the present generation are killed.
+If a rank is lost while the next generation starts, the present one recovers as usual.  If it has to
+be killed, the next one takes over.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Rules:
                 )
 
     def check_size(self, size: int) -> None:
-        """Raise ValueError if a job may not have so many ranks."""
+        """Raise ValueError if a job may not have `size` ranks."""
         if not self.least <= size <= self.most:
             raise ValueError(f"wanted ranks: {size}; --elastic allows {self.least} to {self.most}")
 
@@ -211,7 +211,7 @@ class Plan:
     """Its ranks; 0: all ranks leave, and none follows at once."""
     cause: str
     leaving: tuple[int, ...] = ()
-    """The ranks of the present generation that have no place in it."""
+    """Ranks of the present generation that leave."""
     starts: bool = True
     """Whether new processes start; otherwise the other ranks go on in theirs."""
 
@@ -296,11 +296,11 @@ class Membership:
             self.phase, self._live_until = Phase.RUNNING, None
 
     def finished(self) -> None:
-        """All ranks have finished what they make together: a loss is followed by level 2."""
+        """Note that the elastic call is over: a loss from here on relaunches all ranks."""
         self.phase, self._level = Phase.STARTING, 2
 
     def stepped(self, step: int) -> None:
-        """The generation has committed so many steps."""
+        """Note that the generation has committed `step` steps."""
         self.step = step
         self._losses.clear()
 
@@ -379,7 +379,7 @@ class Membership:
     # --- without a loss ---
 
     def wish(self, size: int, cause: str) -> None:
-        """Want a number of ranks.  Raises ValueError if the job may not have so many."""
+        """Want `size` ranks.  Raises ValueError if the job may not have them."""
         self.rules.check_size(size)
         self._wish = (size, cause)
 
@@ -492,7 +492,7 @@ class Membership:
         return self.tick(now)
 
     def tick(self, now: float) -> Action:
-        """Time has passed."""
+        """Return the action that is due at `now`, if any."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
         if self._last is not None:

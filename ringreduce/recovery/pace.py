@@ -9,9 +9,9 @@ from statistics import median_low
 from ringreduce.calls.communicator import Communicator
 
 _EVERY = 53
-"""One step in so many is measured: a prime number, for other work is done every 50 or 100 steps."""
+"""One step in `_EVERY` is measured: a prime number, as other work is done every 50 or 100 steps."""
 _TIMES, _RUNNING = 2.0, 3
-"""A rank is slow that takes more than so many times the median, so often in a row."""
+"""A rank is slow after `_RUNNING` measured steps in a row of over `_TIMES` times the median."""
 
 
 class Pace:
@@ -24,7 +24,7 @@ class Pace:
         """When the measured step began; None: none is measured."""
 
     def after(self, step: int) -> None:
-        """So many steps are made."""
+        """Begin or end a measurement, after number `step`, when one is due."""
         if self._since is not None:
             seconds = time.perf_counter() - self._since
             self._since = None
@@ -53,7 +53,7 @@ class Paces:
     def told(
         self, rank: int, step: int, seconds: float, ranks: int
     ) -> dict[int, tuple[float, float]]:
-        """A rank has computed so long in a step.
+        """Record that `rank` computed for `seconds` in `step`.
 
         Returns the ranks that are slow now and were not before: the seconds of each, and the
         median.  Of an even number of ranks the lower median counts.

@@ -21,7 +21,7 @@ phase          kind of stores          length in rounds
 
 At the end every rank adds up the reports of all ranks.  The other kind is taken if it is clearly
 faster.  The times of all ranks are added, because readers lose time that the writer does not see.
-Reports and phases decide nothing but speed, so they need no more order than the rounds give them.
+A report that arrives late only delays a choice of speed: reports need no memory order of their own.
 
 A trial costs some rounds of the slower kind.  So `KEEP` follows on `AWAIT_KEPT`, unless the kind in
 use has become slower, or the latest trial ended long ago.  Without long data there is no trial.

@@ -35,7 +35,7 @@ _MAY_MOVE, _FIXED = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
 _FILES_OF_TORCH = "/dev/shm"
 _MOST_NOTED = 1000
-"""With so many entries in `_reduced_once`, the entries of freed storages are removed."""
+"""From this number of entries in `_reduced_once` on, the entries of freed storages are removed."""
 _MOST_MOVED = 256
 """The most storages of a group in registered memory: torch keeps a file open for each."""
 

@@ -13,7 +13,7 @@ from ringreduce.calls.views import has_memory, view_of
 _TWO_OF_4_BITS = getattr(torch, "float4_e2m1fn_x2", None)
 """A dtype of torch with two floats in a byte; NumPy has none like it."""
 _CERTAINLY = 1
-"""torch's answer for a tensor of which two elements certainly share memory."""
+"""Result of `torch._debug_has_internal_overlap`: two elements share memory."""
 
 
 def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:

@@ -84,7 +84,7 @@ class Course:
         return self.place(step)[0]
 
     def epochs(self, steps: int) -> int:
-        """Return how many epochs are complete after so many steps."""
+        """Return how many epochs are complete after `steps` steps."""
         return self.place(steps)[0] - 1
 
     def ends_epoch(self, step: int) -> bool:

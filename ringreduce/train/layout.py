@@ -1,4 +1,4 @@
-"""Where each number of a bucket is while its two halves, reduce-scatter and all-gather, run."""
+"""Index maps of a bucket: flat array, rows for the reduce-scatter, and this rank's shard."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Layout:
             ),
             key=lambda piece: piece[0].start,
         )
-        """Flat bucket -> rows."""
+        """Pairs of a slice of the flat bucket, and of the rows."""
         self.in_rows = {name: _between(self.rows, at) for name, at in self.places.items()}
-        """Name -> (flat parameter -> rows)."""
+        """Name of a parameter -> pairs of a slice of the parameter, and of the rows."""
         own = list(_one_after_another(shards[comm.rank], 0))
         self.own = [place for _, place in own]
         """The parts of this rank's shard, as an all-reduce reduces them."""
         self.in_shard = {name: _between(own, at) for name, at in self.places.items()}
-        """Name -> (flat parameter -> this rank's shard)."""
+        """Name of a parameter -> pairs of a slice of the parameter, and of this rank's shard."""
 
 
 def _places(members: Sequence[tuple[str, Any]]) -> Iterator[slice]:

@@ -106,7 +106,7 @@ class Trainer:
         self._course = Course(samples, settings, Stretch.new(min(settings.batch, samples)))
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
-        if settings.warm_up > self.steps and not per_rank:  # with which the run may get longer
+        if settings.warm_up > self.steps and not per_rank:  # with it, fewer ranks need more steps
             raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)

@@ -115,7 +115,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, steps_made: int = 0) -> None:
-        """Begin after so many steps.  TensorBoard forgets later ones in files of the folder."""
+        """Begin after `steps_made` steps.  TensorBoard drops later steps of files in the folder."""
         writer_type = self.writer_type()
         _write_start(folder, steps_made + 1)
         self._writer = writer_type(str(folder))

@@ -46,7 +46,7 @@ class Reported:
     """Where a rank is, and what it has reported in its step."""
 
     place: str
-    """``"finish"``; ``"join"``, which has begun a turn; ``"left"``, the loop of `join`."""
+    """``"finish"``; ``"join"``: a turn has begun; ``"left"``: it has left the loop of `join`."""
     turn: int
     """Number of the turn in the loop of `join`, from 1; 0 outside of a loop."""
     weighed: bool

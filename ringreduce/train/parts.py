@@ -99,9 +99,9 @@ class Part(ABC):
     """What one rank has of the model.  Every rank makes the same calls."""
 
     replica = 0
-    """This rank computes this part of every batch,"""
+    """Index of the part of each batch that this rank computes."""
     replicas = 1
-    """of so many."""
+    """Number of parts into which each batch is divided."""
     counts = True
     """Whether the loss and the right predictions of this rank count: of the ranks that compute
     the same samples, one does."""
@@ -142,7 +142,7 @@ class Part(ABC):
     def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
         """Compute and reduce the gradients of a batch.  Return this rank's share of the loss.
 
-        If `losses` is more than 1, return this rank's shares of so many losses.
+        If `losses` is more than 1, return this rank's shares of that number of losses.
 
         `x` and `labels` are the samples of this replica, `count` those of all replicas.
         """

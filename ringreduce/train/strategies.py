@@ -519,7 +519,7 @@ def name_of(kind: type[Strategy]) -> str:
 
 
 def check_algorithm(strategy: Strategy, algorithm: str) -> None:
-    """Raise ValueError if the strategy names another algorithm than this one, which was given."""
+    """Raise ValueError if the strategy names another algorithm than the setting `algorithm`."""
     for name, named in (("cross_device", CROSS_DEVICE), ("communication", COMMUNICATION)):
         value = getattr(strategy, name, "auto")
         if value != "auto" and named[value] != algorithm:
@@ -537,7 +537,7 @@ def check_elastic(strategy: Strategy, device: str) -> None:
 
 
 def check_shards(strategy: Strategy, shards: int, ranks: int, device: str) -> None:
-    """Raise ValueError unless so many ranks can compute that many shards of a batch."""
+    """Raise ValueError unless `ranks` ranks can compute `shards` shards of a batch."""
     _check_replicas(strategy, device, "batch_shards works")
     if shards < ranks:
         raise ValueError(f"batch_shards is {shards}; wanted at least as many as ranks, {ranks}")
@@ -587,7 +587,7 @@ def _check_pipeline(strategy: Any) -> None:
 def _check_stages(
     strategy: Strategy, stages: int, splits: int, settings: Settings, replicas: int
 ) -> None:
-    """Check that stages have layers, batch normalisation whole batches, and a wire replicas."""
+    """Raise ValueError unless the settings fit this number of stages, splits and replicas."""
     if settings.wire != "none" and replicas == 1:
         raise ValueError(
             f"wire is for gradients that replicas send; strategy {strategy.name} has one replica"

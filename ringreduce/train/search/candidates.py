@@ -41,9 +41,9 @@ class Candidate:
     columns: Mapping[str, str]
     """Head of a column in the table -> text."""
     series: str
-    """The name of its line in the picture,"""
+    """Line of the chart that shows this candidate."""
     x: int
-    """and its place on the line."""
+    """Its x coordinate there."""
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Measure = Callable[[T, float], list[float]]
-"""(candidate, seconds) -> the measured values of about so many seconds, at least one."""
+"""(candidate, seconds) -> the values measured in about `seconds`, at least one."""
 _TURNS, _SLOT_S = 3, 0.25
 """The fewest turns of a round, and the most seconds of a candidate in a turn: a disturbance that
 lasts for one turn does not decide."""
