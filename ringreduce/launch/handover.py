@@ -36,10 +36,10 @@ class Handover:
         self._grace_s = grace_s
         self._leaving: dict[Rank, _Departure] = {}
         self._pursue_at: float | None = None
-        """When what is wanted is looked at again; None: nothing has changed."""
+        """When to compare the wanted ranks with the present ones; None: nothing to compare."""
 
     def begin(self, generation: Generation) -> None:
-        """The processes of the next generation start."""
+        """Start waiting for the ranks of `generation`."""
         self.next, self._until = generation, time.monotonic() + _READY_S
         self._ready.clear()
 
@@ -48,7 +48,7 @@ class Handover:
         return self.next is not None and rank in self.next.ranks
 
     def ready(self, rank: Rank) -> None:
-        """A rank of the next generation is ready."""
+        """Note that `rank`, of the next generation, is ready."""
         self._ready.append(rank)
 
     @property
@@ -78,7 +78,7 @@ class Handover:
     # --- ranks that are to leave ---
 
     def leaves(self, rank: Rank, cause: str) -> None:
-        """A rank is to leave."""
+        """Note that `rank` has to leave, and why."""
         now = time.monotonic()
         if rank not in self._leaving:
             self._leaving[rank] = _Departure(cause, now + self._grace_s)

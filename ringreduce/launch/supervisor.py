@@ -522,7 +522,7 @@ class Supervisor:
                 self._do(self._membership.prepared())
 
     def _handle_end_of_newcomer(self, event: Said | Gone) -> None:
-        """A rank of the next generation has ended, if this event says so."""
+        """If `event` is the end of a starting rank, give up the next generation."""
         if isinstance(event, Gone) and not event.rank.reported and (number := _signal_of(event)):
             self._give_up_newcomers(str(Lost(int(event.rank.number), number)))
         elif (end := end_of(event)) is not None:
@@ -549,7 +549,7 @@ class Supervisor:
     def _drop(self) -> None:
         """Kill what has started for the next generation; no rank pauses for it."""
         self._handover.drop()
-        self._ranks.token = os.urandom(16).hex()  # of no rank
+        self._ranks.token = os.urandom(16).hex()  # those that it has started are refused
         self._held.go_on()
         self._together.answer(self._together.who_asked("paused"), "go on")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ringreduce.launch.ranks import Rank
 
 _GONE_S = 2.0
-"""Seconds in which the end of a process must be seen whose loss another rank reports."""
+"""A reported loss is wrong if the end of the process is not seen within these seconds."""
 _BLAME_S = 0.05
 """Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
 
