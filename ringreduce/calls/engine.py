@@ -56,7 +56,8 @@ from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
-"""Runs a call, given the header of its messages; a ValueError that it returns is raised."""
+"""Takes the header of the call's messages, and runs the call.  To refuse it after its messages, it
+returns a ValueError, which the engine raises."""
 
 _WITHDRAWING_S = 0.05
 """Seconds that a broken communicator tries to withdraw its receives."""
@@ -293,13 +294,13 @@ class Engine:
         return call.executable
 
     def _through_shared_memory(self, call: Call) -> Executable | None:
-        """Make an executable of programs; None, on all ranks, if messages have to run the plan."""
+        """Return the shared-memory executable; None on all ranks if `call` goes by messages."""
         if call.pieces:
             return self._by_pieces(call)
         return self._by_program(call.plan, call) if call.shares else None
 
     def _by_program(self, plan: Plan, call: Call) -> ShmExecutable | None:
-        """Make an executable that runs a plan of a call in host memory; None as above."""
+        """As `_through_shared_memory`, for one plan of a call in host memory."""
         assert self.shared_memory is not None
         op, dtype = call.op, call.wire_dtype
         instructions = self.shared_memory.instructions(plan, op, dtype)
@@ -309,7 +310,7 @@ class Engine:
         return ShmExecutable(program, self._host, self._control)
 
     def _by_pieces(self, call: Call) -> Executable | None:
-        """Make an executable of an all-reduce on a GPU; None as above."""
+        """As `_through_shared_memory`, for an all-reduce on a GPU."""
         assert call.stream is not None
         pieces = []
         for plan, _ in call.pieces:

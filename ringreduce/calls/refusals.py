@@ -25,9 +25,9 @@ class Refusals:
         self._thread = threading.get_ident()
         memory = np.zeros(1, np.int64)
         self._depth = memory.data
-        """How often calls are refused or metered, and not yet allowed again."""
+        """Number of open `refuse` and `keep_general`."""
         self._refused = 0
-        """How often they are refused."""
+        """Number of open `refuse`."""
         self._reason = ""
         self.address: int = memory.ctypes.data
         """Address of the depth.  Compiled code makes no call while it is not 0."""

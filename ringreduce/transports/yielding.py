@@ -9,8 +9,7 @@ from collections.abc import Callable
 YIELDS = 2000
 """Idle polls after each of which a rank only yields the core; after later polls it sleeps."""
 HEAD_START = 1900
-"""Polls that are added to the idle polls of a progress thread: it sleeps earlier than other
-threads, and leaves the interpreter to the user's threads."""
+"""Head start of a progress thread's idle count: it sleeps sooner than a user's thread."""
 _SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 5e-5, 1e-3
 _SPINS = 200
 """Idle polls without a pause, where the rank seems to have a core of its own."""
