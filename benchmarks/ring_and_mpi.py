@@ -12,6 +12,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import mpi4py
 import numpy as np
@@ -31,26 +33,9 @@ def main() -> None:
     comm = rr.init()
     rows = []
     for nbytes in SIZES:
-        x = np.empty(nbytes // 4, np.float32)
-        pattern = np.arange(x.size, dtype=np.float32) % 1000
-        wanted = pattern * (world.size * (world.size + 1) / 2)
-        calls = {
-            "ring": lambda x=x: comm.all_reduce(x, out=x, algorithm="ring"),
-            "Allreduce": lambda x=x: world.Allreduce(MPI.IN_PLACE, x),
-        }
-        times: dict[str, list[float]] = {name: [] for name in calls}
         most = 60 if nbytes >= 1 << 20 else 2000
-        for repeat in range(2 + max(7, min(most, (1 << 30) // nbytes))):
-            for name, call in calls.items():
-                np.multiply(pattern, world.rank + 1, out=x)
-                world.Barrier()
-                start = time.perf_counter()
-                call()
-                seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
-                if repeat >= 2:
-                    times[name].append(seconds)
-                assert repeat % 4 or np.array_equal(x, wanted), f"{name} gives a wrong sum"
-        medians = {name: statistics.median(series) for name, series in times.items()}
+        repeats = max(7, min(most, (1 << 30) // nbytes))
+        medians = medians_s(comm, "ring", nbytes, repeats, algorithm="ring")
         row = {
             "benchmark": "ring_and_mpi",
             "bytes": nbytes,
@@ -64,6 +49,31 @@ def main() -> None:
     if world.rank == 0:
         replace("ring_and_mpi", rows, same=("mpi", "ranks", "bytes", "thread_level"))
     comm.close()
+
+
+def medians_s(
+    comm: rr.Communicator, ours: str, nbytes: int, repeats: int, **arguments: Any
+) -> dict[str, float]:
+    """The median seconds of our all-reduce, by the name `ours`, and of the MPI's own."""
+    world, x = MPI.COMM_WORLD, np.empty(nbytes // 4, np.float32)
+    pattern = np.arange(x.size, dtype=np.float32) % 1000
+    wanted = pattern * (world.size * (world.size + 1) / 2)
+    calls: dict[str, Callable[[], object]] = {
+        ours: lambda: comm.all_reduce(x, out=x, **arguments),
+        "Allreduce": lambda: world.Allreduce(MPI.IN_PLACE, x),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(2 + repeats):
+        for name, call in calls.items():
+            np.multiply(pattern, world.rank + 1, out=x)
+            world.Barrier()
+            start = time.perf_counter()
+            call()
+            seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
+            if repeat >= 2:
+                times[name].append(seconds)
+            assert repeat % 4 or np.array_equal(x, wanted), f"{name} gives a wrong sum"
+    return {name: statistics.median(series) for name, series in times.items()}
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class Folder(Reader):
         self._keep = keep
         for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
             missing.mkdir(exist_ok=True)
-            _sync_folder(missing.parent)
+            _sync(missing.parent)
         self._lock = open(path / ".lock", "w")  # noqa: SIM115  # held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,7 +231,7 @@ class Folder(Reader):
             raise
         finally:
             unfinished.unlink(missing_ok=True)  # the disk may be full
-        _sync_folder(self.path)
+        _sync(self.path)
 
 
 class Writer:
@@ -284,32 +284,24 @@ def interrupted_text(folder: Path | None) -> str:
     return f"interrupted; step {step} is saved in {folder}; go on from it with --resume"
 
 
-def _sync_folder(path: Path) -> None:
-    try:
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        _check_sync(path, error)
-
-
 def _write_whole(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
+    path.write_bytes(data)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Sync a file or a folder to its disk, if the disk has syncs."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(file.fileno())
-        except OSError as error:
-            _check_sync(path.parent, error)
-
-
-def _check_sync(path: Path, error: OSError) -> None:
-    """Raise the error of a sync, unless it says that the disk has no syncs."""
-    if error.errno in _FAILURES:
-        raise error
-    _note(f"{path} cannot be synced ({error.strerror}): a power cut may lose checkpoints")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in _FAILURES:
+            raise
+        folder = path if path.is_dir() else path.parent
+        _note(f"{folder} cannot be synced ({error.strerror}): a power cut may lose checkpoints")
 
 
 @cache

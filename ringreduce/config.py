@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Self
 
 from ringreduce.errors import shown
@@ -201,18 +202,8 @@ class Environment:
         return cls(**values)
 
 
-@dataclass
-class Compiling:
-    """What this process has spent on compiling, or on waiting for a process that compiles."""
-
-    seconds: float = 0.0
-    running: bool = False
-    said: bool = False
-    """Whether the user was told."""
-
-
-COMPILING = Compiling()
-"""While it runs, no rank that is a thread of this process counts its wait for another."""
+COMPILING: list[Lock] = []
+"""The lock that is held while this process compiles: its ranks that are threads wait longer."""
 
 
 def as_seconds(where: str, timeout_s: Any) -> Any:

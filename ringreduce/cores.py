@@ -17,9 +17,6 @@ The launcher sets it where each core gets the same number of ranks, of at least 
 keeps one core.  With 0, ranks may run on every core.
 """
 
-_NO_QUOTA = 1 << 30
-"""More cores than any host has."""
-
 
 def usable() -> int:
     """Return the number of cores that this process may use, and whose time its quota allows."""
@@ -27,8 +24,8 @@ def usable() -> int:
 
 
 def allowed() -> int:
-    """Return how many whole cores' time the quota allows, at least 1; without one, very many."""
-    return max(1, int(min(quota(), _NO_QUOTA)))
+    """Return how many whole cores' time the quota allows, at least 1; without one, 2**30."""
+    return max(1, int(min(quota(), 1 << 30)))
 
 
 def quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
@@ -41,15 +38,11 @@ def quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cg
     with contextlib.suppress(OSError):
         for line in os.fsdecode(own.read_bytes()).splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers:
-                roots = [groups, groups / "unified"]
-            elif "cpu" in controllers.split(","):
-                roots = [groups / "cpu", groups / controllers]
-            else:
-                continue
+            of_cpu = ("cpu", controllers) if "cpu" in controllers.split(",") else ()
             names = [name for name in path.split("/") if name not in ("", "..")]
-            for root in roots:
-                limits += (_limit(root.joinpath(*names[:n])) for n in range(len(names) + 1))
+            for root in of_cpu if controllers else ("", "unified"):
+                group = groups.joinpath(root, *names)
+                limits += map(_limit, (group, *group.parents))
     return min(limits)
 
 

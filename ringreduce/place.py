@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from ringreduce.processes import stat_of
+from ringreduce.processes import FLAGS, PARENT, stat_of
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 """The environment variables in which the MPIs' process managers give a process its rank."""
@@ -50,8 +50,6 @@ SET_BY = "RINGREDUCE_PLACED_BY"
 RANK_PROCESS = "RINGREDUCE_RANK_PROCESS"
 """The environment variable by which the worker processes of a rank know the rank and its job."""
 _BY_ENV: tuple[str, ...] = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PARENT, _FLAGS = 1, 6
-"""Indices of fields of `stat_of`."""
 _FORKED = 0x40
 """PF_FORKNOEXEC: the process was forked, and has begun no program of its own."""
 _PLACES = (
@@ -151,7 +149,7 @@ def _launcher(name: str) -> int:
         try:
             if name not in _variables(process):
                 break
-            process = int(stat_of(process)[_PARENT])
+            process = int(stat_of(process)[PARENT])
         except OSError:  # the process of another user, such as Slurm's daemon
             break
     return process
@@ -170,12 +168,9 @@ def is_here(address: str) -> bool:
     except (OSError, UnicodeError):
         return address == socket.gethostname()
     for family, kind, protocol, _, where in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(where)
-                return True
-        except OSError:
-            continue
+        with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(where)
+            return True
     return False
 
 
@@ -208,7 +203,7 @@ def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
         closed = "PMI_FD" in variables and not _connection(variables)
         if here.startswith(RANK_VARIABLES) and closed and "mpi4py.MPI" not in sys.modules:
             return True  # a rank's process manager leaves it open; Python closes it for a program
-        forked = int(stat_of(os.getpid())[_FLAGS]) & _FORKED
+        forked = int(stat_of(os.getpid())[FLAGS]) & _FORKED
         return bool(forked or _by_multiprocessing()) and _job(_variables(os.getppid())) == here
     return False
 

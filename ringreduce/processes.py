@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_STATE, _THREADS, _START = 0, 17, 19
+_STATE, PARENT, FLAGS, _THREADS, _START = 0, 1, 6, 17, 19
 """Indices of fields of `stat_of`: see ``proc(5)``."""
 _ENDED = (b"Z", b"X")
 """States of a process that is not reaped yet, and of one that is just being reaped."""

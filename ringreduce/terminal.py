@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from ringreduce.processes import name_of, stat_of
+from ringreduce.processes import PARENT, name_of, stat_of
 
 _STARTERS = (
     "mpiexec",
@@ -133,7 +133,7 @@ def _mpiexec() -> Path | None:
     while process > 1:
         if name_of(process) in _STARTERS:
             return Path(f"/proc/{process}")
-        process = int(stat_of(process)[1])
+        process = int(stat_of(process)[PARENT])
     return None
 
 

@@ -22,7 +22,6 @@ from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import Row, Table, digits
 from ringreduce.bench.world import MPI
-from ringreduce.bench.world import world as world_of_job
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.picture import output
 from ringreduce.picture.words import counted, nodes_text
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
     """
     replace_unencodable()
     given = list(sys.argv[1:] if argv is None else argv)
-    world = world_of_job()
+    world = MPI.COMM_WORLD
     options = _read_once(world, given, prog)
     with rr.init() as comm:
         if problem := _problem(comm, options):

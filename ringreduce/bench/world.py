@@ -14,7 +14,7 @@ class _NoMpi:
     """Stands in for `mpi4py.MPI`: each constant is its name."""
 
     def __getattr__(self, name: str) -> Any:
-        return name
+        return _World() if name == "COMM_WORLD" else name
 
 
 class _World:
@@ -32,26 +32,20 @@ class _World:
         return lambda *_: self  # the calls of contenders, which are left out, and those for hosts
 
 
-def _found() -> tuple[Any, bool]:
+def _found() -> Any:
     if rendezvous.default() is None:
         try:
             from mpi4py import MPI
+
+            return MPI
         except (ImportError, RuntimeError):
             if place.mpi_rank() is not None:
                 raise
-        else:
-            return MPI, True
-    return _NoMpi(), False
+    return _NoMpi()
 
 
 if TYPE_CHECKING:
     from mpi4py import MPI as MPI
-
-    HAS_MPI: bool
 else:
-    MPI, HAS_MPI = _found()
-
-
-def world() -> Any:
-    """Return MPI_COMM_WORLD, or what stands in for it.  Collective."""
-    return MPI.COMM_WORLD if HAS_MPI else _World()
+    MPI = _found()
+HAS_MPI = not isinstance(MPI, _NoMpi)

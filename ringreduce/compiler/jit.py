@@ -251,9 +251,10 @@ def _compiled_and_kept(folder: Path, loop: Loop) -> Function:
 
 # --- compiling ------------------------------------------------------------------------------------
 
-_COMPILING = threading.Lock()
-_PROGRESS: list[Any] = [SimpleNamespace(seconds=0.0, running=False, said=False)]
-"""Where this process notes what it spends on compiling."""
+COMPILING = threading.Lock()
+"""Held while this process compiles, or waits for a process that compiles."""
+_SPENT = SimpleNamespace(seconds=0.0, said=False)
+"""What this process has spent on compiling, and whether the user was told."""
 _SILENT_S = 5.0
 """Seconds of compiling after which a line says why nothing happens."""
 
@@ -270,13 +271,10 @@ def _make(
     rank alone would go without the compiled function.
     """
 
-    progress = _PROGRESS[0]
-
     def work() -> None:
-        with _COMPILING:
+        with COMPILING:
             if name in results:
                 return
-            progress.running = True
             try:
                 results[name] = make()
             except _BusyError:
@@ -285,27 +283,20 @@ def _make(
                 failure = CompilationError(f"{name} cannot be compiled: {error}")
                 failure.__cause__ = error
                 results[name] = failure
-            finally:
-                progress.running = False
 
     thread = threading.Thread(target=work, name="ringreduce compiles")
     begin = time.monotonic()
     thread.start()
-    thread.join(None if progress.said else max(_SILENT_S - progress.seconds, 0.0))
+    thread.join(None if _SPENT.said else max(_SILENT_S - _SPENT.seconds, 0.0))
     if thread.is_alive():
-        progress.said = True
+        _SPENT.said = True
         with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
             sys.stderr.write(
                 "ringreduce: compiling for this processor; later starts load what a cache folder "
                 "keeps\n"
             )
         thread.join()
-    progress.seconds += time.monotonic() - begin
-
-
-def report_to(progress: Any) -> None:
-    """Note in `progress`, from now on, what this process spends on compiling."""
-    _PROGRESS[:] = [progress]
+    _SPENT.seconds += time.monotonic() - begin
 
 
 def _result(result: Result | CompilationError) -> Result:

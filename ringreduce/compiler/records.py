@@ -89,6 +89,12 @@ def address_of(record: Record) -> Address:
     return ctypes.addressof(structure)
 
 
+def array_address(array: np.ndarray) -> Address:
+    """The address of an array's first byte."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 def load_acquire(record: Record, field: str) -> int:
     """Read a field; the code that follows sees all that its writer wrote before `store_release`."""
     value: int = getattr(record, field)

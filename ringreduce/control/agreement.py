@@ -207,7 +207,7 @@ class Agreement:
         now = time.monotonic()
         if now - self._polled_at > _ABSENT_S:
             self._waiting_since += now - self._polled_at - _GAP_COUNTS_S
-        if COMPILING.running:  # in another thread of this process, for a rank that is a thread
+        if any(lock.locked() for lock in COMPILING):  # by another thread
             self._waiting_since = now
         self._polled_at = now
         return now - self._waiting_since

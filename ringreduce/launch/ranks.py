@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringreduce.processes import stat_of
+from ringreduce.processes import FLAGS, stat_of
 from ringreduce.recovery.wire import Connection, Message, WireError
 from ringreduce.unix_sockets import peer_process
 
@@ -32,8 +32,8 @@ _WITH_STATUS = 1 << 3
 """``PIDFD_INFO_EXIT`` in the mask."""
 ENDING_S = 1.0
 """Seconds to wait for the end of a process that has closed its files."""
-_FLAGS, _EXITING = 6, 0x4
-"""The place of a process's flags in /proc, after its name; ``PF_EXITING`` in them."""
+_EXITING = 0x4
+"""``PF_EXITING`` in a process's flags."""
 _GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
 """The ioctl ``PIDFD_GET_INFO``."""
 
@@ -230,7 +230,7 @@ class Ranks:
 def is_exiting(pid: int) -> bool:
     """Whether a process ends already, though it may not be gone yet."""
     try:
-        return bool(int(stat_of(pid)[_FLAGS]) & _EXITING)
+        return bool(int(stat_of(pid)[FLAGS]) & _EXITING)
     except OSError:
         return True
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.compiler.records import address_of, offset_of, size_of
+from ringreduce.compiler.records import address_of, array_address, offset_of, size_of
 from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState
 from ringreduce.processes import start_of
 from ringreduce.shm import functions, mailbox
@@ -81,8 +81,8 @@ class MailboxRoad:
 
     def offer(self, peer: int, kind: Kind, tag: int, data: np.ndarray) -> int:
         record = self.record_of(kind)
-        address = _address(data)
-        return self._mail(mailbox.OFFER, self._addresses[peer], _address(record), tag, address)
+        address = array_address(data)
+        return self._mail(mailbox.OFFER, self._addresses[peer], array_address(record), tag, address)
 
     def answers(self, peer: int) -> Iterator[Answered]:
         channel = self._addresses[peer]
@@ -102,14 +102,14 @@ class MailboxRoad:
             # A copy frees the place for the next offers, however late the receive is.
             kept = _bytes(at, mailbox.DATA_OFFSET + eager).copy()
             self._mail(mailbox.TAKE_OFFER, channel, 0, 0, 0)
-            mine = Offer(_address(kept))
+            mine = Offer(array_address(kept))
             digest = kept[offset_of(Offer, "digest_low") :][:16].tobytes()
-            text = _text(_address(kept) + _OFFER_HEAD, mine.text_bytes)
+            text = _text(array_address(kept) + _OFFER_HEAD, mine.text_bytes)
             yield Arrival(mine.sequence, mine.tag, digest, text, kept)
 
     def read(self, peer: int, arrival: Arrival, into: np.ndarray) -> bool | None:
-        kept, channel = _address(arrival.place), self._addresses[peer]
-        return bool(self._mail(mailbox.READ_DATA, channel, kept, _address(into), 0))
+        kept, channel = array_address(arrival.place), self._addresses[peer]
+        return bool(self._mail(mailbox.READ_DATA, channel, kept, array_address(into), 0))
 
     def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None = None) -> None:
         self._unsent[peer].append((arrival.number, status, kind))
@@ -120,7 +120,7 @@ class MailboxRoad:
         unsent = self._unsent[peer]
         while unsent:
             message, status, kind = unsent[0]
-            record = 0 if kind is None else _address(self.record_of(kind))
+            record = 0 if kind is None else array_address(self.record_of(kind))
             if not self._mail(mailbox.ANSWER, self._addresses[peer], message, status, record):
                 return
             unsent.popleft()
@@ -134,7 +134,7 @@ class MailboxRoad:
         if found is None:
             text = np.frombuffer(kind.text.encode(), np.uint8)
             found = np.zeros(_KIND_HEAD + mailbox.TEXT_BYTES, np.uint8)
-            record = mailbox.Kind(_address(found))
+            record = mailbox.Kind(array_address(found))
             record.nbytes, record.text_bytes = kind.nbytes, len(text)
             found[: len(kind.digest)] = np.frombuffer(kind.digest, np.uint8)
             found[_KIND_HEAD : _KIND_HEAD + len(text)] = text
@@ -151,7 +151,7 @@ class MailboxRoad:
         size = len(self.channels)
         words = np.zeros(ENTRY_WORDS + size * WAYS * KNOWN_WORDS, np.int64)
         self._known[name] = words[ENTRY_WORDS:].reshape(size, WAYS, KNOWN_WORDS)
-        entry = MailEntry(_address(words))
+        entry = MailEntry(array_address(words))
         entry.sends, entry.rank, entry.ranks = name == "send", self._rank, size
         entry.idle, entry.refused = True, self._refused
         self._entries.append(entry)
@@ -183,7 +183,7 @@ class MailboxRoad:
         if like is None:
             like = np.broadcast_to(np.empty((), array.dtype), array.shape)
             self._likes[kind.digest] = like
-        wanted = id(like), _address(record)
+        wanted = id(like), array_address(record)
         if like.dtype is array.dtype:
             if wanted not in map(tuple, known[peer]):
                 known[peer] = np.roll(known[peer], 1, axis=0)
@@ -245,11 +245,6 @@ class MailboxRoad:
 
 def _mailbox_at(peer: int) -> int:
     return mailbox.MAILBOXES_OFFSET + peer * mailbox.MAILBOX_BYTES
-
-
-def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _bytes(address: int, nbytes: int) -> np.ndarray:

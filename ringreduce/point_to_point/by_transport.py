@@ -1,6 +1,6 @@
 """The road by messages of the transport: short data travel with the offer, long data after it.
 
-A rank offers a message in an envelope.  The envelope holds data up to `_EAGER_BYTES`.  For longer
+A rank offers a message in an envelope.  The envelope holds data up to `EAGER_BYTES`.  For longer
 data the receiver posts a receive and answers `_READY`; then the sender sends the data.  So no data
 arrive before their receive is posted.
 """
@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from ringreduce.errors import RingReduceError
-from ringreduce.point_to_point.road import OPEN, TAKEN, Answered, Arrival, Kind, PeerState
+from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState
+from ringreduce.shm.mailbox import EAGER_BYTES, TAKEN
 from ringreduce.transports.base import Channel
 
-_EAGER_BYTES = 4 << 10
 _FLOWS = 1 << 13
 """Flows of long data: message number n has flow n modulo this."""
 _LAST_S = 1.0
 """The most seconds for which a rank that gives a message up waits for MPI to send the data."""
 _READY = 0
-"""An answer: the receiver has posted the receive for long data.  Others are those of `road`."""
+"""An answer: the receiver has posted the receive for long data.  Others are those of `mailbox`."""
 _OFFER, _ANSWER, _STATE, _BROKEN = b"oasb"
 """Kinds of envelopes."""
 _OFFER_HEAD = struct.Struct("<Bqqqq16sq")
@@ -84,7 +84,7 @@ class TransportRoad:
         known = self._peers[peer]
         known.offered += 1
         number, text = known.offered, kind.text.encode()
-        eager = kind.nbytes <= _EAGER_BYTES
+        eager = kind.nbytes <= EAGER_BYTES
         head = _OFFER_HEAD.pack(_OFFER, number, tag, kind.nbytes, eager, kind.digest, len(text))
         self._post(peer, head + text + (data.tobytes() if eager else b""))
         if not eager:

@@ -36,18 +36,8 @@ from ringreduce.errors import (
     numbered,
 )
 from ringreduce.point_to_point.operations import ANY, Operation, Pair
-from ringreduce.point_to_point.road import (
-    CLOSED,
-    CLOSING,
-    DIFFERENT,
-    DRAINED,
-    OPEN,
-    REFUSED,
-    TAKEN,
-    Answered,
-    Arrival,
-    Road,
-)
+from ringreduce.point_to_point.road import CLOSED, CLOSING, DRAINED, OPEN, Answered, Arrival, Road
+from ringreduce.shm.mailbox import DIFFERENT, REFUSED, TAKEN
 from ringreduce.transports.yielding import HEAD_START, Yielding
 
 _CHECK_EVERY = 16

@@ -23,13 +23,6 @@ CLOSING: it makes no new ones, and refuses messages for which it has no receive.
 DRAINED: its own sends are over, too.
 CLOSED: its receives are over, too, or it has left.
 """
-TAKEN, DIFFERENT, REFUSED = range(1, 4)
-"""Answers to a message.
-
-TAKEN: the receiver has copied the data.
-DIFFERENT: dtype or shape differ from those of the receive, so the message was dropped.
-REFUSED: the receiver posts no more receives, so the message was dropped.
-"""
 _TEXT_LENGTH = 128
 """The most characters of a description.  Both ranks of a mismatch must name it alike."""
 
@@ -77,7 +70,7 @@ class Answered(NamedTuple):
     number: int
     """Number of the message."""
     status: int
-    """TAKEN, DIFFERENT or REFUSED."""
+    """TAKEN, DIFFERENT or REFUSED: see `shm.mailbox`."""
     text: str
     """The description of the receive, if the status is DIFFERENT."""
 

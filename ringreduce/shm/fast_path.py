@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ringreduce.compiler.records import address_of, offset_of, size_of
+from ringreduce.compiler.records import address_of, array_address, offset_of, size_of
 from ringreduce.control.agreement import Agreement
 from ringreduce.control.signature import Signature
 from ringreduce.shm import call_table, functions
@@ -216,7 +216,7 @@ class FastPath:
             "default_algorithm": "auto",
         }
         """Keeps alive the objects whose addresses are in the state."""
-        address = _address(self._memory)
+        address = array_address(self._memory)
         self.state = state = FastPathState(address)
         for field, named in self._named.items():
             setattr(state, field, id(named))
@@ -348,12 +348,12 @@ class FastPath:
 
     def _function(self, name: str, general: Function, *kept: Any) -> _Function:
         memory = np.zeros((size_of(EntryPoint) + CALL_BYTES) // WORD, np.int64)
-        entry = EntryPoint(_address(memory))
-        entry.path, entry.general = _address(self._memory), id(general)
+        entry = EntryPoint(array_address(memory))
+        entry.path, entry.general = array_address(self._memory), id(general)
         me = (memory, self._memory, general, *kept)
         function = functions.python_function("call", me, _documentation(name, general), name)
         assert function is not None
-        cached = CachedCall(_address(memory) + size_of(EntryPoint))
+        cached = CachedCall(array_address(memory) + size_of(EntryPoint))
         return _Function(function, entry, cached, memory)
 
     # --- admitted calls ---
@@ -382,13 +382,13 @@ class FastPath:
         tuple of the shapes of all results.
         """
         memory = np.zeros(size_of(Arguments) // WORD, np.int64)
-        given, like = Arguments(_address(memory)), _like(key.shape, key.dtype)
+        given, like = Arguments(array_address(memory)), _like(key.shape, key.dtype)
         last, counts = _like(key.last, key.dtype), np.array(key.counts, np.int64)
         op, algorithm = key.op and sys.intern(key.op), sys.intern(key.algorithm)
         given.collective = _COLLECTIVES[key.collective].number
         given.x, given.member_count, given.last = id(like), key.member_count, id(last)
         given.op, given.algorithm = id(op) if op else 0, id(algorithm)
-        given.root, given.counts = key.root, _address(counts)
+        given.root, given.counts = key.root, array_address(counts)
         given.count_of_counts = len(key.counts)
         cached = CachedCall(self._slot(key, hash_of(given)))
         signature = call.engine_call.signature
@@ -466,7 +466,3 @@ def _documentation(name: str, general: Function) -> str:
     """Return the docstring of a compiled function: its signature, then the method's."""
     method = getattr(general, "__func__", None) or type(general).__call__
     return f"{name}{_text_signature(method)}\n--\n\n{method.__doc__ or ''}"
-
-
-def _address(memory: np.ndarray) -> int:
-    return int(memory.ctypes.data)

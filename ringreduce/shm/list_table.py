@@ -20,6 +20,7 @@ from ringreduce.compiler.records import (
     Record,
     Word,
     address_of,
+    array_address,
     compilable,
     record,
     size_of,
@@ -213,28 +214,24 @@ class ListTable:
         intervals = np.empty((2, 2 * len(self.shapes) * size_of(Interval)), np.uint8)
         words = np.zeros(size_of(ListState) + len(batches) * BATCH_BYTES, np.uint8)
         self._memory = likes, sizes, places, intervals, words
-        self.address = _address(words)
+        self.address = array_address(words)
         self.state = state = ListState(self.address)
         state.members, state.batches = len(self.shapes), len(batches)
         state.first_batch = self.address + size_of(ListState)
-        state.intervals = _address(intervals)
+        state.intervals = array_address(intervals)
         first = 0
         for index, shapes in enumerate(batches):
             batch, last = batch_of(state, index), first + len(shapes)
             batch.members, batch.nbytes = len(shapes), int(sizes[first:last].sum())
-            batch.likes = _address(likes[first:])
+            batch.likes = array_address(likes[first:])
             batch.single_copy = int(
                 single_copy_from is not None and batch.nbytes >= single_copy_from
             )
             for pieces, addresses in zip((batch.sources, batch.targets), places, strict=True):
-                pieces.addresses = _address(addresses[first:])
-                pieces.sizes = _address(sizes[first:])
+                pieces.addresses = array_address(addresses[first:])
+                pieces.sizes = array_address(sizes[first:])
             first = last
 
     def batch(self, index: int) -> Batch:
         """Return the record of batch `index`."""
         return batch_of(self.state, index)
-
-
-def _address(memory: np.ndarray) -> int:
-    return int(memory.ctypes.data)

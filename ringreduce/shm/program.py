@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.compiler.records import Address, address_of, load_acquire, offset_of, size_of
+from ringreduce.compiler.records import (
+    Address,
+    address_of,
+    array_address,
+    load_acquire,
+    offset_of,
+    size_of,
+)
 from ringreduce.config import Config
 from ringreduce.control.executable import Note
 from ringreduce.control.signature import HEADER_BYTES
@@ -75,8 +82,8 @@ class PlanProgram:
         self._shared_memory = shared_memory
         self._instructions = instructions._replace(instructions=())  # they are in `words` now
         self._memory = words, scratch
-        self._program = Program(_address(words))
-        self.address = _address(words)
+        self._program = Program(array_address(words))
+        self.address = array_address(words)
         header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
         self.header = memoryview(header)
         """The header of the call, which is published and compared with the headers of peers."""
@@ -152,15 +159,15 @@ class SharedMemory:
         self._fold_scratch = np.empty(compiled.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
-        team = self.team = Team(_address(self._team_words))
+        team = self.team = Team(array_address(self._team_words))
         crowded = config.memory.crowded
         team.spins, team.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
         team.peer_count = len(peers)
         team.segment, team.segment_bytes = memory.addresses[rank], memory.nbytes
-        team.read_buffer, team.read_bytes = _address(self._read_buffer), _READ_BYTES
-        team.fold_scratch = _address(self._fold_scratch)
-        team.sources = _address(self._sources)
-        team.gather_buffer = _address(self._gather_buffer)
+        team.read_buffer, team.read_bytes = array_address(self._read_buffer), _READ_BYTES
+        team.fold_scratch = array_address(self._fold_scratch)
+        team.sources = array_address(self._sources)
+        team.gather_buffer = array_address(self._gather_buffer)
         self._begin_trials(0)
         first = address_of(team) + size_of(Team)
         self._peer_records = [Peer(first + i * size_of(Peer)) for i in range(len(peers))]
@@ -221,7 +228,7 @@ class SharedMemory:
         """Make the program of a plan; each run gets the addresses of input and output."""
         scratch = self._scratch(device, instructions.scratch, dtype)
         words = self._program(instructions, scratch, device, op)
-        program = Program(_address(words))
+        program = Program(array_address(words))
         program.input_bytes = plan.input_count * plan.itemsize
         program.output_bytes = plan.output_count * plan.itemsize
         program.in_place = plan.in_place
@@ -242,7 +249,7 @@ class SharedMemory:
         most = max(copies.staged_bytes)
         if most > layout.MAX_STAGED_BYTES:
             return None
-        program, publishes = Program(_address(words)), most > IN_SLOT_BYTES
+        program, publishes = Program(array_address(words)), most > IN_SLOT_BYTES
         if not single_copy:
             program.publishes = layout.PUBLISHES_DATA if publishes else layout.PUBLISHES_NOTHING
         program.input_bytes = plan.input_count * plan.itemsize
@@ -291,7 +298,7 @@ class SharedMemory:
         reduces = [each for each in instructions.instructions if isinstance(each, Reduce)]
         lists = sum(map(_list_bytes, reduces))
         words = np.zeros((size + lists) // WORD, np.int64)
-        program = Program(_address(words))
+        program = Program(array_address(words))
         program.team, program.run = address_of(self.team), self._run
         program.rounds = sum(instructions.rounds)
         if instructions.single_copy:
@@ -444,8 +451,3 @@ def _shared_flag(program: Program, buffer: int | None) -> Address:
         return 0
     locations = {INPUT: program.input_location, OUTPUT: program.output_location}
     return address_of(locations[buffer]) + offset_of(Location, "in_segment")
-
-
-def _address(words: Any) -> Address:
-    address: int = words.ctypes.data
-    return address

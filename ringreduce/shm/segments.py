@@ -72,7 +72,7 @@ def share_segments(transport: Transport) -> Segments | None:
     Returns None, on all ranks, if the ranks are on several nodes, if some rank lacks the compiled
     functions, or if no memory can be shared.
     """
-    jit.report_to(COMPILING)
+    COMPILING[:] = [jit.COMPILING]
     if len(transport.nodes()) > 1:
         return None
     can = transport.collect(bytes((_COMPILES if compiles() else is_available(),)))

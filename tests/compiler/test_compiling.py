@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from ringreduce.compiler import jit
-from ringreduce.config import Compiling
 from ringreduce.errors import PeerTimeoutError
 from ringreduce.shm import segments
 from ringreduce.transports.thread import Switchboard, ThreadTransport
@@ -16,8 +16,8 @@ from tests.support.threads import on_threads
 
 @pytest.mark.parametrize(("silent_s", "lines"), [(0.0, 1), (600.0, 0)])
 def test_the_user_is_told_once_that_a_start_compiles(monkeypatch, capsys, silent_s, lines):
-    progress = Compiling()
-    monkeypatch.setattr(jit, "_PROGRESS", [progress])
+    spent = SimpleNamespace(seconds=0.0, said=False)
+    monkeypatch.setattr(jit, "_SPENT", spent)
     monkeypatch.setattr(jit, "_SILENT_S", silent_s)
     for name in ("one", "two"):
         release = threading.Event()
@@ -25,8 +25,8 @@ def test_the_user_is_told_once_that_a_start_compiles(monkeypatch, capsys, silent
         timer.start()
         jit._make({}, name, release.wait)
     assert capsys.readouterr().err.count("ringreduce: compiling") == lines
-    assert progress.seconds > 0.1
-    assert not progress.running
+    assert spent.seconds > 0.1
+    assert not jit.COMPILING.locked()
 
 
 @pytest.mark.parametrize("compiling", [(), (1,), (0, 1)])
