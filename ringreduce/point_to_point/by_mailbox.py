@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.compiler.records import address_of, array_address, offset_of, size_of
-from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState
+from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState, Road
 from ringreduce.processes import start_of
 from ringreduce.shm import functions, mailbox
 from ringreduce.shm.layout import SEGMENT_BYTES, WORD
@@ -31,7 +31,7 @@ _OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = map(size_of, (Offer, Answer, mailbox.Kin
 _STATE_HEAD = size_of(RankState)
 
 
-class MailboxRoad:
+class MailboxRoad(Road):
     """One rank's mailboxes.
 
     While the word at the address `refused` is not 0, compiled code makes no messages.
@@ -238,9 +238,6 @@ class MailboxRoad:
         started, process = self._started[peer], self._segments.processes[peer]
         ended = started is not None and start_of(process) != started
         return "its process has ended" if ended else ""
-
-    def close(self) -> None:
-        pass
 
 
 def _mailbox_at(peer: int) -> int:

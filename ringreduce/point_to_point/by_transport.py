@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.errors import RingReduceError
-from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState
+from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState, Road
 from ringreduce.shm.mailbox import EAGER_BYTES, TAKEN
 from ringreduce.transports.base import Channel
 
@@ -68,7 +68,7 @@ class _Peer:
     receiving: dict[int, _Long] = field(default_factory=dict)
 
 
-class TransportRoad:
+class TransportRoad(Road):
     """One rank's messages through a channel of the transport."""
 
     name = "messages"
@@ -132,34 +132,6 @@ class TransportRoad:
         head = _ANSWER_HEAD.pack(_ANSWER, arrival.number, status)
         self._post(peer, head + text.encode(errors="replace"))
 
-    def has_unsent(self, peer: int) -> bool:
-        return False
-
-    # --- messages that compiled code makes: none ---
-
-    def entry(
-        self, name: str, general: Callable[..., Any], adopt: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        return general
-
-    def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
-        pass
-
-    def set_quiet(self, peer: int, quiet: bool) -> None:
-        pass
-
-    def set_idle(self, idle: bool) -> None:
-        pass
-
-    def forked(self) -> None:
-        pass
-
-    def unadopted(self, peer: int) -> int:
-        return 0
-
-    def adopted(self, peer: int) -> None:
-        pass
-
     # --- states ---
 
     def announce(self, state: int, reason: str = "") -> None:
@@ -175,9 +147,6 @@ class TransportRoad:
             known.sending = [long for long in known.sending if not self._is_over(known, long)]
             idle += 1
             self._channel.pause(idle)
-
-    def has_given_up(self, peer: int) -> bool:
-        return False  # its pair has the error already
 
     def state_of(self, peer: int) -> PeerState:
         known = self._peers[peer]

@@ -2,7 +2,7 @@
 
 There are two roads, `by_mailbox.MailboxRoad` through shared memory and `by_transport.TransportRoad`
 by messages of the transport.  `endpoint.Endpoint` matches messages with receives and treats both
-alike.  No method of a road waits.
+alike.  No method of a road waits.  What a road inherits serves one without compiled code.
 """
 
 from __future__ import annotations
@@ -125,27 +125,34 @@ class Road(Protocol):
         The compiled one makes a message while no other is under way.  It calls `general` for all
         others, and ``adopt(x, peer[, tag])`` after a message that is not answered at once.
         """
+        return general
 
     def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
         """Let compiled code make messages with arrays of this kind from now on."""
+        return
 
     def set_quiet(self, peer: int, quiet: bool) -> None:
         """Let compiled code make messages with a peer, or not; then wait until it makes none.
 
         While a message is not adopted, compiled code makes none.
         """
+        return
 
     def set_idle(self, idle: bool) -> None:
         """Let compiled code make messages with quiet peers, or with no peer at all."""
+        return
 
     def forked(self) -> None:
         """Let compiled code make no more messages in a child process, and wait for no thread."""
+        return
 
     def unadopted(self, peer: int) -> int:
         """Return the number of the message that compiled code has offered and has not answered."""
+        return 0
 
     def adopted(self, peer: int) -> None:
         """Note that Python waits for the answer to that message."""
+        return
 
     def announce(self, state: int, reason: str = "") -> None:
         """Announce this rank's state to all peers."""
@@ -155,15 +162,18 @@ class Road(Protocol):
 
     def has_given_up(self, peer: int) -> bool:
         """Return whether this rank makes no more messages with a peer."""
+        return False  # the pair has the error already
 
     def state_of(self, peer: int) -> PeerState:
         """Return the state of a peer."""
 
     def has_unsent(self, peer: int) -> bool:
         """Return whether answers to a peer wait until the peer takes earlier ones."""
+        return False
 
     def lost(self, peer: int) -> str:
         """Return why a peer can no longer answer, or ""."""
 
     def close(self) -> None:
         """Free what the road holds."""
+        return
