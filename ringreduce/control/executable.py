@@ -47,7 +47,8 @@ class Executable(Protocol):
     """A plan that can be run any number of times, on arrays of its shapes and dtype.
 
     Between `start` and the `test` that returns True the executable is *running*.  An exception out
-    of any method leaves it running: `withdraw` and then `reset` end it.
+    of any method leaves it running: `withdraw` and then `reset` end it.  What an executable
+    inherits serves one that sends no messages, and whose memory is freed with it.
     """
 
     moved: bool
@@ -70,27 +71,33 @@ class Executable(Protocol):
 
     def bind(self, source: Any, target: Any) -> None:
         """Bind the plan to these arrays, if that saves work: every later run uses them."""
+        return
 
     def replan(self, plan: Any) -> bool:
         """Take a plan of the same schedule, on chunks of other lengths, if that is cheap.
 
         The executable is not running.  Returns whether it has the new plan now.
         """
+        return False
 
     def where(self) -> tuple[int, list[int]]:
         """Return the step of the schedule that the run is at, and the peers that it waits for."""
 
     def withdraw(self) -> bool:
         """Withdraw the posted receives; False if it must be called again to withdraw all."""
+        return True
 
     def tally(self) -> None:
         """Count the messages of the run so far.  Every receive is withdrawn by now."""
+        return
 
     def sends_done(self) -> bool:
         """Return whether every send that was started is complete."""
+        return True
 
     def reset(self) -> None:
         """Forget the run, of which no message is under way any more."""
 
     def free(self) -> None:
         """Free messages and memory.  The executable is not running; it may be started again."""
+        return

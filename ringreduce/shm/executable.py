@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringreduce.control import executable
 from ringreduce.control.executable import Control
 from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device, flat_pair, shares_memory
@@ -11,23 +12,7 @@ from ringreduce.planning.plan import Plan
 from ringreduce.shm.program import PlanProgram
 
 
-class WithoutMessages:
-    """The methods of an executable that sends and receives no messages."""
-
-    def withdraw(self) -> bool:
-        return True  # no receive is posted
-
-    def tally(self) -> None:
-        """Do nothing: no message is sent."""
-
-    def sends_done(self) -> bool:
-        return True
-
-    def free(self) -> None:
-        """Do nothing: the memory is freed with this object, and the fast path may still use it."""
-
-
-class Executable(WithoutMessages):
+class Executable(executable.Executable):
     """A plan that shared memory runs; see `ringreduce.control.executable.Executable`."""
 
     def __init__(self, program: PlanProgram, device: Device, control: Control) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.control import executable
 from ringreduce.devices.base import Device, Stream, flat_pair, shares_memory
 from ringreduce.shm.executable import Executable as HostExecutable
-from ringreduce.shm.executable import WithoutMessages
 
 PIECE_BYTES = 4 << 20
 """To reduce a piece of this length takes longer than to start its copies, a few 10 us."""
@@ -56,7 +56,7 @@ class Blocks:
         self._stream.close()
 
 
-class Executable(WithoutMessages):
+class Executable(executable.Executable):
     """An all-reduce on a GPU; see `ringreduce.control.executable.Executable`."""
 
     def __init__(
@@ -150,12 +150,6 @@ class Executable(WithoutMessages):
         into = self._of(self._flat[1], piece)
         if into.nbytes:
             self._stream.copy_in(self._blocks.memory[piece % _BLOCKS][: into.nbytes], into)
-
-    def bind(self, source: Any, target: Any) -> None:
-        """Do nothing: the plans run in the blocks."""
-
-    def replan(self, plan: Any) -> bool:
-        return False
 
     # --- the run under way ---
 

@@ -78,15 +78,10 @@ class _Entry:
     def unpack(cls, entry: bytes) -> _Entry:
         """Read the entry of another rank.  Raises ValueError if the bytes are no entry."""
         match json.loads(entry):
-            case [
-                str(key),
-                str(host),
-                str(machine),
-                [*cores],
-                int(quota),
-                int() | None as mpi_rank,
-            ] if all(isinstance(core, int) for core in cores):
-                return cls(key, host, machine, cores, quota, mpi_rank)
+            case [str(), str(), str(), [*cores], int(), int() | None] as fields if all(
+                isinstance(core, int) for core in cores
+            ):
+                return cls(*fields)
         raise ValueError("no entry of a rank")
 
 

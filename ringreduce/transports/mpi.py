@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError
-from ringreduce.transports.base import lost, not_assembled
+from ringreduce.transports.base import Transport, lost, not_assembled
 from ringreduce.transports.yielding import YIELDS, Yielding
 
 _CONTROL_TAG, _ENVELOPE_TAG, _FIRST_DATA_TAG = range(3)
@@ -53,7 +53,7 @@ def world() -> MPI.Intracomm:
     return _world[0] if _world else MPI.COMM_WORLD
 
 
-class MpiTransport:
+class MpiTransport(Transport):
     """One rank's end of two MPI communicators, for data and for control."""
 
     name = "mpi"
@@ -227,9 +227,6 @@ class MpiTransport:
         assert isinstance(self._parent, MPI.Intracomm)
         _world[:] = [self._parent]
 
-    def forked(self) -> None:
-        pass  # MPI is of no use in a child
-
     def close(self) -> None:
         _open.discard(id(self))
         try:
@@ -246,7 +243,8 @@ class MpiChannel:
 
     def __init__(self, transport: MpiTransport, comm: MPI.Comm) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self._comm, self._transport = comm, transport
+        self.translate, self.pause = transport.translate, transport.pause
+        self._comm = comm
         self._envelopes: dict[int, _ShortMessages] = {}
         """By peer: so a lost peer is noticed by its own messages alone."""
 
@@ -266,12 +264,6 @@ class MpiChannel:
 
     def receiver(self, peer: int, flow: int, buffer: memoryview) -> Any:
         return self._comm.Recv_init([buffer, MPI.BYTE], peer, _FIRST_DATA_TAG + flow)
-
-    def translate(self, error: Exception) -> Exception:
-        return self._transport.translate(error)
-
-    def pause(self, idle: int) -> None:
-        self._transport.pause(idle)
 
     def close(self) -> None:
         for peer in self._envelopes:

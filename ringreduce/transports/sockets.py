@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ringreduce.transports.base import lost, not_assembled
+from ringreduce.transports.base import Transport, lost, not_assembled
 from ringreduce.transports.mesh import Mesh, connect
 from ringreduce.transports.streams import Events, Kind, Receive, Send, Stream
 from ringreduce.transports.yielding import LONGEST_SLEEP_S, Yielding
@@ -22,7 +22,7 @@ _YIELDS = 200
 a frame arrives."""
 
 
-class SocketTransport:
+class SocketTransport(Transport):
     """One rank's end of the connections between all ranks of a communicator."""
 
     name = "sockets"
@@ -51,9 +51,6 @@ class SocketTransport:
 
     def receiver(self, peer: int, flow: int, buffer: memoryview) -> Receive:
         return Receive(self._streams[peer].data, flow, buffer)
-
-    def translate(self, error: Exception) -> Exception:
-        return error  # a lost peer raises PeerLostError here
 
     def withdraw(self, receiver: Any) -> bool | None:
         self._events.progress()
@@ -98,9 +95,6 @@ class SocketTransport:
 
     def pause(self, idle: int) -> None:
         self.yielding.pause(idle, _YIELDS, self._events.wait)
-
-    def nodes(self) -> tuple[tuple[int, ...], ...]:
-        return (tuple(range(self.size)),)
 
     # --- before the first call ---
 
@@ -175,9 +169,6 @@ class SocketTransport:
             "use Open MPI 5, with `mpiexec --with-ft ulfm`"
         )
 
-    def replace_world(self) -> None:
-        raise NotImplementedError("shrunk() makes no transport that could replace this one")
-
     def close(self) -> None:
         """See `Transport.close`.  A rank leaves once all others have said farewell."""
         try:
@@ -217,7 +208,8 @@ class SocketChannel:
         self, transport: SocketTransport, streams: dict[int, Stream], events: Events
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self._transport, self._streams, self._events = transport, streams, events
+        self.translate, self.pause = transport.translate, transport.pause
+        self._streams, self._events = streams, events
 
     def post(self, peer: int, envelope: bytes) -> None:
         stream = self._streams[peer]
@@ -239,12 +231,6 @@ class SocketChannel:
 
     def receiver(self, peer: int, flow: int, buffer: memoryview) -> Receive:
         return Receive(self._streams[peer].channel_data, flow, buffer)
-
-    def translate(self, error: Exception) -> Exception:
-        return self._transport.translate(error)
-
-    def pause(self, idle: int) -> None:
-        self._transport.pause(idle)
 
     def close(self) -> None:
         for stream in self._streams.values():

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.transports.base import not_assembled
+from ringreduce.transports.base import Transport, not_assembled
 from ringreduce.transports.yielding import Yielding
 
 _LONGEST_PAUSE_S = 0.002
@@ -120,7 +120,7 @@ def _deliver(send: _Message, recv: _Message) -> None:
     recv.complete = send.complete = True
 
 
-class ThreadTransport:
+class ThreadTransport(Transport):
     """One rank's end of a Switchboard."""
 
     name = "thread"
@@ -144,9 +144,6 @@ class ThreadTransport:
 
     def receiver(self, peer: int, flow: int, buffer: memoryview) -> _Message:
         return _Message(self._boxes, peer, self.rank, flow, buffer, sends=False)
-
-    def translate(self, error: Exception) -> Exception:
-        return error
 
     def withdraw(self, receiver: Any) -> bool:
         box = self._boxes[self.rank]
@@ -186,9 +183,6 @@ class ThreadTransport:
         with box.changed:
             box.changed.wait(min(1e-5 * idle, _LONGEST_PAUSE_S))
 
-    def nodes(self) -> tuple[tuple[int, ...], ...]:
-        return (tuple(range(self.size)),)
-
     def collect(self, mine: bytes, patience_s: float = 0.0) -> bytes:
         number, self._collections = self._collections, self._collections + 1
         return self._switchboard.collect(number, self.rank, mine, self._timeout_s + patience_s)
@@ -210,15 +204,6 @@ class ThreadTransport:
         raise NotImplementedError(
             "shrink: the ranks are threads of one process, which end together"
         )
-
-    def replace_world(self) -> None:
-        raise NotImplementedError
-
-    def forked(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class ThreadChannel:
