@@ -38,7 +38,9 @@ def plain(where: str, name: object, value: Any) -> Any:
         value = np.broadcast_to(np.asarray(value), ())
     elif hasattr(value, "detach"):
         try:
-            value = _of_tensor(value.detach())
+            value, bits = value.detach(), str(value.dtype) == "torch.bfloat16"
+            value = value.view(sys.modules["torch"].int16) if bits else value
+            value = value.numpy().view(ml_dtypes.bfloat16) if bits else value.numpy()
         except (TypeError, RuntimeError):
             raise TypeError(
                 f"{where}: {name} is a {said} of {value.dtype} on {value.device}; pass an array"
@@ -55,10 +57,11 @@ def plain(where: str, name: object, value: Any) -> Any:
     raise TypeError(f"{where}: {name} is {said}; wanted an array of numbers")
 
 
-def by_name(where: str, given: Any) -> dict[Any, Any]:
+def by_name(where: str, given: Any, *, changed: bool = False) -> dict[Any, Any]:
     """Return the arrays of a mapping, of several arrays, or of a lone one, by name or number.
 
-    Raises TypeError unless all are arrays of numbers.
+    Raises TypeError unless all are arrays of numbers.  Arrays that are to be `changed` must have
+    floats, and ValueError is raised for one that cannot be written.
     """
     if isinstance(given, Mapping):
         named = {name: (repr(name), value) for name, value in given.items()}
@@ -66,7 +69,14 @@ def by_name(where: str, given: Any) -> dict[Any, Any]:
         named = {0: ("the argument", given)}
     else:
         named = {number: (f"array {number}", each) for number, each in enumerate(given)}
-    return {key: plain(where, name, value) for key, (name, value) in named.items()}
+    found = {key: plain(where, name, value) for key, (name, value) in named.items()}
+    for key, array in found.items():
+        said = f"{where}: {named[key][0]} is"
+        if changed and not is_float(array.dtype):
+            raise TypeError(f"{said} {array.dtype}; wanted an array of floats")
+        if changed and isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise ValueError(f"{said} read-only; pass an array that can be written")
+    return found
 
 
 def check_used(where: str, name: str, gradient: Any, like: Any) -> None:
@@ -76,14 +86,6 @@ def check_used(where: str, name: str, gradient: Any, like: Any) -> None:
             f"{where}: the gradient of {name!r} is None; pass zeros of "
             f"{like.dtype}{list(like.shape)} for a parameter that was not used"
         )
-
-
-def check_floats(where: str, name: object, array: Any) -> None:
-    """Raise TypeError unless an array has floats, ValueError if it cannot be written."""
-    if not is_float(array.dtype):
-        raise TypeError(f"{where}: {name!r} is {array.dtype}; wanted an array of floats")
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f"{where}: {name!r} is read-only; pass an array that can be written")
 
 
 def scale(array: Any, factor: float, out: Any) -> None:
@@ -111,11 +113,3 @@ def whole(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} is {value}; wanted at least {least}")
     return number
-
-
-def _of_tensor(tensor: Any) -> np.ndarray:
-    if str(tensor.dtype) != "torch.bfloat16":
-        array: np.ndarray = tensor.numpy()
-        return array
-    bits: np.ndarray = tensor.view(sys.modules["torch"].int16).numpy()
-    return bits.view(ml_dtypes.bfloat16)

@@ -1,9 +1,8 @@
 """Clip gradients by their norm over all parameters, whichever ranks hold these.
 
-The norm is the root of the sum of the squares of all numbers.  Each rank adds up the squares of the
-numbers that it counts, in float64, and an all-reduce adds up the ranks.  So all ranks get bitwise
-the same norm, and clip alike.  If that sum overflows, or is so small that squares are lost, all
-numbers are first divided by a power of two near the largest: two all-reduces more.
+The norm is the root of the sum of the squares of all numbers, in float64.  Each rank computes the
+norm of the numbers that it counts, and that of the norms of all ranks.  So all ranks get bitwise
+the same norm, and clip alike.
 
 Source: Pascanu, Mikolov & Bengio, "On the difficulty of training recurrent neural networks", ICML
 2013.
@@ -14,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.arrays import by_name, check_comm, check_floats, scale, wide
+from ringreduce.train.arrays import by_name, check_comm, scale, wide
 
 _BLOCK = 1 << 14
 """Elements that are squared at once, so that the squares stay in the cache."""
@@ -58,22 +57,9 @@ def global_norm(counted: Arrays, comm: rr.Communicator | None = None) -> float:
     """
     if comm is not None:
         check_comm("global_norm", comm)
-    arrays = list(by_name("global_norm", counted).values())
-
-    def of_all_ranks(number: float, op: str) -> float:
-        total = np.array(number)
-        return float(total if comm is None else comm.all_reduce(total, op, out=total))
-
-    total = of_all_ranks(sum((_squares(each) for each in arrays), 0.0), "sum")
-    if _SMALL <= total < math.inf or math.isnan(total):
-        return math.sqrt(total)
-    largest = of_all_ranks(max((_largest(each) for each in arrays), default=0.0), "max")
-    if not 0 < largest < math.inf:
-        return largest
-    exponent = math.frexp(largest)[1]
-    total = of_all_ranks(sum((_squares(each, exponent) for each in arrays), 0.0), "sum")
-    root = math.sqrt(total)
-    return float(np.ldexp(root, exponent))
+    arrays = by_name("global_norm", counted).values()
+    own = _norm(np.array([_norm(block) for array in arrays for block in _blocks(array)]))
+    return own if comm is None else _norm(comm.all_gather(np.array([own])))
 
 
 def clip(gradients: Arrays, norm: float, longest: float) -> float:
@@ -101,9 +87,7 @@ def clip(gradients: Arrays, norm: float, longest: float) -> float:
             raise TypeError(f"clip: {what} is {shown(value)}; wanted a number")
         if value < 0 or (what == "longest" and math.isnan(value)):
             raise ValueError(f"clip: {what} is {value}; wanted at least 0")
-    arrays = by_name("clip", gradients)
-    for name, array in arrays.items():
-        check_floats("clip", name, array)
+    arrays = by_name("clip", gradients, changed=True)
     if not longest < norm < math.inf:
         return 1.0
     factor = longest / norm
@@ -115,28 +99,23 @@ def clip(gradients: Arrays, norm: float, longest: float) -> float:
     return factor
 
 
-def _squares(array: Any, exponent: int = 0) -> float:
-    """Return the sum of the squares, computed in the wide dtype, of array / 2**exponent."""
-    flat, total = array.reshape(-1), 0.0
-    block = _BLOCK if isinstance(flat, np.ndarray) else max(1, flat.size)
-    for start in range(0, flat.size, block):
-        part = _real(flat[start : start + block])
-        if exponent:
-            # Half of the power at a time: a whole one may be no number.
-            for half in (-(exponent // 2), exponent // 2 - exponent):
-                part *= part.dtype.type(2.0**half)
-        with np.errstate(over="ignore", under="ignore"):  # `global_norm` then scales
-            part *= part
-            total += float(part.sum())
-    return total
+def _blocks(array: Any) -> Iterator[Any]:
+    """Yield the numbers of an array in the wide dtype; of complex numbers both parts."""
+    flat = array.reshape(-1)
+    step = _BLOCK if isinstance(flat, np.ndarray) else max(1, flat.size)
+    for start in range(0, flat.size, step):
+        block = flat[start : start + step].astype(wide(flat.dtype))
+        yield block.view(block.real.dtype) if block.dtype.kind == "c" else block
 
 
-def _largest(array: Any) -> float:
-    """Return the largest absolute value of any real and imaginary part; 0 of no numbers."""
-    return float(abs(_real(array.reshape(-1))).max()) if array.size else 0.0
-
-
-def _real(flat: Any) -> Any:
-    """Return a copy in the wide dtype; complex numbers as twice as many real ones."""
-    copy = flat.astype(wide(flat.dtype))
-    return copy.view(copy.real.dtype) if copy.dtype.kind == "c" else copy
+def _norm(numbers: Any) -> float:
+    """Return the norm of real numbers, which are scaled if their squares overflow or get lost."""
+    with np.errstate(over="ignore", under="ignore"):
+        total = float(np.square(numbers).sum())
+    if _SMALL <= total < math.inf or math.isnan(total) or not numbers.size:
+        return math.sqrt(total)
+    largest = float(abs(numbers).max())
+    if not 0 < largest < math.inf:
+        return largest
+    exponent = math.frexp(largest)[1]
+    return float(np.ldexp(_norm(np.ldexp(numbers, -exponent)), exponent))

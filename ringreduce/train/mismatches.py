@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.train.arrays import by_name, check_floats
+from ringreduce.train.arrays import by_name
 from ringreduce.train.together import gather_words
 
 
@@ -22,10 +22,7 @@ def check_arrays(where: str, params: Any) -> dict[str, Any]:
     if not isinstance(params, Mapping) or not params:
         said = "an empty dict" if params == {} else type(params).__name__
         raise TypeError(f"{where}: params is {said}; wanted a dict of names and arrays")
-    found = by_name(where, params)
-    for name, array in found.items():
-        check_floats(where, name, array)
-    return found
+    return by_name(where, params, changed=True)
 
 
 def check_alike(where: str, comm: rr.Communicator, params: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ def _about(explained: str, choices: Sequence[str] = (), **more: Any) -> dict[str
 
 
 def setting(default: Any, explained: str, choices: Sequence[str] = (), **more: Any) -> Any:
-    """Return a field with its default, its help and its choices."""
+    """Return a field with its default, its help, its choices, and in `more` its `least` number."""
     return field(default=default, metadata=_about(explained, choices, **more))
 
 
@@ -41,7 +41,6 @@ _KINDS = {
     bool: "true or false",
     tuple: "a list of whole numbers, such as [64]",
 }
-_PATHS = ("checkpoint_dir", "metrics", "tensorboard", "plot")
 
 
 class _NoDataError(FileNotFoundError, ValueError):
@@ -54,24 +53,24 @@ def checked(about: dataclasses.Field[Any], value: Any) -> Any:
     Raises ValueError for a value of another type, or that is none of its choices.
     """
     name, choices = about.name, about.metadata["choices"]
-    kind: Any = str if name in _PATHS or choices else type(about.default)
-    if name in _PATHS or name == "data":
-        value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if kind is tuple:
-        if isinstance(value, (list, tuple)) and all(_is(int, each) for each in value):
-            return tuple(map(int, value))
-        raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[tuple]}")
+    is_path = about.default is None
+    kind: Any = str if is_path or choices else type(about.default)
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not _is(kind, value):
         quotes = ", without quotes" if isinstance(value, str) else ""
         raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[kind]}{quotes}")
     if choices and value not in choices:
         meant = did_you_mean(value, choices)
         raise ValueError(f"{name} is {_written(value)}; wanted one of {', '.join(choices)}{meant}")
-    return Path(value).expanduser() if name in _PATHS else kind(value)
+    if kind is tuple:
+        return tuple(map(int, value))
+    return Path(value).expanduser() if is_path else kind(value)
 
 
 def _is(kind: type, value: Any) -> bool:
-    """Whether `value` is one of `kind`; numbers may be NumPy's."""
+    """Whether `value` is one of `kind`; numbers may be NumPy's, and a tuple a list."""
+    if kind is tuple:
+        return isinstance(value, (list, tuple)) and all(_is(int, each) for each in value)
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind)
@@ -91,6 +90,9 @@ def _check_fields(settings: Any) -> None:
         value = getattr(settings, each.name)
         if value is not None or each.default is not None:
             object.__setattr__(settings, each.name, checked(each, value))
+        if type(each.default) is int:
+            least = each.metadata.get("least", 0)
+            _want(value >= least, each.name, value, f"at least {least}")
 
 
 @dataclass(frozen=True)
@@ -112,16 +114,16 @@ class Settings:
     # The defaults, for the digits, were chosen without the held-out samples: by cross-validation in
     # the other four fifths, in 4 stratified folds.
     data: str = setting("digits", "digits, synthetic, or a folder with the four files of MNIST")
-    samples: int = setting(10_000, "samples of synthetic data")
-    inputs: int = setting(64, "numbers in a sample of synthetic data")
-    classes: int = setting(10, "classes of synthetic data")
+    samples: int = setting(10_000, "samples of synthetic data", least=2)
+    inputs: int = setting(64, "numbers in a sample of synthetic data", least=1)
+    classes: int = setting(10, "classes of synthetic data", least=2)
     hidden: tuple[int, ...] = setting((128,), "width of each hidden layer", fixed=True)
     batch_norm: bool = setting(
         False, "normalise each hidden layer over the batch of all ranks", fixed=True
     )
     dtype: str = setting("float32", "type of parameters and gradients", DTYPES, fixed=True)
-    epochs: int = setting(30, "passes over the training samples")
-    batch: int = setting(32, "samples a step, over all ranks", fixed=True)
+    epochs: int = setting(30, "passes over the training samples", least=1)
+    batch: int = setting(32, "samples a step, over all ranks", fixed=True, least=1)
     batch_per_rank: int = setting(
         0,
         "samples a step on each rank, in place of batch: the batch follows the number of ranks, "
@@ -159,8 +161,10 @@ class Settings:
     )
     algorithm: str = setting("ring", "algorithm of the all-reduce; auto lets the library choose")
     wire: str = setting("none", "send gradients in 16 bits; they are computed in dtype", WIRES)
-    first_bucket_bytes: int = setting(1 << 20, "bytes of gradients that are reduced first")
-    bucket_bytes: int = setting(25 << 20, "bytes of gradients that are reduced at once, later")
+    first_bucket_bytes: int = setting(1 << 20, "bytes of gradients that are reduced first", least=1)
+    bucket_bytes: int = setting(
+        25 << 20, "bytes of gradients that are reduced at once, later", least=1
+    )
     check_every: int = setting(100, "steps between proofs that ranks have equal parameters; 0: end")
 
     def __post_init__(self) -> None:
@@ -171,13 +175,6 @@ class Settings:
                 f"data is {self.data}; wanted digits, synthetic, or a folder with the files of "
                 f"MNIST{meant}"
             )
-        for name in ("samples", "classes"):
-            _want(getattr(self, name) >= 2, name, getattr(self, name), "at least 2")
-        for name in ("inputs", "epochs", "batch", "first_bucket_bytes", "bucket_bytes"):
-            _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        numbers = ("lr_batch", "warm_up", "seed", "check_every")
-        for name in ("batch_per_rank", "batch_shards", "ramp_steps", *numbers):
-            _want(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("weight_decay", "clip", "noise"):
             value = getattr(self, name)
             _want(0 <= value < math.inf, name, value, "a finite number of at least 0")
@@ -216,13 +213,13 @@ class Settings:
 class Outputs:
     """Where a run writes, and on which device it runs: none of these changes the result."""
 
-    seeds: int = setting(1, "train with so many seeds, counting from seed")
+    seeds: int = setting(1, "train with so many seeds, counting from seed", least=1)
     device: str = setting("cpu", "cuda: CuPy, with a GPU for each rank of a host", DEVICES)
     checkpoint_dir: Path | None = field(
         default=None, metadata=_about("folder for checkpoints", metavar="FOLDER")
     )
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: one after each epoch")
-    keep: int = setting(3, "number of last checkpoints that are kept")
+    keep: int = setting(3, "number of last checkpoints that are kept", least=1)
     resume: bool = setting(False, "continue from the last usable checkpoint, if there is one")
     verbose: bool = setting(False, "print all settings, and the parts of a step's time")
     metrics: Path | None = field(
@@ -241,13 +238,9 @@ class Outputs:
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        for name in ("seeds", "keep"):
-            _want(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        every = self.checkpoint_every
-        _want(every >= 0, "checkpoint_every", every, "at least 0")
         if self.checkpoint_dir is None and self.resume:
             raise ValueError("resume from where? name a checkpoint_dir")
-        if self.checkpoint_dir is None and (every or self.keep != Outputs.keep):
+        if self.checkpoint_dir is None and (self.checkpoint_every or self.keep != Outputs.keep):
             raise ValueError("checkpoint_every and keep are of no use without a checkpoint_dir")
         if self.plot is not None and self.plot.suffix not in SUFFIXES:
             raise ValueError(f"plot is {self.plot}; wanted a name that ends in .svg or .png")
