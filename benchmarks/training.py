@@ -40,8 +40,8 @@ class Ours:
 
     def __init__(self, comm: rr.Communicator | None) -> None:
         self.flat = mlp.init_params(SIZES, seed=0)
-        self._layers = mlp.views(self.flat, SIZES)
-        self._params = mlp.named(self._layers)
+        layers = mlp.views(self.flat, SIZES)
+        self._network, self._params = mlp.layers(layers), mlp.named(layers)
         self._velocity = mlp.named(mlp.views(np.zeros_like(self.flat), SIZES))
         if comm is not None:
             self._dp = rr.train.DataParallel(comm, self._params, algorithm="ring")
@@ -51,7 +51,7 @@ class Ours:
             self._buffers = mlp.named(mlp.views(np.zeros_like(self.flat), SIZES))
 
     def step(self, x: np.ndarray, labels: np.ndarray) -> None:
-        _, pairs = mlp.gradients(self._layers, x, labels, len(x), into=self._buffers)
+        _, _, pairs = mlp.step(self._network, x, labels, len(x), self._buffers)
         for name, gradient in pairs:
             if self._dp is not None:
                 self._dp.ready(name, gradient)

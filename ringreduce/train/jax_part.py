@@ -175,7 +175,7 @@ def _logits(layers: Layers, x: Any) -> Any:
 
 
 def _loss(layers: Layers, x: Any, labels: Any, count: int) -> Any:
-    """Return the softmax cross-entropy, as `mlp.loss` does."""
+    """Return the softmax cross-entropy, as `mlp.cross_entropy` does."""
     log_p = jax.nn.log_softmax(_logits(layers, x))
     return -log_p[jnp.arange(len(labels)), labels].sum() / count
 

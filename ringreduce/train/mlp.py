@@ -16,7 +16,7 @@ evaluate, the running means of the statistics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -298,62 +298,6 @@ def by_layer(arrays: Mapping[str, Array]) -> dict[int, AffineArrays | Normalised
     }
 
 
-def forward(
-    parameters: Parameters,
-    x: Array,
-    xp: ModuleType = np,
-    running: Mapping[str, Array] | None = None,
-) -> Array:
-    """Return the logits (samples, classes) of the rows of `x` (samples, inputs).
-
-    Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
-    """
-    return _predict(layers(parameters, xp), x, running or {})
-
-
-def loss(
-    parameters: Parameters,
-    x: Array,
-    labels: Array,
-    count: int,
-    xp: ModuleType = np,
-    comm: Sums | None = None,
-) -> Array:
-    """Return the softmax cross-entropy, summed over these samples and divided by `count`; 0-d.
-
-    `labels` (samples,) are integers from 0 to classes - 1.  Layers are normalised over the samples
-    of all ranks of `comm`, which all ranks must then pass.
-    """
-    logits, _ = forward_all(layers(parameters, xp, comm), x)
-    return _cross_entropy(_log_softmax(logits, xp), labels, xp) / count
-
-
-def gradients(
-    parameters: Parameters,
-    x: Array,
-    labels: Array,
-    count: int,
-    xp: ModuleType = np,
-    into: Mapping[str, Array] | None = None,
-    comm: Sums | None = None,
-    statistics: MutableMapping[str, Array] | None = None,
-) -> tuple[Array, Iterator[tuple[str, Array]]]:
-    """Return the result of `loss`, and an iterator over the gradients as (name, array).
-
-    Names are those of `named`.  The gradients come from the last layer to the first, and each is
-    computed when the iterator reaches it: so one gradient can be sent to other ranks while the next
-    is computed.  A gradient is written into the array of its name in `into`, if there is one.
-
-    The mean and variance of each normalised layer are put into `statistics`, under the names of
-    `init_statistics`.
-    """
-    network = layers(parameters, xp, comm)
-    loss, _, pairs = step(network, x, labels, count, into or {}, xp)
-    if statistics is not None:
-        statistics.update(statistics_in(network))
-    return loss, pairs
-
-
 def step(
     network: Sequence[Affine],
     x: Array,
@@ -362,7 +306,12 @@ def step(
     into: Mapping[str, Array],
     xp: ModuleType = np,
 ) -> tuple[Array, list[Kept], Iterator[tuple[str, Array]]]:
-    """Return the results of `gradients` for these layers, and what forward has kept."""
+    """Return the result of `cross_entropy`, what forward has kept, and the gradients by name.
+
+    Gradients come from the last layer to the first, and each is computed when the iterator reaches
+    it: so one can be sent to other ranks while the next is computed.  A gradient is written into
+    the array of its name in `into`, if there is one.
+    """
     logits, kept = forward_all(network, x)
     loss, gradient = cross_entropy(logits, labels, count, xp)
     return loss, kept, _in_turn(network, kept, gradient, into)
@@ -383,15 +332,17 @@ def statistics_in(network: Iterable[Affine]) -> dict[str, Array]:
 def cross_entropy(
     logits: Array, labels: Array, count: int, xp: ModuleType = np
 ) -> tuple[Array, Array]:
-    """Return the loss, as `loss` does, and its gradient by the logits (samples, classes).
+    """Return the softmax cross-entropy, summed over these samples and divided by `count`, 0-d.
 
-    Both are computed in float64; the gradient has the dtype of the logits.
+    And its gradient by the logits (samples, classes).  `labels` (samples,) are integers from 0 to
+    classes - 1.  Both are computed in float64; the gradient has the dtype of the logits.
     """
     log_p = _log_softmax(logits, xp)
     gradient = xp.exp(log_p)
     gradient[xp.arange(len(labels)), labels] -= 1
     gradient /= count
-    return _cross_entropy(log_p, labels, xp) / count, gradient.astype(logits.dtype, copy=False)
+    loss = -log_p[xp.arange(len(labels)), labels].sum() / count
+    return loss, gradient.astype(logits.dtype, copy=False)
 
 
 def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str, Array]:
@@ -410,7 +361,10 @@ def right(
     xp: ModuleType = np,
     running: Mapping[str, Array] | None = None,
 ) -> int:
-    """Return the number of samples whose largest logit, of `forward`, is at their label."""
+    """Return the number of samples whose largest logit is at their label.
+
+    Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
+    """
     return right_in(layers(parameters, xp), x, labels, running or {}, _likeliest)
 
 
@@ -428,12 +382,13 @@ def right_in(
     count = 0
     for start in range(0, len(x), _ROWS):
         rows = slice(start, start + _ROWS)
-        found = classes(_predict(network, x[rows], running))
+        found = classes(predict(network, x[rows], running))
         count += int((found == labels[rows]).sum())
     return count
 
 
-def _predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -> Array:
+def predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -> Array:
+    """Return the logits (samples, classes) of the rows of `x` (samples, inputs)."""
     for layer in network:
         x = layer.predict(x, running)
     return x
@@ -448,7 +403,3 @@ def _log_softmax(logits: Array, xp: ModuleType) -> Array:
     logits = logits.astype(wide(logits.dtype), copy=False)
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
-
-
-def _cross_entropy(log_p: Array, labels: Array, xp: ModuleType) -> Array:
-    return -log_p[xp.arange(len(labels)), labels].sum()

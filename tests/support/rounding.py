@@ -183,8 +183,8 @@ def split_of(x, labels):
 
 
 def loss_and_layers(parameters, x, labels, count, comm=None):
-    """What `mlp.gradients` gives, as layers from the first to the last."""
-    loss, pairs = mlp.gradients(parameters, x, labels, count, comm=comm)
+    """The loss, and the gradients as layers from the first to the last."""
+    loss, _, pairs = mlp.step(mlp.layers(parameters, comm=comm), x, labels, count, {})
     return loss, layers_of(dict(pairs))
 
 

@@ -32,7 +32,7 @@ def projection_error(flat, x, labels, gradient, direction, norm=False):
         signs = [[a > 0 for a in forward_bounds(each, x)[0][:-1]] for each in layers]
         # No unit passes its kink on the way, so that the loss is smooth there.
         assert all(np.array_equal(a, b) for a, b in zip(*signs, strict=True))
-        up, down = (mlp.loss(each, x, labels, len(x), comm=Alone()) for each in layers)
+        up, down = (loss_and_layers(each, x, labels, len(x), Alone())[0] for each in layers)
         off = sum(rounding_bounds(each, x, labels, len(x))[0] for each in layers)
         return (up - down) / (2 * h), off / (2 * h)
 
@@ -66,16 +66,11 @@ def test_projection_notices_a_gradient_that_is_a_little_wrong():
     assert error > tolerance
 
 
-def test_loss_and_gradients_agree_on_the_loss():
-    flat, x, labels = problem(2)
-    parameters = mlp.views(flat, SIZES)
-    assert loss_and_layers(parameters, x, labels, 7)[0] == mlp.loss(parameters, x, labels, 7)
-
-
 def test_uniform_logits_lose_the_logarithm_of_the_classes():
     parameters = mlp.views(np.zeros(mlp.parameter_count(SIZES)), SIZES)
     _, x, labels = problem(3)
-    assert mlp.loss(parameters, x, labels, len(x)) == pytest.approx(np.log(10), rel=1e-15)
+    loss, _ = loss_and_layers(parameters, x, labels, len(x))
+    assert loss == pytest.approx(np.log(10), rel=1e-15)
 
 
 def test_huge_logits_do_not_overflow():
@@ -88,7 +83,7 @@ def test_huge_logits_do_not_overflow():
 def test_layers_that_are_normalised_need_the_ranks():
     flat, x, labels = problem(5, batch_norm=True)
     with pytest.raises(ValueError, match="layer 0 is normalised over the batch of all ranks"):
-        mlp.gradients(mlp.views(flat, SIZES, True), x, labels, len(x))
+        loss_and_layers(mlp.views(flat, SIZES, True), x, labels, len(x))
 
 
 def test_the_last_layer_is_not_normalised():
@@ -99,10 +94,11 @@ def test_the_last_layer_is_not_normalised():
 
 def test_statistics_of_the_batch_evaluate_as_the_batch_itself():
     flat, x, labels = problem(5, batch_norm=True)
-    parameters, statistics = mlp.views(flat, SIZES, True), {}
-    loss, _ = mlp.gradients(parameters, x, labels, len(x), comm=Alone(), statistics=statistics)
+    network = mlp.layers(mlp.views(flat, SIZES, True), comm=Alone())
+    loss, *_ = mlp.step(network, x, labels, len(x), {})
+    statistics = mlp.statistics_in(network)
     assert statistics.keys() == mlp.init_statistics(SIZES).keys()
-    logits = mlp.forward(parameters, x, running=statistics)
+    logits = mlp.predict(network, x, statistics)
     likely = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     assert -np.log(likely[np.arange(len(x)), labels]).mean() == pytest.approx(loss, rel=1e-12)
 
@@ -119,7 +115,7 @@ def test_the_network_takes_every_array_function_from_xp(monkeypatch):
     parameters = mlp.views(flat, SIZES)
     expected = loss_and_layers(parameters, x, labels, len(x))
     monkeypatch.setattr(mlp, "np", None)
-    loss, pairs = mlp.gradients(parameters, x, labels, len(x), np)
+    loss, _, pairs = mlp.step(mlp.layers(parameters, np), x, labels, len(x), {}, np)
     assert loss == expected[0]
     assert np.array_equal(flatten(layers_of(dict(pairs))), flatten(expected[1]))
 
