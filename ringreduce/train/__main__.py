@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import signal
 import sys
 import time
@@ -80,7 +79,7 @@ def _end_interrupted(rank: int, outputs: Outputs) -> None:
     else:
         time.sleep(_SPEAKING_S)  # the first rank that ends may stop the job
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 
 
 class _WriteError(Exception):
@@ -187,12 +186,12 @@ class _Run:
         self._is_first = not seed
         together(comm, self._find if self._speaks else nothing)
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
-        settings = given.settings(_settings_in(facts) if facts is not None else None)
+        settings = given.settings(_plain_in(facts, "settings"))
         self.settings = dataclasses.replace(settings, seed=settings.seed + seed)
         self._split = together(comm, lambda: inputs.load(self.settings))
         inputs.check_same(comm, self._split)
         xp = self._xp = together(comm, lambda: inputs.module(outputs.device, comm))
-        self._named = strategy = given.strategy(None if facts is None else _strategy_in(facts))
+        self._named = strategy = given.strategy(_plain_in(facts, "strategy"))
         """The strategy; None: the default, which depends on the number of nodes."""
         self._trainer = together(
             comm,
@@ -306,7 +305,7 @@ class _Run:
 
     def _fits(self, checkpoint: Checkpoint) -> None:
         try:
-            before, strategy = _settings_in(checkpoint.facts), _strategy_in(checkpoint.facts)
+            before, strategy = (_plain_in(checkpoint.facts, k) for k in ("settings", "strategy"))
         except ValueError as error:
             raise CheckpointError(str(error)) from None
         # An option that does not fit is the user's mistake, and no reason for an older checkpoint.
@@ -399,14 +398,14 @@ class _Run:
         plot.draw(self._outputs.plot, title, facts, history)
 
 
-def _settings_in(facts: Any) -> dict[str, Any]:
-    """Return the settings in a checkpoint.  Raises ValueError for an unknown setting."""
-    return {name: from_plain(name, value) for name, value in facts["settings"].items()}
+def _plain_in(facts: Any, kind: str) -> dict[str, Any] | None:
+    """Return the settings, or the strategy, in the facts of a checkpoint, if there is one.
 
-
-def _strategy_in(facts: Any) -> dict[str, Any]:
-    """Return the strategy in a checkpoint; none if it was made before there were strategies."""
-    return {name: from_plain(name, value) for name, value in facts.get("strategy", {}).items()}
+    Old ones have no strategy.  Raises ValueError for an unknown setting.
+    """
+    if facts is None:
+        return None
+    return {name: from_plain(name, value) for name, value in facts.get(kind, {}).items()}
 
 
 def _complain(text: str) -> None:

@@ -227,10 +227,6 @@ def load_mnist(folder: Path, dtype: Any = np.float32) -> Split:
     The test part is held out.  Raises OSError if a file cannot be read, and ValueError, naming the
     file, if it is damaged or does not fit the others.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"data is {folder}; wanted digits, synthetic, or a folder with the files of MNIST"
-        )
     train_x, train_labels = _images_and_labels(folder, "train", dtype)
     held_x, held_labels = _images_and_labels(folder, "t10k", dtype)
     if train_x.shape[1] != held_x.shape[1]:

@@ -21,6 +21,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
+from ringreduce.picture.words import counted
 from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.equality import check_equal
@@ -87,9 +88,10 @@ class Trainer:
         samples = len(split.train_labels)
         settings, per_rank = settings.for_ranks(comm.size), settings.batch_per_rank
         if per_rank and settings.batch > samples:
+            make = f"{counted(comm.size, 'rank')} make{'s' * (comm.size == 1)}"
             raise ValueError(
-                f"batch_per_rank is {per_rank}: {comm.size} ranks make a batch of "
-                f"{settings.batch}, and there are {samples} training samples"
+                f"batch_per_rank is {per_rank}: {make} a batch of {settings.batch}, and there are "
+                f"{samples} training samples"
             )
         if settings.batch_norm and samples % settings.batch == 1:
             raise ValueError(
@@ -107,7 +109,9 @@ class Trainer:
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
         if settings.warm_up > self.steps and not per_rank:  # with it, fewer ranks need more steps
-            raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
+            raise ValueError(
+                f"warm_up is {settings.warm_up}; the run has {counted(self.steps, 'step')}"
+            )
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)
         if elastic is not False:

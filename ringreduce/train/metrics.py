@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringreduce.checkpoint import _FAILURES
 from ringreduce.train.results import Epoch, Step
 
 
@@ -89,12 +90,14 @@ class JsonLines:
                 lines.append(line)
                 self.kept += [record] if record is not None else []
         unfinished = path.with_name(f"{path.name}.unfinished")
-        unfinished.write_text("".join(lines), "utf-8", "surrogateescape")
         try:
+            unfinished.write_text("".join(lines), "utf-8", "surrogateescape")
             os.replace(unfinished, path)
-        except OSError:  # a disk without renames
-            path.write_text("".join(lines), "utf-8", "surrogateescape")
+        except OSError as error:
             unfinished.unlink(missing_ok=True)
+            if error.errno in _FAILURES:
+                raise
+            path.write_text("".join(lines), "utf-8", "surrogateescape")  # there are no renames
 
     def steps(self, steps: Sequence[Step]) -> None:
         self._file.writelines(_line(step) for step in steps)

@@ -26,7 +26,7 @@ class Progress:
     def __init__(self, epochs: int, epoch_steps: int, out: TextIO) -> None:
         self._epochs, self._epoch_steps = epochs, epoch_steps
         self._live = LiveLine(out)
-        self._live.show(f"{epochs} epochs of {epoch_steps} steps")
+        self._live.show(f"{counted(epochs, 'epoch')} of {counted(epoch_steps, 'step')}")
         self._measured = ""
         """The measurements of the last complete epoch."""
 
@@ -93,10 +93,8 @@ def described(strategy: Strategy, settings: Settings) -> str:
         return "all-reduce by NCCL"
     if isinstance(strategy, (Mirrored, MultiWorkerMirrored)):
         return f"all-reduce {strategy.algorithm(settings)}"
-    name, *chosen = strategy_options.to_plain(strategy).values()
-    options = list(strategy_options.to_plain(strategy))[1:]
-    words = (f"{option} {value}" for option, value in zip(options, chosen, strict=True))
-    return ", ".join((f"strategy {name}", *words))
+    words = strategy_options.to_plain(strategy).items()
+    return ", ".join(f"{option} {value}" for option, value in words)
 
 
 def results(result: Result, verbose: bool) -> str:

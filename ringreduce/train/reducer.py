@@ -27,6 +27,8 @@ from ringreduce.train.shares import JoinedBatch, Share
 
 B = TypeVar("B", bound=Bucket)
 Batch = TypeVar("Batch")
+_MOST_SAMPLES = 1e300
+"""The sum of so many samples of all ranks is finite."""
 _NO_BATCH: Any = object()
 """The batch of a rank that has no more."""
 
@@ -76,9 +78,15 @@ def _samples(where: str, value: Any) -> float:
     """Return a number of samples.  Raises TypeError or ValueError, which begins with `where`."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{where} {shown(value)} samples; wanted a number")
-    number = float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{where} {number:g} samples; wanted a finite number of at least 0")
+    try:
+        number = float(value)
+    except OverflowError:  # an int
+        number = math.inf
+    if not 0 <= number <= _MOST_SAMPLES:
+        raise ValueError(
+            f"{where} {number:g} samples; wanted a finite number of at least 0, and at most "
+            f"{_MOST_SAMPLES:g}"
+        )
     return number
 
 

@@ -363,7 +363,7 @@ def test_the_loss_is_that_of_the_parameters_before_the_step():
         return told.all_steps[0].loss
 
     start = mlp.views(mlp.init_params((64, 128, 10), 0, np.float64), (64, 128, 10))
-    wanted = mlp.loss(start, split.train_x, split.train_labels, 1438)
+    wanted, _ = loss_and_layers(start, split.train_x, split.train_labels, 1438)
     assert rr.spawn(run, 3) == pytest.approx([wanted] * 3, rel=1e-12)
 
 
