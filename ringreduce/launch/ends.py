@@ -63,26 +63,22 @@ class End:
     status: int | None = None
     """The status of its process, as for ``os.waitstatus_to_exitcode``; None if not known."""
 
-    def text(self, returncode: int, flavour: Flavour | None) -> str:
-        """Describe the end; "" if it is not known.  `returncode` is that of mpiexec.
-
-        `flavour` is None where there is no MPI.
-        """
+    def text(self, returncode: int, flavour: Flavour) -> str:
+        """Describe the end; "" if it is not known.  `returncode` is that of mpiexec."""
         how, number = self.how, self.signal(returncode, flavour)
         if number:
             how = f"was killed by signal {number} ({signal.Signals(number).name})"
         where = f"rank {self.rank} on {platform.node()}"
         return f"{where} {how}; this ended the job" if how else ""
 
-    def signal(self, returncode: int, flavour: Flavour | None) -> int:
+    def signal(self, returncode: int, flavour: Flavour) -> int:
         """Return the number of the signal that killed the rank; 0 if none did.
 
-        After signal n Open MPI's mpiexec returns 128 + n, as shells and `Processes` do, and hydra's
-        returns n.  That of Intel MPI may return 255, and the status of the process has the signal.
-        Without a signal hydra's may return that of the signal with which it ended other ranks.
+        After signal n hydra's mpiexec returns n, and others 128 + n, as shells do.  That of Intel
+        MPI may return 255, and the status of the process has the signal.  Without a signal hydra's
+        may return that of the signal with which it ended other ranks.
         """
-        of_hydra = flavour in (Flavour.MPICH, Flavour.INTEL)
-        number = returncode if of_hydra else returncode - 128
+        number = returncode if flavour.is_hydra else returncode - 128
         is_killed = self.status is None or os.WIFSIGNALED(self.status)
         if flavour is Flavour.INTEL and returncode == _INTELS_CODE and self.status is not None:
             number = os.WTERMSIG(self.status)

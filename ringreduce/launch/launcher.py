@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
-from ringreduce.launch.ends import End, Watch
+from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
-from ringreduce.launch.processes import Processes
 from ringreduce.launch.rank_main import EXPECTED_SIZE
 from ringreduce.place import is_here, port_of, without
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
@@ -71,8 +69,7 @@ _OF_SEVERAL_HOSTS = (
 )
 
 Hosts = tuple[tuple[str, int], ...]
-_Mask: TypeAlias = set[int | signal.Signals]
-_Started: TypeAlias = "subprocess.Popen[bytes] | Processes"
+_WITHOUT_MPI = Mpiexec(Path(sys.executable), Flavour.NONE, "")
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def job_environment() -> dict[str, str]:
 
 
 def rank_environment(
-    job: Job, mpiexec: Mpiexec | None, given: Mapping[str, str], cores: int, *, root: bool
+    job: Job, mpiexec: Mpiexec, given: Mapping[str, str], cores: int, *, root: bool
 ) -> dict[str, str]:
     """Return the variables to add to `given` for mpiexec and the ranks.
 
@@ -146,9 +143,7 @@ def rank_environment(
     """
     wanted = _thread_counts(given, job.threads or max(1, cores // job.ranks_per_host))
     crowded = job.ranks_per_host > cores
-    if mpiexec is None:
-        pass
-    elif mpiexec.flavour is Flavour.OPEN_MPI:
+    if mpiexec.flavour is Flavour.OPEN_MPI:
         wanted |= _open_mpi_settings(mpiexec.version, crowded=crowded, root=root)
         if not job.hosts:
             wanted["OMPI_MCA_btl"] = "^ofi"  # ofi sleeps for a second while it looks for networks
@@ -216,15 +211,11 @@ def command_line(
         options = _open_mpi_options(job, given, added)
     else:
         options = _hydra_options(job, given)
-    start = [str(mpiexec.path), "-n", str(job.ranks), *options]
-    return [*start, *rank_command(job)]
-
-
-def rank_command(job: Job) -> list[str]:
-    """Return the command line of each rank."""
+    start = ["-P", "-m", "ringreduce.launch.processes"] * (mpiexec.flavour is Flavour.NONE)
     words, length = json.dumps(job.program), _WORD_CHARACTERS
     arguments = [words[at : at + length] for at in range(0, len(words), length)]
-    return [sys.executable, "-c", "; ".join(_RANK), *arguments]
+    rank = [sys.executable, "-c", "; ".join(_RANK), *arguments]
+    return [str(mpiexec.path), *start, "-n", str(job.ranks), *options, *rank]
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
@@ -260,7 +251,7 @@ def _host_list(hosts: Hosts) -> str:
 
 def prepared(
     job: Job,
-    mpiexec: Mpiexec | None,
+    mpiexec: Mpiexec,
     given: Mapping[str, str],
     address: str,
     token: str,
@@ -275,8 +266,7 @@ def prepared(
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     # An outer job may have set the same variables.
     added |= {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
-    argv = rank_command(job) if mpiexec is None else command_line(job, mpiexec, given, added)
-    return argv, {**given, **added}
+    return command_line(job, mpiexec, given, added), {**given, **added}
 
 
 def standard_input() -> int:
@@ -293,60 +283,43 @@ def run(job: Job) -> int:
     MPI, or if other hosts need one.
     """
     given = job_environment()
-    mpiexec = None if job.without_mpi else _mpiexec_of(job, given)
-    flavour = None if mpiexec is None else mpiexec.flavour
+    mpiexec = _mpiexec_of(job, given)
     stdin: int | None = standard_input()
-    if mpiexec is None or os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
-        stdin = None  # mpiexec forwards it to rank 0, or rank 0 inherits it
+    if os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
+        stdin = None  # mpiexec forwards it to rank 0
     watch, started = Watch(stdin), time.time()
     argv, environment = prepared(job, mpiexec, given, watch.address, watch.token)
-
-    def start(mask: _Mask) -> _Started:
-        if mpiexec is None:
-            return Processes(argv, environment, job.ranks, mask, tags=job.tag_output)
-        # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
-        # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
-        # mpiexec when two ranks abort at the same time, and the exit code would be lost.
-        return subprocess.Popen(
-            argv,
-            env=environment,
-            stdin=None if stdin is None else subprocess.DEVNULL,
-            preexec_fn=partial(tie_to_launcher, os.getpid(), mask),
-            restore_signals=False,
-        )
-
-    process, ended_by = _run_relaying(start, watch)
-    code = process.returncode
-    assert code is not None
-    if code != 0 and not job.hosts and mpiexec is not None:
+    process, ended_by = _run_relaying(argv, environment, watch, forwards=stdin is None)
+    code, first = process.returncode, watch.first
+    if code != 0 and not job.hosts:
         clean_up_job(process.pid, since=started)
-    first = None if job.hosts else watch.first
-    if isinstance(process, Processes) and process.killed is not None:
-        first = End(str(process.killed), "")
-    if code > 0 and not ended_by and first is not None:
-        if text := first.text(code, flavour):
+    if code > 0 and not ended_by and first is not None and not job.hosts:
+        if text := first.text(code, mpiexec.flavour):
             print_error(f"ringreduce: {text}")
-        ended_by = first.signal(code, flavour)
-    if ended_by == signal.SIGINT and flavour in (None, Flavour.OPEN_MPI) and job.interrupted:
+        ended_by = first.signal(code, mpiexec.flavour)
+    if ended_by == signal.SIGINT and not mpiexec.flavour.is_hydra and job.interrupted:
         print_error(f"ringreduce: {job.interrupted()}")
     return exit_code(code, ended_by)
 
 
-def _mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec | None:
-    """Return the mpiexec to start a job with; None: there is no MPI, and the job needs none."""
+def _mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec:
+    """Return the mpiexec to start a job with; our own where there is no MPI and none is needed."""
     try:
-        return find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
+        if not job.without_mpi:
+            return find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
     except NoMpiError as error:
         if job.hosts:
             raise LaunchError(f"{_OF_SEVERAL_HOSTS}. {error}") from None
-        return None
+    return _WITHOUT_MPI
 
 
-def _run_relaying(start: Callable[[_Mask], _Started], watch: Watch) -> tuple[_Started, int]:
+def _run_relaying(
+    argv: list[str], environment: dict[str, str], watch: Watch, *, forwards: bool
+) -> tuple[subprocess.Popen[bytes], int]:
     """Run mpiexec to its end and send signals on to it, while `watch` watches the ranks.
 
-    `start` starts it, or the ranks themselves, with the signals to block.  Returns the process, and
-    the number of the signal that was to end the job; 0: there was none.
+    `forwards`: mpiexec reads the standard input.  Returns its process, and the number of the signal
+    that was to end the job; 0: there was none.
     """
     # Some parents leave SIGCHLD ignored.  The exit code of mpiexec would then be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -356,20 +329,28 @@ def _run_relaying(start: Callable[[_Mask], _Started], watch: Watch) -> tuple[_St
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     ended_by, patience_s = 0, _FOR_EVER_S
     try:
-        process = start(mask)
-        alone = isinstance(process, Processes)
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=None if forwards else subprocess.DEVNULL,
+            # It is safe here: no other thread runs Python, and the threads of NumPy sleep.
+            preexec_fn=partial(tie_to_launcher, os.getpid(), mask),
+            # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel
+            # MPI's mpiexec when two ranks abort at the same time: the exit code would be lost.
+            restore_signals=False,
+        )
         watch.start()
         while process.poll() is None:
-            info = signal.sigtimedwait(waited, min(patience_s, 1.0) if alone else patience_s)
+            info = signal.sigtimedwait(waited, patience_s)
             if info is None:
-                if ended_by and not alone:
+                if ended_by:
                     process.kill()  # its ranks go with it
                 continue
             came = signal.Signals(info.si_signo)
             if came in ENDING:
                 ended_by, patience_s = came, GRACE_S
             # The terminal sends its signals to mpiexec as well.
-            if came in heeded and (alone or info.si_code != _SI_KERNEL):
+            if came in heeded and info.si_code != _SI_KERNEL:
                 process.send_signal(_PASSED_AS.get(came, came))
         while signal.sigtimedwait(waited, 0):
             pass  # a signal that came too late for the job
@@ -379,7 +360,7 @@ def _run_relaying(start: Callable[[_Mask], _Started], watch: Watch) -> tuple[_St
     return process, ended_by
 
 
-def tie_to_launcher(launcher: int, mask: _Mask) -> None:
+def tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
     """Make mpiexec end, with its ranks, when the launcher is killed.
 
     Runs in the child before it becomes mpiexec.  The signal is SIGTERM: after SIGKILL mpiexec could

@@ -49,6 +49,13 @@ class Flavour(StrEnum):
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
     INTEL = "Intel MPI"
+    NONE = "no MPI"
+    """Of `ringreduce.launch.processes`, which stands in for an mpiexec."""
+
+    @property
+    def is_hydra(self) -> bool:
+        """Whether its mpiexec is hydra."""
+        return self in (Flavour.MPICH, Flavour.INTEL)
 
 
 _SIGNS = {

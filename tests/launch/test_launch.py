@@ -34,7 +34,7 @@ MPIEXECS = {
     Flavour.INTEL: Mpiexec(Path("/env/bin/mpiexec"), Flavour.INTEL, "2021.18.1"),
 }
 TWO_HOSTS = (("h1", 2), ("h2", 2))
-EVERY_MPI = pytest.mark.parametrize("flavour", list(Flavour))
+EVERY_MPI = pytest.mark.parametrize("flavour", list(MPIEXECS))
 
 
 # --- which mpiexec --------------------------------------------------------------------------------
