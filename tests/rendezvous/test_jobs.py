@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import DEADLINE_S, MpiJobs, environment, with_environment
+from tests.support.mpi import DEADLINE_S, STAND_IN, MpiJobs, environment, with_environment
 from tests.support.point_to_point import CHECKS, RANKS
 
 pytestmark = pytest.mark.slow
@@ -38,9 +38,8 @@ def run_program(tmp_path, text, *variables, ranks=3):
     """Run a program as a script of so many ranks."""
     program = tmp_path / "program.py"
     program.write_text("import ringreduce as rr\n" + textwrap.dedent(text))
-    command = [sys.executable, "-m", "tests.support.start", "-n", str(ranks), sys.executable]
     return subprocess.run(
-        [*command, str(program)],
+        [*STAND_IN, "-n", str(ranks), sys.executable, str(program)],
         env=environment(**dict(variables)),
         capture_output=True,
         text=True,

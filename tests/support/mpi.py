@@ -21,6 +21,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0
 """Seconds that only a job or a process that hangs reaches."""
+STAND_IN = [sys.executable, "-m", "ringreduce.launch.processes"]
+"""The command that starts ranks without MPI, by RANK, WORLD_SIZE and so on, as torchrun does."""
 SYNCHRONOUS = {"RINGREDUCE_TEST_SYNCHRONOUS": "1"}
 
 
@@ -69,9 +71,9 @@ class MpiJobs:
     """Starts jobs, and kills what is left of them."""
 
     def __init__(self, folder: Path, without_mpi: bool = False) -> None:
-        """Start jobs by mpiexec, or, `without_mpi`, by `tests.support.start`."""
+        """Start jobs by mpiexec, or, `without_mpi`, by what stands in for it."""
         self.folder = folder
-        self.launcher = [sys.executable, "-m", "tests.support.start"] if without_mpi else None
+        self.launcher = STAND_IN if without_mpi else None
         self.python = sys.executable
         """The interpreter that ranks run."""
         self._started: list[subprocess.Popen[str]] = []
