@@ -115,12 +115,15 @@ def test_no_module_of_the_working_directory_runs_before_the_program(script, tmp_
     assert ended.returncode == 0, ended.stderr
 
 
+WORDS = ["--", "-5", ":", "", "--", "-m", "$HOME", "*", "a b", "a\nb", "\udcff", "é", "x" * 70_000]
+
+
 @pytest.mark.parametrize("program", [["sub/show.py"], ["-m", "sub.show"], ["sub"]])
 def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, program):
     (tmp_path / "sub").mkdir()
     script(SHOW, "sub/show.py")
     script(SHOW, "sub/__main__.py")
-    arguments = [*program, "-n", "3", "--", "-m", "x"]
+    arguments = [*program, "-n", "3", *WORDS, *map(str, range(2000))]
     plain = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S
     )
@@ -129,18 +132,23 @@ def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, progra
 
 
 @pytest.mark.parametrize("options", [(), ("--hosts", "localhost:2"), ("--elastic", "1")])
-def test_rank_0_has_the_launchers_stdin_and_the_others_an_empty_one(script, run, tmp_path, options):
+def test_ranks_have_their_own_place_and_rank_0_the_launchers_stdin(script, run, tmp_path, options):
     script("""
         import os, sys
-        own = sys.stdin.readline() + str(sys.stdin.seekable())
-        sys.stdout.write(f"{os.environ['RANK']} {own!r}\\n")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+        place, line = [os.environ[name] for name in names], sys.stdin.readline()
+        sys.stdout.write(f"{place} {line!r} {sys.stdin.seekable()}\\n")
     """)
+    of_a_container = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "pod-0"}
+    given = os.environ | of_a_container | {"TORCHELASTIC_RUN_ID": "7"}
     (tmp_path / "lines").write_text("first\nsecond\nthird\n")
     with open(tmp_path / "lines") as file:
         os.lseek(file.fileno(), len("first\n"), os.SEEK_SET)
-        ended = run("-n", "2", *options, "script.py", stdin=file)
-    lines = sorted(line for line in ended.stdout.splitlines() if line)
-    assert lines == ["0 'second\\nTrue'", "1 'True'"]
+        ended = run("-n", "2", *options, "script.py", stdin=file, env=given)
+    assert sorted(line for line in ended.stdout.splitlines() if line) == [
+        "['0', '2', '0', 'localhost'] 'second\\n' True",
+        "['1', '2', '1', 'localhost'] '' True",
+    ]
 
 
 def test_what_the_program_does_not_read_of_a_pipe_is_left(script, run):
@@ -152,26 +160,6 @@ def test_what_the_program_does_not_read_of_a_pipe_is_left(script, run):
     os.close(reading)
     os.close(writing)
     assert left == b"a line\n"
-
-
-WORDS = ["--", "-5", ":", "", "--", "$HOME", "*", "a b", "a\nb", "\udcff", "é", "x" * 70_000]
-
-
-def test_arguments_arrive_as_they_are(script, run):
-    script("import json, sys; print(json.dumps(sys.argv[1:]))")
-    words = [*WORDS, *map(str, range(2000))]
-    assert json.loads(run("-n", "1", "script.py", *words).stdout) == words
-
-
-def test_ranks_have_their_own_place_in_place_of_a_containers(script, run):
-    script("""
-        import os, sys
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
-        sys.stdout.write(" ".join(os.environ[name] for name in names) + "\\n")
-    """)
-    stale = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "pod-0"}
-    ended = run("-n", "2", "script.py", env=os.environ | stale | {"TORCHELASTIC_RUN_ID": "7"})
-    assert sorted(ended.stdout.splitlines()) == ["0 2 0 localhost", "1 2 1 localhost"]
 
 
 AFTER = """
@@ -373,24 +361,32 @@ def test_a_job_of_the_wrong_size_ends_with_what_is_wrong(script, tmp_path):
 # --- signals --------------------------------------------------------------------------------------
 
 WAIT = """
-    import os, time
-    from mpi4py import MPI
-    pids = MPI.COMM_WORLD.gather([os.getpid(), os.getppid()])
-    if pids:
-        with open("pids.part", "w") as file:
-            file.write(repr(sum(pids, [])))
-        os.rename("pids.part", "pids")
+    import json, os, signal, subprocess, sys, time
+    from ringreduce.place import mpi_rank
+    if mpi_rank() is not None:
+        from mpi4py import MPI
+    processes, rank = [os.getpid(), os.getppid()], os.environ["RANK"]
+    if "child" in sys.argv:
+        processes.append(subprocess.Popen(["sleep", "60"]).pid)
+    if "stubborn" in sys.argv:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(rank + ".part", "w") as file:
+        json.dump(processes, file)
+    os.rename(rank + ".part", rank)
     time.sleep(60)
 """
+BOTH_WAYS = pytest.mark.parametrize("way", [(), ("--without-mpi",)], ids=["mpi", "without-mpi"])
 
 
 @contextlib.contextmanager
-def waiting_job(script, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
+def waiting_job(
+    script, tmp_path, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
     """A job of two ranks that wait: the launcher, the ranks' ids, and their parents' ids."""
     script(WAIT)
     temporary = tempfile.TemporaryDirectory(prefix="rr", ignore_cleanup_errors=True)
     launcher = subprocess.Popen(
-        [*RUN, "-n", "2", "script.py"],
+        [*RUN, "-n", "2", *options, "script.py"],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": temporary.name},
         stdin=subprocess.DEVNULL,
@@ -401,7 +397,7 @@ def waiting_job(script, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[
     )
     ids: list[int] = []
     try:
-        ids = read_ids(tmp_path / "pids")
+        ids = read_ids(tmp_path)
         yield launcher, ids[::2], ids[1::2]
     finally:
         for pid in (launcher.pid, *ids):
@@ -418,30 +414,35 @@ def heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def read_ids(path: Path) -> list[int]:
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
+def read_ids(folder: Path) -> list[int]:
+    """The processes of rank 0, and then those of rank 1."""
+    deadline, files = time.monotonic() + LIMIT_S, (folder / "0", folder / "1")
+    while not all(path.exists() for path in files):
         assert time.monotonic() < deadline, "the job does not start"
         time.sleep(0.02)
-    return json.loads(path.read_text())
+    return [process for path in files for process in json.loads(path.read_text())]
 
 
-@pytest.mark.parametrize("number", ENDING)
-def test_a_signal_to_the_launcher_ends_all_ranks(script, tmp_path, number):
-    with waiting_job(script, tmp_path) as (launcher, ranks, _):
+@pytest.mark.parametrize(
+    ("number", "way"), [*((each, ()) for each in ENDING), (signal.SIGHUP, ("--without-mpi",))]
+)
+def test_a_signal_to_the_launcher_ends_all_ranks(script, tmp_path, number, way):
+    with waiting_job(script, tmp_path, *way) as (launcher, ranks, _):
         launcher.send_signal(number)
         assert launcher.wait(DEADLINE_S) == 128 + number
         assert alive_in_the_end(ranks) == []
 
 
-def test_a_killed_launcher_leaves_nothing(script, tmp_path):
-    with waiting_job(script, tmp_path) as (launcher, ranks, parents):
+@BOTH_WAYS
+def test_a_killed_launcher_leaves_nothing(script, tmp_path, way):
+    with waiting_job(script, tmp_path, *way) as (launcher, ranks, parents):
         launcher.kill()
         assert alive_in_the_end([*ranks, *parents]) == []
 
 
-def test_a_killed_mpiexec_leaves_no_rank(script, tmp_path):
-    with waiting_job(script, tmp_path) as (launcher, ranks, _):
+@BOTH_WAYS
+def test_a_killed_mpiexec_leaves_no_rank(script, tmp_path, way):
+    with waiting_job(script, tmp_path, *way) as (launcher, ranks, _):
         files = [path for rank in ranks for path in shared_memory_of(rank)]
         os.kill(child_of(launcher.pid), signal.SIGKILL)
         assert launcher.wait(DEADLINE_S) == 128 + signal.SIGKILL
@@ -466,16 +467,19 @@ def shared_memory_of(pid: int) -> set[Path]:
     return {Path(word) for word in words if word.startswith("/dev/shm/")}
 
 
-def test_ctrl_c_at_a_terminal_ends_all_ranks(script, tmp_path):
+@pytest.mark.parametrize(
+    "words", ["script.py", *(f"--without-mpi script.py child {how}" for how in ("", "stubborn"))]
+)
+def test_ctrl_c_at_a_terminal_ends_all_ranks(script, tmp_path, words):
     script(WAIT)
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.chdir(tmp_path)
-        os.execv(sys.executable, [*RUN, "-n", "2", "script.py"])
-    ranks = read_ids(tmp_path / "pids")[::2]
+        os.execv(sys.executable, [*RUN, "-n", "2", *words.split()])
+    processes = read_ids(tmp_path)
     os.write(terminal, b"\x03")
-    left = alive_in_the_end(ranks)
+    left = alive_in_the_end(processes)
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     assert left == []

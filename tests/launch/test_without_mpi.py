@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pty
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from ringreduce.launch import cli
-from tests.support.mpi import DEADLINE_S, alive_in_the_end
 
 pytestmark = pytest.mark.slow
 
@@ -72,12 +66,6 @@ def test_ranks_meet_without_mpi(start, tmp_path, variables):
     ]
 
 
-def test_rank_0_reads_nothing_where_the_launcher_has_no_standard_input(start):
-    program = "import sys; assert sys.stdin.read() == ''"
-    ended = start(program, "run", "-n", "1", "script.py", preexec_fn=partial(os.close, 0))
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("words", [["train", "--epochs", "1"], ["bench", "-e", "8"]])
 def test_commands_run_without_mpi(start, words):
     command, *rest = words
@@ -120,71 +108,20 @@ def test_the_rank_that_ends_the_job_is_named(start, end):
     assert ("ValueError: its own" in lines) == ("raise" in end)
 
 
-def test_lines_are_tagged_and_whole(start):
+def test_lines_are_tagged_and_whole_and_a_closed_standard_input_is_empty(start):
     ended = start(
         """
         import os, sys
-        print("out", os.environ["RANK"])
+        print("out", os.environ["RANK"], repr(sys.stdin.read()))
         print("err", os.environ["RANK"], file=sys.stderr)
         sys.stdout.write("no end")
         """,
         *("run", "-n", "2", "--tag-output", "script.py"),
+        preexec_fn=partial(os.close, 0),
     )
-    wanted = ["[0] no end", "[0] out 0", "[1] no end", "[1] out 1"]
+    wanted = ["[0] no end", "[0] out 0 ''", "[1] no end", "[1] out 1 ''"]
     assert sorted(ended.stdout.splitlines()) == wanted
     assert sorted(ended.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
-
-
-WAITS = """
-    import os, signal, subprocess, sys, time
-    child = subprocess.Popen(["sleep", "600"])
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if IGNORES else signal.SIG_DFL)
-    name = os.environ["RANK"]
-    with open(name + ".part", "w") as file:
-        file.write(f"[{os.getpid()}, {child.pid}]")
-    os.rename(name + ".part", name)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("ignores", [False, True])
-def test_ctrl_c_at_a_terminal_ends_ranks_and_their_children(tmp_path, ignores):
-    script = WAITS.replace("IGNORES", str(ignores))
-    (tmp_path / "script.py").write_text(textwrap.dedent(script))
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.chdir(tmp_path)
-        os.execv(sys.executable, [*COMMAND, "run", "-n", "2", "--without-mpi", "script.py"])
-    processes = [each for rank in (0, 1) for each in read_ids(tmp_path / str(rank))]
-    os.write(terminal, b"\x03")
-    left = alive_in_the_end(processes)
-    _, status = os.waitpid(pid, 0)
-    os.close(terminal)
-    assert left == []
-    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
-
-
-def test_a_killed_launcher_leaves_no_rank(tmp_path):
-    (tmp_path / "script.py").write_text(textwrap.dedent(WAITS.replace("IGNORES", "False")))
-    launcher = subprocess.Popen(
-        [*COMMAND, "run", "-n", "2", "--without-mpi", "script.py"], cwd=tmp_path
-    )
-    found = [read_ids(tmp_path / str(rank)) for rank in (0, 1)]
-    launcher.kill()
-    launcher.wait(DEADLINE_S)
-    left = alive_in_the_end([rank for rank, _ in found])
-    for _, child in found:
-        os.kill(child, signal.SIGKILL)
-    assert left == []
-
-
-def read_ids(path: Path) -> list[int]:
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, "the job does not start"
-        time.sleep(0.02)
-    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("option", [("--hosts", "a,b"), ("--elastic", "1")])
