@@ -159,20 +159,8 @@ def _request(options: argparse.Namespace) -> Request:
 
     if options.ranks is None and not options.nodes:
         raise ValueError("how many ranks? --ranks 8, or --nodes 3,1,4")
-    return Request(
-        ranks=options.ranks if options.ranks is not None else sum(options.nodes),
-        nodes=options.nodes,
-        collective=options.collective,
-        algorithm=options.algorithm,
-        root=options.root,
-        nbytes=options.nbytes,
-        dtype=options.dtype,
-        transport=options.transport,
-        json=options.json,
-        prove=options.prove,
-        svg=options.svg,
-        png=options.png,
-    )
+    ranks = sum(options.nodes) if options.ranks is None else options.ranks
+    return Request(**elastic_options.fields_of(Request, options) | {"ranks": ranks})
 
 
 def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
@@ -184,15 +172,9 @@ def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
         raise ValueError("how many ranks has the pipeline? --stages 4")
     if options.ranks not in (None, ranks):
         raise ValueError(f"--stages is {ranks}, and -n is {options.ranks}; give one of them")
-    return PipelineRequest(
-        name=options.pipeline,
-        ranks=ranks,
-        splits=ranks if options.splits is None else options.splits,
-        virtual=options.virtual,
-        prove=options.prove,
-        svg=options.svg,
-        png=options.png,
-    )
+    splits = ranks if options.splits is None else options.splits
+    given = elastic_options.fields_of(PipelineRequest, options)
+    return PipelineRequest(options.pipeline, **given | {"ranks": ranks, "splits": splits})
 
 
 def options_module(command: str) -> ModuleType | None:

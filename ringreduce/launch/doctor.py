@@ -22,7 +22,7 @@ from pathlib import Path
 from ringreduce.colours import Colours
 from ringreduce.cores import quota, usable
 from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
-from ringreduce.launch.launcher import Job, command_line, job_environment, rank_environment
+from ringreduce.launch.launcher import Job, job_environment, prepared
 from ringreduce.launch.mpiexec import (
     INSTALL,
     LaunchError,
@@ -153,19 +153,15 @@ def mpi() -> Iterable[Finding]:
         yield Finding("MPI", value, advice or INSTALL, essential=not none)
         return
     yield Finding("mpiexec", str(mpiexec))
-    found = [*job_findings(_asked(Job(ranks=2, program=(*_PROBE, "mpi")), mpiexec, given))]
+    sees = Job(ranks=2, program=(*_PROBE, "mpi"))
+    found = [*job_findings(answer_of(*prepared(sees, mpiexec, given)))]
     yield from found
     if any(each.essential and each.advice for each in found):
         yield Finding("levels 1 to 3", "not here: no job of 2 ranks runs", "repair that first")
         return
     shrinks = Job(ranks=2, program=(*_PROBE, "shrink"), goes_on=mpiexec.goes_on)
-    yield from level_findings(_asked(shrinks, mpiexec, given), _why_not_elastic(), mpiexec)
-
-
-def _asked(job: Job, mpiexec: Mpiexec, given: Mapping[str, str]) -> Answer:
-    """Run a job of probes as the launcher would start it.  `given` is the user's environment."""
-    added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
-    return answer_of(command_line(job, mpiexec, given, added), {**given, **added})
+    answer = answer_of(*prepared(shrinks, mpiexec, given))
+    yield from level_findings(answer, _why_not_elastic(), mpiexec)
 
 
 def job_findings(answer: Answer) -> Iterable[Finding]:
@@ -224,17 +220,16 @@ def _why_not_live(answer: Answer) -> str:
 
 def _why_not_elastic() -> Problem:
     """Return why the launcher cannot supervise a job, and the advice; both "" if it can."""
+    pid, allow = os.getpid(), "in the container's seccomp"
     try:
         os.close(os.memfd_create("ringreduce"))
     except OSError as error:
-        advice = "allow memfd_create in the container's seccomp"
-        return f"no memory for a State, {error.strerror}", advice
+        return f"no memory for a State, {error.strerror}", f"allow memfd_create {allow}"
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(os.pidfd_open(pid))
     except OSError as error:
-        advice = "allow pidfd_open in the container's seccomp; it needs Linux 5.3"
+        advice = f"allow pidfd_open {allow}; it needs Linux 5.3"
         return f"no view of the ranks' processes, {error.strerror}", advice
-    pid = os.getpid()
     try:
         socket_folder.prepare(pid)
         try:

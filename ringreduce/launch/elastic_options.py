@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Set
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from ringreduce.launch.discovery import Discovery
 from ringreduce.launch.launcher import Job
@@ -112,17 +113,14 @@ def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ru
     if options.command == "run":
         _check_saving(options)
     least, most = options.elastic
-    return Rules(
-        ranks=options.ranks,
-        least=least,
-        most=options.ranks if most is None else most,
-        max_failures=options.max_failures,
-        wait_s=options.wait_s,
-        grace_s=options.grace_s,
-        replace=options.replace,
-        recovery=options.recovery,
-        slow=options.slow,
-    )
+    most = options.ranks if most is None else most
+    return Rules(**fields_of(Rules, options), least=least, most=most)
+
+
+def fields_of(kind: type[Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of those fields of a dataclass that are stored under the same names."""
+    names = [field.name for field in fields(kind)]
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def _check_saving(options: argparse.Namespace) -> None:

@@ -253,15 +253,15 @@ def prepared(
     job: Job,
     mpiexec: Mpiexec,
     given: Mapping[str, str],
-    address: str,
-    token: str,
+    address: str = "",
+    token: str = "",
     *,
     elastic: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of mpiexec, and its environment.
 
-    `given` is the user's environment.  The ranks report to the launcher at `address`.  `elastic`:
-    the job goes on after losses.
+    `given` is the user's environment.  The ranks report to the launcher at `address`; "": to none.
+    `elastic`: the job goes on after losses.
     """
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     # An outer job may have set the same variables.
