@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,33 +30,6 @@ pytestmark = pytest.mark.mpi
 RUN = [sys.executable, "-m", "ringreduce.launch.cli", "run"]
 LIMIT_S = 60
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-@pytest.fixture
-def script(tmp_path):
-    """Writes script.py into the job's directory."""
-
-    def write(text: str, name: str = "script.py") -> Path:
-        path = tmp_path / name
-        path.write_text(textwrap.dedent(text))
-        return path
-
-    return write
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Runs `ringreduce run` to its end in the job's directory."""
-
-    def start(*arguments: str, **settings) -> subprocess.CompletedProcess[str]:
-        settings = {"stdin": subprocess.DEVNULL, "cwd": tmp_path} | settings
-        if "input" in settings:
-            del settings["stdin"]
-        return subprocess.run(
-            [*RUN, *arguments], capture_output=True, text=True, timeout=LIMIT_S, **settings
-        )
-
-    return start
 
 
 @pytest.fixture
@@ -92,7 +64,9 @@ COMMANDS = [
 
 @pytest.mark.parametrize("start", ["command", "module"])
 @pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
-def test_no_module_of_the_working_directory_runs_before_the_program(script, tmp_path, words, start):
+def test_no_module_of_the_working_directory_runs_before_the_program(
+    script, run, tmp_path, words, start
+):
     (tmp_path / "src").mkdir()
     script("import json, ringreduce; ringreduce.init().close()", "src/show.py")
     (tmp_path / "work").mkdir()
@@ -103,14 +77,7 @@ def test_no_module_of_the_working_directory_runs_before_the_program(script, tmp_
         command = [sys.executable, "-m", "ringreduce"]
     else:
         (tmp_path / "work/ringreduce.py").write_text(STRAY)
-    ended = subprocess.run(
-        [*command, *words],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path / "work",
-        timeout=LIMIT_S,
-        stdin=subprocess.DEVNULL,
-    )
+    ended = run(*words, command=command, cwd=tmp_path / "work")
     assert not (tmp_path / "work/stray").exists(), ended.stderr
     assert ended.returncode == 0, ended.stderr
 
@@ -124,9 +91,7 @@ def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, progra
     script(SHOW, "sub/show.py")
     script(SHOW, "sub/__main__.py")
     arguments = [*program, "-n", "3", *WORDS, *map(str, range(2000))]
-    plain = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT_S
-    )
+    plain = run(*arguments, command=[sys.executable])
     ours = run("-n", "1", *arguments)
     assert json.loads(ours.stdout) == json.loads(plain.stdout)
 
@@ -342,16 +307,12 @@ def test_an_exception_before_mpi_starts_ends_the_job(script, run):
     assert ended.returncode == 1
 
 
-def test_a_job_of_the_wrong_size_ends_with_what_is_wrong(script, tmp_path):
+def test_a_job_of_the_wrong_size_ends_with_what_is_wrong(script, run):
     script("print('ran')")
     mpiexec = found_mpiexec()
-    ended = subprocess.run(
-        command_line(Job(2, ("script.py",)), mpiexec, {}, ()),
+    ended = run(
+        command=command_line(Job(2, ("script.py",)), mpiexec, {}, ()),
         env=plain_environment(mpiexec) | {"RINGREDUCE_EXPECTED_SIZE": "3"},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=LIMIT_S,
     )
     assert "mpiexec started: 2, asked for: 3" in ended.stderr
     assert "ran" not in ended.stdout

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import textwrap
 from functools import partial
 
 import pytest
@@ -16,23 +14,15 @@ pytestmark = pytest.mark.slow
 
 NO_MPI = {"MPI4PY_LIBMPI": "/nonexistent.so", "MPI4PY_MPIABI": "mpich"}
 COMMAND = [sys.executable, "-P", "-m", "ringreduce"]
-LIMIT_S = 120
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(script, run):
     """Runs a command to its end in the folder of script.py, with the text of that program."""
 
-    def start(text, *words, command=COMMAND, **settings) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "script.py").write_text(textwrap.dedent(text))
-        return subprocess.run(
-            [*command, *words],
-            **{"stdin": subprocess.DEVNULL, "env": os.environ | NO_MPI} | settings,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=LIMIT_S,
-        )
+    def start(text, *words, command=COMMAND, env=os.environ | NO_MPI, **settings):
+        script(text)
+        return run(*words, command=command, env=env, **settings)
 
     return start
 

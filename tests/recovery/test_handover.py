@@ -115,22 +115,16 @@ def test_a_job_grows_and_shrinks_by_command(counts, scale, finish, tmp_path):
     assert [name for name in os.listdir(tmp_path) if name.startswith("ringreduce-")] == []
 
 
-def test_a_job_prints_its_number_and_is_listed_without_arguments(
-    counts, finish, monkeypatch, tmp_path, capsys
+def test_a_job_prints_its_number_and_is_listed_and_wrong_commands_change_nothing(
+    counts, scale, finish, monkeypatch, tmp_path, capsys
 ):
-    job = counts("-n", "2", "--elastic", "1:2")
+    job = counts("-n", "2", "--elastic", "1:3")
     job.await_step(1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["scale"]) == 0
     (listed,) = capsys.readouterr().out.splitlines()
     assert listed.startswith(f"{job.process.pid}  ")
-    assert "--elastic 1:2" in listed
-    assert f"job {job.process.pid}; `ringreduce scale {job.process.pid} N`" in finish(job)
-
-
-def test_wrong_commands_change_nothing(counts, scale, finish):
-    job = counts("-n", "2", "--elastic", "1:3")
-    job.await_step(1)
+    assert "--elastic 1:3" in listed
     refused = scale(job, 4)
     assert refused.returncode == 2
     assert "wanted ranks: 4; --elastic allows 1 to 3" in refused.stderr
@@ -138,7 +132,7 @@ def test_wrong_commands_change_nothing(counts, scale, finish):
     other = scale(os.getpid(), 2)
     assert other.returncode == 2
     assert "is a launcher with --elastic" in other.stderr
-    finish(job)
+    assert f"job {job.process.pid}; `ringreduce scale {job.process.pid} N`" in finish(job)
     assert sizes(job) == []
 
 
