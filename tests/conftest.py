@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import hypothesis
 import pytest
@@ -18,6 +19,8 @@ from tests.support.mpi import MpiJobs
 
 SMOKE_CASES = 2
 """The most cases of one test function that are smoke."""
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests the run leaves out."""
 SLOWEST_FILES = 12
 """How many files are named whose tests take the longest."""
 SETTINGS = "_hypothesis_internal_use_settings"
@@ -33,8 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     there |= {name: importlib.util.find_spec(name) is not None for name in ("jax", "torch")}
     for marker in (name for name, is_there in there.items() if not is_there):
         needs_it = [item for item in items if item.get_closest_marker(marker)]
-        items[:] = [item for item in items if not item.get_closest_marker(marker)]
-        config.hook.pytest_deselected(items=needs_it)
+        if needs_it:
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=needs_it)
     for item in items:
         if not item.get_closest_marker("long"):
             item.add_marker(pytest.mark.full)
@@ -64,14 +68,26 @@ def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
         yield from cases[:: max(1, -(-len(cases) // SMOKE_CASES))]
 
 
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what is left out; a worker of pytest-xdist hands the number on."""
+    config = items[0].config
+    config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left out"] = config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Print the number of deselected tests on the last line of a smoke run."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and config.getoption("markexpr") == "smoke":
-        left_out = len(reporter.stats.get("deselected", []))
         reporter.write_line(
-            f"These were the smoke tests.  {left_out:,} more: all but the longest by "
-            "`pytest -m full`, the longest by `pytest -m long`."
+            f"These were the smoke tests.  {config.stash.get(LEFT_OUT, 0):,} more: all but the "
+            "longest by `pytest -m full`, the longest by `pytest -m long`."
         )
 
 

@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -22,7 +22,16 @@ SOURCES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
+
+
+class Parsed(dict[str, ast.Module]):
+    """Module -> its syntax tree, parsed when it is first asked for."""
+
+    def __missing__(self, module: str) -> ast.Module:
+        return self.setdefault(module, ast.parse(SOURCES[module].read_text()))
+
+
+TREES = Parsed()
 
 
 def imports_of(module: str, tree: ast.AST) -> set[str]:
@@ -39,7 +48,10 @@ def imports_of(module: str, tree: ast.AST) -> set[str]:
     return found
 
 
-IMPORTS = {module: imports_of(module, tree) for module, tree in TREES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """Return what each module imports."""
+    return {module: imports_of(module, TREES[module]) for module in SOURCES}
 
 
 def under(name: str) -> set[str]:
@@ -112,8 +124,8 @@ def _inner(names: set[str]) -> set[str]:
 
 def test_no_two_modules_import_each_other():
     # `ringreduce` names its packages for type checkers alone, and imports them when they are used.
-    public = IMPORTS["ringreduce"] - {"ringreduce.pipeline", "ringreduce.train"}
-    TopologicalSorter(IMPORTS | {"ringreduce": public}).prepare()
+    public = imports()["ringreduce"] - {"ringreduce.pipeline", "ringreduce.train"}
+    TopologicalSorter(imports() | {"ringreduce": public}).prepare()
 
 
 def test_packages_import_what_stands_below_them():
@@ -124,13 +136,13 @@ def test_packages_import_what_stands_below_them():
 
 def test_of_pipelines_their_pictures_alone_import_the_code_that_draws():
     importers = {
-        m for m in under("pipeline") if any(package_of(n) == "picture" for n in IMPORTS[m])
+        m for m in under("pipeline") if any(package_of(n) == "picture" for n in imports()[m])
     }
     assert importers == {"ringreduce.pipeline.picture"}
 
 
 def test_the_ground_imports_nothing_outside_it_but_the_cost_of_a_profile():
-    imported = {(m, n) for m in GROUND for n in _inner(IMPORTS[f"ringreduce.{m}"])}
+    imported = {(m, n) for m in GROUND for n in _inner(imports()[f"ringreduce.{m}"])}
     found = {(module, name) for module, name in imported if package_of(name) not in GROUND}
     assert found == {("config", "ringreduce.schedules.cost")}
 
@@ -146,7 +158,9 @@ def test_trainers_use_public_names_alone():
     """Besides, its command draws, shows its progress and corrects words, as every command does."""
     for module in under("train"):
         ours = {
-            name for name in _inner(IMPORTS[module]) if package_of(name) not in ("train", "picture")
+            name
+            for name in _inner(imports()[module])
+            if package_of(name) not in ("train", "picture")
         }
         assert ours <= {
             "ringreduce",
@@ -172,7 +186,7 @@ def test_every_public_name_is_there():
 def importers_of(package: str) -> set[str]:
     return {
         module.removeprefix("ringreduce.")
-        for module, names in IMPORTS.items()
+        for module, names in imports().items()
         if any(name.split(".")[0] == package for name in names)
     }
 
@@ -223,14 +237,14 @@ def test_machine_code_is_made_from_the_sources_that_name_its_folder_alone():
     """Else an edited source would leave old machine code in use."""
     made_from = {f"ringreduce.{name}" for name in COMPILED}
     made_from |= {f"ringreduce.shm.{module}" for module in functions.MODULES.values()}
-    while further := set().union(*(_inner(IMPORTS[m]) for m in made_from)) - made_from:
+    while further := set().union(*(_inner(imports()[m]) for m in made_from)) - made_from:
         made_from |= further
     assert {package_of(module) for module in made_from} == set(jit.COMPILED_PACKAGES)
 
 
 def test_the_core_needs_numpy_and_mpi4py_alone():
     standard = sys.stdlib_module_names | {"ringreduce", "numpy", "mpi4py", "cupy"}
-    others = {name.split(".")[0] for names in IMPORTS.values() for name in names} - standard
+    others = {name.split(".")[0] for names in imports().values() for name in names} - standard
     for_the_kernels = {"ml_dtypes", "numba", "llvmlite"}
     for_programs = {"matplotlib", "resvg_py", "torch", "safetensors", "tensorboard", "jax"}
     assert others <= for_the_kernels | for_programs

@@ -122,7 +122,9 @@ def test_arrays_of_any_layout_are_added(x):
 
 
 @pytest.mark.parametrize(
-    "out", [np.empty((4, 6)), np.empty((6, 4)).T, np.empty((8, 6))[::2]], ids=str
+    "out",
+    [np.empty((4, 6)), np.empty((6, 4)).T, np.empty((8, 6))[::2]],
+    ids=["C", "Fortran", "strided"],
 )
 def test_the_array_is_read_into_arrays_of_any_layout(out):
     assert in_one_rank(lambda total: total.read(out) is out)
