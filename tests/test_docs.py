@@ -76,7 +76,7 @@ def test_a_python_block_prints_what_the_page_says(block, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("block", [marked(block) for block in OVER_MPI])
+@pytest.mark.parametrize("block", [pytest.param(b, id=str(b)) for b in OVER_MPI])
 def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "script.py").write_text(block.code)
     assert run([*RINGREDUCE, "run", "-n", "4", "script.py"], tmp_path) == block.prints

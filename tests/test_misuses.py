@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import misuses
 from tests.support.each import each
-from tests.support.misuses import BY_ALL_RANKS, BY_ONE_RANK, CONFIGS, HERE, JOBS, OVER_MPI, Misuse
+from tests.support.misuses import BY_ALL_RANKS, BY_ONE_RANK, HERE, JOBS, OVER_MPI, Misuse
 from tests.support.mpi import MpiJobs
 
 MISUSES = misuses.misuses()
@@ -24,7 +24,9 @@ def test_a_misuse_gets_its_answer(misuse):
     assert HERE[misuse.section](misuse.wrote) == misuse.answer
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "config", ["messages", pytest.param("shared memory", marks=pytest.mark.slow)]
+)
 @each("misuse", of(*BY_ONE_RANK, *BY_ALL_RANKS))
 def test_a_misuse_gets_its_answer_among_threads(misuse, config):
     assert misuses.among_threads(config)[misuse.wrote] == misuse.answer
