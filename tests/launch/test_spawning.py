@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,11 +66,6 @@ def differ(comm):
     comm.all_reduce(np.ones(2 + comm.rank))
 
 
-def test_an_error_of_all_ranks_arrives():
-    with pytest.raises(rr.MismatchError, match=r"rank 0 passes float64\[2\]"):
-        rr.spawn(differ, 2, processes=True)
-
-
 def end(comm, how, pipe):
     """Ends rank 1, whose child lives until the test closes the pipe."""
     if comm.rank == 1:
@@ -98,26 +91,22 @@ def test_a_rank_that_ends_is_named_though_its_child_lives(how, text):
     assert raised.value.ranks == (1,)
 
 
-def test_a_result_that_cannot_be_pickled_is_named():
-    with pytest.raises(TypeError, match=r"spawn: rank \d returns function, which cannot be"):
-        rr.spawn(lambda comm: lambda: comm.rank, 2, processes=True)
+@pytest.mark.parametrize(
+    ("forks", "function", "error", "text"),
+    [
+        (True, differ, rr.MismatchError, r"rank 0 passes float64\[2\]"),
+        (True, lambda _: lambda: 0, TypeError, r"spawn: rank \d returns function, which cannot be"),
+        (False, lambda _: None, TypeError, "spawn: processes=True .* cannot import .*<lambda>"),
+    ],
+    indirect=["forks"],
+)
+def test_an_error_is_raised_here(function, error, text):
+    with pytest.raises(error, match=text):
+        rr.spawn(function, 2, processes=True)
 
 
-@pytest.mark.parametrize("forks", [False], indirect=True)
-def test_a_function_that_new_interpreters_cannot_import_is_refused():
-    with pytest.raises(TypeError, match=r"spawn: processes=True .* cannot import .*<lambda>"):
-        rr.spawn(lambda comm: comm.rank, 2, processes=True)
-
-
-def run_program(tmp_path: Path, text: str) -> subprocess.Popen[str]:
-    (tmp_path / "program.py").write_text(textwrap.dedent(text))
-    return subprocess.Popen(
-        [sys.executable, "program.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-
-
-def test_a_program_forks_until_it_has_called_init(tmp_path):
-    program = """
+def test_a_program_forks_until_it_has_called_init(script, run):
+    script("""
         import ringreduce as rr
         print(rr.spawn(lambda comm: comm.size, 2, processes=True), flush=True)
         rr.spawn(lambda comm: print("out"), 1, processes=True)
@@ -127,14 +116,13 @@ def test_a_program_forks_until_it_has_called_init(tmp_path):
                 rr.spawn(lambda comm: comm.size, 2, processes=True)
             except TypeError:
                 print("refused")
-    """
-    out, _ = run_program(tmp_path, program).communicate(timeout=120)
-    assert out == "[2, 2]\nout\nrefused\n"
+    """)
+    assert run("script.py", command=[sys.executable]).stdout == "[2, 2]\nout\nrefused\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_rank_outlives_the_program(tmp_path, number):
-    program = """
+def test_no_rank_outlives_the_program(script, tmp_path, number):
+    program = script("""
         import os, signal, time
         import ringreduce as rr
         def work(comm):
@@ -142,12 +130,12 @@ def test_no_rank_outlives_the_program(tmp_path, number):
             time.sleep(600)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         rr.spawn(work, 2, processes=True)
-    """
-    parent = run_program(tmp_path, program)
+    """)
+    parent = subprocess.Popen([sys.executable, program], cwd=tmp_path)
     deadline = time.monotonic() + 120
     while len(found := list(tmp_path.glob("*.pid"))) < 2:
         assert time.monotonic() < deadline, "the ranks do not start"
         time.sleep(0.02)
     parent.send_signal(number)
-    parent.communicate(timeout=60)
+    parent.wait(60)
     assert alive_in_the_end([int(path.stem) for path in found]) == []
