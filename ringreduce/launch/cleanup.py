@@ -94,21 +94,16 @@ def clean_up_job(
     The mpiexec has ended.  `since` is the Unix time at which the job started.  A file that another
     process has open stays.  No error of the clean-up is raised: it is not worth a job.
     """
-    try:
-        _clean_up(pid, since, directory, hydra_files, dying_s)
-    except Exception as error:
-        print_error(f"ringreduce: files of the job are left in {directory}: {error!r}")
-
-
-def _clean_up(pid: int, since: float, directory: Path, hydra_files: Path, dying_s: float) -> None:
     deadline = time.monotonic() + dying_s
-    while True:
+    try:
         remove_abandoned_files(since=since, directory=directory, hydra_files=hydra_files)
         # Ranks whose mpiexec was killed end a moment after it.  Until then their files are open.
-        if not any(_written(directory, _SHARED_MEMORY_NAME, since)) or time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    shutil.rmtree(_session_directory(pid), ignore_errors=True)
+        while any(_written(directory, _SHARED_MEMORY_NAME, since)) and time.monotonic() <= deadline:
+            time.sleep(0.05)
+            remove_abandoned_files(since=since, directory=directory, hydra_files=hydra_files)
+        shutil.rmtree(_session_directory(pid), ignore_errors=True)
+    except Exception as error:
+        print_error(f"ringreduce: files of the job are left in {directory}: {error!r}")
 
 
 def remove_stale_session_directory() -> None:

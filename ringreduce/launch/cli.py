@@ -113,7 +113,10 @@ def _asks_for_table(words: Sequence[str]) -> bool:
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     is_pipeline = options.pipeline is not None
-    _check_kind(parser, options, is_pipeline)
+    others = _OF_COLLECTIVES if is_pipeline else _OF_PIPELINES
+    if flag := elastic_options.given_option(parser, options, others):
+        hint = "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
+        parser.error(f"{flag} is for {hint}")
     nodes = ",".join(map(str, options.nodes or ()))
     ranks = f"nodes of {nodes} ranks" if nodes else f"{options.stages or options.ranks} ranks"
     shown = f"schedule and times of {options.pipeline or options.collective} on {ranks}"
@@ -141,16 +144,6 @@ def _announced(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _check_kind(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, is_pipeline: bool
-) -> None:
-    """End the program if an option of a collective is beside --pipeline, or the other way round."""
-    others = _OF_COLLECTIVES if is_pipeline else _OF_PIPELINES
-    if flag := elastic_options.given_option(parser, options, others):
-        hint = "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
-        parser.error(f"{flag} is for {hint}")
 
 
 def _request(options: argparse.Namespace) -> Request:
@@ -325,7 +318,6 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         help="run a script or module on n ranks",
         usage="ringreduce run -n N [options] (script.py | -m module) args...",
         description="Run a script or module on N ranks, with the mpiexec of this environment.",
-        allow_abbrev=False,
     )
     _add_job_options(start)
     elastic_options.add_options(start, "run")
@@ -345,7 +337,6 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         help="run the trainer on n ranks",
         usage="ringreduce train -n N [options] [trainer options]",
         description="The same as: ringreduce run -n N [options] -m ringreduce.train ...",
-        allow_abbrev=False,
         add_help=False,
     )
     train.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
@@ -357,7 +348,6 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         usage="ringreduce search -n N --for (split_size|batch|mesh) [options] [trainer options]",
         description="Price candidates, measure the best of them in turns, and print the command to "
         "train with.",
-        allow_abbrev=False,
         add_help=False,
     )
     search.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
@@ -369,13 +359,14 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         description="The same as: ringreduce run -n N [options] -m ringreduce.bench ...",
         epilog="Its own options, those of nccl-tests (-b -e -f -w -o -d -c) among them: "
         "python -m ringreduce.bench --help",
-        allow_abbrev=False,
     )
     _add_job_options(bench)
     _add_scale(commands)
     _add_explain(commands)
     _add_doctor(commands)
     _add_completion(commands)
+    for command in commands.choices.values():
+        command.allow_abbrev = False
     return parser, commands.choices
 
 
@@ -419,7 +410,6 @@ def _add_scale(commands: _Commands) -> None:
         usage="ringreduce scale [JOB N]",
         description="Have a job that was started with --elastic go on with N ranks, and wait until "
         "it does.  No step is lost.  Without JOB and N, list your jobs.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("job", type=int, nargs="?", metavar="JOB", help="process id of the launcher")
@@ -432,7 +422,6 @@ def _add_explain(commands: _Commands) -> None:
         help="show, price and prove an algorithm or a pipeline without running it",
         usage="ringreduce explain (--ranks N | --nodes 3,1,4 | --pipeline NAME --stages N) ...",
         description="Who sends what when, how much, and how long every candidate takes.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(*_RANKS, dest="ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
@@ -475,7 +464,6 @@ def _add_doctor(commands: _Commands) -> None:
         "doctor",
         help="print the facts for a bug report, and what to repair",
         description="Check this environment: each line is ok, or says what to repair.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--clean",
@@ -491,7 +479,6 @@ def _add_completion(commands: _Commands) -> None:
         usage="ringreduce completion (bash | zsh | fish)",
         description="Print a script that completes commands, options and their values in a shell.",
         epilog="For the present bash: source <(ringreduce completion bash)",
-        allow_abbrev=False,
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 

@@ -114,10 +114,7 @@ def _files_text(files: Mapping[Path, int]) -> str:
 
 def this_process() -> Iterable[Finding]:
     """The package, Python, and the platform."""
-    try:
-        version = metadata.version("ringreduce")
-    except metadata.PackageNotFoundError:
-        version = "source tree"
+    version = _distribution("ringreduce", "source tree")
     yield Finding("ringreduce", f"{version}, {Path(__file__).parent}")
     implementation = f"{platform.python_implementation()} {platform.python_version()}"
     yield Finding("Python", f"{implementation}, {sys.executable}")
@@ -370,7 +367,7 @@ CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages
 """All checks, in the order of their output."""
 
 
-def _distribution(name: str) -> str:
+def _distribution(name: str, otherwise: str = "of unknown version") -> str:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
-    return "of unknown version"
+    return otherwise

