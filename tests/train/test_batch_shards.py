@@ -77,20 +77,6 @@ def test_a_trainer_of_other_ranks_goes_on_with_the_same_bits():
     assert set(rr.spawn(second, 3)) == {whole}
 
 
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"batch_norm": True}, "batch_norm cannot be combined with batch_shards"),
-        ({"wire": "float16"}, "wire cannot be combined with batch_shards"),
-        ({"batch_per_rank": 4}, "batch_per_rank cannot be combined with batch_shards"),
-        ({"batch_shards": -1}, "batch_shards is -1; wanted at least 0"),
-    ],
-)
-def test_settings_whose_bits_depend_on_the_ranks_are_refused(more, text):
-    with pytest.raises(ValueError, match=text):
-        dataclasses.replace(SETTINGS, **more)
-
-
 def test_more_ranks_than_shards_and_divided_models_are_refused():
     settings = dataclasses.replace(SETTINGS, batch_shards=2)
 

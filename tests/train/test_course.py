@@ -112,11 +112,6 @@ def test_a_batch_that_has_more_samples_than_there_are_is_refused():
     rr.spawn(program, 2)
 
 
-def test_a_ramp_without_a_batch_per_rank_is_refused():
-    with pytest.raises(ValueError, match="ramp_steps is 5; it is for batch_per_rank"):
-        Settings(ramp_steps=5)
-
-
 @pytest.mark.parametrize("cut", [5, 8, 12])
 def test_a_run_continues_with_other_ranks_where_it_was(cut):
     """A trainer of three ranks goes on with the store of one of two."""

@@ -218,21 +218,6 @@ def test_none_is_no_gradient(stage):
     rr.spawn(program, 2)
 
 
-@pytest.mark.parametrize(
-    ("samples", "error"),
-    [(float("nan"), ValueError), (float("inf"), ValueError), ("3", TypeError), (True, TypeError)],
-)
-def test_a_weight_that_is_no_number_of_samples_is_refused(samples, error):
-    def program(comm):
-        dp = rr.train.DataParallel(comm, {"w": np.zeros(2)})
-        with pytest.raises(error, match=r"weigh: .* samples; wanted"):
-            dp.weigh(samples)
-        with pytest.raises(error, match=r"join: a batch has .* samples; wanted"):
-            list(dp.join([1], samples=lambda _: samples))
-
-    rr.spawn(program, 1)
-
-
 class Tensor:
     """Stands in for a tensor of torch in host memory."""
 
@@ -383,37 +368,6 @@ def test_a_rank_that_forgets_to_weigh_is_named_and_the_next_step_is_well(forgets
         assert np.array_equal(mean, params(1)["w1"])
 
 
-@pytest.mark.parametrize(
-    ("bad", "kind", "words"),
-    [
-        ([np.zeros(9999)], TypeError, "params is list; wanted a dict of names and arrays"),
-        ({}, TypeError, "wanted a dict of names and arrays"),
-        ({"w": [1.0] * 9999}, TypeError, "'w' is list; wanted an array of numbers"),
-        ({"w": np.float64(1)}, ValueError, "'w' is read-only"),
-        ({"w": np.array([None])}, TypeError, "'w' is an array of object"),
-        ({"w": np.zeros(2, int)}, TypeError, "'w' is int64; wanted an array of floats"),
-        ({"w": np.broadcast_to(0.0, 3)}, ValueError, "'w' is read-only"),
-    ],
-)
-def test_what_are_no_parameters_is_refused(bad, kind, words):
-    with pytest.raises(kind, match=words) as raised:
-        rr.spawn(lambda comm: rr.train.DataParallel(comm, bad), 1)
-    assert len(str(raised.value)) < 100
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ({"algorithm": "quick"}, "unknown algorithm 'quick'"),
-        ({"wire": "int8"}, "wire"),
-        ({"op": "max"}, "op is 'max'; wanted mean or sum"),
-    ],
-)
-def test_what_cannot_be_had_is_refused_at_once(how, words):
-    with pytest.raises(ValueError, match=words):
-        rr.spawn(lambda comm: rr.train.DataParallel(comm, params(0), **how), 1)
-
-
 def finished_within(dp) -> None:
     with dp.no_sync():
         dp.finish()
@@ -452,7 +406,6 @@ def accumulated_late(dp) -> None:
         (lambda dp: dp.ready("w3", np.zeros(3)), "there is no parameter 'w3'"),
         (lambda dp: dp.ready("b2", np.zeros(4)), "of 'b2' is float64[4]; wanted float64[3]"),
         (lambda dp: dp.ready("b2", np.zeros(3, "f4")), "is float32[3]; wanted float64[3]"),
-        (lambda dp: dp.weigh(-1), "weigh: -1 samples"),
         (lambda dp: dp.buffer("w3"), "buffer: there is no parameter 'w3'"),
         (finished_within, "call it after the no_sync block"),
         (buffered_sum, "the sum of 'b2' is in its buffer"),
@@ -470,12 +423,6 @@ def test_misuse_is_refused_at_once(use, words):
         return str(error.value)
 
     assert words in rr.spawn(program, 1)[0]
-
-
-@pytest.mark.parametrize("name", ["first_bucket_bytes", "bucket_bytes"])
-def test_buckets_hold_at_least_a_byte(name):
-    with pytest.raises(ValueError, match=f"DataParallel: {name} is 0; wanted at least 1"):
-        rr.spawn(lambda comm: rr.train.DataParallel(comm, params(0), **{name: 0}), 1)
 
 
 # --- shards ---------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,28 +63,3 @@ def test_a_communicator_gives_its_rank_and_size():
     found = rr.spawn(lambda comm: sampler.indices(2, comm).tolist(), 3)
     assert found == [part.tolist() for part in parts(sampler, 2, 3)]
     assert sum(map(len, found)) == 2  # the last batch of the epoch
-
-
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        ((0, 1), "samples is 0; wanted at least 1"),
-        ((5, 0), "batch is 0; wanted at least 1"),
-        ((5, 6), "batch is 6; there are 5 samples"),
-        ((5, 2, -1), "seed is -1; wanted at least 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(arguments, answer):
-    with pytest.raises(ValueError, match=answer):
-        Sampler(*arguments)
-
-
-def test_a_number_that_is_not_whole_is_refused():
-    with pytest.raises(TypeError, match=r"batch is 2\.5; wanted a whole number"):
-        Sampler(5, 2.5)
-
-
-@pytest.mark.parametrize("call", ["epoch_of", "batch_of", "steps"])
-def test_a_negative_step_is_refused(call):
-    with pytest.raises(ValueError, match="is -1; wanted at least 0"):
-        getattr(Sampler(5, 2), call)(-1)

@@ -631,21 +631,6 @@ def with_(array) -> dict[str, np.ndarray]:
     return params(0) | {"0.weight": array}
 
 
-@pytest.mark.parametrize(
-    ("start", "how", "words"),
-    [
-        (params(0), {"stage": 4}, "stage is 4; wanted 1, 2 or 3"),
-        (params(0), {"stage": 1, "op": "max"}, "op is 'max'; wanted mean or sum"),
-        (params(0), {"stage": 1, "algorithm": "tree"}, "algorithm is 'tree'; wanted one of 'auto'"),
-        (params(0), {"stage": 2, "bucket_bytes": 0}, "bucket_bytes is 0; wanted at least 1"),
-        (with_(np.zeros((7, 5)).T), {"stage": 2}, "'0.weight' is not C-contiguous"),
-    ],
-)
-def test_wrong_arguments_are_refused(start, how, words):
-    with pytest.raises(ValueError, match=f"ShardedParallel: {words}"):
-        rr.spawn(lambda comm: ShardedParallel(comm, start, **how), 1)
-
-
 def test_parameters_that_differ_are_named_on_all_ranks():
     def program(comm):
         with pytest.raises(rr.MismatchError) as error:
