@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -78,11 +79,16 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(tmp_path, monkeypatch
     assert not [*tmp_path.glob("*.unfinished")]
 
 
-def test_metrics_go_on_without_renames(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOSPC], ids=errno.errorcode.get)
+def test_metrics_go_on_without_renames_and_keep_their_lines_on_a_full_disk(
+    tmp_path, monkeypatch, number
+):
     path = tmp_path / "metrics.jsonl"
     path.write_text("another program's line\n")
-    monkeypatch.setattr(os, "replace", fails(errno.ENOSYS))
-    JsonLines(path, 0, 0, goes_on=True).close()
+    monkeypatch.setattr(os, "replace", fails(number))
+    full = pytest.raises(OSError, match="No space left")
+    with full if number == errno.ENOSPC else contextlib.nullcontext():
+        JsonLines(path, 0, 0, goes_on=True).close()
     assert path.read_text() == "another program's line\n"
     assert [*tmp_path.iterdir()] == [path]
 

@@ -169,12 +169,7 @@ def rounding_bounds(parameters, x, labels, count, ranks=1):
 
 def layers_of(gradients):
     """Layers, of the arrays by name."""
-    kinds = "weight", "bias", "scale", "shift"
-    layers, number = [], 0
-    while arrays := [gradients[f"{number}.{k}"] for k in kinds if f"{number}.{k}" in gradients]:
-        layers.append((mlp.AffineArrays if len(arrays) == 2 else mlp.NormalisedArrays)(*arrays))
-        number += 1
-    return layers
+    return [*mlp.by_layer(gradients).values()]
 
 
 def split_of(x, labels):

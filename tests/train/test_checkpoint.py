@@ -76,11 +76,6 @@ def test_arrays_of_any_dtype_and_shape_come_back(tmp_path, dtype):
         assert np.array_equal(found[name], array)
 
 
-def test_an_empty_folder_has_none(tmp_path):
-    with opened(tmp_path) as folder:
-        assert last(folder) == (None, [])
-
-
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_last_ones_are_kept(keep, tmp_path):
     with opened(tmp_path, keep) as folder:
@@ -177,7 +172,7 @@ def test_every_flipped_bit_is_noticed(tmp_path):
                 damaged = bytearray(whole)
                 damaged[place] ^= 4
                 path.write_bytes(damaged)
-                with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+                with pytest.raises(CheckpointError, match=r"none of the 1 .* in .* can be used"):
                     last(folder)
             path.write_bytes(whole)
         assert last(folder)[0].step == 5
@@ -208,13 +203,6 @@ def test_one_that_is_removed_meanwhile_is_no_damaged_one(tmp_path):
         found, refused = last(folder, fits)
     assert found.step == 5
     assert refused == [f"{tmp_path}/step-000000003.json: it is gone"]
-
-
-def test_none_that_is_good_is_an_error(tmp_path):
-    with opened(tmp_path) as folder:
-        with_a_flipped_bit(folder.save(checkpoint(3)))
-        with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* can be used"):
-            last(folder)
 
 
 def test_what_was_not_finished_is_cleared_away_and_other_files_are_not(tmp_path):
@@ -423,14 +411,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, monkey
     assert "step-000000060.safetensors is damaged" in shown.err
     assert "goes on after step 45" in shown.out
     assert parameters(tmp_path) == wanted
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused_on_all_ranks(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "file"
-    file.write_text("")
-    codes = command(monkeypatch, 2, "--checkpoint-dir", str(file / "c"))
-    assert codes == [2, 2]
-    assert str(file) in capsys.readouterr().err
 
 
 def test_the_same_checkpoint_can_be_copied_and_gone_on_from_elsewhere(tmp_path, monkeypatch):

@@ -59,17 +59,9 @@ REFUSED = [
     (of(Settings, epochs=True), V, "epochs is true; wanted a whole number"),
     (of(Settings, batch_norm=1), V, "batch_norm is 1; wanted true or false"),
     (of(Settings, batch_norm=True, batch=1), V, "batch is 1; batch_norm takes at least two"),
-    (
-        of(Settings, batch_shards=6, batch_norm=True),
-        V,
-        "batch_norm cannot be combined with",
-    ),
+    (of(Settings, batch_shards=6, batch_norm=True), V, "batch_norm cannot be combined with"),
     (of(Settings, batch_shards=6, wire="float16"), V, "wire cannot be combined with batch_shards"),
-    (
-        of(Settings, batch_shards=6, batch_per_rank=4),
-        V,
-        "batch_per_rank cannot be combined with",
-    ),
+    (of(Settings, batch_shards=6, batch_per_rank=4), V, "batch_per_rank cannot be combined with"),
     (of(Settings, batch_shards=-1), V, "batch_shards is -1; wanted at least 0"),
     (of(Settings, ramp_steps=3), V, "ramp_steps is 3; it is for batch_per_rank"),
     (of(Outputs, device="gpu"), V, 'device is "gpu"; wanted one of cpu, cuda'),
@@ -90,11 +82,7 @@ REFUSED = [
     (lambda c: shard(c, 10, 0), T, "shard: n is Communicator; wanted"),
     (lambda c: shard(10, 10, 0), T, "shard: comm is int; pass the communicator"),
     (lambda c: train.load("digits"), T, "load: got 'digits'; pass rr.train.Settings"),
-    (
-        lambda c: train.train(c, Settings(), 1),
-        T,
-        "train: got Settings for a Split; pass comm",
-    ),
+    (lambda c: train.train(c, Settings(), 1), T, "train: got Settings for a Split; pass comm"),
     (
         lambda c: train.train(c, train.load_split(), Settings(batch_norm=True, batch=479)),
         V,  # 1,438 samples are 3 x 479 and one
@@ -124,12 +112,8 @@ REFUSED = [
     (parallel(stage=2, bucket_bytes=0), V, "ShardedParallel: bucket_bytes is 0; wanted at least 1"),
     (parallel({"w": np.zeros((7, 5)).T}, stage=2), V, "ShardedParallel: 'w' is not C-contiguous"),
     *(
-        (
-            partial(use, samples),
-            T if samples in ("3", True) else V,
-            f"{where} {said} samples; wanted",
-        )
-        for said, samples in WEIGHTS
+        (partial(use, n), T if n in ("3", True) else V, f"{where} {said} samples; wanted")
+        for said, n in WEIGHTS
         for where, use in (
             ("weigh:", lambda samples, c: parallel()(c).weigh(samples)),
             ("a batch has", lambda samples, c: [*parallel()(c).join([1], lambda _: samples)]),

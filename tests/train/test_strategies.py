@@ -488,18 +488,6 @@ def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
             "--strategy mirrored --cross-device two_shot --algorithm ring",
             "cross_device is two_shot, and algorithm is ring; name one of them",
         ),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_before_a_rank_starts(words, text, capsys):
-    with pytest.raises(SystemExit) as stop:
-        read(words.split())
-    assert stop.value.code == 2
-    assert text in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
         ("-n 2 --strategy one_device", "one_device is for one rank; there are 2: choose mirrored"),
         ("-n 4 --nodes 2,2 --strategy mirrored", "there are 2 nodes: choose multi_worker_mirrored"),
         ("-n 3 --strategy pipeline", "pipeline has 3 stages; the network has 2 layers"),
@@ -515,23 +503,17 @@ def test_options_that_do_not_fit_are_refused_before_a_rank_starts(words, text, c
         ("-n 2 --strategy pipeline --splits 40", "splits is 40; a batch has 32 samples"),
     ],
 )
-def test_ranks_that_do_not_fit_are_refused_before_one_starts(words, text, capsys):
+def test_options_and_ranks_that_do_not_fit_are_refused_before_a_rank_starts(words, text, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", *words.split()])
+        cli.main(["train", "-n", "2", *words.split()])
     assert stop.value.code == 2
     assert text in capsys.readouterr().err
 
 
-def test_help_needs_no_ranks(capsys):
+@pytest.mark.parametrize(("program", "words"), [(read, []), (cli.main, ["train"])])
+def test_help_prints_every_strategy_with_its_options(program, words, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "--strategy", "help"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == table() + "\n"
-
-
-def test_help_prints_every_strategy_with_its_options(capsys):
-    with pytest.raises(SystemExit) as stop:
-        read(["--strategy", "help"])
+        program([*words, "--strategy", "help"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert shown == table() + "\n"
