@@ -18,14 +18,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import environments
@@ -70,22 +65,8 @@ def _measure(
     sizes = [options.smallest]
     while sizes[-1] * options.factor <= options.largest:
         sizes.append(sizes[-1] * options.factor)
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "rows.jsonl"
-        run = ["-m", "benchmarks.collectives_run", str(file), collective, *map(str, sizes)]
-        launch = ["-m", "ringreduce.launch.cli", "run", "-n", str(ranks)]
-        subprocess.run(
-            [environments.command(options.environments, mpi, "python"), *launch, *run],
-            env={**os.environ, **environments.LEVELS[level], "OMP_NUM_THREADS": "1"},
-            check=True,
-            cwd=environments.ROOT,
-        )
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-    if any(row["wrong"] for row in rows):
-        raise SystemExit(f"wrong results: {[row for row in rows if row['wrong']]}")
-    for row in rows:
-        row |= {"mpi_wheel": environments.WHEELS[mpi], "thread_level": level}
-        row["command"] = f"python -m benchmarks.{NAME} {' '.join(sys.argv[1:])}".strip()
+    run = ["run", "-n", str(ranks), "-m", "benchmarks.collectives_run"]
+    rows = environments.measured(options, mpi, level, run, collective, *map(str, sizes))
     # Both ways of a size are measured together, and take the place of all older rows of that size.
     replace(NAME, rows, same=("mpi_wheel", "ranks", "thread_level", "collective", "bytes"))
 

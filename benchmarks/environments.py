@@ -47,29 +47,28 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
 
 def command(folder: Path, mpi: str, name: str) -> str:
     """The path of a program of that MPI's environment."""
-    return str(folder / WHEELS[mpi] / "bin" / name)
+    return str(folder.absolute() / WHEELS[mpi] / "bin" / name)
 
 
-def bench(folder: Path, mpi: str, ranks: int, level: str, flags: Sequence[str]) -> list[Any]:
-    """The rows of ``ringreduce bench`` in that MPI's environment, with their origin."""
+def measured(
+    options: argparse.Namespace, mpi: str, level: str, words: Sequence[str], *after: str
+) -> list[Any]:
+    """The rows of ``ringreduce`` `words` FILE `after` in that MPI's environment, with their origin.
+
+    Raises SystemExit if a result is wrong.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "rows.jsonl"
-        run = [
-            "-m",
-            "ringreduce.launch.cli",
-            "bench",
-            "--ranks",
-            str(ranks),
-            *flags,
-            "--json",
-            str(file),
-        ]
+        run = ["-m", "ringreduce.launch.cli", *words, str(file), *after]
         subprocess.run(
-            [command(folder, mpi, "python"), *run],
+            [command(options.environments, mpi, "python"), *run],
             env={**os.environ, **LEVELS[level], "OMP_NUM_THREADS": "1"},
             check=True,
+            cwd=ROOT,
         )
         rows = [json.loads(line) for line in file.read_text().splitlines()]
+    if wrong := [row for row in rows if row["wrong"]]:
+        raise SystemExit(f"wrong results: {wrong}")
     name = Path(sys.argv[0]).stem
     typed = f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip()
     for row in rows:

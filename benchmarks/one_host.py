@@ -14,14 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import environments
@@ -74,26 +69,12 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, mpi: str, ranks: int, dtype: str, level: str) -> None:
     print(f"=== {dtype}, {ranks} ranks, {mpi}, thread level {level}", flush=True)
-    folder, fits = options.environments, min(options.largest, _ALL_BUFFERS // (4 * ranks))
+    fits = min(options.largest, _ALL_BUFFERS // (4 * ranks))
     few = dtype != "float32" or ranks not in _TARGETS
     some = _SPARSE if few else _SIZES
     sizes = [size for size in some if options.smallest <= size <= fits]
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "rows.jsonl"
-        run = ["-m", "benchmarks.one_host_run", str(file), dtype, *map(str, sizes)]
-        launch = ["-m", "ringreduce.launch.cli", "run", "-n", str(ranks)]
-        subprocess.run(
-            [environments.command(folder, mpi, "python"), *launch, *run],
-            env={**os.environ, **environments.LEVELS[level], "OMP_NUM_THREADS": "1"},
-            check=True,
-            cwd=environments.ROOT,
-        )
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-    if any(row["wrong"] for row in rows):
-        raise SystemExit(f"wrong results: {[row for row in rows if row['wrong']]}")
-    for row in rows:
-        row |= {"mpi_wheel": environments.WHEELS[mpi], "thread_level": level}
-        row["command"] = f"python -m benchmarks.one_host {' '.join(sys.argv[1:])}".strip()
+    run = ["run", "-n", str(ranks), "-m", "benchmarks.one_host_run"]
+    rows = environments.measured(options, mpi, level, run, dtype, *map(str, sizes))
     replace(NAME, rows, same=("mpi_wheel", "ranks", "dtype", "thread_level", "bytes"))
 
 

@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import environments
@@ -37,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.draw:
         for ranks, mpi, level in environments.runs(options):
-            _measure(options.environments, mpi, ranks, level)
+            _measure(options, mpi, ranks, level)
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
     measured = sorted({row["ranks"] for row in rows})
     runs = {ranks: _runs([row for row in rows if row["ranks"] == ranks]) for ranks in measured}
@@ -46,9 +45,10 @@ def main() -> None:
         print(f"\n{ranks} ranks:\n\n{_table(of)}")
 
 
-def _measure(folder: Path, mpi: str, ranks: int, level: str) -> None:
+def _measure(options: argparse.Namespace, mpi: str, ranks: int, level: str) -> None:
     print(f"\n=== {mpi}, {ranks} ranks, thread level {level}", flush=True)
-    rows = environments.bench(folder, mpi, ranks, level, FLAGS)
+    run = ["bench", "--ranks", str(ranks), *FLAGS, "--json"]
+    rows = environments.measured(options, mpi, level, run)
     for row in rows:
         row["benchmark"] = NAME
     replace(NAME, rows, same=("mpi_wheel", "ranks", "thread_level"))

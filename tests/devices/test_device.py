@@ -237,39 +237,6 @@ def test_conversions_there_and_back(device, short, long):
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [0, 5, (), (2, 3), (0, 4)])
-@pytest.mark.parametrize("dtype", ["int8", "float64"])
-def test_new_arrays_are_in_c_order(device, shape, dtype):
-    array = device.empty(shape, dtype)
-    assert array.shape == (shape if isinstance(shape, tuple) else (shape,))
-    assert array.dtype == dtype
-    assert array.flags.c_contiguous
-
-
-def test_what_is_contiguous_is_viewed_flat(device):
-    array = on(device, np.arange(12).reshape(3, 4), "int32")
-    flat = device.flat(array)
-    flat[5] = 99
-    assert array[1, 1] == 99
-
-
-ARRANGEMENTS = {
-    "transposed": lambda a: a.T,
-    "strided": lambda a: a[:, ::2],
-    "backwards": lambda a: a[::-1],
-    "part": lambda a: a[1:, 1:],
-}
-
-
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-def test_what_is_not_contiguous_is_copied_flat_in_c_order(device, arrangement):
-    array = ARRANGEMENTS[arrangement](on(device, np.arange(12).reshape(3, 4), "int32"))
-    flat = device.flat(array)
-    assert flat.tolist() == [value for row in array.tolist() for value in row]
-    flat[0] = 99
-    assert 99 not in [value for row in array.tolist() for value in row]
-
-
 def test_zero_dimensional_arrays_are_flat_ones_of_one_element(device):
     array = on(device, 7, "int16")
     assert device.flat(array).shape == (1,)
@@ -296,21 +263,6 @@ def test_bytes_of_a_part_begin_where_the_part_begins(device):
 
 def test_an_empty_array_has_no_bytes(device):
     assert len(device.bytes_of(device.empty(0, "float64"))) == 0
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "wanted"),
-    [
-        (slice(0, 5), slice(4, 9), True),
-        (slice(0, 5), slice(5, 9), False),
-        (slice(0, 9), slice(2, 3), True),
-        (slice(0, 9, 2), slice(1, 9, 2), False),
-        (slice(0, 9, 2), slice(2, 3), True),
-    ],
-)
-def test_overlap_is_about_shared_bytes(device, a, b, wanted):
-    array = on(device, range(9), "float32")
-    assert device.overlap(array[a], array[b]) is wanted
 
 
 def test_arrays_of_their_own_do_not_overlap(device):
