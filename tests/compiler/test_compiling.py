@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
+import ringreduce as rr
 from ringreduce.compiler import jit
 from ringreduce.errors import PeerTimeoutError
 from ringreduce.shm import segments
@@ -61,9 +63,31 @@ def test_patience_is_for_a_rank_that_comes_later_than_the_timeout():
         first.collect(b"a")
 
 
+def init_while_rank_0_compiles() -> int:
+    """By the clock of rank 1, rank 0 compiles for longer than the timeout of `init`."""
+    from ringreduce.transports import mpi
+
+    rank, asked = mpi.MPI.COMM_WORLD.rank, [0]
+
+    def is_available() -> bool:
+        asked[0] += 1
+        if rank == 0:
+            time.sleep(0.5)  # rank 1 looks at its clock meanwhile
+        return True
+
+    def monotonic() -> float:
+        return time.monotonic() + 300.0 * (asked[0] == 2)  # rank 1 waits for rank 0
+
+    segments.compiles = lambda: rank == 0
+    segments.is_available = is_available
+    mpi.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)  # type: ignore[assignment]
+    with rr.init(timeout_s=100) as comm:
+        return int(comm.all_reduce(rank + 1))
+
+
 @pytest.mark.mpi
 def test_the_time_that_another_rank_compiles_is_no_silence_over_mpi(mpi):
-    assert mpi.run_ok("call", 2, "tests.support.compiling:init_while_rank_0_compiles") == [3, 3]
+    assert mpi.run_ok("call", 2, f"{__name__}:init_while_rank_0_compiles") == [3, 3]
 
 
 def test_a_function_that_is_kept_is_not_to_be_compiled(monkeypatch):
