@@ -48,14 +48,15 @@ def bound_s(layout: str, rate: str, nbytes: int) -> float:
 
 def _measure(options: argparse.Namespace) -> None:
     import ringreduce as rr
-    from benchmarks.ring_and_mpi import medians_s  # which initialises MPI
+    from benchmarks.ring_and_mpi import medians_s, of_mpi  # which initialises MPI
 
     command = " ".join(["python -m benchmarks.between_hosts", *sys.argv[1:-2]])
     config = rr.Config(**{n: int(value) for n, value in (w.split("=") for w in options.config)})
     rows = []
     with rr.init(config=config) as comm:
         for nbytes in options.bytes:
-            medians = medians_s(comm, "ringreduce", nbytes, options.repeats)
+            calls = {"ringreduce": lambda x: comm.all_reduce(x, out=x), "Allreduce": of_mpi}
+            medians = medians_s(nbytes, options.repeats, calls)
             row = {"benchmark": "between_hosts", "layout": options.layout, "rate": options.rate}
             row |= {"bytes": nbytes, **environment(command)}
             row["milliseconds"] = {name: round(1e3 * s, 4) for name, s in medians.items()}

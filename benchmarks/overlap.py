@@ -11,7 +11,6 @@ Interleaved in one run; inputs are rewritten before each call and sums are verif
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 import ringreduce as rr
+from benchmarks.ring_and_mpi import medians_s
 from benchmarks.rows import command_line, environment, replace
 
 SIZES = [1 << 20, 16 << 20, 64 << 20]
@@ -40,40 +40,24 @@ def products(size: int, seconds: float) -> Callable[[], None]:
     return multiply
 
 
-def measure(comm: rr.Communicator, world: MPI.Intracomm, nbytes: int, all_compute: bool) -> dict:
-    x = np.empty(nbytes // 4, np.float32)
-    pattern = np.arange(x.size, dtype=np.float32) % 1000
-    wanted = pattern * (world.size * (world.size + 1) / 2)
-    computes = all_compute or world.rank == 0
+def measure(comm: rr.Communicator, nbytes: int, all_compute: bool) -> dict:
+    computes = all_compute or comm.rank == 0
 
-    def together() -> None:
-        work = comm.all_reduce(x, out=x, async_op=True)
+    def all_reduce(x: np.ndarray) -> None:
+        comm.all_reduce(x, out=x)
+
+    def product(_: np.ndarray) -> None:
         if computes:
             multiply()
+
+    def both(x: np.ndarray) -> None:
+        work = comm.all_reduce(x, out=x, async_op=True)
+        product(x)
         work.wait()
 
-    calls: dict[str, Callable[[], object]] = {"all_reduce": lambda: comm.all_reduce(x, out=x)}
-    times: dict[str, list[float]] = {}
-    multiply = products(256, 1e-3)
-
-    def run(name: str, call: Callable[[], object]) -> None:
-        np.multiply(pattern, world.rank + 1, out=x)
-        world.Barrier()
-        start = time.perf_counter()
-        call()
-        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
-        times.setdefault(name, []).append(seconds)
-        assert name == "product" or np.array_equal(x, wanted), f"{name} gives a wrong sum"
-
-    for _ in range(REPEATS):
-        run("all_reduce", calls["all_reduce"])
-    multiply = products(256, statistics.median(times["all_reduce"]))
-    calls |= {"product": lambda: multiply() if computes else None, "both": together}
-    times.clear()
-    for _ in range(REPEATS):
-        for name, call in calls.items():
-            run(name, call)
-    medians = {name: statistics.median(series) for name, series in times.items()}
+    alone_s = medians_s(nbytes, REPEATS, {"all_reduce": all_reduce})["all_reduce"]
+    multiply = products(256, alone_s)
+    medians = medians_s(nbytes, REPEATS, {f.__name__: f for f in (all_reduce, product, both)})
     exposed = medians["both"] - medians["product"]
     return {
         "milliseconds": {name: round(1e3 * t, 3) for name, t in medians.items()},
@@ -88,7 +72,7 @@ def main() -> None:
             for computing in ("all", "first"):
                 row = {"benchmark": "overlap", "bytes": nbytes, "computing": computing}
                 row |= environment(command_line("overlap"))
-                rows.append(row | measure(comm, world, nbytes, computing == "all"))
+                rows.append(row | measure(comm, nbytes, computing == "all"))
                 if world.rank == 0:
                     print(
                         nbytes >> 20, "MiB", computing, rows[-1]["milliseconds"], rows[-1]["hidden"]

@@ -90,20 +90,15 @@ class Config:
     """Record every message in ``Communicator.message_log``."""
 
     def __post_init__(self) -> None:
-        for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if value is None and name in _MAY_BE_NONE:
-                continue
-            if not isinstance(value, int) or value < least:
-                raise ValueError(
-                    f"Config: {name} is {shown(value)}; pass an int of at least {least}"
-                )
-        for name in _SWITCHES:
-            value = getattr(self, name)
-            if value is None and name in _MAY_BE_NONE:
-                continue
-            if not isinstance(value, bool):
-                raise ValueError(f"Config: {name} is {shown(value)}; pass True or False")
+        for name in (*_COUNTS, *_SWITCHES):
+            value, wanted = getattr(self, name), "True or False"
+            right = isinstance(value, bool)
+            if name in _COUNTS:
+                wanted = f"an int of at least {_COUNTS[name]}"
+                right = isinstance(value, int) and value >= _COUNTS[name]
+            is_default = value is None and getattr(Config, name) is None
+            if not (right or is_default):
+                raise ValueError(f"Config: {name} is {shown(value)}; pass {wanted}")
         if not isinstance(self.profile, Profile):
             raise ValueError(
                 f"Config: profile is {shown(self.profile)}; "
@@ -137,9 +132,6 @@ class Config:
 
 _SINGLE_COPY, _SINGLE_COPY_IF_CROWDED = 4 << 20, 8 << 20
 """Bytes from which on a direct read was measured to be faster than a copy in and out."""
-_MAY_BE_NONE = {
-    *("slice_bytes", "segment_bytes", "in_flight", "staged_bytes", "pull_bytes", "shared_memory")
-}
 _COUNTS = {
     "slice_bytes": 1,
     "segment_bytes": 1,

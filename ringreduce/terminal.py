@@ -12,7 +12,6 @@ import io
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from ringreduce.processes import PARENT, name_of, stat_of
@@ -74,12 +73,7 @@ class LiveLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.show("")
 
 

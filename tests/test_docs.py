@@ -60,11 +60,12 @@ OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code and "__main__"
 
 
 def marked(block: Block) -> object:
-    """Mark what a block needs: CuPy a GPU, JAX or torch.  Blocks of the README are smoke tests."""
+    """Mark what a block needs: CuPy a GPU, JAX or torch.  Blocks of the README that start
+    their ranks themselves are smoke tests."""
     marks = [pytest.mark.gpu] * ("import cupy" in block.code)
     marks += [pytest.mark.jax] * ("import jax" in block.code)
     marks += [pytest.mark.torch] * ("import torch" in block.code)
-    marks += [pytest.mark.smoke] * (block.page.name == "README.md")
+    marks += [pytest.mark.smoke] * (block.page.name == "README.md" and block not in OVER_MPI)
     return pytest.param(block, marks=marks, id=str(block))
 
 
@@ -76,7 +77,7 @@ def test_a_python_block_prints_what_the_page_says(block, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("block", [pytest.param(b, id=str(b)) for b in OVER_MPI])
+@pytest.mark.parametrize("block", [marked(block) for block in OVER_MPI])
 def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "script.py").write_text(block.code)
     assert run([*RINGREDUCE, "run", "-n", "4", "script.py"], tmp_path) == block.prints

@@ -122,23 +122,19 @@ class _RendezvousFile:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                     raise ValueError(f"init: {self._path} is no file of this user; name another")
-                self._lock(descriptor)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                except OSError as error:  # ranks would overwrite each other's lines
+                    raise ValueError(
+                        f"init: {self._path} cannot be locked ({error.strerror}); name a file on a "
+                        "disk with locks, such as one in /tmp"
+                    ) from None
                 if os.fstat(descriptor).st_nlink:
                     return descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-
-    def _lock(self, descriptor: int) -> None:
-        """Wait for the lock.  Without locks ranks would overwrite each other's lines."""
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            raise ValueError(
-                f"init: {self._path} cannot be locked ({error.strerror}); name a file on a disk "
-                "with locks, such as one in /tmp"
-            ) from None
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         with contextlib.suppress(ValueError):

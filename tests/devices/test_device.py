@@ -8,11 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringreduce.calls.ops import check_reduction
 from ringreduce.devices.cpu import OPS, CpuDevice
 from tests.support.each import each
+from tests.devices.test_device_contract import INTEGERS, can_be_reduced
 
-INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64", "longdouble"]
 COMPLEX = ["complex64", "complex128", "clongdouble"]
 
@@ -35,14 +34,6 @@ def folded(device, op, left, right, dtype):
     into = device.empty(len(left), dtype)
     device.fold(op, dtype)(on(device, left, dtype), on(device, right, dtype), into)
     return into.tolist()
-
-
-def can_be_reduced(dtype, op):
-    try:
-        check_reduction("test", np.dtype(dtype), op, OPS)
-    except TypeError:
-        return False
-    return True
 
 
 # --- folds ----------------------------------------------------------------------------------------
