@@ -64,7 +64,7 @@ def test_the_model_refuses_what_it_does_not_know():
 
 BAR = "[██    ] 1 of 5 sizes"
 ROW = "   8   one_shot   1.00  1.00  1.00  1.00  1.00  1.00  1.00  1.00   0"
-ENDED = "epoch 4/4  loss 0.10  held-out 9.0 %  1,000 samples/s  exposed communication 9 %"
+ENDED = "epoch 4/4  loss 0.10  held-out 9.0 %  1,000 samples/s  exposed 9 %"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from ringreduce.launch.mpiexec import (
     installed_wheels,
 )
 from ringreduce.launch.probe import Answer, answer_of, ask, command
+from ringreduce.launch.sections import wrapped
 from ringreduce.recovery import socket_folder
 
 _SMALL_SHM_BYTES = 64 << 20
@@ -73,11 +74,11 @@ def main() -> int:
     problems = []
     for check in CHECKS:
         for finding in _findings(check):
-            print(finding.line(colours), flush=True)
+            print(wrapped(finding.line(colours), 20), flush=True)
             problems += [finding] * bool(finding.advice)
     essential = any(problem.essential for problem in problems)
     paint = colours.bad if essential else colours.doubtful if problems else colours.good
-    print(paint(_summary(problems)))
+    print(wrapped(paint(_summary(problems))))
     return int(essential)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import textwrap
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from ringreduce.colours import Colours
@@ -20,7 +20,7 @@ from ringreduce.errors import ScheduleError
 from ringreduce.launch import explain_pipeline
 from ringreduce.launch.case import Case, PipelineRequest, Request
 from ringreduce.launch.host import VariableError
-from ringreduce.launch.sections import print_section, table
+from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output, to_svg
 from ringreduce.picture.words import counted, nodes_text
 from ringreduce.planning.select import priced_bytes, slices_in_flight
@@ -66,15 +66,14 @@ def main(request: Request | PipelineRequest) -> int:
 def _explain(case: Case) -> int:
     """Print every section.  Returns the exit code."""
     schedule, colours = case.schedule, Colours.of(sys.stdout)
-    print(colours.strong(_headline(case)))
+    print(wrapped(colours.strong(_headline(case))))
     proven: list[str] = []
     if case.request.prove:
         try:
             proven = _proven(schedule, check(schedule))
         except ScheduleError as error:
             failure = colours.bad(f"NOT proven: {error}")
-            steps = [schedule.steps(rank) for rank in range(schedule.size)]
-            print_section(draw(steps, failed=dict(error.places)), "", failure)
+            print_section(*_drawing(schedule, dict(error.places)), "", failure)
             return 1
     print_section(*_drawing(schedule))
     print_section(*_traffic(case))
@@ -82,7 +81,7 @@ def _explain(case: Case) -> int:
     if proven:
         print_section(colours.good("proven:"), *(f"  {line}" for line in proven))
     for path in _written(case):
-        print_section(f"wrote {path}")
+        print(f"\nwrote {path}")
     return 0
 
 
@@ -130,16 +129,18 @@ def _headline(case: Case) -> str:
 # --- the drawing ----------------------------------------------------------------------------------
 
 
-def _drawing(schedule: Schedule) -> list[str]:
-    """Draw the first steps of as many ranks as fit side by side into the terminal."""
+def _drawing(schedule: Schedule, failed: Mapping[int, int] | None = None) -> list[str]:
+    """Draw the first steps, or the `failed`, of as many ranks as fit side by side."""
     lines: list[str] = []
+    # The claims of a schedule that has failed may be wrong: all its steps are drawn from.
+    drawn = [schedule.steps(rank) for rank in range(schedule.size)] if failed else schedule
     for ranks in range(min(schedule.size, _MOST_RANKS), 0, -1):
-        lines = draw(schedule, max_ranks=ranks).splitlines()
-        grid = [line for line in lines if not line.startswith((">", "…"))]
-        if not sys.stdout.isatty() or max(map(len, grid)) <= shutil.get_terminal_size().columns:
+        lines = draw(drawn, failed=failed, max_ranks=ranks).splitlines()
+        grid = [line for line in lines if line.startswith(("step", " "))]
+        if max(map(len, grid)) <= columns():
             break
     left_out = any(line.endswith("not drawn") for line in lines)
-    return lines + ["--svg FILE draws all of it"] * left_out
+    return lines + ["--svg FILE draws all of it"] * (left_out and not failed)
 
 
 # --- steps and bytes of each rank -----------------------------------------------------------------
@@ -212,7 +213,8 @@ def _proven(schedule: Schedule, proof: Proof) -> list[str]:
         text = textwrap.shorten(str(expression), _LONGEST_EXPRESSION, placeholder=" …")
         lines += [
             "every result holds every contribution exactly once",
-            f"all ranks form the same expression, hence the same bits; chunk {chunk} is {text}",
+            "all ranks form the same expression, hence the same bits",
+            f"chunk {chunk} is {text}",
         ]
     lines += [
         f"every send meets one receive of the same chunks: {proof.messages} messages, none left",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 
 from ringreduce.colours import Colours
 from ringreduce.errors import ScheduleError
 from ringreduce.launch.case import PipelineRequest
-from ringreduce.launch.sections import print_section, table
+from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
 from ringreduce.pipeline.actions import held_after
@@ -39,7 +38,7 @@ def explain(request: PipelineRequest) -> int:
             return 1
     times = timeline(shown)
     heading, *drawing = _drawing(times)
-    print(colours.strong(heading))
+    print(wrapped(colours.strong(heading)))
     print_section(*drawing)
     print_section(*_comparison(times, colours))
     if proven:
@@ -48,14 +47,13 @@ def explain(request: PipelineRequest) -> int:
     picture = to_svg(times) if paths else ""
     for path in paths:
         output.write(path, picture)
-        print_section(f"wrote {path}")
+        print(f"\nwrote {path}")
     return 0
 
 
 def _drawing(times: Timeline) -> list[str]:
     """Draw the heading, and the lanes of all ranks as far as they fit into the terminal."""
-    width = shutil.get_terminal_size().columns - _BESIDE if sys.stdout.isatty() else None
-    lines = draw(times, width).splitlines()
+    lines = draw(times, columns() - _BESIDE).splitlines()
     return lines + ["--svg FILE draws all of it"] * any("…" in line for line in lines)
 
 
@@ -105,9 +103,10 @@ def _proven(proof: PipelineProof, as_claimed: str) -> Iterator[str]:
         f"{counted(proof.posted_ahead, 'step')} ahead" if proof.posted_ahead else "in their step"
     )
     held = ", ".join(map(str, proof.held))
-    yield "every microbatch passes once through every stage forward, and then once backward"
+    yield "every microbatch passes once forward through every stage, then once backward"
     yield "every output of a stage and every gradient meets the one receive that wants it"
-    yield f"no deadlock, even when every send waits for its receive; receives are posted {ahead}"
+    yield "no deadlock, even when every send waits for its receive"
+    yield f"receives are posted {ahead}"
     yield "on every stage the gradients of microbatches are added in ascending order"
     yield f"ranks hold up to {held} activations of a stage{as_claimed}"
     yield f"the time is {proof.time:.6g}{as_claimed}; {percent(proof.idle)} of it is idle"

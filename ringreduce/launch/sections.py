@@ -1,13 +1,31 @@
-"""Sections of the output of `ringreduce explain`, with an empty line before each."""
+"""Lines that fit the terminal, or 80 columns, and sections of them after an empty line."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 
 
+def columns() -> int:
+    """Return the columns of the terminal; 80 if standard output is none."""
+    return shutil.get_terminal_size().columns
+
+
+def wrapped(text: str, indent: int = 4) -> str:
+    """Return `text` with each longer line wrapped, and `indent` spaces before what follows."""
+    return "\n".join(
+        line
+        if len(re.sub(r"\x1b\[\d+m", "", line)) <= columns()
+        else textwrap.fill(line, columns(), subsequent_indent=" " * indent, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+
+
 def print_section(*lines: str) -> None:
-    """Print an empty line and then the lines."""
-    print("", *lines, sep="\n")
+    """Print an empty line and then the lines, each wrapped."""
+    print("", *map(wrapped, lines), sep="\n")
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

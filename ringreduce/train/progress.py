@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -40,7 +41,7 @@ class Progress:
     def epoch(self, epoch: Epoch) -> None:
         self._measured = (
             f"  held-out {100 * epoch.accuracy:.1f} %  {epoch.samples_per_s:,.0f} samples/s"
-            f"  exposed communication {100 * epoch.exposed:.0f} %"
+            f"  exposed {100 * epoch.exposed:.0f} %"
         )
         every = math.ceil(self._epochs / _LINES)
         is_last = epoch.epoch == self._epochs
@@ -77,14 +78,14 @@ def heading(
     parameters = mlp.parameter_count(sizes, settings.batch_norm)
     defaults, values = to_plain(Settings()), to_plain(settings)
     shown = {name: value for name, value in values.items() if verbose or value != defaults[name]}
-    lines = [
+    facts = [
         f"{split.name}: {len(split.train_labels):,} to train, {len(split.held_out_labels):,} held "
         f"out; {'-'.join(map(str, sizes))}, {parameters:,} parameters, "
         f"{settings.dtype}",
         f"{ranks_text(comm)}, global batch {settings.batch}, {described(strategy, settings)}",
-        *(f"  {line}" for line in to_toml(shown)),
     ]
-    return "\n".join(lines)
+    lines = [textwrap.fill(fact, 80, subsequent_indent="    ") for fact in facts]
+    return "\n".join([*lines, *(f"  {line}" for line in to_toml(shown))])
 
 
 def described(strategy: Strategy, settings: Settings) -> str:
@@ -110,11 +111,11 @@ def results(result: Result, verbose: bool) -> str:
         lines.append(f"a step: {step:.2f} ms")
     if result.step_s and verbose:
         lines.append(
-            f"  {step - exposed:.2f} ms of computation, {exposed:.2f} ms of exposed communication; "
-            f"it is under way for {under_way:.2f} ms"
+            f"  {step - exposed:.2f} ms of computation, {exposed:.2f} ms of exposed communication"
         )
+        lines.append(f"  communication is under way for {under_way:.2f} ms")
         lines.append(
-            f"  rank 0 sends {result.sent_bytes:,} bytes a step, and holds at most "
+            f"  rank 0 sends {result.sent_bytes:,} bytes a step, holds at most "
             f"{result.held_bytes:,} bytes"
         )
     return "\n".join(lines)

@@ -51,7 +51,7 @@ class Options:
 
     strategy: str = setting(
         "auto",
-        "where parameters are, and how gradients meet; help prints a table; auto: mirrored, or on "
+        "where parameters are, and how gradients meet; help prints all; auto: mirrored, or on "
         "several nodes multi_worker_mirrored",
     )
     cross_device: str = setting(
@@ -112,14 +112,11 @@ def to_plain(strategy: Strategy) -> dict[str, Any]:
 
 
 def table() -> str:
-    """Return the strategies in a table: where, how, when, and the options."""
-    rows = [("strategy", "where parameters are", "how gradients meet", "when", "options")]
+    """Return where, how, when and the options of each strategy, a fact a line."""
+    lines = []
     for name, kind in STRATEGIES.items():
         flags = " ".join("--" + option.replace("_", "-") for option in options(kind))
-        rows.append((name, kind.where, kind.how, kind.when, flags))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = []
-    for row in rows:
-        padded = (text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True))
-        lines.append("  ".join(padded).rstrip())
+        facts = ("parameters", kind.where), ("gradients", kind.how), ("when", kind.when)
+        lines.append(name)
+        lines += [f"  {head:<10}  {text}" for head, text in (*facts, ("options", flags)) if text]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,16 @@ def rank(**changes):
 )
 def test_a_line_says_ok_or_what_to_do(finding, line):
     assert finding.line(PLAIN) == line
+
+
+def test_every_line_fits_80_columns_and_says_all(monkeypatch, capsys):
+    path, advice = "/opt/" + "a" * 100, "pip install a new one"
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: [Finding("mpiexec", path, advice)],))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    doctor.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "".join("".join(lines).split()).startswith(f"fixmpiexec{path}:pipinstallanewone")
 
 
 WELL = Finding("NumPy", "2.4.6", essential=True)
@@ -290,6 +301,7 @@ def facts_of(lines: list[str], name: str) -> str:
 def test_a_healthy_environment_is_well():
     ended = subprocess.run(
         [sys.executable, "-m", "ringreduce", "doctor"],
+        env={**os.environ, "COLUMNS": "400"},  # a fact a line
         capture_output=True,
         text=True,
         timeout=60,

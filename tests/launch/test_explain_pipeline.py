@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +17,12 @@ from ringreduce.pipeline.registry import SCHEDULES
 from tests.launch.test_explain import refused
 
 Said = Callable[[str], list[list[str]]]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is wrapped."""
+    monkeypatch.setenv("COLUMNS", "500")
 
 
 @pytest.fixture
@@ -72,10 +77,10 @@ def test_it_says_what_is_proven(said: Said) -> None:
     line = "--pipeline interleaved --stages 2 --splits 4 --virtual 2 --check"
     assert said(line)[3] == [
         "proven:",
-        "  every microbatch passes once through every stage forward, and then once backward",
+        "  every microbatch passes once forward through every stage, then once backward",
         "  every output of a stage and every gradient meets the one receive that wants it",
-        "  no deadlock, even when every send waits for its receive; receives are posted 1 step "
-        "ahead",
+        "  no deadlock, even when every send waits for its receive",
+        "  receives are posted 1 step ahead",
         "  on every stage the gradients of microbatches are added in ascending order",
         "  ranks hold up to 5, 3 activations of a stage, as claimed",
         "  the time is 13.5, as claimed; 11 % of it is idle",
@@ -107,7 +112,6 @@ def test_a_broken_schedule_exits_with_1_and_says_why(
 
 
 def test_a_drawing_fits_into_the_terminal(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
     monkeypatch.setenv("NO_COLOR", "1")
     drawing = said("--pipeline 1f1b --stages 4 --splits 8")[1]

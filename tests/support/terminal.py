@@ -94,7 +94,7 @@ BAR = re.compile(r"\[█* *\] \d+ of \d+ sizes")
 ROW = re.compile(r" +\d+ +[a-z_]+( +[\d.e-]+){6,} +\d+")
 """The line of a size in the table of `ringreduce bench`."""
 EPOCH = re.compile(
-    r"epoch +\d+/\d+  loss [\d.]+  held-out [\d.]+ %  [\d,]+ samples/s  exposed communication \d+ %"
+    r"epoch +\d+/\d+  loss [\d.]+  held-out [\d.]+ %  [\d,]+ samples/s  exposed \d+ %"
 )
 STEP = re.compile(r"epoch +\d+/\d+  step +\d+/\d+  loss [\d.]+")
 """The live line of `ringreduce train`."""

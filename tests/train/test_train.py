@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,8 +30,10 @@ from ringreduce.train import (
 )
 from ringreduce.train.__main__ import main
 from ringreduce.train.configuration import to_plain
-from ringreduce.train.progress import Progress, last_line, results
+from ringreduce.train.progress import Progress, heading, last_line, results
 from ringreduce.train.results import Result
+from ringreduce.train.strategies import Hybrid
+from ringreduce.train.strategy_options import table
 from tests.support.mpi import ROOT
 from tests.support.rounding import (
     SIZES,
@@ -473,8 +476,7 @@ def test_command_ends_with_the_mean_accuracy(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("digits: 1,438 to train, 359 held out; 64-128-10, 9,610 parameters")
     assert re.fullmatch(
-        r"epoch 1/3  loss \d\.\d{4}  held-out \d+\.\d %  [\d,]+ samples/s"
-        r"  exposed communication \d+ %",
+        r"epoch 1/3  loss \d\.\d{4}  held-out \d+\.\d %  [\d,]+ samples/s  exposed \d+ %",
         next(line for line in lines if line.startswith("epoch")),
     )
     seeds = [line.split() for line in lines if line.startswith("seed")]
@@ -503,9 +505,22 @@ def test_results_are_those_of_the_run():
     run = Result(None, "80e1c5d87bf96a2c77", 0.1, 0.9893, 0.004, 0.002, 0.001, 3000, 2_000_000)
     assert results(run, verbose=False) == "parameters 80e1c5d87bf96a2c…\na step: 4.00 ms"
     assert results(run, verbose=True).splitlines()[2:] == [
-        "  3.00 ms of computation, 1.00 ms of exposed communication; it is under way for 2.00 ms",
-        "  rank 0 sends 3,000 bytes a step, and holds at most 2,000,000 bytes",
+        "  3.00 ms of computation, 1.00 ms of exposed communication",
+        "  communication is under way for 2.00 ms",
+        "  rank 0 sends 3,000 bytes a step, holds at most 2,000,000 bytes",
     ]
+
+
+def test_the_lines_of_training_fit_80_columns():
+    out = io.StringIO()
+    Progress(999, 45, out).epoch(Epoch(999, 2.5, 1.0, samples_per_s=1_234_567.0, exposed=1.0))
+    run = Result(None, "80e1c5d8", 0.1, 1.0, 9.9, 9.8, 9.7, 10**9, 10**11)
+    comm, split = SimpleNamespace(size=64), load(Settings())
+    strategy = Hybrid(data=4, pipeline=4, tensor=4, splits=64, schedule="zero_bubble")
+    said = heading(comm, split, Settings(hidden=(512,) * 9), strategy, verbose=False)
+    lines = [*out.getvalue().splitlines(), *results(run, verbose=True).splitlines()]
+    lines += [*said.splitlines(), *table().splitlines()]
+    assert max(map(len, lines)) <= 80
 
 
 def test_last_line_has_accuracy_time_ranks_and_efficiency():
@@ -613,6 +628,5 @@ def test_progress_elsewhere_is_a_few_lines(epochs, lines):
     written = out.getvalue().splitlines()
     assert len(written) == lines
     assert written[-1] == (
-        f"epoch {epochs}/{epochs}  loss 0.5000  held-out 87.5 %  1,234 samples/s"
-        "  exposed communication 25 %"
+        f"epoch {epochs}/{epochs}  loss 0.5000  held-out 87.5 %  1,234 samples/s  exposed 25 %"
     )

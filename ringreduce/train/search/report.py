@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from ringreduce.train.search.candidates import Candidate, Kind
 _HEIGHT = 300.0
 """The height of a panel."""
 _COLUMNS = 80
-"""The characters of a line up to which columns of the table have two spaces between them."""
+"""The most characters of a line.  Columns of the table are two spaces apart if there is room."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ def table(rows: Sequence[Row]) -> list[str]:
     cells += [[*row.candidate.columns.values(), *_numbers(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     apart = "  " if sum(widths) + 2 * len(widths) - 2 <= _COLUMNS else " "
-    return [
+    lines = [
         apart.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in cells
     ]
+    return [part for line in lines for part in textwrap.wrap(line, _COLUMNS)]
 
 
 def _numbers(row: Row) -> list[str]:
