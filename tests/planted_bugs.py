@@ -44,6 +44,8 @@ QUICK = (
 """Quickest first; each run ends at the first failure."""
 _WORK = ("tests/calls/test_queue.py",)
 _SHARED = ("tests/shm/test_program.py", "tests/shm/test_program_mpi.py")
+_MEMBERS = ("tests/recovery/test_membership.py", "tests/recovery/test_plans.py")
+_SUPERVISOR = ("tests/recovery/test_supervisor.py", "tests/recovery/test_handover.py")
 _SHARDED = ("tests/train/test_sharded_parallel.py",)
 _BY_FILE = {
     "calls/queue.py": _WORK,
@@ -52,6 +54,12 @@ _BY_FILE = {
     "algorithms/doubling.py": ("tests/schedules/test_check.py",),
     "algorithms/tree.py": ("tests/schedules/test_check.py",),
     "devices/float16_elements.py": ("tests/devices/test_float16.py",),
+    "recovery/membership.py": _MEMBERS,
+    "launch/handover.py": _SUPERVISOR,
+    "launch/suspicions.py": _SUPERVISOR,
+    "launch/together.py": _SUPERVISOR,
+    "launch/generation.py": _SUPERVISOR,
+    "launch/supervisor.py": _SUPERVISOR,
     "planning/instructions.py": ("tests/planning/test_shm_instructions.py",),
     "planning/shm_instructions.py": ("tests/planning/test_shm_instructions.py",),
     "shm/allocator.py": ("tests/shm/test_allocator.py",),

@@ -66,6 +66,10 @@ def test_too_few_ranks_wait_and_then_end_with_75():
     assert "ranks left: 1; --elastic wants at least 2" in stop.text
 
 
+def test_the_fewest_ranks_go_on_without_waiting():
+    assert lose(running(), 1, 3) == Start(2, 2)
+
+
 def test_a_step_that_is_lost_twice_running_ends_the_job():
     members = running()
     assert lose(members, 1) == Start(2, 3)

@@ -182,7 +182,8 @@ def test_the_job_ends_at_once_if_it_is_told_again_or_the_step_takes_too_long():
     assert members.end_after_step(stop, 1.0) == Pause()
     assert members.pursue({1: "notice"}) is None
     assert members.end_after_step(stop, 1.5) == stop
-    assert members.tick(6.0) == stop
+    assert members.tick(3.4) is None, "the step has half of the grace"
+    assert members.tick(3.5) == stop
     assert members.lost([Lost(1, 9)], 3.0, step=10) == Fence(), "no rank shrinks any more"
     assert members.fenced(3.1) == stop
 
