@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,6 +206,16 @@ def test_a_rank_that_waits_in_another_group_says_so_on_threads(monkeypatch):
 def test_a_rank_that_waits_in_another_group_says_so_over_mpi(mpi):
     function = "tests.support.disagreements:wait_in_opposite_order_over_mpi"
     told_of_the_other_group(mpi.run("call", 2, function).results)
+
+
+def test_the_time_in_which_a_rank_was_stopped_is_no_wait(monkeypatch):
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(agreement, "time", clock)
+    waits = agreement.Agreement(ThreadTransport(Switchboard(2), 0), timeout_s=30)
+    waits.wait(1)
+    for passed_s, waited_s in ((0.5, 0.5), (600.0, 0.6), (0.5, 1.1)):
+        clock.now += passed_s
+        assert waits._waited() == pytest.approx(waited_s)
 
 
 def test_other_nodes_are_noticed_when_ranks_meet():

@@ -23,7 +23,7 @@ ROADS = pytest.mark.parametrize("config", [BY_MESSAGES, BY_MAILBOX], ids=["messa
 @ROADS
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_fact_of_messages(config, name):
-    rr.spawn(CHECKS[name], RANKS, config=config)
+    rr.spawn(CHECKS[name], RANKS, config=config, timeout_s=60)
 
 
 def alone(program, config=BY_MESSAGES):
