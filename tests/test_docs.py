@@ -60,8 +60,10 @@ OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code and "__main__"
 
 
 def marked(block: Block) -> object:
-    """Mark what a block needs: CuPy a GPU, JAX or torch.  Blocks of the README that start
-    their ranks themselves are smoke tests."""
+    """Mark what a block needs: CuPy a GPU, JAX or torch.
+
+    Blocks of the README that start their ranks themselves are smoke tests.
+    """
     marks = [pytest.mark.gpu] * ("import cupy" in block.code)
     marks += [pytest.mark.jax] * ("import jax" in block.code)
     marks += [pytest.mark.torch] * ("import torch" in block.code)

@@ -159,7 +159,7 @@ def test_ranks_of_this_mpi_meet_without_it(tmp_path):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_workers_are_refused_and_ranks_go_on(tmp_path, without_mpi, when):
     jobs = MpiJobs(tmp_path, without_mpi)
-    first, second = jobs.run_ok("workers", 2, when, timeout_s=120)
+    first, second = jobs.run_ok("workers", 2, when)
     jobs.sweep()
     assert len(first["refused"]) == (3 if when == "before" else 4)
     assert all(text.startswith("init: this process is a worker") for text in first["refused"])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ringreduce.devices.cpu import OPS, CpuDevice
-from tests.support.each import each
 from tests.devices.test_device_contract import INTEGERS, can_be_reduced
+from tests.support.each import each
 
 FLOATS = ["float16", "bfloat16", "float32", "float64", "longdouble"]
 COMPLEX = ["complex64", "complex128", "clongdouble"]
