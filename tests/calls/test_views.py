@@ -79,7 +79,7 @@ def test_a_view_is_over_the_same_memory(kind):
             np.array(["a"]).view(np.char.chararray),
         ),
     ],
-    ids=repr,
+    ids=lambda other: type(other).__name__,
 )
 def test_what_is_no_array_of_another_library_has_no_view(other):
     assert view_of_all(other) is None
