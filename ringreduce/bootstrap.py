@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+import numpy as np
+
 from ringreduce import place
 from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
+from ringreduce.calls.parts import Parts
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment, as_seconds
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
@@ -78,7 +81,8 @@ def init(
         config: the other settings.
 
     Returns:
-        The communicator.  At the end of the program it is closed, if the program has not closed it.
+        The communicator.  Unless the program closes it, it is closed at the end of the program, or
+        by the next `init` over the same MPI communicator after all ranks have dropped it.
 
     Raises:
         ImportError: MPI is to connect the ranks, and there is no mpi4py, or no MPI.
@@ -171,19 +175,27 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
         )
     _check_mpi_runs(MPI)
     check_size(given.environment, MPI.COMM_WORLD.Get_size())
-    from ringreduce.transports.mpi import MpiTransport, world
+    from ringreduce.transports.mpi import PARTS, Assembly, MpiTransport, world
 
     size, nodes = (mpi_comm or world()).Get_size(), given.nodes
     if mpi_comm is None and nodes is None and size == MPI.COMM_WORLD.Get_size():
         nodes = given.environment.nodes
     placed = None if nodes is None else parse_nodes(nodes, size)
     try:
-        over = MpiTransport(mpi_comm, given.timeout_s, given.config.synchronous_sends)
+        parent = world() if mpi_comm is None else mpi_comm
+        parts: Any = parent.Get_attr(PARTS) or Parts(parent.Get_rank())
+        parent.Set_attr(PARTS, parts)
+        mine = np.array(parts.dropped()).tobytes()
+        rows = np.frombuffer(Assembly(parent, given.timeout_s).collect(mine), int)
+        parts.close_dropped(rows.reshape(size, -1).tolist())
+        over = MpiTransport(parent, given.timeout_s, given.config.synchronous_sends)
     except BaseException as error:
         if type(error) is not RuntimeError:  # MPI made no communicator, and all ranks live
             never_finalize()
         raise
-    return _assemble(over, placed, given, close_at_exit, never_finalize)
+    comm = _assemble(over, placed, given, close_at_exit, never_finalize)
+    parts.add(comm, range(size))
+    return comm
 
 
 def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
@@ -253,7 +265,7 @@ def _assemble(
     except BaseException:
         give_up()
         raise
-    adopt(comm)
+    adopt(comm.closer)
     return comm
 
 

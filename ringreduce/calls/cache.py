@@ -23,6 +23,7 @@ from ringreduce.calls.arguments import (
 )
 from ringreduce.calls.call import Call, Fused, Shape
 from ringreduce.calls.ops import check_movable, check_reduction, op_name
+from ringreduce.calls.parts import ANNOUNCED
 from ringreduce.config import Config
 from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device
@@ -56,7 +57,7 @@ PLANNED: dict[str, dict[str, Any]] = {
 """The arguments of each collective that is one plan, with their defaults."""
 
 _Kept = TypeVar("_Kept", Call, Fused)
-_TWO_INTEGERS = np.empty(2, np.int64)
+_SPLIT_ROW = np.empty(2 + ANNOUNCED, np.int64)
 _NO_ARGUMENTS = Signature("all_to_all", ())
 """The signature of an all-to-all whose arguments the ranks have compared in an exchange before."""
 
@@ -375,8 +376,8 @@ class Calls:
         return self._row_of_each(signature, np.empty(width, np.int64))
 
     def split(self) -> Call:
-        """Return the all-gather of a split: two integers of every rank."""
-        return self._get("split", self._row_of_each, Signature("split", ()), _TWO_INTEGERS)
+        """Return the all-gather of a split: some integers of every rank."""
+        return self._get("split", self._row_of_each, Signature("split", ()), _SPLIT_ROW)
 
     def exchange(self, name: str, arguments: tuple[tuple[str, str], ...], nbytes: int) -> Call:
         """Return an all-gather of `nbytes` of every rank, which compare its `arguments`."""

@@ -24,12 +24,12 @@ class Collectives(Runner):
 
     __module__ = "ringreduce"
 
-    def _use_fast_path(self) -> None:
-        """Put the compiled entries in the place of the methods that no subclass overrides."""
+    def _use_fast_path(self, general: Collectives) -> None:
+        """Put compiled entries before the methods of `general` that no subclass overrides."""
         path = self._engine.fast_path
         for name in COLLECTIVES:
             if path is not None and getattr(type(self), name) is getattr(Collectives, name):
-                self.__dict__[name] = path.entry(name, getattr(self, name))
+                self.__dict__[name] = path.entry(name, getattr(general, name))
 
     def _forget(self) -> None:
         """Drop everything that is kept for later calls: the communicator is closed."""

@@ -19,6 +19,7 @@ from ringreduce.calls.arguments import (
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.ops import check_addable, check_movable
+from ringreduce.calls.parts import Parts
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.calls.point_to_point import PointToPoint
 from ringreduce.calls.runner import NOTHING
@@ -93,17 +94,29 @@ class Communicator(Collectives, PointToPoint):
         adopt: Callable[[Communicator], None] | None = None,
     ) -> None:
         super().__init__(transport, topology, device, config, timeout_s, segments)
-        self._use_fast_path()
-        self._use_compiled_messages()
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
         self.cross_rank, self.cross_size = topology.cross_rank, topology.cross_size
         self.nodes = topology.nodes
         self._transport = transport
         self._adopt = adopt
         """Called with every communicator that `split` or `shrink` makes."""
-        self._splits = 0
+        self.parts = Parts(self.rank)
+        """What `split` has made."""
+        self.to_close: list[Communicator] = []
+        self.closer = self._copied()
+        """Closes the communicator after the program has dropped it, if it is in `to_close`."""
+        self.to_close.append(self.closer)
+        self.held = self._copied()
+        """Makes the calls that compiled entries leave; alive as long as this object or an entry."""
+        self._use_fast_path(self.held)
+        self._use_compiled_messages(self.held)
         alike = (("nodes", repr(self.nodes)), *self.config.of_all_ranks)
         self._meet("init", alike, timeout_s)
+
+    def _copied(self) -> Self:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]
@@ -282,13 +295,14 @@ class Communicator(Collectives, PointToPoint):
                 forbid_resizing(bound)
             timeout_s = as_seconds(collective, timeout_s)
             result = None if call.shape is None else target if out is None else out
-            planned = PersistentCall(self._engine, call, array, target, result, timeout_s)
+            planned = PersistentCall(self, call, array, target, result, timeout_s)
             return planned.on_fast_path()
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Return a communicator of the ranks with the same `color`, ordered by `key`, then rank.
 
-        Collective.  Nodes, settings and timeout are those of this communicator.
+        Collective.  Nodes, settings and timeout are those of this communicator.  It also closes
+        what earlier calls have made, if the programs of all its ranks have dropped it.
 
         Args:
             color: an int of at least 0.  None: this rank takes part in the call, and gets None.
@@ -316,18 +330,20 @@ class Communicator(Collectives, PointToPoint):
         colored = -1 if color is None else color
         with self._queue.lock:
             self._engine.check_usable()
-            mine = np.array([colored, key], np.int64)
+            mine = np.array([colored, key, *self.parts.dropped()], np.int64)
             pairs = self._run(self._calls.split(), mine, None, None, False)
-        self._splits += 1
+        self.parts.close_dropped(pairs[:, 2:].tolist())
         ranks = sorted(range(self.size), key=lambda rank: (pairs[rank, 1], rank))
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
             return None
-        part = self._transport.split(members, self._splits, self._timeout_s)
+        number = self.parts.exchanges
+        part = self._transport.split(members, number, self._timeout_s)
         part.job_ranks = [self._transport.job_ranks[member] for member in members]
         made = self._with(part, members)
+        self.parts.add(made, members)
         made._engine.origin = (
-            f"{part.size} ranks of split {self._splits} (color {color}) of {self._engine.origin}"
+            f"{part.size} ranks of split {number} (color {color}) of {self._engine.origin}"
         )
         return made
 
@@ -431,7 +447,7 @@ class Communicator(Collectives, PointToPoint):
         how = self._given, self._timeout_s, segments, self._adopt
         part = Communicator(transport, topology, device, *how)
         if self._adopt is not None:
-            self._adopt(part)
+            self._adopt(part.closer)
         return part
 
     # --- inspection ---
@@ -569,6 +585,8 @@ class Communicator(Collectives, PointToPoint):
         self._engine.close(call, NOTHING, end_of, timeout_s)
         self._forget()
         self._forget_messages()
+        if self.closed:
+            self.to_close.clear()
 
     def leave(self, reason: str) -> None:
         """Leave without the other ranks; their next call raises PeerLostError with `reason`.

@@ -560,7 +560,8 @@ class Engine:
             self.queue.drain()
             if self.ended is None:
                 self.endpoint.close(None if timeout_s is None else time.monotonic() + timeout_s)
-            unseen = self.queue.unseen_error() or self.endpoint.unseen_error()
+            unseen = self._unseen_error()
+            self.queue.failed, self.endpoint.works = [], []
             if self.ended is None:
                 self.check_usable()
                 try:
@@ -588,6 +589,17 @@ class Engine:
             self._agreement.part()
         except BaseException as error:
             raise self._settle_error(error, call.schedule) from None
+
+    def _unseen_error(self) -> BaseException | None:
+        """Return the first error of a work that was never waited for."""
+        works = [*reversed(self.queue.failed), *self.endpoint.works]
+        return next((work.unseen_error for work in works if work.unseen_error), None)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is under way, and no error awaits its report."""
+        busy = self.queue.busy or self.endpoint.is_busy or self.broken
+        return not busy and self._unseen_error() is None
 
     @property
     def usable(self) -> bool:

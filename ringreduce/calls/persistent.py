@@ -10,8 +10,8 @@ import numpy as np
 
 from ringreduce.calls.call import Call
 from ringreduce.calls.compound import move
-from ringreduce.calls.engine import Engine
 from ringreduce.calls.refusals import refuse_copy
+from ringreduce.calls.runner import Runner
 
 Again = Callable[[], Any]
 """Makes one call, and returns the result: the same array each time."""
@@ -28,14 +28,15 @@ class PersistentCall:
 
     def __init__(
         self,
-        engine: Engine,
+        comm: Runner,
         call: Call,
         source: np.ndarray,
         target: np.ndarray,
         result: Any,
         timeout_s: float | None,
     ) -> None:
-        self._engine, self._queue = engine, engine.queue
+        engine = comm._engine
+        self._comm, self._engine, self._queue = comm, engine, engine.queue
         self._call, self._result = call, result
         self._source, self._target, self._timeout_s = source, target, timeout_s
         self._is_one_plan = not call.converts and call.stream is None

@@ -259,12 +259,13 @@ class PointToPoint(Runner):
 
     # --- implementation ---
 
-    def _use_compiled_messages(self) -> None:
-        """Put the compiled entries in the place of the methods that no subclass overrides."""
+    def _use_compiled_messages(self, general: PointToPoint) -> None:
+        """Put compiled entries before the methods of `general` that no subclass overrides."""
         road = self._engine.endpoint.road
         for name in _COMPILED:
             if getattr(type(self), name) is getattr(PointToPoint, name):
-                self.__dict__[name] = road.entry(name, getattr(self, name), self._adopt_message)
+                entry = road.entry(name, getattr(general, name), general._adopt_message)
+                self.__dict__[name] = entry
 
     def _forget_messages(self) -> None:
         """Drop the compiled entries: the communicator is closed."""

@@ -299,7 +299,8 @@ class CallQueue:
         """The asynchronous calls that are not over, in order."""
         self._arrived = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._failed: list[Work[Any]] = []
+        self.failed: list[Work[Any]] = []
+        """Works with errors, the latest first: some may be unseen."""
         self._interrupt: BaseException | None = None
         self._calling_back: int | None = None
         """The thread that runs the callbacks of a work; None: no thread does."""
@@ -474,15 +475,10 @@ class CallQueue:
         """
         self.lock, self._arrived = threading.RLock(), threading.Condition()
         self._calling_back = None
-        works, self._thread, self._failed = list(self.works), None, []
+        works, self._thread, self.failed = list(self.works), None, []
         self.works.clear()
         for work in works:
             work.forked(error)
-
-    def unseen_error(self) -> BaseException | None:
-        """Return the first error of a work that was never waited for; forget all such errors."""
-        failed, self._failed = self._failed, []
-        return next((work.unseen_error for work in reversed(failed) if work.unseen_error), None)
 
     # --- running ---
 
@@ -519,7 +515,7 @@ class CallQueue:
             result, error = end.value, None
         except BaseException as raised:
             result, error = None, raised
-            self._failed = [work, *(failed for failed in self._failed if failed.unseen_error)]
+            self.failed = [work, *(failed for failed in self.failed if failed.unseen_error)]
         self._idle = 0
         callbacks = work.take_callbacks()
         before = self._calling_back

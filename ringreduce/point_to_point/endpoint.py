@@ -112,7 +112,7 @@ class Endpoint:
         self._begun_count = 0
         """Number of operations that have begun."""
         self._state = OPEN
-        self._works: list[FallibleWork] = []
+        self.works: list[FallibleWork] = []
         """Works that are not over, or whose errors nobody has seen."""
         self._asynchronous: set[Operation] = set()
         """Asynchronous operations that are not over."""
@@ -132,7 +132,7 @@ class Endpoint:
             self._wake_thread()
         except BaseException as error:
             self._give_up_all(operations, error)
-            self._works = [each for each in self._works if each is not work]
+            self.works = [each for each in self.works if each is not work]
             raise
 
     def run(self, operations: Sequence[Operation]) -> None:
@@ -172,7 +172,7 @@ class Endpoint:
             self._check_memory(operations)
             now = self._clock()
             if work is not None:
-                self._works = [*filter(_is_kept, self._works), work]
+                self.works = [*filter(_is_kept, self.works), work]
             try:
                 for operation in operations:
                     operation.since, operation.place = now, self._begun_count
@@ -654,11 +654,6 @@ class Endpoint:
             self._state = state
             self.road.announce(state, reason)
 
-    def unseen_error(self) -> BaseException | None:
-        """Return the first error of asynchronous messages that nobody has waited for."""
-        works, self._works = self._works, []
-        return next((work.unseen_error for work in works if work.unseen_error), None)
-
     def end(self, error: Exception, reason: str = "") -> None:
         """End all operations with `error`, which later ones raise; announce `reason` to the peers.
 
@@ -682,7 +677,7 @@ class Endpoint:
         """Reset the endpoint in a child process, which has none of the parent's threads."""
         self.lock, self._begun = threading.RLock(), threading.Condition()
         self._ended, self._thread = error, None
-        works, self._works = self._works, []
+        works, self.works = self.works, []
         for work in works:
             if not work.completed.is_set():
                 work.forked(error)

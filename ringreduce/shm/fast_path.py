@@ -104,10 +104,9 @@ class CompiledCall:
     """Keeps alive the objects whose addresses are in a `CachedCall`."""
 
 
-class _Function(NamedTuple):
-    """A compiled function, and the records that it reads."""
+class _Records(NamedTuple):
+    """The records that a compiled function reads."""
 
-    function: Function
     entry: EntryPoint
     cached: CachedCall
     """The call of a function without arguments."""
@@ -229,7 +228,7 @@ class FastPath:
         """The address of the slot of each admitted call."""
         self._calls: dict[int, tuple[Key, CompiledCall]] = {}
         """The call in each slot, by the slot's address, in the order of admission."""
-        self._barrier: _Function | None = None
+        self._barrier: _Records | None = None
         self._barrier_call: CompiledCall | None = None
         self._clear()
 
@@ -328,25 +327,24 @@ class FastPath:
     def entry(self, collective: str, general: Function) -> Function:
         """Return a compiled function for a collective; it calls `general` on the general path."""
         if collective == BARRIER:
-            self._barrier = self._function(collective, general)
-            return self._barrier.function
+            function, self._barrier = self._function(collective, general)
+            return function
         number, positional, takes_counts = _COLLECTIVES[collective]
-        made = self._function(collective, general)
-        entry = made.entry
+        function, (entry, *_) = self._function(collective, general)
         entry.collective, entry.takes_counts = number, int(takes_counts)
         entry.least, entry.most = 1, 1 + len(positional)
         places = {name: 1 + place for place, name in enumerate(positional)}
         entry.root_at, entry.op_at = places.get("root", -1), places.get("op", -1)
-        return made.function
+        return function
 
     def planned(self, call: CompiledCall, result: Any, general: Function) -> Function:
         """Return a compiled function that makes `call` on the arrays it is bound to."""
         call.named = (result, call.engine_call.signature)
-        made = self._function("planned", general, call)
+        function, made = self._function("planned", general, call)
         _fill_own(made, call, result)
-        return made.function
+        return function
 
-    def _function(self, name: str, general: Function, *kept: Any) -> _Function:
+    def _function(self, name: str, general: Function, *kept: Any) -> tuple[Function, _Records]:
         memory = np.zeros((size_of(EntryPoint) + CALL_BYTES) // WORD, np.int64)
         entry = EntryPoint(array_address(memory))
         entry.path, entry.general = array_address(self._memory), id(general)
@@ -354,7 +352,7 @@ class FastPath:
         function = functions.python_function("call", me, _documentation(name, general), name)
         assert function is not None
         cached = CachedCall(array_address(memory) + size_of(EntryPoint))
-        return _Function(function, entry, cached, memory)
+        return function, _Records(entry, cached, memory)
 
     # --- admitted calls ---
 
@@ -424,7 +422,7 @@ class FastPath:
         return place
 
 
-def _fill_own(made: _Function, call: CompiledCall, result: Any) -> None:
+def _fill_own(made: _Records, call: CompiledCall, result: Any) -> None:
     """Set the only call of a function without arguments, which returns `result`."""
     cached = made.cached
     cached.signature, cached.call = id(call.engine_call.signature), id(call)

@@ -44,6 +44,8 @@ _ASSEMBLY_ROLL_CALL_S = 0.25
 """Seconds in which a rank in `init` has to answer a rank that gives up."""
 _open: set[int] = set()
 """Identities of the transports whose communicators of MPI are not freed."""
+PARTS = MPI.Comm.Create_keyval()
+"""The attribute in which MPI's communicators keep what `init` has made of them."""
 _world: list[MPI.Intracomm] = []
 """The communicator of all ranks of the job that are not lost; none before the first loss."""
 
@@ -76,7 +78,7 @@ class MpiTransport(Transport):
         parent = self._parent = world() if parent is None else parent
         self.rank, self.size = parent.Get_rank(), parent.Get_size()
         self.job_ranks: Sequence[int] = range(self.size)
-        self._assembly = _Assembly(parent, timeout_s)
+        self._assembly = Assembly(parent, timeout_s)
         data = self._data = parent if owns_parent else self._assembly.duplicate(where)
         try:
             self._control = self._assembly.duplicate(where)
@@ -311,7 +313,7 @@ class _ShortMessages:
         return True
 
 
-class _Assembly:
+class Assembly:
     """The collectives of MPI over `parent` before the first call, with a deadline for all of them.
 
     MPI cannot cancel a collective.  A rank whose deadline passes sends an empty message to all

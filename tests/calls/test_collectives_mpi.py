@@ -10,6 +10,7 @@ from tests.support import bits, rails
 from tests.support.case_job import CaseJob
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG
+from tests.support.dropped import RIGHT
 from tests.support.mpi import MpiJobs
 
 pytestmark = pytest.mark.mpi
@@ -112,3 +113,9 @@ def test_where_mpi_has_no_more_communicators_all_ranks_are_told_and_close_frees_
         for error in errors:
             assert "this MPI has no more communicators; 2 of ringreduce are open" in error
             assert "close() frees them" in error
+
+
+def test_communicators_that_all_ranks_have_dropped_are_closed_and_no_others(mpi):
+    assert mpi.run_ok("call", 3, "tests.support.dropped:over_mpi") == [
+        {**of_rank, "init": 2} for of_rank in RIGHT
+    ]

@@ -311,7 +311,7 @@ MUTATIONS = [
     Mutation(
         "unseen-errors-forgotten",
         "calls/engine.py",
-        "unseen = self.queue.unseen_error()",
+        "unseen = self._unseen_error()",
         "unseen = None",
         "The error of a Work is lost if the program never waits for it.",
     ),
