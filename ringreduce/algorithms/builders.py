@@ -59,7 +59,6 @@ def one(n: int) -> int:
 
 
 def two(n: int) -> int:
-    """Return two parts."""
     return 2
 
 

@@ -85,7 +85,6 @@ def tuple_items(items: Address) -> Address:
 
 @compilable
 def tuple_item(items: Address, index: int) -> Address:
-    """The address of item `index` of a tuple."""
     return load(tuple_items(items) + index * _WORD_BYTES)
 
 

@@ -84,7 +84,6 @@ def offset_of(cls: type[Record], field: str) -> int:
 
 
 def address_of(record: Record) -> Address:
-    """The address of a record."""
     structure: Any = record
     return ctypes.addressof(structure)
 

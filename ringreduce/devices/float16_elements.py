@@ -117,7 +117,6 @@ def _single_to_half_compiled(value: types.Type) -> Callable[[Single], Bits]:
 
 @compilable
 def single_to_half(value: Single) -> Bits:
-    """Round a float32 to float16."""
     bits = _single_to_half(value)
     return _HALF_NAN if _U16(bits & _MAGNITUDE) > _HALF_INFINITY else bits
 
@@ -150,7 +149,6 @@ def _rounded(value: Single) -> Pair:
 
 @compilable
 def single_to_bfloat(value: Single) -> Bits:
-    """Round a float32 to bfloat16."""
     return _U16(_rounded(value) >> _16) if value == value else _BFLOAT_NAN
 
 

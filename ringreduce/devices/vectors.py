@@ -112,7 +112,6 @@ class Vec:
         return self._compare(">", other)
 
     def is_nan(self) -> Mask:
-        """Whether a float is NaN."""
         return Mask(self.builder, self.builder.fcmp_unordered("uno", self.value, self.value))
 
     # --- integers alone ---

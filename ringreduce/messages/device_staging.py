@@ -107,7 +107,6 @@ class Outbox:
         return True
 
     def done(self) -> bool:
-        """Whether all messages are complete."""
         if not self.started():
             return False
         while self._done < len(self._sends) and self._sends[self._done].request.Test():

@@ -168,6 +168,5 @@ class FlowCache:
             flow.runs = 0
 
     def forget_counts(self) -> None:
-        """Reset the counts of messages to 0."""
         self.sent.clear()
         self.received.clear()

@@ -64,7 +64,6 @@ def to_pixels(svg: str) -> bytes:
 
 
 def _libraries() -> tuple[ModuleType, ModuleType]:
-    """Return the modules resvg_py and matplotlib."""
     try:
         import matplotlib
         import resvg_py

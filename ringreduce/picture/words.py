@@ -82,7 +82,6 @@ def counted(number: int, what: str) -> str:
 
 
 def _weight(message: Message, schedule: Schedule) -> int:
-    """Return the weight of all chunks of `message`."""
     return sum(schedule.weights[chunk_of(chunk)] for chunk in message.chunks)
 
 

@@ -111,7 +111,6 @@ def _cut(lane: str, width: int | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Return text such as 27 %."""
     return f"{100 * share:.0f} %"
 
 

@@ -35,7 +35,6 @@ class Post(NamedTuple):
     """Publish this rank's part of a round."""
 
     round: int
-    """Number of the round in the program, from 1."""
     exposes: Place | None = None
     """Memory that peers read in place of the slot, if this buffer of the rank is shared memory."""
 
@@ -44,9 +43,7 @@ class Wait(NamedTuple):
     """Wait until a peer has posted a round."""
 
     peer: int
-    """The peer's rank."""
     round: int
-    """Number of the round in the program, from 1."""
     reads: bool
     """Whether the rank reads data of the round, and so compares the header.
 

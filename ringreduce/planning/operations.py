@@ -18,9 +18,7 @@ class Span(NamedTuple):
     buffer: int
     """INPUT, OUTPUT or SCRATCH."""
     start: int
-    """Index of the first element."""
     stop: int
-    """Index behind the last element."""
 
 
 INSIDE, BESIDE = "inside", "beside"
@@ -80,13 +78,11 @@ class PlannedStep:
 
     @property
     def reads(self) -> list[Span]:
-        """All spans that the step reads."""
         folded = [source for fold in self.folds for source in fold.sources]
         return [*(m.span for m in self.sends), *folded, *(copy.source for copy in self.packs)]
 
     @property
     def writes(self) -> list[Span]:
-        """All spans that the step writes."""
         copied = [copy.into for copy in self.packs]
         return [*copied, *(m.span for m in self.recvs), *(fold.into for fold in self.folds)]
 

@@ -27,7 +27,6 @@ class Plan:
     schedule: Schedule
     rank: int
     itemsize: int
-    """Bytes of an element."""
     count: int
     """Elements of all chunks."""
     slices: int

@@ -123,7 +123,6 @@ def _one_way_slice_bytes(collective: str, nbytes: int) -> int:
 
 
 def slices_in_flight(nodes: Nodes, config: Config) -> int:
-    """Return how many slices are in flight at once."""
     return config.in_flight or (1 if len(nodes) == 1 else 2)
 
 

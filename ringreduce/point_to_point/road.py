@@ -40,7 +40,6 @@ class Kind:
     @staticmethod
     @lru_cache
     def of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
-        """Return the kind of arrays of this dtype and shape."""
         text = f"{dtype}[{', '.join(map(str, shape))}]"
         nbytes = dtype.itemsize
         for length in shape:

@@ -33,7 +33,6 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are not allocated."""
         with self._lock:
             self._take_back()
         return sum(stop - start for start, stop in self._free)

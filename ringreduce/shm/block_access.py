@@ -194,13 +194,11 @@ def next_block(access: Access) -> int:
 
 @compilable
 def lock_of(access: Access, block: int) -> Lock:
-    """Return the lock of a block."""
     return Lock(access.locks + block * LOCK_BYTES)
 
 
 @compilable
 def size_of_block(access: Access, block: int) -> int:
-    """Return the size of a block in bytes."""
     return min(access.block_bytes, access.nbytes - block * access.block_bytes)
 
 

@@ -55,7 +55,6 @@ _CACHED_BYTES = 16 << 10
 
 @compilable
 def source_of(instruction: Reduce, index: int) -> Operand:
-    """Source number `index` of a REDUCE."""
     return Operand(instruction.sources + index * _OPERAND_BYTES)
 
 

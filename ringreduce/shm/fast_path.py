@@ -362,7 +362,6 @@ class FastPath:
         return None if place is None else self._calls[place][1]
 
     def admit_barrier(self, call: CompiledCall) -> None:
-        """Admit the communicator's barrier."""
         if self._barrier is not None:
             call.named = (call.engine_call.signature,)
             self._barrier_call = call

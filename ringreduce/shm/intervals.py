@@ -13,7 +13,6 @@ _INTERVAL_BYTES = size_of(Interval)
 
 @compilable
 def interval_of(intervals: Address, index: int) -> Interval:
-    """Interval number `index` of an array."""
     return Interval(intervals + index * _INTERVAL_BYTES)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from ringreduce.compiler.records import Address, Record, Word, record
 
 WORD = 8
-"""Bytes of a word."""
 
 # --- a segment ------------------------------------------------------------------------------------
 
@@ -431,6 +430,5 @@ class Reduce(Record):
 
 
 INSTRUCTION_BYTES = 64
-"""Bytes of every instruction."""
 STAGED_FROM_BYTES = 4 << 10
 """Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

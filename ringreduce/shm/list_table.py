@@ -85,7 +85,6 @@ BATCH_BYTES = size_of(Batch)
 
 @compilable
 def batch_of(state: ListState, index: int) -> Batch:
-    """Batch `index` of a list."""
     return Batch(state.first_batch + index * BATCH_BYTES)
 
 
@@ -233,5 +232,4 @@ class ListTable:
             first = last
 
     def batch(self, index: int) -> Batch:
-        """Return the record of batch `index`."""
         return batch_of(self.state, index)

@@ -211,13 +211,11 @@ def mail_bytes(ranks: int) -> int:
 
 @compilable
 def offer_of(mailbox: Address, sequence: int) -> Offer:
-    """The place of offer number `sequence`."""
     return Offer(mailbox + _LINE + ((sequence - 1) & (OFFERS - 1)) * OFFER_BYTES)
 
 
 @compilable
 def answer_of(mailbox: Address, sequence: int) -> Answer:
-    """The place of answer number `sequence`."""
     at = ((sequence - 1) & (ANSWERS - 1)) * ANSWER_BYTES
     return Answer(mailbox + _ANSWERS_OFFSET + at)
 

@@ -111,7 +111,6 @@ class Executable(executable.Executable):
 
     @property
     def _piece(self) -> HostExecutable:
-        """The executable of the piece that is reduced."""
         return self._pieces[-1 if self._at == self._count - 1 else 0]
 
     def _finish(self) -> None:
@@ -125,7 +124,6 @@ class Executable(executable.Executable):
     # --- copies ---
 
     def _of(self, flat: Any, piece: int) -> Any:
-        """Return a piece of a flat array."""
         length = PIECE_BYTES // self._dtype.itemsize
         return flat[piece * length : (piece + 1) * length]
 

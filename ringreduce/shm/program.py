@@ -330,7 +330,6 @@ class SharedMemory:
     def _write(
         self, program: Program, at: Address, instr: FreeSlot | Post | Wait | CopyBytes | Pause
     ) -> None:
-        """Write an instruction to the memory at `at`."""
         if isinstance(instr, FreeSlot):
             free_slot = layout.FreeSlot(at)
             free_slot.opcode, free_slot.round = layout.FREE_SLOT, instr.round
@@ -377,7 +376,6 @@ class SharedMemory:
         return free
 
     def _point(self, program: Program, operand: Operand, place: Place) -> None:
-        """Point an operand at a place."""
         operand.buffer = address_of(self._buffer(program, place.rank, place.buffer))
         operand.offset = place.offset
 
@@ -439,7 +437,6 @@ class SharedMemory:
 
 
 def _list_bytes(instr: Reduce) -> int:
-    """Return the bytes of the lists of a REDUCE."""
     operands = size_of(layout.Operand) * len(instr.sources)
     direct = size_of(layout.DirectWrite) * len(instr.direct)
     return operands + size_of(layout.Destinations) + direct

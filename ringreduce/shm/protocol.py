@@ -106,14 +106,12 @@ def has_posted(team: Team, peer: Peer, sequence: int) -> bool:
 
 @compilable
 def equal(a: Header, b: Header) -> bool:
-    """Compare two headers."""
     difference = (a.digest_low ^ b.digest_low) | (a.digest_high ^ b.digest_high)
     return (difference | (a.call_number ^ b.call_number)) == 0
 
 
 @compilable
 def copy_header(into: Header, source: Header) -> None:
-    """Copy a header."""
     into.digest_low = source.digest_low
     into.digest_high = source.digest_high
     into.call_number = source.call_number
@@ -121,7 +119,6 @@ def copy_header(into: Header, source: Header) -> None:
 
 @compilable
 def copy_location(into: Location, source: Location) -> None:
-    """Copy a location."""
     into.address, into.in_segment = source.address, source.in_segment
 
 

@@ -89,7 +89,6 @@ def write(team: Team, into: Address, source: Address, nbytes: int) -> None:
 
 @compilable
 def report_of(segment: Address) -> StoreReport:
-    """The report of the rank that has the segment."""
     return StoreReport(segment + REPORT_OFFSET)
 
 

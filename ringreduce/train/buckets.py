@@ -33,8 +33,6 @@ class Now:
 
 
 class Kind(NamedTuple):
-    """The shape and dtype of a parameter."""
-
     shape: tuple[int, ...]
     dtype: Any
 

@@ -88,7 +88,6 @@ class Course:
         return self.place(steps)[0] - 1
 
     def ends_epoch(self, step: int) -> bool:
-        """Return whether an epoch ends with this step."""
         return self.place(step + 1)[1] == 0
 
     def batch_of(self, step: int) -> NDArray[np.intp]:

@@ -68,20 +68,13 @@ Parameters = tuple[AffineArrays | NormalisedArrays, ...]
 
 
 def _shapes(sizes: Sequence[int], batch_norm: bool) -> Iterator[list[tuple[int, ...]]]:
-    """Yield the shapes of each layer's arrays."""
     for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
         normalises = batch_norm and number < len(sizes) - 1
         yield [(inputs, outputs), *[(outputs,)] * (3 if normalises else 1)]
 
 
 def parameter_count(sizes: Sequence[int], batch_norm: bool = False) -> int:
-    """Return the number of parameters in layers of these sizes.
-
-    >>> parameter_count((64, 128, 10))
-    9610
-    >>> parameter_count((64, 128, 10), batch_norm=True)
-    9866
-    """
+    """Return the number of parameters in layers of these sizes."""
     return sum(math.prod(shape) for layer in _shapes(sizes, batch_norm) for shape in layer)
 
 
@@ -151,7 +144,6 @@ def init_statistics(sizes: Sequence[int], xp: ModuleType = np) -> dict[str, Arra
 
 
 def statistics_of(number: int) -> tuple[str, str]:
-    """Return the names of a layer's statistics."""
     return f"{number}.mean", f"{number}.variance"
 
 

@@ -112,7 +112,6 @@ def _in_wide(
 
 
 def update(settings: Settings) -> Update:
-    """Return the update of the settings' optimizer."""
     momentum, decay = settings.momentum, settings.weight_decay
     if settings.optimizer == "adam":
         return lambda old, g, lr, step, new: adam(old, g, lr, step, decay=decay, out=new)
@@ -159,20 +158,12 @@ def _decayed(settings: Settings, lr: float, made: int, whole: int) -> float:
 
 
 def linear_decay(lr: float, step: int, steps: int) -> float:
-    """Return the learning rate of a step, from 0 to steps - 1: falling evenly from `lr` towards 0.
-
-    >>> [linear_decay(0.5, step, 4) for step in range(4)]
-    [0.5, 0.375, 0.25, 0.125]
-    """
+    """Return the learning rate of a step, from 0 on: it falls evenly from `lr` to 0 at `steps`."""
     return lr * (steps - step) / steps
 
 
 def warm_up(lr: float, step: int, steps: int) -> float:
-    """Return the learning rate of a step: it rises linearly to `lr` over `steps`, then stays.
-
-    >>> [warm_up(0.5, step, 4) for step in range(6)]
-    [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
-    """
+    """Return the learning rate of a step: it rises linearly to `lr` over `steps`, then stays."""
     return lr * min(1.0, (step + 1) / steps) if steps else lr
 
 
@@ -180,8 +171,5 @@ def linear_scaling(lr: float, batch: int, base: int) -> float:
     """Return the learning rate for a global batch, from `lr` for a batch of `base` samples.
 
     Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
-
-    >>> linear_scaling(0.1, batch=256, base=64)
-    0.4
     """
     return lr * batch / base

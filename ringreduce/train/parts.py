@@ -34,12 +34,10 @@ class Run:
     """What all parts of a run are made from."""
 
     comm: rr.Communicator
-    """The communicator of all ranks."""
     sizes: tuple[int, ...]
     """The widths of the network, from inputs to classes."""
     settings: Settings
     algorithm: str
-    """The algorithm of the all-reduces."""
     xp: ModuleType
 
     def init_params(self) -> dict[str, Any]:

@@ -136,5 +136,4 @@ def last_line(comm: rr.Communicator, runs: Sequence[Result], elapsed_s: float) -
 
 
 def ranks_text(comm: rr.Communicator) -> str:
-    """Return text such as 1 rank or 4 ranks."""
     return counted(comm.size, "rank")

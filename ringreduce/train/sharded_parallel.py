@@ -477,13 +477,11 @@ class ShardedParallel(Reducer[ShardedBucket]):
                 bucket.drop()
 
     def _fetch(self, buckets: Sequence[ShardedBucket]) -> None:
-        """Start to gather the parameters of buckets."""
         for bucket in buckets:
             self._make_room(bucket)
             bucket.fetch()
 
     def _end_fetch(self, buckets: Sequence[ShardedBucket]) -> None:
-        """Wait until the parameters of buckets are here."""
         try:
             for bucket in buckets:
                 self._gathered_s += bucket.end_fetch()

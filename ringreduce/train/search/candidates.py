@@ -61,7 +61,6 @@ class Place:
     samples: int
     """Samples to train on."""
     ranks: int = field(init=False)
-    """Number of ranks."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", sum(map(len, self.nodes)))
@@ -334,11 +333,7 @@ def cuts(costs: Sequence[int], stages: int) -> list[tuple[int, ...]]:
 
 
 def moved_cuts(cut: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the cuts that differ by one layer at one border.
-
-    >>> [*moved_cuts((2, 1, 2))]
-    [(1, 2, 2), (2, 2, 1)]
-    """
+    """Yield the cuts that differ by one layer at one border."""
     for border in range(len(cut) - 1):
         for less, more in ((border, border + 1), (border + 1, border)):
             moved = list(cut)
@@ -349,11 +344,7 @@ def moved_cuts(cut: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _halvings(batch: int) -> list[int]:
-    """Return the batch, halved again and again, rounded up.
-
-    >>> _halvings(100)
-    [100, 50, 25, 13, 7, 4, 2, 1]
-    """
+    """Return the batch, halved again and again, rounded up."""
     sizes = [batch]
     while sizes[-1] > 1:
         sizes.append(-(-batch // 2 ** len(sizes)))

@@ -43,14 +43,12 @@ def held_bytes(candidate: Candidate, place: Place) -> int:
 
 
 def _length(count: int, number: int, parts: int) -> int:
-    """Return the length of a part of `count`."""
     of_part = part(count, number, parts)
     length: int = of_part.stop - of_part.start
     return length
 
 
 def _parameters(shape: Shape, widths: Sequence[int], rank: int) -> int:
-    """Return the number of parameters on a rank of the pipeline."""
     return sum(
         (widths[layer] + 1) * widths[layer + 1]
         for stage in range(rank, shape.schedule.stages, shape.schedule.ranks)

@@ -84,7 +84,6 @@ class Shape:
         return cls(sizes, schedule, rows, cut)
 
     def layers(self, stage: int) -> range:
-        """Return the numbers of the layers of a stage."""
         first = sum(self.cut[:stage])
         return range(first, first + self.cut[stage])
 

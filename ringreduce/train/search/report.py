@@ -17,7 +17,6 @@ from ringreduce.train.configuration import to_flags
 from ringreduce.train.search.candidates import Candidate, Kind
 
 _HEIGHT = 300.0
-"""The height of a panel."""
 _COLUMNS = 80
 """The most characters of a line.  Columns of the table are two spaces apart if there is room."""
 
@@ -28,9 +27,7 @@ class Row:
 
     candidate: Candidate
     predicted_s: float
-    """Predicted seconds of a step."""
     steps: int = 0
-    """Measured steps."""
     step_s: float = math.nan
     """Median of the measured seconds of a step; NaN without measured steps."""
     held_bytes: int = 0
