@@ -265,7 +265,7 @@ def _assemble(
     except BaseException:
         give_up()
         raise
-    adopt(comm.closer)
+    adopt(comm._closer)
     return comm
 
 

@@ -137,7 +137,7 @@ def close_without_mpi_at_exit(comm: Communicator) -> None:
 
 
 _open: list[Communicator] = []
-"""The `closer` of each communicator to close when the interpreter exits, in the order of `init`."""
+"""The `_closer` of each communicator to close at the exit, in the order of `init`."""
 _ends: dict[Communicator, Callable[[float], bool]] = {}
 """Functions that end communicators at the exit in place of `Communicator.close`."""
 
@@ -160,7 +160,7 @@ def end_at_exit_by(comm: Communicator, end: Callable[[float], bool]) -> None:
     `end` raises no errors, and waits for other ranks for at most `seconds`.  It returns whether
     another rank is gone.
     """
-    _ends[comm.closer] = end
+    _ends[comm._closer] = end
 
 
 def forget(comm: Communicator) -> None:
@@ -169,14 +169,14 @@ def forget(comm: Communicator) -> None:
     The program has ended its use of `comm`, and chooses the exit status.  A broken communicator of
     MPI is not forgotten: MPI_Finalize would hang.
     """
-    _ends.pop(comm.closer, None)
+    _ends.pop(comm._closer, None)
     if is_forgettable(comm):
-        _open[:] = [each for each in _open if each is not comm.closer]
+        _open[:] = [each for each in _open if each is not comm._closer]
 
 
 def is_forgettable(comm: Communicator) -> bool:
     """Return whether `forget` works for `comm` if it is broken."""
-    return comm.closer in _without_mpi
+    return comm._closer in _without_mpi
 
 
 @cache

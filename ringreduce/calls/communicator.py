@@ -100,16 +100,16 @@ class Communicator(Collectives, PointToPoint):
         self._transport = transport
         self._adopt = adopt
         """Called with every communicator that `split` or `shrink` makes."""
-        self.parts = Parts(self.rank)
+        self._parts = Parts(self.rank)
         """What `split` has made."""
-        self.to_close: list[Communicator] = []
-        self.closer = self._copied()
+        self._to_close: list[Communicator] = []
+        self._closer = self._copied()
         """Closes the communicator after the program has dropped it, if it is in `to_close`."""
-        self.to_close.append(self.closer)
-        self.held = self._copied()
+        self._to_close.append(self._closer)
+        self._held = self._copied()
         """Makes the calls that compiled entries leave; alive as long as this object or an entry."""
-        self._use_fast_path(self.held)
-        self._use_compiled_messages(self.held)
+        self._use_fast_path(self._held)
+        self._use_compiled_messages(self._held)
         alike = (("nodes", repr(self.nodes)), *self.config.of_all_ranks)
         self._meet("init", alike, timeout_s)
 
@@ -330,18 +330,18 @@ class Communicator(Collectives, PointToPoint):
         colored = -1 if color is None else color
         with self._queue.lock:
             self._engine.check_usable()
-            mine = np.array([colored, key, *self.parts.dropped()], np.int64)
+            mine = np.array([colored, key, *self._parts.dropped()], np.int64)
             pairs = self._run(self._calls.split(), mine, None, None, False)
-        self.parts.close_dropped(pairs[:, 2:].tolist())
+        self._parts.close_dropped(pairs[:, 2:].tolist())
         ranks = sorted(range(self.size), key=lambda rank: (pairs[rank, 1], rank))
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
             return None
-        number = self.parts.exchanges
+        number = self._parts.exchanges
         part = self._transport.split(members, number, self._timeout_s)
         part.job_ranks = [self._transport.job_ranks[member] for member in members]
         made = self._with(part, members)
-        self.parts.add(made, members)
+        self._parts.add(made, members)
         made._engine.origin = (
             f"{part.size} ranks of split {number} (color {color}) of {self._engine.origin}"
         )
@@ -447,7 +447,7 @@ class Communicator(Collectives, PointToPoint):
         how = self._given, self._timeout_s, segments, self._adopt
         part = Communicator(transport, topology, device, *how)
         if self._adopt is not None:
-            self._adopt(part.closer)
+            self._adopt(part._closer)
         return part
 
     # --- inspection ---
@@ -586,7 +586,7 @@ class Communicator(Collectives, PointToPoint):
         self._forget()
         self._forget_messages()
         if self.closed:
-            self.to_close.clear()
+            self._to_close.clear()
 
     def leave(self, reason: str) -> None:
         """Leave without the other ranks; their next call raises PeerLostError with `reason`.

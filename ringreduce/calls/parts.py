@@ -50,7 +50,7 @@ class Parts:
 
     def add(self, comm: Any, ranks: Iterable[int]) -> None:
         """Add the communicator that `ranks` have made in the latest exchange."""
-        part = _Part(comm.to_close, comm.parts, weakref.ref(comm.held), set(ranks))
+        part = _Part(comm._to_close, comm._parts, weakref.ref(comm._held), set(ranks))
         self.made[self.exchanges] = part
 
     def dropped(self) -> list[int]:
