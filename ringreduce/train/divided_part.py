@@ -94,16 +94,7 @@ class Divided(Part):
         """Return the arrays in which the gradients of this rank's parameters are added up."""
         if self.replicas == 1:
             return {}
-        settings = self.run.settings
-        self._dp = dp = DataParallel(
-            self._mesh.data,
-            parameters,
-            first_bucket_bytes=settings.first_bucket_bytes,
-            bucket_bytes=settings.bucket_bytes,
-            op="sum",
-            wire=None if settings.wire == "none" else settings.wire,
-            algorithm=self.run.algorithm,
-        )
+        self._dp = dp = self.run.data_parallel(parameters, self._mesh.data)
         return {name: dp.buffer(name) for name in parameters}
 
     def _ready(self, name: str, gradient: Any) -> None:

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringreduce.train import mlp, optimizers
-from ringreduce.train.data_parallel import DataParallel
 from ringreduce.train.equality import check_equal
 from ringreduce.train.parts import Part, Run, spread
 
@@ -37,15 +36,7 @@ class JaxReplica(Part):
         self._device = jnp.zeros(()).device
         flat = mlp.init_params(run.sizes, settings.seed, settings.dtype)
         named = mlp.named(mlp.views(flat, run.sizes))
-        self._dp = DataParallel(
-            run.comm,
-            named,
-            first_bucket_bytes=settings.first_bucket_bytes,
-            bucket_bytes=settings.bucket_bytes,
-            op="sum",
-            wire=None if settings.wire == "none" else settings.wire,
-            algorithm=run.algorithm,
-        )
+        self._dp = run.data_parallel(named)
         self._parameters: Layers
         self._slots: tuple[Layers, ...]
         zeros = {slot: np.zeros_like(array) for slot, array in self._by_slot(named)}

@@ -109,9 +109,7 @@ class Trainer:
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
         if settings.warm_up > self.steps and not per_rank:  # with it, fewer ranks need more steps
-            raise ValueError(
-                f"warm_up is {settings.warm_up}; the run has {counted(self.steps, 'step')}"
-            )
+            raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)
         if elastic is not False:
@@ -310,18 +308,8 @@ class Trainer:
         flat = self.flat
         digest = check_equal(self.comm, flat)
         loss, accuracy = self.state.last_loss, self.accuracy()
-        step_s, communication_s, exposed_s = self._mean_times()
-        return Result(
-            flat,
-            digest,
-            loss,
-            accuracy,
-            step_s,
-            communication_s,
-            exposed_s,
-            self._sent_bytes,
-            self._part.held_bytes,
-        )
+        nbytes = self._sent_bytes, self._part.held_bytes
+        return Result(flat, digest, loss, accuracy, *self._mean_times(), *nbytes)
 
     def gradients(self, x: Any, labels: Any, count: int) -> tuple[float, dict[str, Any]]:
         """Return this rank's share of the mean loss, and the mean's gradient: name -> array.
@@ -505,10 +493,10 @@ class Trainer:
             save(self)
             self._saved = self.store.step
 
-    def _mean_times(self) -> list[float]:
+    def _mean_times(self) -> tuple[float, float, float]:
         totals = self.comm.all_reduce(self._times, op="mean", algorithm=self.settings.algorithm)
-        means: list[float] = (totals / max(1, self._steps_made)).tolist()
-        return means
+        step_s, communication_s, exposed_s = (totals / max(1, self._steps_made)).tolist()
+        return step_s, communication_s, exposed_s
 
 
 def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:

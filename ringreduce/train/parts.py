@@ -51,6 +51,19 @@ class Run:
         """Return the running means of the whole network before the first step, by name."""
         return mlp.init_statistics(self.sizes, self.xp) if self.settings.batch_norm else {}
 
+    def data_parallel(self, parameters: Arrays, comm: Any = None) -> DataParallel:
+        """Return what adds up the gradients of all ranks, or of those of `comm`.  Collective."""
+        settings = self.settings
+        return DataParallel(
+            self.comm if comm is None else comm,
+            parameters,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            bucket_bytes=settings.bucket_bytes,
+            op="sum",
+            wire=None if settings.wire == "none" else settings.wire,
+            algorithm=self.algorithm,
+        )
+
     @property
     def slots(self) -> tuple[str, ...]:
         return optimizers.SLOTS[self.settings.optimizer]
@@ -333,16 +346,7 @@ class Replica(WholeModel):
     def __init__(self, run: Run, reduces: Any = None) -> None:
         """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
         super().__init__(run)
-        settings, parameters = run.settings, self._parameters
-        self.dp = DataParallel(
-            run.comm if reduces is None else reduces,
-            parameters,
-            first_bucket_bytes=settings.first_bucket_bytes,
-            bucket_bytes=settings.bucket_bytes,
-            op="sum",
-            wire=None if settings.wire == "none" else settings.wire,
-            algorithm=run.algorithm,
-        )
+        self.dp = run.data_parallel(self._parameters, reduces)
 
     def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
         self._normalising.begin()

@@ -74,6 +74,11 @@ class ShardedBucket(Bucket):
         """The array of the workspace in which the rows are."""
         self.rows: Any = None
         """The gradients of all ranks' shards, row by row, while they are in use."""
+        self._begin(members)
+
+    def _begin(self, members: Sequence[tuple[str, Any]]) -> None:
+        """Take the parameters of a new bucket."""
+        raise NotImplementedError
 
     def _zeros(self) -> Any:
         row = empty(self._comm, self._like, self.layout.width)
@@ -227,16 +232,7 @@ class ShardedBucket(Bucket):
 class ReplicatedBucket(ShardedBucket):
     """Every rank keeps the parameters, and updates its shard of them: stages 1 and 2."""
 
-    def __init__(
-        self,
-        comm: rr.Communicator,
-        members: Sequence[tuple[str, Any]],
-        layout: Layout,
-        slots: Sequence[str],
-        half: str,
-        workspace: Workspace,
-    ) -> None:
-        super().__init__(comm, members, layout, slots, half, workspace)
+    def _begin(self, members: Sequence[tuple[str, Any]]) -> None:
         self._parameters = dict(members)
         self._publishing: rr.Work[Any] | None = None
 
@@ -289,16 +285,7 @@ class PartitionedBucket(ShardedBucket):
 
     gathers = 2  # for forward, and for backward
 
-    def __init__(
-        self,
-        comm: rr.Communicator,
-        members: Sequence[tuple[str, Any]],
-        layout: Layout,
-        slots: Sequence[str],
-        half: str,
-        workspace: Workspace,
-    ) -> None:
-        super().__init__(comm, members, layout, slots, half, workspace)
+    def _begin(self, members: Sequence[tuple[str, Any]]) -> None:
         self.parameters = self._zeros()
         """This rank's shard of the parameters, and padding."""
         for name, array in members:

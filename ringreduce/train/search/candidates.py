@@ -316,7 +316,7 @@ def check(candidate: Candidate, place: Place) -> None:
     candidate.strategy.check(place.nodes, settings)
     steps = settings.epochs * -(-place.samples // settings.batch)
     if settings.warm_up > steps:
-        raise ValueError(f"warm_up is {settings.warm_up}; the run has {counted(steps, 'step')}")
+        raise ValueError(f"warm_up is {settings.warm_up}; the run has {steps} steps")
 
 
 # --- parts ----------------------------------------------------------------------------------------
