@@ -599,22 +599,6 @@ def test_a_gradient_of_none_is_named():
     rr.spawn(program, 1)
 
 
-def test_samples_that_are_no_array_are_refused():
-    def program(comm):
-        with pytest.raises(TypeError, match="step: x is list; pass an array"):
-            piped(comm).step([[1.0] * 5], [0], count=1)
-
-    rr.spawn(program, 1)
-
-
-def test_a_count_of_no_samples_is_refused():
-    def program(comm):
-        with pytest.raises(ValueError, match="step: count is 0; pass the samples of the global"):
-            piped(comm).step(*batch_of(3), count=0)
-
-    rr.spawn(program, 1)
-
-
 def test_ranks_that_pass_different_arguments_are_named():
     def program(comm):
         with pytest.raises(
@@ -639,16 +623,18 @@ def test_ranks_that_pass_different_numbers_of_samples_are_named(call):
 
 
 @pytest.mark.parametrize(
-    ("x", "labels", "text"),
+    ("x", "labels", "count", "error", "text"),
     [
-        (None, np.zeros(3, int), "step: x is None; pass an array"),
-        (np.zeros((3, 5)), None, "step: labels is None; pass an array"),
-        (np.zeros((3, 5)), np.zeros(4, int), "x has 3 samples and labels 4; pass a label for each"),
+        ([[1.0] * 5], [0], 1, TypeError, "x is list; pass an array"),
+        (*batch_of(3), 0, ValueError, "count is 0; pass the samples of the global batch"),
+        (None, np.zeros(3, int), 3, ValueError, "x is None; pass an array"),
+        (np.zeros((3, 5)), None, 3, ValueError, "labels is None; pass an array"),
+        (np.zeros((3, 5)), np.zeros(4, int), 3, ValueError, "x has 3 samples and labels 4; pass a"),
     ],
 )
-def test_a_batch_that_lacks_something_is_refused(x, labels, text):
+def test_a_batch_that_cannot_be_is_refused(x, labels, count, error, text):
     def program(comm):
-        with pytest.raises(ValueError, match=text):
-            piped(comm).step(x, labels, count=3)
+        with pytest.raises(error, match=f"step: {text}"):
+            piped(comm).step(x, labels, count=count)
 
     rr.spawn(program, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from statistics import median
@@ -68,13 +69,13 @@ def find(
         never = [each for each in _promising(predicted) if each not in times]
         held = _bytes_of(never, request, place, bench)
     held = {**bench.held_bytes, **held}
-    return [
-        *(
-            _measured(each, predicted[each], times[each], held[each], each in last)
-            for each in times
-        ),
-        *(Row(each, predicted[each], held_bytes=held.get(each, 0)) for each in never),
-    ]
+    rows = []
+    for each in (*times, *never):
+        of_sample = times.get(each, [])
+        step_s = median(of_sample or [math.nan]) * each.settings.batch
+        count, nbytes = len(of_sample), held.get(each, 0)
+        rows.append(Row(each, predicted[each], count, step_s, nbytes, each in last))
+    return rows
 
 
 def _bytes_of(
@@ -174,18 +175,6 @@ def _predictions(
         return dict(zip(some, from_rank_0(comm, [*map(price, some)]), strict=True))
 
     return predict
-
-
-def _measured(
-    candidate: Candidate,
-    predicted_s: float,
-    times: Sequence[float],
-    held_bytes: int,
-    is_last: bool,
-) -> Row:
-    """Return a row; `times` are seconds a sample."""
-    step_s = median(times) * candidate.settings.batch
-    return Row(candidate, predicted_s, len(times), step_s, held_bytes, is_last)
 
 
 def choose(rows: Sequence[Row], kind: str) -> Row:
