@@ -1,9 +1,10 @@
-"""The trainer's command on ranks that are threads, so that no MPI is needed."""
+"""The trainer's command, or another, on ranks that are threads, so that no MPI is needed."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,7 +15,12 @@ RUN = ("--epochs", "4", "--batch", "100", "--check-every", "7")
 """60 steps of 15 an epoch."""
 
 
-def command(monkeypatch: pytest.MonkeyPatch, ranks: int, *arguments: str) -> list[int]:
+def command(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    *arguments: str,
+    main: Callable[[Sequence[str]], int] = main,
+) -> list[int]:
     """The exit code of each rank."""
     here = threading.local()
 

@@ -9,8 +9,8 @@ import math
 import shlex
 import subprocess
 import sys
-import threading
 from collections import defaultdict
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -33,6 +33,7 @@ from ringreduce.train.settings import Settings
 from ringreduce.train.strategies import Hybrid, Pipeline
 from tests.support.mpi import ROOT, environment
 from tests.support.pictures import parse
+from tests.support.trainer import command
 
 DEEP = (64, 32, 32, 32, 10)
 """The widths of a network of four layers."""
@@ -687,16 +688,7 @@ def test_the_ranks_know_how_they_were_started(line, job, monkeypatch):
 # --- real runs ------------------------------------------------------------------------------------
 
 
-def on_threads(monkeypatch, ranks: int, *arguments: str) -> list[int]:
-    here = threading.local()
-
-    def run(comm):
-        here.comm = comm
-        return main(arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rr, "init", lambda: contextlib.nullcontext(here.comm))
-        return rr.spawn(run, ranks, timeout_s=30)
+on_threads = partial(command, main=main)
 
 
 @pytest.mark.slow
@@ -757,20 +749,12 @@ def test_measured_steps_change_no_parameter(strategy):
 def test_a_search_over_mpi(ranks):
     line = ["search", "-n", str(ranks), "--for", "split_size", "--hidden", "32", "32", "32"]
     search = [sys.executable, "-m", "ringreduce", *line, "--budget-s", "2", "--epochs", "1"]
-    done = subprocess.run(
-        search, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60
-    )
+    run = partial(subprocess.run, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    done = run(search, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     words = shlex.split(done.stdout.splitlines()[-1])
     assert words[:4] == ["ringreduce", "train", "-n", str(ranks)]
-    trained = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    trained = run([sys.executable, "-m", *words], timeout=60)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert "accuracy" in trained.stdout
 
