@@ -136,7 +136,7 @@ def test_a_process_of_torchrun_is_no_rank_of_the_mpi_that_has_started_torchrun()
 def meet() -> dict[str, object]:
     """As a rank of an MPI's launcher: meet the others by the variables of torchrun alone."""
     place.fill()
-    with rr.init(rendezvous="env://", timeout_s=20) as comm:
+    with rr.init(rendezvous="env://", timeout_s=120) as comm:
         total = int(comm.all_reduce(comm.rank))
         return {"rank": comm.rank, "total": total, "at": os.environ["MASTER_PORT"]}
 

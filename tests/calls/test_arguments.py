@@ -250,7 +250,7 @@ def test_arrays_of_subclasses_are_the_arrays_that_they_are(config, kind, columns
             got("shared", shared.read(out=out), total)
         return wrong
 
-    assert rr.spawn(program, 2, config=CONFIGS[config], timeout_s=20) == [[], []]
+    assert rr.spawn(program, 2, config=CONFIGS[config], timeout_s=120) == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ QUICK = settings(max_examples=150)
 
 def spawn_case(case: Case) -> None:
     nodes = nodes_of(case.layout, case.ranks)
-    rr.spawn(run_case, case.ranks, case, nodes=nodes, timeout_s=20, config=CONFIG)
+    rr.spawn(run_case, case.ranks, case, nodes=nodes, timeout_s=120, config=CONFIG)
 
 
 @QUICK
@@ -45,7 +45,7 @@ def test_counts_around_the_number_of_ranks(ranks, offset):
         assert np.array_equal(shard, np.array_split(wanted, ranks)[comm.rank])
         assert np.array_equal(comm.all_gather(shard), wanted)
 
-    rr.spawn(program, ranks, timeout_s=20)
+    rr.spawn(program, ranks, timeout_s=120)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, ((4, 1), (0, 3, 2))])
@@ -58,7 +58,7 @@ def test_hierarchical_on_any_layout(layout, count):
         total = comm.all_reduce(x, algorithm="hierarchical")
         assert np.array_equal(total, np.arange(count) * (ranks * (ranks + 1) / 2))
 
-    rr.spawn(program, ranks, nodes=layout, timeout_s=20, config=CONFIG)
+    rr.spawn(program, ranks, nodes=layout, timeout_s=120, config=CONFIG)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -120,7 +120,7 @@ def test_broadcast_from_every_root():
             assert comm.broadcast(mine, root, out=mine) is mine
             assert np.array_equal(mine, np.full(70_000, root))
 
-    rr.spawn(program, 5, timeout_s=20)
+    rr.spawn(program, 5, timeout_s=120)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float16", "complex128", "longdouble", "float8_e5m2"])
@@ -191,7 +191,7 @@ def test_a_program_in_shared_memory_is_rewritten_for_other_counts():
         return made
 
     config = rr.Config(shared_memory=True, slice_bytes=1 << 30)
-    assert rr.spawn(program, 2, config=config, timeout_s=20) == [[1, 1, 1, 1, 1, 2, 2, 3, 3]] * 2
+    assert rr.spawn(program, 2, config=config, timeout_s=120) == [[1, 1, 1, 1, 1, 2, 2, 3, 3]] * 2
 
 
 def test_counts_that_another_rank_does_not_expect_are_an_error_on_all():
@@ -307,7 +307,7 @@ def test_spawn_raises_what_a_rank_raised_and_wakes_the_others():
         seen.append(comm.rank)
 
     with pytest.raises(KeyError, match="mine"):
-        rr.spawn(program, 4, timeout_s=20)
+        rr.spawn(program, 4, timeout_s=120)
     assert sorted(seen) == [0, 1, 3]
 
 

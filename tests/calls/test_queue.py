@@ -79,7 +79,7 @@ def on_lonely_threads(program, ranks):
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_on_threads(program, ranks):
-    rr.spawn(program, ranks, timeout_s=20, config=CONFIG)
+    rr.spawn(program, ranks, timeout_s=120, config=CONFIG)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_an_error_in_a_callback_is_reported_and_no_more(monkeypatch):
         assert comm.all_reduce(1) == 2
         return seen
 
-    assert rr.spawn(program, 2, timeout_s=20) == [[2], [2]]
+    assert rr.spawn(program, 2, timeout_s=120) == [[2], [2]]
     assert [report.exc_type for report in reports] == [ZeroDivisionError] * 2
 
 
@@ -137,7 +137,7 @@ def test_wait_raises_what_a_callback_raises(monkeypatch, kind, ends):
                 work.wait(60)
             assert "look_up, which `then` of an asynchronous call" in raised.value.__notes__[0]
 
-    rr.spawn(program, 2, timeout_s=20, config=CONFIG)
+    rr.spawn(program, 2, timeout_s=120, config=CONFIG)
     assert {report.exc_type for report in reports} == {KeyError}
 
 
@@ -151,7 +151,7 @@ def test_wait_raises_the_error_of_the_call_before_that_of_a_callback(monkeypatch
         with pytest.raises(rr.MismatchError):
             work.wait()
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)
 
 
 def test_close_waits_for_the_calls_of_callbacks():
@@ -162,7 +162,7 @@ def test_close_waits_for_the_calls_of_callbacks():
             work.then(lambda work: seen.append(part.all_reduce(work.wait(), "max")[0]))
         return seen
 
-    assert rr.spawn(program, 3, timeout_s=20) == [[3]] * 3
+    assert rr.spawn(program, 3, timeout_s=120) == [[3]] * 3
 
 
 def test_leaving_breaks_off_what_is_in_line():
@@ -176,7 +176,7 @@ def test_leaving_breaks_off_what_is_in_line():
             works[-1].wait()
 
     with pytest.raises(KeyError, match="mine"):
-        rr.spawn(program, 3, timeout_s=20)
+        rr.spawn(program, 3, timeout_s=120)
 
 
 def test_who_leaves_waits_for_nothing_that_is_in_line():
@@ -197,7 +197,7 @@ def test_who_leaves_waits_for_nothing_that_is_in_line():
             with pytest.raises(rr.PeerLostError, match="rank 0 has left the communicator: enough"):
                 comm.all_reduce(1)
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)
 
 
 @pytest.mark.slow
@@ -206,9 +206,9 @@ def test_a_broken_communicator_ends_what_is_in_line():
 
     def program(comm):
         if comm.rank == 1:
-            over.wait(20)
+            over.wait(120)
             return []
-        works = [comm.all_reduce(number, async_op=True) for number in range(3)]
+        works = [comm.all_reduce(n, async_op=True, timeout_s=0.2) for n in range(3)]
         errors = []
         for work in works:
             with pytest.raises(rr.PeerTimeoutError) as caught:
@@ -218,4 +218,4 @@ def test_a_broken_communicator_ends_what_is_in_line():
         return errors
 
     with pytest.raises(rr.PeerTimeoutError, match="rank 1 stopped answering"):
-        rr.spawn(program, 2, timeout_s=0.2)
+        rr.spawn(program, 2)

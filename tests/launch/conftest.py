@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT_S = 120
+LIMIT_S = 300.0
 
 
 @pytest.fixture

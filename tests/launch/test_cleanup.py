@@ -183,7 +183,7 @@ def test_hydra_is_known_by_its_name(
     with subprocess.Popen([tmp_path / name, "3600"]) as process:
         (shown / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         monkeypatch.setattr(cleanup, "_PROCESSES", shown)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not (known := cleanup._hydra_runs()) and time.monotonic() < deadline:
             time.sleep(0.001)
         process.kill()

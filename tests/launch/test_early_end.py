@@ -12,7 +12,7 @@ import ringreduce as rr
 from ringreduce.control.diagnostics import describe_mismatch
 from tests.support.mpi import environment, mpiexec
 
-LIMIT_S = 60
+LIMIT_S = 300.0
 STARTS = {
     "ringreduce run": [sys.executable, "-m", "ringreduce.launch.cli", "run", "-n", "4"],
     "mpiexec": [mpiexec(), "-n", "4", sys.executable],
@@ -27,7 +27,7 @@ def job(request, tmp_path):
 
     def run(text: str) -> tuple[int, str]:
         path = tmp_path / "script.py"
-        path.write_text("import ringreduce as rr\ncomm = rr.init(timeout_s=20)\n")
+        path.write_text("import ringreduce as rr\ncomm = rr.init(timeout_s=120)\n")
         with path.open("a") as script:
             script.write(textwrap.dedent(text))
         ended = subprocess.run(

@@ -521,7 +521,7 @@ def test_a_traceback_is_one_write():
     code = PRETEND_JOB.format(size=2, finalized=False, before="", abort=TELL)
     reader, stderr = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart
     with reader, stderr:
-        subprocess.run([sys.executable, "-c", code], stderr=stderr, timeout=30)
+        subprocess.run([sys.executable, "-c", code], stderr=stderr, timeout=DEADLINE_S)
         written = reader.recv(1 << 16).decode()
     assert written.startswith(f"{TRACEBACK}\n")
     assert written.endswith("\nValueError: the rank's own error\n")
@@ -563,7 +563,7 @@ def test_what_a_hook_prints_is_read_before_the_job_ends():
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     time.sleep(0.5)
-    found, text = rank.communicate(timeout=30)
+    found, text = rank.communicate(timeout=DEADLINE_S)
     assert found == "0\n"
     assert text.endswith("[rank1]: ValueError: the rank's own error\n")
 

@@ -63,7 +63,7 @@ def assert_carries_out(
                 wanted = evaluate(trees[comm.rank][chunk], span)
                 assert np.array_equal(out[span], wanted)
 
-    rr.spawn(program, schedule.size, timeout_s=20, config=CONFIG)
+    rr.spawn(program, schedule.size, timeout_s=120, config=CONFIG)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -78,9 +78,9 @@ def test_a_receive_from_any_rank_ends_after_an_exception_in_the_middle(config, m
             monkeypatch.setattr(comm._engine.endpoint.road, "answer", answer)
             comm.barrier()
             with contextlib.suppress(KeyError, rr.PeerLostError):  # this thread was in the middle
-                work.wait(10)
+                work.wait(120)
             with pytest.raises(rr.PeerLostError, match="in the middle"):
-                work.wait(10)
+                work.wait(120)
         comm.leave("no more messages")
 
     rr.spawn(program, 2, config=config)
@@ -243,7 +243,7 @@ def test_a_rank_whose_communicator_is_broken_fails_messages_with_it(config):
             waited.append(time.monotonic() - begin)
 
     with pytest.raises(rr.PeerLostError):
-        rr.spawn(program, 3, timeout_s=30, config=config)
+        rr.spawn(program, 3, timeout_s=120, config=config)
     assert waited[0] < 5
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.mpi import ROOT, events_of
 
-_PATIENCE_S = 120
+_PATIENCE_S = 300.0
 
 
 @dataclass

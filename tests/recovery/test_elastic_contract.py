@@ -23,7 +23,7 @@ from tests.support.mpi import ROOT, alive_in_the_end, is_alive, mpiexec
 LIVE = ask(Path(mpiexec())).flavour is Flavour.OPEN_MPI
 """Whether ranks of this MPI can go on after a loss."""
 RECOVERIES = ["auto", "relaunch"] if LIVE else ["auto"]
-PATIENCE_S = 120
+PATIENCE_S = 300.0
 CODE = """
 import dataclasses, json, os, sys, time
 from pathlib import Path

@@ -125,7 +125,7 @@ def test_a_killed_rank_is_lost_although_its_child_lives(tmp_path):
 
 def test_a_program_need_not_close(tmp_path):
     program = """
-    total = rr.init(timeout_s=20).all_reduce(1).item()
+    total = rr.init(timeout_s=120).all_reduce(1).item()
     print(f"{total}\\n", end="", flush=True)
     """
     done = run_program(tmp_path, program)
@@ -137,7 +137,7 @@ def test_mpi_is_not_imported(tmp_path):
         tmp_path,
         """
         import sys
-        with rr.init(timeout_s=20) as comm:
+        with rr.init(timeout_s=120) as comm:
             assert comm.all_reduce(comm.rank) == 3
         assert not any(name.startswith("mpi4py") for name in sys.modules), "MPI is imported"
         """,
@@ -150,7 +150,7 @@ def test_init_again_and_again_and_with_others(tmp_path):
         tmp_path,
         """
         for turn in range(5):
-            with rr.init(timeout_s=20) as comm, comm.split(comm.rank % 2) as part:
+            with rr.init(timeout_s=120) as comm, comm.split(comm.rank % 2) as part:
                 assert comm.all_reduce(part.all_reduce(1)) == 5
         """,
     )
@@ -161,7 +161,7 @@ def test_a_job_of_one_rank(tmp_path):
     done = run_program(
         tmp_path,
         """
-        with rr.init(timeout_s=20) as comm:
+        with rr.init(timeout_s=120) as comm:
             assert comm.all_reduce(7) == 7
             assert comm.size == 1
         """,
@@ -173,7 +173,7 @@ def test_a_job_of_one_rank(tmp_path):
 def test_the_variable_for_messages_means_sockets(tmp_path):
     done = run_program(
         tmp_path,
-        "assert 'over Unix sockets' in repr(rr.init(timeout_s=20))",
+        "assert 'over Unix sockets' in repr(rr.init(timeout_s=120))",
         ("RINGREDUCE_TRANSPORT", "mpi"),
     )
     assert (done.stderr, done.returncode) == ("", 0)

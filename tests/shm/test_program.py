@@ -41,9 +41,9 @@ def gathered(ranks: int, use) -> list:
     def run(rank: int) -> None:
         def collect(mine: bytes) -> bytearray:
             given[rank] = mine
-            barrier.wait(10)
+            barrier.wait(120)
             everybody = bytearray(b"".join(given))
-            barrier.wait(10)
+            barrier.wait(120)
             return everybody
 
         results[rank] = use(rank, collect)
@@ -153,7 +153,7 @@ def test_all_ways_of_calling_again(ranks, algorithm, config):
                 comm.all_reduce(x, out=y.astype("f8"), algorithm=algorithm)
         return rounds_of(comm)
 
-    assert all(rr.spawn(program, ranks, config=config, timeout_s=20))
+    assert all(rr.spawn(program, ranks, config=config, timeout_s=120))
 
 
 def _wrong() -> None:
@@ -171,7 +171,7 @@ def test_a_thousand_calls_in_a_row(ranks, count):
             assert np.array_equal(y, wanted)
         return rounds_of(comm)
 
-    assert all(rr.spawn(program, ranks, config=SHARED, timeout_s=20))
+    assert all(rr.spawn(program, ranks, config=SHARED, timeout_s=120))
 
 
 def test_calls_through_memory_and_through_messages_take_turns():
@@ -187,14 +187,14 @@ def test_calls_through_memory_and_through_messages_take_turns():
                 comm.barrier()
         return rounds_of(comm)
 
-    assert all(rr.spawn(program, 2, config=SHARED, timeout_s=20))
+    assert all(rr.spawn(program, 2, config=SHARED, timeout_s=120))
 
 
 @settings(max_examples=60)
 @given(case=cases(range(1, 6)), pull_bytes=st.sampled_from([1, 1 << 11, 1 << 20]))
 def test_any_case_gives_what_numpy_gives(case, pull_bytes):
     config = replace(SHARED, pull_bytes=pull_bytes)
-    rr.spawn(run_case, case.ranks, case, timeout_s=20, config=config)
+    rr.spawn(run_case, case.ranks, case, timeout_s=120, config=config)
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_any_case_again_and_again_on_other_arrays_gives_what_numpy_gives(case, o
             run_case(comm, replace(case, view=view, out=out, seed=seed))
             comm.barrier()
 
-    rr.spawn(program, case.ranks, timeout_s=20, config=SHARED)
+    rr.spawn(program, case.ranks, timeout_s=120, config=SHARED)
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
@@ -264,7 +264,7 @@ def test_what_cannot_be_done_is_refused_after_good_calls_too(name):
             with pytest.raises((TypeError, ValueError), match=said):
                 wrong(comm, x)
 
-    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    rr.spawn(program, 2, config=SHARED, timeout_s=120)
 
 
 def test_another_view_of_the_same_memory_is_in_place():
@@ -279,7 +279,7 @@ def test_another_view_of_the_same_memory_is_in_place():
                 comm.all_to_all(x, out=x[:])
         return len(general)
 
-    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [1, 1]
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=120) == [1, 1]
 
 
 def test_only_the_root_passes_an_array_for_the_result_each_time():
@@ -293,7 +293,7 @@ def test_only_the_root_passes_an_array_for_the_result_each_time():
                     comm.reduce(x, out=out)
         assert comm.rank or (out == 2).all()
 
-    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    rr.spawn(program, 2, config=SHARED, timeout_s=120)
 
 
 def test_asynchronous_and_persistent_calls():
@@ -307,7 +307,7 @@ def test_asynchronous_and_persistent_calls():
             op()
             assert (x == 2 * turn + 1).all()
 
-    rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    rr.spawn(program, 2, config=SHARED, timeout_s=120)
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ def test_a_call_from_within_a_call_is_refused():
             assert len(tried) >= 3 * turn * (comm.rank == 0)
         return True
 
-    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True, True]
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=120) == [True, True]
 
 
 @pytest.mark.slow
@@ -384,7 +384,7 @@ MIXED = [pytest.param(call, marks=() if call in OFTEN else pytest.mark.long) for
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_two_calls_mixed(usual, ranks):
     mixed = mixtures(usual, ranks)
-    ended = rr.spawn(mix, ranks, mixed, config=SHARED, timeout_s=20)
+    ended = rr.spawn(mix, ranks, mixed, config=SHARED, timeout_s=120)
     check_words(agreed(ended), mixed, ranks)
 
 
@@ -399,7 +399,7 @@ def test_two_who_only_speak_are_found_out():
             speak(comm, x)
         return comm.broadcast(x, root=0)[0] == 0 and rounds_of(comm) > 0
 
-    assert rr.spawn(program, 2, config=SHARED, timeout_s=20) == [True] * 2
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=120) == [True] * 2
 
 
 def test_ranks_begin_their_trials_of_stores_anew_after_an_error():
@@ -416,5 +416,5 @@ def test_ranks_begin_their_trials_of_stores_anew_after_an_error():
             comm.all_reduce(x, op="max" if comm.rank else "sum")
         return trial.phase, trial.phase_end - rounds_of(comm), trial.streams, trial.interval
 
-    first, second = rr.spawn(program, 2, config=SHARED, timeout_s=20)
+    first, second = rr.spawn(program, 2, config=SHARED, timeout_s=120)
     assert first == second

@@ -23,7 +23,7 @@ pytestmark = [
 
 def over_mpi(transport: str) -> list:
     """What a rank of a job comes to: whether sums of seven lengths went through memory."""
-    with rr.init(transport=transport, timeout_s=20) as comm:
+    with rr.init(transport=transport, timeout_s=120) as comm:
         for turn in range(2000):
             x = np.arange(turn % 7 + 1.0) + comm.rank
             wanted = comm.size * np.arange(turn % 7 + 1.0) + comm.size * (comm.size - 1) / 2
@@ -54,7 +54,7 @@ def registered_in_any_mixture(way: str, seed: str) -> int:
     """Which arrays are registered, and who works in place, each rank draws for itself."""
     common = random.Random(seed)
     config = rr.Config(pull_bytes=1 if way == "single-copy" else 1 << 40)
-    with rr.init(transport="shm", timeout_s=20, config=config) as comm:
+    with rr.init(transport="shm", timeout_s=120, config=config) as comm:
         own = random.Random(f"{seed} {comm.rank}")
         collectives = ["all_reduce", "all_reduce", "broadcast", "reduce", "all_gather"]
         for turn in range(150):
@@ -93,7 +93,7 @@ WAYS = [(way, kind) for way in ("staged", "single-copy") for kind in ("plain", "
 def past_the_caches(way: str, kind: str) -> bool:
     """Stream all that peers read; return whether reads went by way of the buffer."""
     config = rr.Config(pull_bytes=1 if way == "single-copy" else 1 << 40)
-    with rr.init(transport="shm", timeout_s=20, config=config) as comm:
+    with rr.init(transport="shm", timeout_s=120, config=config) as comm:
         team = comm._engine.shared_memory.team
         before = 1 << 40
         team.trial.streams, team.trial.phase_end = 1, before

@@ -11,7 +11,7 @@ from typing import TextIO
 from tests.support.cases import Case
 from tests.support.mpi import MpiJobs
 
-_ANSWER_S = 120.0
+_ANSWER_S = 300.0
 """How long a batch of cases may take."""
 _OTHERS_S = 1.0
 """How long the other ranks have to answer after one has failed."""

@@ -416,7 +416,7 @@ def over_mpi(program: str, *arguments: str) -> Any:
 
     size = MPI.COMM_WORLD.size
     nodes = (3, 1, 2) if size == 6 else nodes_of("two", size)
-    with rr.init(nodes=nodes, config=CONFIG, timeout_s=20) as comm:
+    with rr.init(nodes=nodes, config=CONFIG, timeout_s=120) as comm:
         return globals()[program](comm, *arguments)
 
 
@@ -431,7 +431,7 @@ def close_late() -> list[int]:
 
     sums = []
     for late in range(2 * MPI.COMM_WORLD.size):
-        with rr.init(timeout_s=20) as comm:
+        with rr.init(timeout_s=120) as comm:
             for _ in range(5 + late):
                 sums.append(int(comm.all_reduce(1)))
             if comm.rank == late % comm.size:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringreduce.transports.base import Request, Transport
 
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 
 
 def until(transport: Transport, ready: Callable[[], Any]) -> None:

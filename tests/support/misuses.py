@@ -236,11 +236,11 @@ def among_threads(config: str) -> dict[str, str]:
 def over_mpi(transport: str) -> dict[str, str]:
     """Return the answers that this rank of an MPI job gets."""
     os.environ.pop("RINGREDUCE_TRANSPORT", None)  # some misuses leave `init` the choice
-    with rr.init(transport=transport, timeout_s=20) as comm:
+    with rr.init(transport=transport, timeout_s=120) as comm:
         answers = by_one_rank(comm)
     for misuse in misuses():
         if misuse.section in (*BY_ALL_RANKS, OVER_MPI):
-            with rr.init(transport=transport, timeout_s=20) as comm:
+            with rr.init(transport=transport, timeout_s=120) as comm:
                 answers[misuse.wrote] = by_all_ranks(comm, misuse.wrote)
     return answers
 

@@ -19,7 +19,7 @@ from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 300.0
+DEADLINE_S = 200.0
 """Seconds that only a job or a process that hangs reaches."""
 STAND_IN = [sys.executable, "-m", "ringreduce.launch.processes"]
 """The command that starts ranks without MPI, by RANK, WORLD_SIZE and so on, as torchrun does."""

@@ -473,7 +473,7 @@ def interrupted(transport: str, seconds: str) -> None:
 
     signal.signal(signal.SIGALRM, on_alarm)
     random, ends = Random(1), Counter[str]()
-    with rr.init(transport=transport, timeout_s=20) as comm:
+    with rr.init(transport=transport, timeout_s=120) as comm:
         end = time.monotonic() + float(seconds)
         while comm.all_reduce(np.array([time.monotonic() < end]), op="and")[0]:
             part, length = comm.split(0), random.choice([3, 100_000])
@@ -544,7 +544,7 @@ def with_one_killed(transport: str) -> None:
 
 def with_one_stopped(transport: str) -> None:
     """Stop rank 1: messages with it time out, others do not.  The parent ends the job."""
-    with rr.init(transport=transport, timeout_s=30) as comm:
+    with rr.init(transport=transport, timeout_s=120) as comm:
         comm.barrier()
         if comm.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_LONGEST_S = 60
+_LONGEST_S = 300.0
 
 
 class Exchange:

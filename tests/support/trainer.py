@@ -30,4 +30,4 @@ def command(
 
     with monkeypatch.context() as patch:
         patch.setattr(rr, "init", lambda: contextlib.nullcontext(here.comm))
-        return rr.spawn(run, ranks, timeout_s=30)
+        return rr.spawn(run, ranks, timeout_s=120)

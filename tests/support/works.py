@@ -329,6 +329,6 @@ def over_mpi(level: str) -> None:
     mpi4py.rc.thread_level = level
     for program in PROGRAMS:
         if level == "multiple" or program not in NEEDS_THREADS:
-            with rr.init(timeout_s=20, config=replace(CONFIG)) as comm:
+            with rr.init(timeout_s=120, config=replace(CONFIG)) as comm:
                 assert comm._transport.threads == (level == "multiple")
                 program(comm)

@@ -174,7 +174,7 @@ def test_torchrun_needs_no_torch_in_the_program(tmp_path):
         tmp_path,
         """
         import ringreduce as rr
-        total = rr.init(timeout_s=30).all_reduce(1).item()
+        total = rr.init(timeout_s=120).all_reduce(1).item()
         print(f"{total}\\n", end="", flush=True)
         """,
     )

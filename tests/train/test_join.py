@@ -201,14 +201,14 @@ def test_a_rank_with_a_batch_has_it_before_the_others_have_begun_the_turn():
     def program(comm):
         dp = made(comm)
         if comm.rank == 1:
-            assert has_its_batch.wait(timeout=10)
+            assert has_its_batch.wait(timeout=120)
         for batch in dp.join([1.0] if comm.rank == 0 else []):
             if batch is not None:
                 has_its_batch.set()
                 report(dp, batch)
             dp.finish()
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)
 
 
 # --- ranks that leave -----------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_a_rank_that_leaves_is_named_on_all_ranks_and_the_next_step_is_well(
             loop(comm, dp)
         return mismatch(lambda: dp.join([])), goes_on(dp)
 
-    results = rr.spawn(program, 3, timeout_s=20)
+    results = rr.spawn(program, 3, timeout_s=120)
     assert len({text for text, _ in results}) == 1
     text = results[0][0]
     assert f"join: rank {leaver} left the loop in turn 2; every rank must stay" in text
@@ -296,7 +296,7 @@ def test_ranks_that_all_leave_in_the_same_turn_may(done):
             whole_turn(dp)
         return goes_on(dp), means(dp, [[3]])
 
-    assert rr.spawn(program, 3, timeout_s=20) == [([1.0, 2.0], [3.0])] * 3
+    assert rr.spawn(program, 3, timeout_s=120) == [([1.0, 2.0], [3.0])] * 3
 
 
 def test_ranks_that_leave_in_different_turns_are_all_named():
@@ -310,7 +310,7 @@ def test_ranks_that_leave_in_different_turns_are_all_named():
                 break
         return mismatch(lambda: whole_turn(dp))
 
-    texts = set(rr.spawn(program, 2, timeout_s=20))
+    texts = set(rr.spawn(program, 2, timeout_s=120))
     assert len(texts) == 1
     assert "rank 1 left the loop in turn 3, rank 0 left the loop in turn 2" in texts.pop()
 
@@ -342,7 +342,7 @@ def test_batches_that_fail_are_a_rank_that_leaves(batches, samples, error):
             loop(dp, batches(), samples)
         return ""
 
-    assert "rank 1 left the loop in turn" in rr.spawn(program, 2, timeout_s=20)[0]
+    assert "rank 1 left the loop in turn" in rr.spawn(program, 2, timeout_s=120)[0]
 
 
 @pytest.mark.parametrize("batches", [(3, 1), (3, 3)])
@@ -359,7 +359,7 @@ def test_a_rank_that_does_not_finish_a_turn_is_named(batches):
         dp = made(comm)
         return mismatch(lambda: loop(comm, dp)), goes_on(dp)
 
-    results = rr.spawn(program, 2, timeout_s=20)
+    results = rr.spawn(program, 2, timeout_s=120)
     assert len({text for text, _ in results}) == 1
     assert (
         "join: rank 1 is in turn 3, rank 0 is in turn 2; every rank must call finish"
@@ -373,7 +373,7 @@ def test_a_rank_in_no_loop_is_named():
         dp = made(comm)
         return mismatch(lambda: means(dp, [[1], [2]]) if comm.rank == 0 else goes_on(dp))
 
-    for text in rr.spawn(program, 2, timeout_s=20):
+    for text in rr.spawn(program, 2, timeout_s=120):
         assert "join: rank 0 is in turn 1, rank 1 is in no loop" in text
 
 
@@ -390,7 +390,7 @@ def test_a_loop_goes_on_after_a_step_that_lacks_a_gradient(lacking):
                 found.append(only(dp.finish()))
         return found
 
-    assert rr.spawn(program, 2, timeout_s=20) == [[1.0, 3.0]] * 2
+    assert rr.spawn(program, 2, timeout_s=120) == [[1.0, 3.0]] * 2
 
 
 def test_a_loop_that_was_ended_ends_with_the_same_error_if_a_rank_catches_it():
@@ -409,7 +409,7 @@ def test_a_loop_that_was_ended_ends_with_the_same_error_if_a_rank_catches_it():
         texts: list[str] = []
         return texts, mismatch(lambda: loop(comm, made(comm), texts))
 
-    (texts, ended), (_, of_leaver) = rr.spawn(program, 2, timeout_s=20)
+    (texts, ended), (_, of_leaver) = rr.spawn(program, 2, timeout_s=120)
     assert texts == [ended]
     assert ended == of_leaver
 
@@ -424,7 +424,7 @@ def test_a_broken_communicator_is_left_without_a_word():
             means(dp, [[1], [2]])
         return comm.broken
 
-    assert rr.spawn(program, 2, timeout_s=20) == [True, None]
+    assert rr.spawn(program, 2, timeout_s=120) == [True, None]
 
 
 def leaves_over_mpi():
@@ -480,4 +480,4 @@ def test_misuse_is_refused_at_once(op, use, words):
         with pytest.raises(ValueError, match=words):
             use(made(comm, op=op))
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)

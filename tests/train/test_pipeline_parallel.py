@@ -121,7 +121,7 @@ def test_gradients_are_bitwise_those_of_one_process(how, batches, dtype, eager):
             found.append((loss, copied(pipe.gradients), pipe.held, pipe.proof.held[comm.rank]))
         return found
 
-    for rows, *found in zip(batches, *rr.spawn(program, ranks, timeout_s=30), strict=True):
+    for rows, *found in zip(batches, *rr.spawn(program, ranks, timeout_s=120), strict=True):
         wanted = of_one_process(network(dtype), *batch_of(rows, dtype), 31, splits)
         losses, gradients, held, proven = zip(*found, strict=True)
         assert set(losses) == {wanted[0]}
@@ -138,7 +138,7 @@ def test_a_schedule_adds_up_as_one_process_does(schedule, eager):
         return pipe.gradients
 
     wanted = of_one_process(network(), *batch_of(10), 10, splits=4)[1]
-    assert bits_of_all(rr.spawn(program, 2, timeout_s=20)) == bits(wanted)
+    assert bits_of_all(rr.spawn(program, 2, timeout_s=120)) == bits(wanted)
 
 
 def piped(comm, layers=None, **how) -> PipelineParallel:
@@ -153,7 +153,7 @@ def stepped(program, ranks: int, **how) -> list:
         pipe.step(*batch_of(10), count=10)
         return program(pipe)
 
-    return rr.spawn(on_rank, ranks, timeout_s=20)
+    return rr.spawn(on_rank, ranks, timeout_s=120)
 
 
 # --- the cut --------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_rank_makes_its_own_layers_alone():
         pipe.step(*batch_of(10), count=10)
         return made, pipe.gradients
 
-    (first, of_first), (second, of_second) = rr.spawn(program, 2, timeout_s=20)
+    (first, of_first), (second, of_second) = rr.spawn(program, 2, timeout_s=120)
     assert (first, second) == ([0, 1, 2], [3, 4, 5, 6, 7])
     wanted = of_one_process(network(), *batch_of(10), 10, splits=2)[1]
     assert bits_of_all([of_first, of_second]) == bits(wanted)
@@ -220,7 +220,7 @@ def test_a_batch_has_this_many_microbatches(rows, how, splits):
         pipe.step(*batch_of(rows), count=10)
         return pipe.schedule.splits
 
-    assert rr.spawn(program, 2, timeout_s=20) == [splits] * 2
+    assert rr.spawn(program, 2, timeout_s=120) == [splits] * 2
 
 
 def test_each_batch_has_as_many_microbatches_as_its_length_needs():
@@ -233,7 +233,7 @@ def test_each_batch_has_as_many_microbatches_as_its_length_needs():
         return found
 
     for rows, splits, *gradients in zip(
-        (10, 3, 20), (3, 1, 5), *rr.spawn(program, 3, timeout_s=20), strict=True
+        (10, 3, 20), (3, 1, 5), *rr.spawn(program, 3, timeout_s=120), strict=True
     ):
         wanted = of_one_process(network(), *batch_of(rows), 10, splits)[1]
         assert bits_of_all(gradients) == bits(wanted)
@@ -262,7 +262,7 @@ def test_samples_of_another_shape_and_as_many_rows_may_follow():
             for shape, dtype in [((4, 2), "f8"), ((4, 3), "f8"), ((4, 3, 2), "f4"), ((4,), "f2")]
         ]
 
-    assert rr.spawn(program, 3, timeout_s=20) == [[128.0, 192.0, 384.0, 64.0]] * 3
+    assert rr.spawn(program, 3, timeout_s=120) == [[128.0, 192.0, 384.0, 64.0]] * 3
 
 
 def test_a_rank_needs_the_samples_or_the_labels_alone():
@@ -272,7 +272,7 @@ def test_a_rank_needs_the_samples_or_the_labels_alone():
         return pipe.step(x if comm.rank < 2 else None, labels if comm.rank > 0 else None, 10)
 
     loss = of_one_process(network(), *batch_of(10), 10, splits=3)[0]
-    assert rr.spawn(program, 3, timeout_s=20) == [loss] * 3
+    assert rr.spawn(program, 3, timeout_s=120) == [loss] * 3
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_gradients_are_added_up_in_the_arrays_that_are_given():
         pipe.step(*batch_of(10), count=10)
         return [name for name in mine if pipe.gradients.get(name) is mine[name]], pipe.gradients
 
-    (first, *_), (last, *_) = found = rr.spawn(program, 2, timeout_s=20)
+    (first, *_), (last, *_) = found = rr.spawn(program, 2, timeout_s=120)
     assert (first, last) == (["0.weight"], ["7.bias"])
     wanted = of_one_process(network(), *batch_of(10), 10, splits=2)[1]
     assert bits_of_all([gradients for _, gradients in found]) == bits(wanted)
@@ -305,7 +305,7 @@ def test_a_gradient_is_reported_once_when_it_is_final(schedule):
         assert len(reported) == len(pipe.gradients)
         return bits(dict(reported)) == bits(pipe.gradients)
 
-    assert rr.spawn(program, 2, timeout_s=20) == [True, True]
+    assert rr.spawn(program, 2, timeout_s=120) == [True, True]
 
 
 def test_replicas_add_up_their_gradients_while_they_are_computed():
@@ -326,7 +326,7 @@ def test_replicas_add_up_their_gradients_while_they_are_computed():
         pipe.step(x[mine], labels[mine], count=10)
         return copied(dp.finish())
 
-    found = rr.spawn(program, 4, timeout_s=20)
+    found = rr.spawn(program, 4, timeout_s=120)
     x, labels = batch_of(10)
     halves = [
         of_one_process(network(), x[p], labels[p], 10, 2)[1] for p in (slice(5), slice(5, 10))
@@ -384,7 +384,7 @@ def test_receives_are_posted_a_step_ahead(schedule, virtual):
         needed = [sum(len(step.recvs) for step in steps[: i + 2]) for i in range(len(steps) - 1)]
         return seen == needed
 
-    assert rr.spawn(program, 4, timeout_s=20) == [True] * 4
+    assert rr.spawn(program, 4, timeout_s=120) == [True] * 4
 
 
 # --- predict --------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def test_predict_returns_the_output_on_the_last_rank(ranks, how, rows, first):
             pipe.step(*batch_of(10), count=10)
         return pipe.predict(batch_of(rows)[0])
 
-    *others, last = rr.spawn(program, ranks, timeout_s=20)
+    *others, last = rr.spawn(program, ranks, timeout_s=120)
     assert others == [None] * (ranks - 1)
     wanted, _ = forward_all(network(), batch_of(rows)[0])
     # Products of matrices of other heights add up in another order.
@@ -423,7 +423,7 @@ def test_predict_computes_no_longer_microbatches_than_the_step():
         pipe.predict(batch_of(23)[0], forward)
         return max(longest), sum(longest)
 
-    assert rr.spawn(program, 2, timeout_s=20) == [(2, 23 * 4)] * 2
+    assert rr.spawn(program, 2, timeout_s=120) == [(2, 23 * 4)] * 2
 
 
 # --- over MPI -------------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ def test_an_error_of_a_layer_ends_the_step_of_all_ranks():
             raise
 
     with pytest.raises(KeyError, match="no such table"):
-        rr.spawn(program, 4, timeout_s=20)
+        rr.spawn(program, 4, timeout_s=120)
     assert seen.keys() == {0, 2, 3}
     assert all("no such table" in text for text in seen.values())
 
@@ -534,7 +534,7 @@ def test_a_layer_that_breaks_the_protocol_is_named(layer, text):
         piped(comm, [network()[0], layer], splits=2).step(*batch_of(10), count=10)
 
     with pytest.raises(ValueError, match=text):
-        rr.spawn(program, 2, timeout_s=20)
+        rr.spawn(program, 2, timeout_s=120)
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_a_wrong_argument_is_refused_on_every_rank(how, text):
         with pytest.raises(ValueError, match=text):
             piped(comm, **how)
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)
 
 
 def test_something_that_is_no_layer_is_named():
@@ -574,7 +574,7 @@ def test_something_that_is_no_layer_is_named():
         with pytest.raises(TypeError, match=r"layers\[1\] is 4; pass an object with forward"):
             piped(comm, [network()[0], 4])
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -583,7 +583,7 @@ def test_two_parameters_of_one_name_are_named_on_every_rank(ranks):
         with pytest.raises(ValueError, match=r"2 parameters have the name '0\.weight'"):
             piped(comm, [*network()[:2], *network()[:1]])
 
-    rr.spawn(program, ranks, timeout_s=20)
+    rr.spawn(program, ranks, timeout_s=120)
 
 
 def test_a_gradient_of_none_is_named():
@@ -606,7 +606,7 @@ def test_ranks_that_pass_different_arguments_are_named():
         ):
             piped(comm, cut=[4 + comm.rank, 4 - comm.rank])
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)
 
 
 @pytest.mark.parametrize("call", ["step", "predict"])
@@ -618,7 +618,7 @@ def test_ranks_that_pass_different_numbers_of_samples_are_named(call):
             pipe.step(x, labels, count=10) if call == "step" else pipe.predict(x)
         return pipe.step(*batch_of(4), count=10)  # and the next is right
 
-    first, second = rr.spawn(program, 2, timeout_s=20)
+    first, second = rr.spawn(program, 2, timeout_s=120)
     assert first == second
 
 

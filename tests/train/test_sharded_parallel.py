@@ -505,7 +505,7 @@ def test_ranks_with_different_numbers_of_batches_may_accumulate(stage):
                 sharded.finish()
         return only(sharded)
 
-    assert rr.spawn(program, 2, timeout_s=20) == [(2 + 10) / 2 + 4 + 6] * 2
+    assert rr.spawn(program, 2, timeout_s=120) == [(2 + 10) / 2 + 4 + 6] * 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -570,7 +570,7 @@ def test_wrong_arrays_are_refused(wrong, words):
         with pytest.raises(ValueError, match=words):
             sharded.load(arrays if comm.rank == 0 else None)
 
-    rr.spawn(program, 2, timeout_s=20)
+    rr.spawn(program, 2, timeout_s=120)
 
 
 # --- misuse ---------------------------------------------------------------------------------------
@@ -597,7 +597,7 @@ def test_a_gradient_that_is_not_reported_is_named_on_all_ranks_and_the_next_step
         sharded.finish()
         return str(error.value), only(sharded)
 
-    results = rr.spawn(program, 3, timeout_s=20)
+    results = rr.spawn(program, 3, timeout_s=120)
     assert len({text for text, _ in results}) == 1
     assert re.search(rf"rank 1 has not reported [^;]*'{lacking}'", results[0][0])
     assert [number for _, number in results] == [1.0] * 3
@@ -622,7 +622,7 @@ def test_a_rank_that_leaves_the_loop_of_join_is_named(stage):
         sharded.finish()
         return str(error.value), only(sharded)
 
-    for text, number in rr.spawn(program, 2, timeout_s=20):
+    for text, number in rr.spawn(program, 2, timeout_s=120):
         assert "join: rank 1 left the loop in turn 3" in text
         assert number == 0.5
 

@@ -406,7 +406,7 @@ def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
         trainer.gradients(x, labels, 8)
         return events
 
-    for events in rr.spawn(run, 2, timeout_s=20):
+    for events in rr.spawn(run, 2, timeout_s=120):
         assert events.index("all_reduce") < events.index("0.weight")
         assert events[0] == "2.bias"
 

@@ -15,7 +15,7 @@ if lacking == "memory files" or (lacking == "memory files of one" and rank == "1
     del os.memfd_create
 elif lacking == "reads":
     segments._reads = lambda *place: False
-with rr.init(transport="auto", timeout_s=10) as comm:
+with rr.init(transport="auto", timeout_s=120) as comm:
     wrong = 0
     for count in (1, 1000, 100_000, 400_000):
         for x in (np.empty(count, np.float32), comm.empty(count, np.float32)):

@@ -9,7 +9,7 @@ import numpy as np
 import ringreduce as rr
 from tests.support.mpi import report
 
-comm = rr.init(transport="shm", timeout_s=20)  # a rank may take a while to start
+comm = rr.init(transport="shm", timeout_s=120)  # a rank may take a while to start
 one_shot = comm.plan("all_reduce", np.ones(3), algorithm="one_shot", timeout_s=1)
 try:
     for turn in range(1 << 30):

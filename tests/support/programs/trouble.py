@@ -70,7 +70,7 @@ def stopped_in_init() -> None:
 
 def paused() -> None:
     """Calls for some seconds, during which the test stops and continues ranks."""
-    comm = rr.init(timeout_s=20)
+    comm = rr.init(timeout_s=120)
     x = np.arange(1000.0)
     # The first calls, which load machine code, are not meant by the timeout of the later ones.
     comm.all_reduce(1, "min")
@@ -87,7 +87,7 @@ def paused() -> None:
 
 def forked() -> None:
     """A child calls: it is refused at once, and the ranks go on as if nothing had been."""
-    comm = rr.init(timeout_s=20)
+    comm = rr.init(timeout_s=120)
     comm.all_reduce(np.ones(3))
     if RANK == 0:
         work = comm.all_reduce(np.ones(3), async_op=True)  # the others do not call it yet

@@ -11,7 +11,9 @@ import sys
 import ringreduce as rr
 from tests.support.mpi import mpiexec, report
 
-ASK = "import ringreduce as rr\ntry: print(rr.init(timeout_s=30))\nexcept ValueError as e: print(e)"
+ASK = (
+    "import ringreduce as rr\ntry: print(rr.init(timeout_s=120))\nexcept ValueError as e: print(e)"
+)
 NESTED = "import os, ringreduce as rr; os.write(1, b'%d\\n' % rr.init().all_reduce(1))"
 OWN = "import ringreduce as rr; print(rr.init(rendezvous=lambda x: [x], rank=0, size=1).size)"
 ENDS = {3: "sys.exit(3)", 5: "raise SystemExit(5)", 1: "1 // 0", 0: "None"}
@@ -19,7 +21,7 @@ ENDS = {3: "sys.exit(3)", 5: "raise SystemExit(5)", 1: "1 // 0", 0: "None"}
 
 def ask(_=0):
     try:
-        return str(rr.init(timeout_s=30))
+        return str(rr.init(timeout_s=120))
     except ValueError as error:
         return str(error)
 

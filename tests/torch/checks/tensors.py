@@ -18,7 +18,7 @@ from tests.torch.checks.values import DTYPES, everybodys, mine, of, raises, rank
 
 
 def a_communicator_takes_tensors() -> None:
-    comm = rr.init(timeout_s=20)
+    comm = rr.init(timeout_s=120)
     for dtype in (torch.int32, torch.float32, torch.bfloat16):
         x, out = mine(3, 4, dtype=dtype), torch.empty(3, 4, dtype=dtype)
         wanted = torch.stack(everybodys(3, 4, dtype=dtype)).sum(0).to(dtype)
@@ -77,7 +77,7 @@ def _viewed_by_python() -> Iterator[list[str]]:
 
 
 def compiled_code_views_the_tensors_of_repeated_calls() -> None:
-    comm = rr.init(timeout_s=20)
+    comm = rr.init(timeout_s=120)
     for dtype in DTYPES:
         x, out = mine(5, dtype=dtype), torch.empty(5, dtype=dtype)
         wanted = torch.stack(everybodys(5, dtype=dtype)).amax(0)
@@ -121,7 +121,7 @@ def wrong_tensors_are_refused() -> None:
 
 
 def tensors_can_be_resized_after_calls() -> None:
-    with rr.init(timeout_s=20) as comm:
+    with rr.init(timeout_s=120) as comm:
         for dtype in (torch.float32, torch.bfloat16, torch.complex64):
             for elements in (2, 20_000):
                 x, large = (torch.ones(*n, elements, dtype=dtype) for n in ((), (size(),)))
