@@ -16,7 +16,7 @@ evaluate, the running means of the statistics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from ringreduce.train.batch_norm import (
 )
 from ringreduce.train.layers import backward_all, forward_all
 
-# Rows that `right_in` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
+# Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
 # spin on afterwards and take the cores of the other ranks on this host: training took several times
 # as long on 2 cores.
 _ROWS = 32
@@ -357,24 +357,10 @@ def right(
 
     Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
     """
-    return right_in(layers(parameters, xp), x, labels, running or {}, _likeliest)
-
-
-def right_in(
-    network: Sequence[Affine],
-    x: Array,
-    labels: Array,
-    running: Mapping[str, Array],
-    classes: Callable[[Array], Array],
-) -> int:
-    """Return the number of samples whose class is their label.
-
-    `classes` returns the class of each row of what the last layer of `network` predicts.
-    """
-    count = 0
+    network, count = layers(parameters, xp), 0
     for start in range(0, len(x), _ROWS):
         rows = slice(start, start + _ROWS)
-        found = classes(predict(network, x[rows], running))
+        found = predict(network, x[rows], running or {}).argmax(axis=1)
         count += int((found == labels[rows]).sum())
     return count
 
@@ -384,10 +370,6 @@ def predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -
     for layer in network:
         x = layer.predict(x, running)
     return x
-
-
-def _likeliest(logits: Array) -> Array:
-    return logits.argmax(axis=1)
 
 
 def _log_softmax(logits: Array, xp: ModuleType) -> Array:

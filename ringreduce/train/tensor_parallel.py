@@ -81,15 +81,6 @@ def cut(arrays: Mapping[str, Array], rank: int, ranks: int) -> dict[str, Array]:
     }
 
 
-def join(parts: Sequence[Mapping[str, Array]], xp: ModuleType = np) -> dict[str, Array]:
-    """Return the whole arrays, from the parts of all ranks in rank order."""
-    found = {}
-    for name, first in parts[0].items():
-        axis = axis_of(name)
-        found[name] = first if axis is None else xp.concatenate([p[name] for p in parts], axis)
-    return found
-
-
 def gather(
     comm: rr.Communicator, arrays: Mapping[str, Array], xp: ModuleType = np
 ) -> dict[str, Array]:
@@ -214,20 +205,6 @@ class TensorParallel:
             has_largest = (own == largest) | xp.isnan(own)
             found[has_largest] = logits.argmax(axis=1)[has_largest] + self._columns.start
         return self._comm.all_reduce(found, op="min", out=found)
-
-    def right(
-        self,
-        network: Sequence[mlp.Affine],
-        x: Array,
-        labels: Array,
-        running: Mapping[str, Array] | None = None,
-    ) -> int:
-        """Return the number of samples whose class is their label, as `mlp.right` does.
-
-        Collective.  `network` is the result of `layers`, and `running` are parts of the running
-        means.
-        """
-        return mlp.right_in(network, x, labels, running or {}, self.classes)
 
     # --- implementation ---
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 import ringreduce as rr
-from ringreduce.train.__main__ import main
+from ringreduce.train.__main__ import main as train
 
 RUN = ("--epochs", "4", "--batch", "100", "--check-every", "7")
 """60 steps of 15 an epoch."""
@@ -19,7 +19,7 @@ def command(
     monkeypatch: pytest.MonkeyPatch,
     ranks: int,
     *arguments: str,
-    main: Callable[[Sequence[str]], int] = main,
+    main: Callable[[Sequence[str]], int] = train,
 ) -> list[int]:
     """The exit code of each rank."""
     here = threading.local()

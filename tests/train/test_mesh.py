@@ -150,19 +150,6 @@ def test_many_meshes_are_counted_and_the_nearest_is_first():
     assert text.endswith(" or one of 18 more")
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ((0, 1, 1), "data is 0; pass an int of at least 1"),
-        ((1, -2, -1), "pipeline is -2; pass"),
-        ((1, 1, 2.0), "tensor is 2.0; pass"),
-        ((1, 1, None), "tensor is None; pass"),
-    ],
-)
-def test_a_size_that_is_no_number_of_ranks_is_refused(sizes, words):
-    assert words in error_of(2, *sizes)
-
-
 def test_ranks_that_pass_different_sizes_all_raise():
     def program(comm):
         sizes = (1, 2, 1) if comm.rank == 1 else (2, 1, 1)

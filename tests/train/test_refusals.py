@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 
 from ringreduce import spawn, train
-from ringreduce.train import (
-    DataParallel,
-    Sampler,
-    Settings,
-    ShardedParallel,
-    check_equal,
-    clip,
-    global_norm,
-    shard,
-    strategies,
-)
+from ringreduce.train import DataParallel, Mesh, Sampler, Settings, ShardedParallel, strategies
 from ringreduce.train.settings import Outputs
 
 T, V = TypeError, ValueError
@@ -76,11 +66,11 @@ REFUSED = [
     (lambda c: Sampler(5, 2).epoch_of(-1), V, "step is -1; wanted at least 0"),
     (lambda c: Sampler(5, 2).batch_of(-1), V, "step is -1; wanted at least 0"),
     (lambda c: Sampler(5, 2).steps(-1), V, "epochs is -1; wanted at least 0"),
-    (lambda c: shard(6.0, c, 0), T, "shard: n is 6.0; wanted a whole number"),
-    (lambda c: shard(6, c, 0, -1), V, "shard: seed is -1; wanted at least 0"),
-    (lambda c: shard(6, c, -1), V, "shard: epoch is -1"),
-    (lambda c: shard(c, 10, 0), T, "shard: n is Communicator; wanted"),
-    (lambda c: shard(10, 10, 0), T, "shard: comm is int; pass the communicator"),
+    (lambda c: train.shard(6.0, c, 0), T, "shard: n is 6.0; wanted a whole number"),
+    (lambda c: train.shard(6, c, 0, -1), V, "shard: seed is -1; wanted at least 0"),
+    (lambda c: train.shard(6, c, -1), V, "shard: epoch is -1"),
+    (lambda c: train.shard(c, 10, 0), T, "shard: n is Communicator; wanted"),
+    (lambda c: train.shard(10, 10, 0), T, "shard: comm is int; pass the communicator"),
     (lambda c: train.load("digits"), T, "load: got 'digits'; pass rr.train.Settings"),
     (lambda c: train.train(c, Settings(), 1), T, "train: got Settings for a Split; pass comm"),
     (
@@ -111,6 +101,10 @@ REFUSED = [
     (parallel(stage=1, algorithm="tree"), V, "algorithm is 'tree'; wanted one of 'auto'"),
     (parallel(stage=2, bucket_bytes=0), V, "ShardedParallel: bucket_bytes is 0; wanted at least 1"),
     (parallel({"w": np.zeros((7, 5)).T}, stage=2), V, "ShardedParallel: 'w' is not C-contiguous"),
+    (lambda c: Mesh(c, 0, 1, 1), V, "Mesh: data is 0; pass an int of at least 1"),
+    (lambda c: Mesh(c, 1, -2, -1), V, "Mesh: pipeline is -2; pass"),
+    (lambda c: Mesh(c, 1, 1, 2.0), V, "Mesh: tensor is 2.0; pass"),
+    (lambda c: Mesh(c, 1, 1, None), V, "Mesh: tensor is None; pass"),
     *(
         (partial(use, n), T if n in ("3", True) else V, f"{where} {said} samples; wanted")
         for said, n in WEIGHTS
@@ -120,17 +114,17 @@ REFUSED = [
         )
     ),
     # --- helpers ---
-    (lambda c: check_equal(ONES, c), T, "check_equal: comm is ndarray"),
-    (lambda c: clip([ONES], 2.0, -1.0), V, "clip: longest is -1.0"),
-    (lambda c: clip([ONES], "2", 1.0), T, "clip: norm is '2'; wanted a number"),
-    (lambda c: clip([np.ones(2, int)], 2.0, 1.0), T, "clip: array 0 is int64; wanted an array"),
-    (lambda c: clip([np.broadcast_to(1.0, 2)], 2.0, 1.0), V, "clip: array 0 is read-only"),
+    (lambda c: train.check_equal(ONES, c), T, "check_equal: comm is ndarray"),
+    (lambda c: train.clip([ONES], 2.0, -1.0), V, "clip: longest is -1.0"),
+    (lambda c: train.clip([ONES], "2", 1.0), T, "clip: norm is '2'; wanted a number"),
+    (lambda c: train.clip([np.ones(2, int)], 2.0, 1.0), T, "clip: array 0 is int64; wanted an"),
+    (lambda c: train.clip([np.broadcast_to(1.0, 2)], 2.0, 1.0), V, "clip: array 0 is read-only"),
     *(
         (partial(helper, given), T, "wanted an array of numbers")
         for helper in (
-            lambda given, comm: check_equal(comm, given),
-            global_norm,
-            lambda given, comm: clip(given, 2.0, 1.0),
+            lambda given, comm: train.check_equal(comm, given),
+            train.global_norm,
+            lambda given, comm: train.clip(given, 2.0, 1.0),
         )
         for given in NO_NUMBERS
     ),

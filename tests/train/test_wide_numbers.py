@@ -98,6 +98,7 @@ def norms_and_clipping(draw, shapes):
     (norm, mine, factor), other = rr.spawn(program, 2)
     assert norm == other[0]
     assert abs(norm - wanted) <= 1e-14 * wanted
+    assert factor == (norm / 3 / norm if norm and draw.dtype not in WHOLE else 1.0)
     for before, after in zip(arrays, mine.values(), strict=True):
         assert after.dtype == draw.dtype
         assert draw.dtype in WHOLE or np.array_equal(
