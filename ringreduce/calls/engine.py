@@ -53,7 +53,7 @@ from ringreduce.shm.pieces import Blocks
 from ringreduce.shm.pieces import Executable as PiecesExecutable
 from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
-from ringreduce.transports.base import Transport
+from ringreduce.transports.base import ABANDONED, Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
 """Takes the header of the call's messages, and runs the call.  To refuse it after its messages, it
@@ -63,10 +63,6 @@ _WITHDRAWING_S = 0.05
 """Seconds that a broken communicator tries to withdraw its receives."""
 _LEAVING_S = 1.0
 """Seconds that a call under way may take to notice that this rank leaves."""
-
-_ABANDONED: list[Any] = []
-"""Executables of broken communicators whose messages were not withdrawn.  They keep their memory,
-which MPI may read and write until the process ends."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -540,7 +536,7 @@ class Engine:
         with contextlib.suppress(Exception):  # an error of MPI changes nothing now
             while not self.withdraw() and time.monotonic() < end:
                 self._transport.pause(1)
-        _ABANDONED.extend(self.running)
+        ABANDONED.extend(self.running)
 
     # --- the end ---
 

@@ -29,6 +29,7 @@ from ringreduce.control.signature import NUMBER_BYTES, Signature, number_of
 from ringreduce.errors import MismatchError, PeerLostError, PeerTimeoutError, RingReduceError
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.transports.base import Transport, lost
+from ringreduce.transports.yielding import WaitClock
 
 _REMEMBERED_CALLS = 4096
 """Calls whose signatures are kept.  A root whose sends are buffered may be ahead of its peers by
@@ -39,10 +40,6 @@ _PATIENT_POLLS = 2000
 """Idle polls after which pauses are long, so that every poll includes the control channel."""
 _STALL_S = 0.1
 """Seconds without progress after which a rank sends the signature of its call to all ranks."""
-_ABSENT_S = 1.0
-"""Seconds between two polls after which the rank itself was stopped: it did not wait meanwhile."""
-_GAP_COUNTS_S = 0.1
-"""Seconds that such a gap counts as waiting, so that a rank that is often stopped times out too."""
 _ROLL_CALL_S = 0.25
 """Seconds in which a rank has to answer an alarm before it counts as silent."""
 _VERDICT_S = 0.1
@@ -143,9 +140,8 @@ class Agreement:
         self._early: list[tuple[int, dict[str, Any]]] = []
         """Messages of a later epoch, with their senders."""
         self._waiting_since = 0.0
-        """When the present wait began, less the gaps in which this rank was stopped."""
-        self._polled_at = 0.0
-        """When this rank last polled the control channel."""
+        """When the present wait began, by the clock."""
+        self._clock = WaitClock().now
         self._asked = False
         """Whether this rank has sent the signature of its call in the present wait."""
         self.interrupt: Exception | None = None
@@ -186,7 +182,7 @@ class Agreement:
         complete or has made no progress for the timeout.
         """
         if idle == 1:
-            self._waiting_since = self._polled_at = time.monotonic()
+            self._waiting_since = self._clock()
             self._asked = False
             self._elsewhere.clear()
         if idle % _POLL_EVERY == 0 or idle + ahead > _PATIENT_POLLS:
@@ -204,12 +200,9 @@ class Agreement:
         self.transport.pause(idle + ahead)
 
     def _waited(self) -> float:
-        now = time.monotonic()
-        if now - self._polled_at > _ABSENT_S:
-            self._waiting_since += now - self._polled_at - _GAP_COUNTS_S
+        now = self._clock()
         if any(lock.locked() for lock in COMPILING):  # by another thread
             self._waiting_since = now
-        self._polled_at = now
         return now - self._waiting_since
 
     def _look_elsewhere(self) -> None:
@@ -511,7 +504,7 @@ class Agreement:
 
     def _poll_until(self, finished: Callable[[], bool]) -> None:
         """Poll until `finished`; raise an Interrupt after an alarm, a leave or the timeout."""
-        self._waiting_since = self._polled_at = time.monotonic()
+        self._waiting_since = self._clock()
         idle = 0
         while not finished():
             self.poll()

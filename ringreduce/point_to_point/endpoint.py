@@ -24,7 +24,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -38,20 +38,14 @@ from ringreduce.errors import (
 from ringreduce.point_to_point.operations import ANY, Operation, Pair
 from ringreduce.point_to_point.road import CLOSED, CLOSING, DRAINED, OPEN, Answered, Arrival, Road
 from ringreduce.shm.mailbox import DIFFERENT, REFUSED, TAKEN
-from ringreduce.transports.yielding import HEAD_START, Yielding
+from ringreduce.transports.base import ABANDONED
+from ringreduce.transports.yielding import HEAD_START, WaitClock, Yielding
 
 _CHECK_EVERY = 16
 """Idle polls between two looks at the states of the peers, and at the clock."""
 _LOOK_S = 0.02
 """Seconds between two looks at whether the peers live."""
-_ABSENT_S, _GAP_COUNTS_S = 1.0, 0.1
-"""A time between two polls that is longer counts as this: the rank itself was stopped, or did not
-poll."""
 _GAVE_UP = "it has given up a message with this rank"
-
-_ABANDONED: list[Any] = []
-"""Arrays of messages that were given up.  Peers may still read them, and MPI may still write them,
-until the process ends."""
 
 
 class FallibleWork(Protocol):
@@ -120,8 +114,7 @@ class Endpoint:
         self._thread: threading.Thread | None = None
         self._ended: Exception | None = None
         self._looked_at = 0.0
-        self._polled_at = time.monotonic()
-        self._absent_s = 0.0
+        self._clock = WaitClock().now
 
     # --- operations ---
 
@@ -477,14 +470,6 @@ class Endpoint:
 
     # --- peers that do not answer ---
 
-    def _clock(self) -> float:
-        """Return seconds, without the times in which this rank did not poll."""
-        now = time.monotonic()
-        if now - self._polled_at > _ABSENT_S:
-            self._absent_s += now - self._polled_at - _GAP_COUNTS_S
-        self._polled_at = now
-        return now - self._absent_s
-
     def _check_peers(self) -> None:
         """End the operations of peers that have left, died or not answered in time."""
         now = self._clock()
@@ -562,7 +547,7 @@ class Endpoint:
             if isinstance(error, RingReduceError):
                 ended = error
             if operation.number or operation.arrival is not None:
-                _ABANDONED.append((self.road, operation.data))
+                ABANDONED.append((self.road, operation.data))
                 self.road.give_up(operation.peer)
                 self._fail(pair, ended)
             self._end(operation, ended)
@@ -572,7 +557,7 @@ class Endpoint:
         pair.error = error
         for operation in pair.operations():
             pair.discard(operation)
-            _ABANDONED.append((self.road, operation.data))
+            ABANDONED.append((self.road, operation.data))
             if not operation.over:
                 self._end(operation, error)
 

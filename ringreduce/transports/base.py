@@ -13,6 +13,10 @@ from typing import Any, Protocol
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.yielding import Yielding
 
+ABANDONED: list[Any] = []
+"""Messages that were given up, or not withdrawn.  They keep their memory, which peers and MPI may
+read and write until the process ends."""
+
 
 class Request(Protocol):
     """A message bound to its peer, flow and buffer, such as a persistent request of mpi4py."""

@@ -1,4 +1,4 @@
-"""How a rank waits in Python: when it polls at once, when it yields its core, when it sleeps."""
+"""How a rank waits in Python: when it polls, yields its core or sleeps, and for how long."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ _LONG_S = 3e-6
 """A yield that takes longer shows that another process ran on the core."""
 _SHORT_YIELDS = 3000
 """Short yields in a row, after which the rank seems to have its core for itself again."""
+_ABSENT_S = 1.0
+"""Seconds between two polls after which the rank itself was stopped: it did not wait meanwhile."""
+_GAP_COUNTS_S = 0.1
+"""Seconds that such a gap counts as waiting, so that a rank that is often stopped times out too."""
 
 
 class Yielding:
@@ -53,3 +57,18 @@ class Yielding:
             self._short += 1
             if self._short >= _SHORT_YIELDS:
                 self.spins = _SPINS
+
+
+class WaitClock:
+    """A clock for waits, which stands still while the rank is stopped or does not poll."""
+
+    def __init__(self) -> None:
+        self._absent_s, self._polled_at = 0.0, time.monotonic()
+
+    def now(self) -> float:
+        """Return seconds; call it at each poll."""
+        now = time.monotonic()
+        if now - self._polled_at > _ABSENT_S:
+            self._absent_s += now - self._polled_at - _GAP_COUNTS_S
+        self._polled_at = now
+        return now - self._absent_s
