@@ -9,8 +9,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -119,29 +118,22 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         parser.error(f"{flag} is for {hint}")
     nodes = ",".join(map(str, options.nodes or ()))
     ranks = f"nodes of {nodes} ranks" if nodes else f"{options.stages or options.ranks} ranks"
-    shown = f"schedule and times of {options.pipeline or options.collective} on {ranks}"
-    try:
-        with _announced(f"ringreduce explain: computing{' and proving' * options.prove} {shown}"):
-            from ringreduce.launch import explain
-
-            try:
-                request = _pipeline_request(options) if is_pipeline else _request(options)
-            except ValueError as error:
-                parser.error(str(error))
-            return explain.main(request)
-    except KeyboardInterrupt:
-        print_error("ringreduce explain: interrupted")
-        return 128 + signal.SIGINT
-
-
-@contextmanager
-def _announced(text: str) -> Iterator[None]:
-    """Print `text` to standard error if this takes long."""
-    timer = threading.Timer(_SILENT_S, print_error, [f"{text}; Ctrl-C ends it"])
+    does, of = "computing" + " and proving" * options.prove, options.pipeline or options.collective
+    text = f"{does} schedule and times of {of} on {ranks}; Ctrl-C ends it"
+    timer = threading.Timer(_SILENT_S, print_error, [f"ringreduce explain: {text}"])
     timer.daemon = True
     timer.start()
     try:
-        yield
+        from ringreduce.launch import explain
+
+        try:
+            request = _pipeline_request(options) if is_pipeline else _request(options)
+        except ValueError as error:
+            parser.error(str(error))
+        return explain.main(request)
+    except KeyboardInterrupt:
+        print_error("ringreduce explain: interrupted")
+        return 128 + signal.SIGINT
     finally:
         timer.cancel()
 

@@ -5,16 +5,14 @@ After a live recovery the ranks that are left are the next generation.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from ringreduce.launch.cleanup import clean_up_job
 from ringreduce.launch.ends import End
-from ringreduce.launch.launcher import GRACE_S, Job, prepared, tie_to_launcher
+from ringreduce.launch.launcher import GRACE_S, Job, prepared, start_mpiexec
 from ringreduce.launch.mpiexec import Mpiexec
 from ringreduce.launch.ranks import ENDING_S, Rank, is_exiting
 
@@ -56,13 +54,8 @@ class Generation:
         """Whether `tick` has killed mpiexec."""
         argv, environment = prepared(job, mpiexec, given, address, token, elastic=True)
         # The terminal must not signal mpiexec: the supervisor decides what follows.
-        self.process = subprocess.Popen(
-            argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=partial(tie_to_launcher, os.getpid(), set()),
-            restore_signals=False,
+        self.process = start_mpiexec(
+            argv, environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
 
     def connect(self, rank: Rank) -> None:

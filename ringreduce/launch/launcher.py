@@ -12,10 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
@@ -329,15 +329,8 @@ def _run_relaying(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     ended_by, patience_s = 0, _FOR_EVER_S
     try:
-        process = subprocess.Popen(
-            argv,
-            env=environment,
-            stdin=None if forwards else subprocess.DEVNULL,
-            # It is safe here: no other thread runs Python, and the threads of NumPy sleep.
-            preexec_fn=partial(tie_to_launcher, os.getpid(), mask),
-            # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel
-            # MPI's mpiexec when two ranks abort at the same time: the exit code would be lost.
-            restore_signals=False,
+        process = start_mpiexec(
+            argv, environment, mask, stdin=None if forwards else subprocess.DEVNULL
         )
         watch.start()
         while process.poll() is None:
@@ -360,15 +353,29 @@ def _run_relaying(
     return process, ended_by
 
 
-def tie_to_launcher(launcher: int, mask: set[int | signal.Signals]) -> None:
-    """Make mpiexec end, with its ranks, when the launcher is killed.
+def start_mpiexec(
+    argv: list[str],
+    environment: Mapping[str, str],
+    mask: Set[int | signal.Signals] = frozenset(),
+    **settings: Any,
+) -> subprocess.Popen[bytes]:
+    """Start mpiexec with the signals of `mask` blocked.  It ends when this process does.
 
-    Runs in the child before it becomes mpiexec.  The signal is SIGTERM: after SIGKILL mpiexec could
-    not end ranks on other hosts, nor clean up.
+    It gets SIGTERM then: after SIGKILL it could not end ranks on other hosts, nor clean up.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    die_with_parent(signal.SIGTERM, launcher)
-    remove_stale_session_directory()
+    launcher = os.getpid()
+
+    def tie() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        die_with_parent(signal.SIGTERM, launcher)
+        remove_stale_session_directory()
+
+    # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
+    # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
+    # mpiexec when two ranks abort at the same time, and the exit code would be lost.
+    return subprocess.Popen(
+        argv, env=environment, preexec_fn=tie, restore_signals=False, **settings
+    )
 
 
 def exit_code(returncode: int, ended_by: int) -> int:

@@ -108,15 +108,14 @@ def run(argv: Sequence[str], report: Report) -> int:
             _run_module(argv[1:])
         else:
             _run_script(argv)
-    except AllRanksEnd as stop:
-        code = exit_code_of(stop)
-        report.end("", code, in_order=True)
-        return code
     except SystemExit as stop:
         if stop.code is not None and not isinstance(stop.code, int):
             print(stop.code, file=sys.stderr)
-        code = exit_code_of(stop)
-        report.end(f"called sys.exit({stop.code!r})" if code else "", code)
+        code, in_order = exit_code_of(stop), isinstance(stop, AllRanksEnd)
+        how = f"called sys.exit({stop.code!r})" if code and not in_order else ""
+        report.end(how, code, in_order=in_order)
+        if in_order:
+            return code
     except BaseException as error:
         report.end(_how(error), exit_code_of(error))
         error = error.with_traceback(_users_part(error.__traceback__))

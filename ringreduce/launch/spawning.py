@@ -49,17 +49,16 @@ def run(body: Callable[..., Any], ranks: int, arguments: Sequence[Any], *, forks
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries may be there
             for rank in range(ranks):
                 ours, theirs = context.Pipe(duplex=False)
-                process = processes[ours] = context.Process(  # type: ignore[attr-defined]
-                    target=_rank, args=(theirs, os.getpid(), body, rank, ranks, arguments)
-                )
+                words = (theirs, os.getpid(), body, rank, ranks, arguments)
+                process = context.Process(target=_rank, args=words)  # type: ignore[attr-defined]
                 process.start()
+                processes[ours] = process
                 theirs.close()
         return _results(processes)
     finally:
         for end, process in processes.items():
-            if process.pid is not None:
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
             end.close()
 
 
