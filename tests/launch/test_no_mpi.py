@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -28,21 +27,14 @@ ERRORS = {
 
 @pytest.mark.parametrize("missing", REASONS)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_without_an_mpi_the_error_says_what_to_install(tmp_path, missing, program):
+def test_without_an_mpi_the_error_says_what_to_install(run, tmp_path, missing, program):
     variables = {"MPI4PY_LIBMPI": "nowhere.so"}
     if missing == "no mpi4py":
         (tmp_path / "mpi4py.py").write_text(HIDDEN)
         variables = {
             "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
         }
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAMS[program]],
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = run(PROGRAMS[program], command=[sys.executable, "-c"], env=os.environ | variables)
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
     assert said.startswith(f"{ERRORS[program]} {sys.executable}: ")
@@ -51,7 +43,7 @@ def test_without_an_mpi_the_error_says_what_to_install(tmp_path, missing, progra
 
 
 @pytest.mark.mpi
-def test_an_mpi_that_is_not_initialised_is_refused():
+def test_an_mpi_that_is_not_initialised_is_refused(run):
     program = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -70,13 +62,7 @@ rr.init().close()
 MPI.Finalize()
 refused()
 """
-    ended = subprocess.run(
-        [mpiexec(), "-n", "1", sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = run("-n", "1", sys.executable, "-c", program, command=[mpiexec()], env=environment())
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "init: MPI is not initialised, because mpi4py.rc.initialize is false; "
