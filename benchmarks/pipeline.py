@@ -32,9 +32,9 @@ from mpi4py import MPI
 
 import ringreduce as rr
 from benchmarks.rows import command_line, environment, replace
+from ringreduce.parallel.layers import Layer, backward_all, cross_entropy, forward_all
+from ringreduce.parallel.sampler import part
 from ringreduce.train import PipelineParallel, mlp
-from ringreduce.train.data import part
-from ringreduce.train.layers import Layer, backward_all, forward_all
 
 NAME = "pipeline"
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1}
@@ -201,7 +201,7 @@ def _network() -> Model:
     rng, sizes = np.random.default_rng(1), (_WIDTH,) * (_LAYERS + 1)
     layers = mlp.layers(mlp.views(mlp.init_params(sizes, seed=1), sizes))
     x = rng.standard_normal((_BATCH, _WIDTH), np.float32)
-    return Model(layers, x, rng.integers(0, _WIDTH, _BATCH), mlp.cross_entropy)
+    return Model(layers, x, rng.integers(0, _WIDTH, _BATCH), cross_entropy)
 
 
 # --- predictions ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import ringreduce as rr
 from ringreduce.algorithms import build
+from ringreduce.parallel.mesh import Coordinates, coordinates
 from ringreduce.picture import to_svg
 from ringreduce.picture.bars import Bar, Group, draw_bars
 from ringreduce.picture.lanes import Bar as Action
@@ -37,7 +38,6 @@ from ringreduce.picture.style import (
 )
 from ringreduce.picture.svg import element, text
 from ringreduce.train import strategies
-from ringreduce.train.mesh import Coordinates, coordinates
 from ringreduce.train.search.halving import halve
 from ringreduce.train.tensor_parallel import slices
 

@@ -95,7 +95,7 @@ _BY_FILE = {
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
     "pipeline/lowering.py": ("tests/pipeline/test_lowering.py", "tests/pipeline/test_proof.py"),
-    "train/shares.py": ("tests/train/test_join.py",),
+    "parallel/shares.py": ("tests/train/test_join.py",),
     "train/tensor_parallel.py": ("tests/train/test_tensor_parallel.py",),
     "shm/copies.py": _SHARED,
     "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),
@@ -104,11 +104,11 @@ _BY_FILE = {
     "shm/entry.py": ("tests/shm/test_fast_path.py", "tests/shm/test_lists.py"),
     "shm/intervals.py": ("tests/shm/test_lists.py",),
     "shm/iovec.py": ("tests/shm/test_lists.py",),
-    "train/layout.py": _SHARDED,
-    "train/sharded_buckets.py": _SHARDED,
-    "train/sharded_parallel.py": _SHARDED,
-    "train/stage_messages.py": ("tests/train/test_pipeline_parallel.py",),
-    "train/stages.py": ("tests/train/test_pipeline_parallel.py",),
+    "parallel/layout.py": _SHARDED,
+    "parallel/sharded_buckets.py": _SHARDED,
+    "parallel/sharded_parallel.py": _SHARDED,
+    "parallel/stage_messages.py": ("tests/train/test_pipeline_parallel.py",),
+    "parallel/stages.py": ("tests/train/test_pipeline_parallel.py",),
 }
 _FIRST = {
     **dict.fromkeys(

@@ -93,7 +93,8 @@ MAY_IMPORT = {
     "__main__": {"launch"},
     "exact": {"calls", "devices"},
     "recovery": {"bootstrap", "calls", "process_exit", "shm"},
-    "train": {"the public names", "picture"},
+    "parallel": {"the public names"},
+    "train": {"the public names", "parallel", "picture"},
     "bench": {
         *("the public names", "algorithms", "devices", "picture", "planning", "rendezvous"),
         "schedules",
@@ -156,11 +157,11 @@ def test_every_package_stands_in_the_table_and_says_what_it_is_for():
 
 def test_trainers_use_public_names_alone():
     """Besides, its command draws, shows its progress and corrects words, as every command does."""
-    for module in under("train"):
+    for module in under("train") | under("parallel"):
         ours = {
             name
             for name in _inner(imports()[module])
-            if package_of(name) not in ("train", "picture")
+            if package_of(name) not in ("train", "parallel", "picture")
         }
         assert ours <= {
             "ringreduce",
@@ -252,6 +253,12 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
         importers = importers_of(package)
         allowed = {"bench", "train", "picture", "checkpoint", "torch"}
         assert {name.split(".")[0] for name in importers} <= allowed
+
+
+def test_wrappers_of_models_can_be_imported_without_the_trainer():
+    modules = ", ".join(sorted(under("parallel")))
+    code = f"import sys, {modules}; assert 'ringreduce.train' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_importing_the_package_starts_no_mpi():

@@ -10,21 +10,21 @@ The strategies of `ringreduce.train.strategies` decide which rank has which para
 `DataParallel`, `ShardedParallel`, `PipelineParallel` and `shard` are for models of any kind.
 """
 
+from ringreduce.parallel.batch_norm import Normalised, batch_norm, batch_norm_backward
+from ringreduce.parallel.clipping import clip, global_norm
+from ringreduce.parallel.data_parallel import DataParallel
+from ringreduce.parallel.equality import DriftError, check_equal
+from ringreduce.parallel.layers import Layer
+from ringreduce.parallel.mesh import Mesh
+from ringreduce.parallel.pipeline_parallel import PipelineParallel
+from ringreduce.parallel.reducer import StepTimes
+from ringreduce.parallel.sampler import Sampler, shard
+from ringreduce.parallel.sharded_parallel import ShardedParallel
 from ringreduce.train import strategies
-from ringreduce.train.batch_norm import Normalised, batch_norm, batch_norm_backward
-from ringreduce.train.clipping import clip, global_norm
-from ringreduce.train.data import Split, load, load_digits, load_split, shard
-from ringreduce.train.data_parallel import DataParallel
-from ringreduce.train.equality import DriftError, check_equal
-from ringreduce.train.layers import Layer
+from ringreduce.train.data import Split, load, load_digits, load_split
 from ringreduce.train.loop import Trainer, train
-from ringreduce.train.mesh import Mesh
-from ringreduce.train.pipeline_parallel import PipelineParallel
-from ringreduce.train.reducer import StepTimes
 from ringreduce.train.results import Epoch, Result, Step, Watcher
-from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
-from ringreduce.train.sharded_parallel import ShardedParallel
 
 __all__ = [
     "DataParallel",

@@ -22,19 +22,19 @@ from ringreduce.checkpoint import (
     interrupted_text,
 )
 from ringreduce.errors import AllRanksEnd
+from ringreduce.parallel.equality import DriftError
+from ringreduce.parallel.together import REFUSED, from_rank_0, nothing, said, together
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.train import inputs, plot, strategy_options
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
-from ringreduce.train.equality import DriftError
 from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
 from ringreduce.train.loop import Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result
 from ringreduce.train.settings import Outputs
-from ringreduce.train.together import REFUSED, from_rank_0, nothing, said, together
 
 _PROG = "python -m ringreduce.train"
 _SPEAKING_S = 0.5

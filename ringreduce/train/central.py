@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.train.equality import on_host
-from ringreduce.train.mismatches import check_arrays
-from ringreduce.train.sharded_buckets import ReplicatedBucket, Update
-from ringreduce.train.sharded_parallel import ShardedParallel
+from ringreduce.parallel.equality import on_host
+from ringreduce.parallel.mismatches import check_arrays
+from ringreduce.parallel.sharded_buckets import ReplicatedBucket, Update
+from ringreduce.parallel.sharded_parallel import ShardedParallel
 
 
 class _CentralBucket(ReplicatedBucket):

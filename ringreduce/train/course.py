@@ -12,8 +12,8 @@ from dataclasses import astuple, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ringreduce.parallel.sampler import Sampler
 from ringreduce.train import optimizers
-from ringreduce.train.sampler import Sampler
 from ringreduce.train.settings import Settings
 
 

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import ringreduce as rr
 from ringreduce.errors import shown
+from ringreduce.parallel.equality import bytes_of
 from ringreduce.train import idx
-from ringreduce.train.arrays import check_comm, whole
-from ringreduce.train.equality import bytes_of
 from ringreduce.train.settings import Settings
 
 DIGITS = Path(__file__).with_name("digits.csv.gz")
@@ -32,7 +30,7 @@ PIXELS = 64
 _SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
 _HELD_OUT_SEED = 0
 # The purpose of a random stream is the last word of its seed, so that no two streams are equal.
-_ORDER, _NOISE, _SYNTHETIC = 1, 2, 3
+_NOISE, _SYNTHETIC = 2, 3  # `sampler.order` has 1
 _FAR = 4.0
 """Distance of a synthetic class's centre from the origin, in standard deviations of the samples."""
 
@@ -270,57 +268,6 @@ def synthetic(samples: int, inputs: int, classes: int, seed: int, dtype: Any = n
 
 
 # --- each rank's part -----------------------------------------------------------------------------
-
-
-def order(samples: int, seed: int, epoch: int) -> NDArray[np.intp]:
-    """Return the indices of all samples in the order of one epoch.
-
-    The order depends on seed and epoch alone: all ranks draw the same order, and every epoch
-    another.
-    """
-    return np.random.default_rng((seed, epoch, _ORDER)).permutation(samples)
-
-
-def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[np.intp]:
-    """Return this rank's part of the indices 0 to n - 1, in an order that every epoch draws anew.
-
-    All ranks draw the same order from seed and epoch, and each index is in the part of exactly one
-    rank.  The lengths of parts differ by at most one.
-
-    Args:
-        n: number of samples, at least 0.
-        comm: the communicator of the ranks.
-        epoch: number of the epoch, at least 0.
-        seed: seed of the order, at least 0.
-
-    Returns:
-        This rank's indices, a one-dimensional array.
-
-    Raises:
-        ValueError: a number is negative.
-        TypeError: a number is not whole, or `comm` is no communicator.
-
-    Example:
-        >>> parts = rr.spawn(lambda comm: rr.train.shard(7, comm, epoch=0), 3)
-        >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist())
-        ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
-    """
-    n, epoch, seed = (
-        whole(f"shard: {name}", value, least=0)
-        for name, value in (("n", n), ("epoch", epoch), ("seed", seed))
-    )
-    check_comm("shard", comm)
-    return order(n, seed, epoch)[part(n, comm.rank, comm.size)]
-
-
-def part(count: int, rank: int, size: int) -> slice:
-    """Return the slice of `count` samples that one of `size` ranks computes; it may be empty.
-
-    The lengths of parts differ by at most one.
-    """
-    short, longer = divmod(count, size)
-    start = rank * short + min(rank, longer)
-    return slice(start, start + short + (rank < longer))
 
 
 def noise(rows: slice, width: int, scale: float, key: tuple[int, int, int]) -> NDArray[np.float32]:

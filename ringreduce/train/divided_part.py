@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.parallel.data_parallel import DataParallel
+from ringreduce.parallel.equality import check_replicas, on_host
+from ringreduce.parallel.mesh import Coordinates, Mesh
+from ringreduce.parallel.pipeline_parallel import PipelineParallel
 from ringreduce.train import mlp, optimizers, tensor_parallel
-from ringreduce.train.data_parallel import DataParallel
-from ringreduce.train.equality import check_replicas, on_host
-from ringreduce.train.mesh import Coordinates, Mesh
 from ringreduce.train.parts import Metered, Part, Run
-from ringreduce.train.pipeline_parallel import PipelineParallel
 
 
 class Divided(Part):

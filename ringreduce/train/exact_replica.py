@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train import data, mlp
-from ringreduce.train.buckets import cut
+from ringreduce.parallel import sampler
+from ringreduce.parallel.buckets import cut
+from ringreduce.train import mlp
 from ringreduce.train.parts import Run, WholeModel
 
 
@@ -26,7 +27,7 @@ class ExactReplica(WholeModel):
         super().__init__(run)
         self._shards = run.settings.batch_shards
         self.losses = self._shards
-        mine = data.part(self._shards, run.comm.rank, run.comm.size)
+        mine = sampler.part(self._shards, run.comm.rank, run.comm.size)
         self._mine = range(mine.start, mine.stop)
         """The logical shards of this rank."""
         self._groups: list[np.ndarray] = []
@@ -54,15 +55,15 @@ class ExactReplica(WholeModel):
         self._sent_bytes = run.comm.sent_bytes("all_reduce", numbers)
 
     def rows(self, count: int) -> slice:
-        first = data.part(count, self._mine.start, self._shards).start
-        last = data.part(count, self._mine.stop - 1, self._shards).stop
+        first = sampler.part(count, self._mine.start, self._shards).start
+        last = sampler.part(count, self._mine.stop - 1, self._shards).stop
         return slice(first, last)
 
     def gradients(self, x: Any, labels: Any, count: int) -> np.ndarray:
         """As `Part.gradients`; the losses of shards of other ranks are 0."""
         losses, first = np.zeros(self._shards), self.rows(count).start
         for shard, buffers in zip(self._mine, self._of_shards, strict=True):
-            part = data.part(count, shard, self._shards)
+            part = sampler.part(count, shard, self._shards)
             rows = slice(part.start - first, part.stop - first)
             loss, kept, computed = mlp.step(
                 self._network, x[rows], labels[rows], count, buffers, self.run.xp

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.parallel.together import gather_words
 from ringreduce.train import data
 from ringreduce.train.settings import Settings
-from ringreduce.train.together import gather_words
 
 
 def load(settings: Settings) -> data.Split:

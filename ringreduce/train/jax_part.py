@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ringreduce.parallel.equality import check_equal
 from ringreduce.train import mlp, optimizers
-from ringreduce.train.equality import check_equal
 from ringreduce.train.parts import Part, Run, spread
 
 Layers = tuple[mlp.AffineArrays, ...]
@@ -166,7 +166,7 @@ def _logits(layers: Layers, x: Any) -> Any:
 
 
 def _loss(layers: Layers, x: Any, labels: Any, count: int) -> Any:
-    """Return the softmax cross-entropy, as `mlp.cross_entropy` does."""
+    """Return the softmax cross-entropy, as `layers.cross_entropy` does."""
     log_p = jax.nn.log_softmax(_logits(layers, x))
     return -log_p[jnp.arange(len(labels)), labels].sum() / count
 

@@ -21,10 +21,11 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
+from ringreduce.parallel import sampler
+from ringreduce.parallel.equality import check_equal
 from ringreduce.picture.words import counted
 from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.course import Course, Stretch
-from ringreduce.train.equality import check_equal
 from ringreduce.train.journal import STRETCH, Journal, State, journal_arrays
 from ringreduce.train.parts import Run
 from ringreduce.train.placement import part_of
@@ -116,7 +117,7 @@ class Trainer:
             strategies.check_elastic(self.strategy, "cpu" if xp is np else "cuda")
         algorithm = self.strategy.algorithm(settings)
         self._part = part = part_of(self.strategy, Run(comm, sizes, settings, algorithm, xp))
-        mine = data.part(len(split.held_out_labels), part.replica, part.replicas)
+        mine = sampler.part(len(split.held_out_labels), part.replica, part.replicas)
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
         self._held_out_samples = len(split.held_out_labels)

@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringreduce.train.arrays import wide
-from ringreduce.train.batch_norm import (
+from ringreduce.parallel.arrays import wide
+from ringreduce.parallel.batch_norm import (
     Normalised,
     Sums,
     batch_norm,
     batch_norm_backward,
     normalise_by,
 )
-from ringreduce.train.layers import backward_all, forward_all
+from ringreduce.parallel.layers import backward_all, cross_entropy, forward_all
 
 # Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
 # spin on afterwards and take the cores of the other ranks on this host: training took several times
@@ -321,22 +321,6 @@ def statistics_in(network: Iterable[Affine]) -> dict[str, Array]:
     return {name: value for layer in network for name, value in layer.statistics.items()}
 
 
-def cross_entropy(
-    logits: Array, labels: Array, count: int, xp: ModuleType = np
-) -> tuple[Array, Array]:
-    """Return the softmax cross-entropy, summed over these samples and divided by `count`, 0-d.
-
-    And its gradient by the logits (samples, classes).  `labels` (samples,) are integers from 0 to
-    classes - 1.  Both are computed in float64; the gradient has the dtype of the logits.
-    """
-    log_p = _log_softmax(logits, xp)
-    gradient = xp.exp(log_p)
-    gradient[xp.arange(len(labels)), labels] -= 1
-    gradient /= count
-    loss = -log_p[xp.arange(len(labels)), labels].sum() / count
-    return loss, gradient.astype(logits.dtype, copy=False)
-
-
 def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str, Array]:
     """Return the name and its array in `into` with the gradient; without one, the gradient."""
     place = into.get(name)
@@ -370,10 +354,3 @@ def predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -
     for layer in network:
         x = layer.predict(x, running)
     return x
-
-
-def _log_softmax(logits: Array, xp: ModuleType) -> Array:
-    """Normalise row by row; the largest logit is subtracted first, so `exp` cannot overflow."""
-    logits = logits.astype(wide(logits.dtype), copy=False)
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))

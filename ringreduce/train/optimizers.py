@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.train.arrays import wide
+from ringreduce.parallel.arrays import wide
 from ringreduce.train.settings import Settings
 
 Arrays = tuple[Any, ...]

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.train import data, mlp, optimizers
-from ringreduce.train.clipping import clip, global_norm
-from ringreduce.train.data_parallel import DataParallel
-from ringreduce.train.equality import check_equal, on_host
+from ringreduce.parallel import sampler
+from ringreduce.parallel.clipping import clip, global_norm
+from ringreduce.parallel.data_parallel import DataParallel
+from ringreduce.parallel.equality import check_equal, on_host
+from ringreduce.parallel.stages import activation_bytes
+from ringreduce.train import mlp, optimizers
 from ringreduce.train.settings import Settings
-from ringreduce.train.stages import activation_bytes
 from ringreduce.train.stores import InPlace, Store
 
 Arrays = Mapping[str, Any]
@@ -142,7 +143,7 @@ class Part(ABC):
 
     def rows(self, count: int) -> slice:
         """Return the rows of a global batch of `count` that this replica computes."""
-        return data.part(count, self.replica, self.replicas)
+        return sampler.part(count, self.replica, self.replicas)
 
     def use(self, store: Store) -> None:  # noqa: B027  # most parts keep their arrays
         """Take the arrays of `stored` from the store, which has copies of them."""

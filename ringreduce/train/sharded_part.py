@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.parallel.clipping import clip, global_norm
+from ringreduce.parallel.equality import check_equal, on_host
+from ringreduce.parallel.layers import cross_entropy
+from ringreduce.parallel.sharded_parallel import ShardedParallel
 from ringreduce.train import mlp, optimizers
 from ringreduce.train.central import CentralParallel
-from ringreduce.train.clipping import clip, global_norm
-from ringreduce.train.equality import check_equal, on_host
 from ringreduce.train.parts import Metered, Part, Run, of_running, spread
-from ringreduce.train.sharded_parallel import ShardedParallel
 
 _ROWS = 32
 """Rows that a layer predicts at a time; see `mlp.right`."""
@@ -56,7 +57,7 @@ class Sharded(Part):
         self.statistics = mlp.statistics_in(network)
         self._hold(len(labels), kept)
         del network
-        loss, gradient = mlp.cross_entropy(x, labels, count, self.run.xp)
+        loss, gradient = cross_entropy(x, labels, count, self.run.xp)
         for arrays, of_layer in zip(self.parallel.backward(), reversed(kept), strict=True):
             gradient, gradients = self._layer(arrays).backward(of_layer, gradient, {})
             for name, of_parameter in gradients:

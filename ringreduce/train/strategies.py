@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 import ringreduce as rr
 from ringreduce.errors import did_you_mean, shown
-from ringreduce.train.mesh import Coordinates, check_fits
+from ringreduce.parallel.mesh import Coordinates, check_fits
+from ringreduce.parallel.stages import splits_of_size
 from ringreduce.train.settings import Settings
-from ringreduce.train.stages import splits_of_size
 
 __all__ = [
     "TPU",

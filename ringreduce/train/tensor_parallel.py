@@ -33,10 +33,11 @@ from typing import Any, Protocol
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.parallel.arrays import wide
+from ringreduce.parallel.batch_norm import Sums
+from ringreduce.parallel.layers import cross_entropy
+from ringreduce.parallel.sampler import part
 from ringreduce.train import mlp
-from ringreduce.train.arrays import wide
-from ringreduce.train.batch_norm import Sums
-from ringreduce.train.data import part
 
 Array = Any
 """An array of NumPy or CuPy."""
@@ -166,14 +167,14 @@ class TensorParallel:
         ]
 
     def cross_entropy(self, logits: Array, labels: Array, count: int) -> tuple[Array, Array]:
-        """Return the loss and its gradient, as `mlp.cross_entropy` does.  Collective.
+        """Return the loss and its gradient, as `layers.cross_entropy` does.  Collective.
 
         `logits` is the output of the last layer on this rank; the gradient has its shape.  All
         ranks get the same loss.
         """
         xp = self._xp
         if not self.has_columns:
-            return mlp.cross_entropy(logits, labels, count, xp)
+            return cross_entropy(logits, labels, count, xp)
         largest = self._largest(logits)
         self._comm.all_reduce(largest, op="max", out=largest)
         shifted = logits.astype(wide(logits.dtype), copy=False) - largest[:, None]

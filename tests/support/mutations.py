@@ -545,7 +545,7 @@ MUTATIONS = [
     # --- uneven batches ---
     Mutation(
         "loop-ends-with-the-first-rank",
-        "train/shares.py",
+        "parallel/shares.py",
         "return bool(self.work.wait()[1])",
         "return self.has_batch",
         "A rank without batches leaves the loop of join while others have batches.",
@@ -553,21 +553,21 @@ MUTATIONS = [
     # --- sharded state ---
     Mutation(
         "rows-as-long-as-the-first-shard",
-        "train/layout.py",
+        "parallel/layout.py",
         "self.width = max(lengths)",
         "self.width = lengths[0]",
         "The last numbers of a longer shard are lost.",
     ),
     Mutation(
         "dropped-layer-used-again",
-        "train/sharded_buckets.py",
+        "parallel/sharded_buckets.py",
         "self._lent_flat, self._fetched = None, {}",
         "self._lent_flat = None",
         "A layer that was dropped is not gathered again.",
     ),
     Mutation(
         "next-layer-not-fetched",
-        "train/sharded_parallel.py",
+        "parallel/sharded_parallel.py",
         "if index + 1 < len(layers):",
         "if index + 1 < 0:",
         "A layer is gathered when it is needed, not while the layer before is computed.",
@@ -597,21 +597,21 @@ MUTATIONS = [
     ),
     Mutation(
         "posted-at-its-own-step",
-        "train/stage_messages.py",
+        "parallel/stage_messages.py",
         "self._post(number + self._ahead)",
         "self._post(number)",
         "A receive is posted when its action waits for it, so the message arrives late.",
     ),
     Mutation(
         "stages-as-long-as-the-longest",
-        "train/stages.py",
+        "parallel/stages.py",
         "sum(cut[: stage + 1])",
         "sum(cut[:stage]) + max(cut)",
         "The first layers of a stage are computed twice: the stage before computes them, too.",
     ),
     Mutation(
         "computed-where-others-are-added",
-        "train/stages.py",
+        "parallel/stages.py",
         "places: dict[str, Array] = {}",
         "places = dict(self._gradients.places(microbatch))",
         "The gradient of a microbatch overwrites that of an earlier one, which is not added yet.",

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ringreduce.parallel.batch_norm import EPS
 from ringreduce.train import Normalised, data, mlp
-from ringreduce.train.batch_norm import EPS
 
 U = np.finfo(np.float64).eps / 2
 SIZES = (64, 20, 15, 10)

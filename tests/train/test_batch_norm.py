@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.train import batch_norm, batch_norm_backward, data
+from ringreduce.parallel import sampler
+from ringreduce.train import batch_norm, batch_norm_backward
 from tests.support.rounding import batch_norm_backward_bounds, batch_norm_bounds
 
 COLUMNS = 4
@@ -22,7 +23,7 @@ def problem(samples: int, seed: int = 0):
 
 def parts(comm, x, scale, shift, delta):
     """Normalise this rank's part of the samples, and return all results."""
-    mine = data.part(len(x), comm.rank, comm.size)
+    mine = sampler.part(len(x), comm.rank, comm.size)
     forward = batch_norm(comm, x[mine], scale, shift)
     return forward, batch_norm_backward(comm, forward, scale, delta[mine])
 

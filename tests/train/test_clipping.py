@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.parallel.sampler import part
 from ringreduce.train import DataParallel, Settings, Trainer, clip, global_norm, load_split, train
-from ringreduce.train.data import part
 from tests.support.rounding import gamma
 
 SHAPES = {"0.weight": (30, 20), "0.bias": (20,), "1.weight": (20, 3), "1.bias": (3,), "scale": ()}

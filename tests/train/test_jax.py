@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.train import Settings, Trainer, data, load_split, mlp, train
+from ringreduce.parallel import sampler
+from ringreduce.train import Settings, Trainer, load_split, mlp, train
 from ringreduce.train.strategies import TPU, Mirrored
 from tests.support import rounding
 
@@ -54,7 +55,7 @@ def gradient_of_parts(comm, flat, x, labels, count):
     settings = replace(SETTINGS, hidden=(20, 15))
     trainer = Trainer(comm, rounding.split_of(x, labels), settings, strategy=TPU())
     trainer.restore(moved(trainer.arrays(), flat, by=0), trainer.state)
-    mine = data.part(len(x), comm.rank, comm.size)
+    mine = sampler.part(len(x), comm.rank, comm.size)
     loss, gradients = trainer.gradients(x[mine].astype(np.float32), labels[mine], count)
     return comm.all_reduce(loss), rounding.flatten(rounding.layers_of(gradients))
 

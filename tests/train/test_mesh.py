@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.parallel.mesh import Coordinates, fits, in_order
 from ringreduce.train import Mesh
-from ringreduce.train.mesh import Coordinates, fits, in_order
 
 MESHES = [sizes for ranks in (1, 2, 4, 6, 8) for sizes in fits(ranks)]
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
+from ringreduce.parallel.layers import backward_all, cross_entropy, forward_all
+from ringreduce.parallel.sampler import part
 from ringreduce.train import PipelineParallel, mlp
-from ringreduce.train.data import part
-from ringreduce.train.layers import backward_all, forward_all
 
 CLASSES = 3
 SIZES = (5, 4, 7, 6, 3, 8, 5, 4, CLASSES)
@@ -58,7 +58,7 @@ def of_one_process(layers, x, labels, count, splits):
     for number in range(splits):
         rows = part(len(x), number, splits)
         y, kept = forward_all(layers, x[rows])
-        more, gradient = mlp.cross_entropy(y, labels[rows], count)
+        more, gradient = cross_entropy(y, labels[rows], count)
         loss += float(more)
         for _, pairs in backward_all(layers, kept, gradient, {}):
             for name, array in pairs:

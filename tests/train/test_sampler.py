@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringreduce as rr
-from ringreduce.train import Sampler, data
+from ringreduce.parallel import sampler
+from ringreduce.train import Sampler
 
 
 def ranks(size):
@@ -49,7 +50,7 @@ def test_the_batches_are_those_of_any_other_sampler_and_any_order_of_calls():
     forwards = [first.batch_of(step).tolist() for step in range(12)]
     backwards = [second.batch_of(step).tolist() for step in reversed(range(12))]
     assert forwards == backwards[::-1]
-    assert [*chain(*forwards[:4])] == data.order(20, seed=3, epoch=1).tolist()
+    assert [*chain(*forwards[:4])] == sampler.order(20, seed=3, epoch=1).tolist()
     assert forwards[:4] != forwards[4:8]
     assert forwards != [Sampler(20, 6, seed=4).batch_of(step).tolist() for step in range(12)]
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.launch import cli
+from ringreduce.parallel.mesh import fits
 from ringreduce.train import DriftError, Settings, Split, Trainer, load_split, mlp
 from ringreduce.train.configuration import read
-from ringreduce.train.mesh import fits
 from ringreduce.train.strategies import (
     CentralStorage,
     Hybrid,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.parallel.layers import backward_all, forward_all
+from ringreduce.parallel.sampler import part
 from ringreduce.train import Mesh, global_norm, mlp, tensor_parallel
-from ringreduce.train.data import part
-from ringreduce.train.layers import backward_all, forward_all
 from ringreduce.train.tensor_parallel import TensorParallel, counted, cut, gather
 from tests.support.rounding import (
     SIZES,

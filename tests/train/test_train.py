@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.parallel import sampler
 from ringreduce.train import (
     DriftError,
     Epoch,
     Settings,
     Trainer,
     check_equal,
-    data,
     load,
     load_split,
     mlp,
@@ -64,7 +64,7 @@ def gradient_of_parts(comm, flat, x, labels, count, settings=FLOAT64):
     trainer = Trainer(comm, split_of(x, labels), settings)
     layers = mlp.views(flat, trainer.sizes, settings.batch_norm)
     trainer.restore({**trainer.arrays(), **mlp.named(layers)}, trainer.state)
-    mine = data.part(len(x), comm.rank, comm.size)
+    mine = sampler.part(len(x), comm.rank, comm.size)
     loss, gradients = trainer.gradients(x[mine], labels[mine], count)
     return comm.all_reduce(loss), flatten(layers_of(gradients))
 
@@ -101,7 +101,7 @@ def test_ranks_that_normalise_compute_the_gradient_of_one_rank(ranks, count):
 
 def mean_of_means(comm, flat, x, labels):
     """Compute a mean of means, a frequent mistake: right only for parts of equal length."""
-    mine = data.part(len(x), comm.rank, comm.size)
+    mine = sampler.part(len(x), comm.rank, comm.size)
     _, layers = loss_and_layers(mlp.views(flat, SIZES), x[mine], labels[mine], len(x[mine]))
     return comm.all_reduce(flatten(layers), op="mean")
 
@@ -184,7 +184,7 @@ def test_running_means_are_the_same_on_every_rank_and_follow_the_batches():
     assert all(np.array_equal(first[name], second[name]) for name in first)
     # Parameters hardly change, and the batches of 600, 600 and 238 samples count alike.
     layer = mlp.views(mlp.init_params(SIZES, 0, np.float64, batch_norm=True), SIZES, True)[0]
-    values = split.train_x[data.order(1438, 0, 1)] @ layer.weight
+    values = split.train_x[sampler.order(1438, 0, 1)] @ layer.weight
     batches = [values[start : start + 600] for start in (0, 600, 1200)]
     for name, of in (("mean", np.mean), ("variance", np.var)):
         wanted = np.mean([of(batch, axis=0) for batch in batches], axis=0)

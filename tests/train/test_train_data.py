@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ringreduce.parallel import sampler
 from ringreduce.train import Settings, data, load_digits, load_split
 from tests.support.damage import flipped
 from tests.support.mnist import mnist
@@ -68,7 +69,7 @@ def test_damaged_file_is_refused(damage, tmp_path):
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 32])
 def test_parts_partition_a_batch_evenly(size, count):
-    parts = [np.arange(count)[data.part(count, rank, size)] for rank in range(size)]
+    parts = [np.arange(count)[sampler.part(count, rank, size)] for rank in range(size)]
     assert np.array_equal(np.concatenate(parts), np.arange(count))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -77,8 +78,8 @@ def test_parts_partition_a_batch_evenly(size, count):
     ("seed", "epoch", "same"), [(5, 2, True), (5, 3, False), (6, 2, False), (2, 5, False)]
 )
 def test_order_depends_on_seed_and_epoch_alone(seed, epoch, same):
-    assert np.array_equal(data.order(50, 5, 2), data.order(50, seed, epoch)) == same
-    assert sorted(data.order(50, seed, epoch)) == list(range(50))
+    assert np.array_equal(sampler.order(50, 5, 2), sampler.order(50, seed, epoch)) == same
+    assert sorted(sampler.order(50, seed, epoch)) == list(range(50))
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ KEY = (5, 2, 7)
 @pytest.mark.parametrize("width", [1, 5, 64])
 def test_noise_belongs_to_a_row_whoever_computes_it(size, width):
     whole = data.noise(slice(0, 20), width, 0.2, KEY)
-    parts = [data.noise(data.part(20, rank, size), width, 0.2, KEY) for rank in range(size)]
+    parts = [data.noise(sampler.part(20, rank, size), width, 0.2, KEY) for rank in range(size)]
     assert np.array_equal(np.concatenate(parts), whole)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import ringreduce as rr
 from ringreduce.errors import AllRanksEnd
+from ringreduce.parallel.together import REFUSED, nothing, said, together
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
@@ -18,7 +19,6 @@ from ringreduce.train.search.candidates import KINDS, Candidate
 from ringreduce.train.search.finding import choose, find
 from ringreduce.train.search.options import Request, read
 from ringreduce.train.search.report import Row
-from ringreduce.train.together import REFUSED, nothing, said, together
 
 _PROG = "python -m ringreduce.train.search"
 

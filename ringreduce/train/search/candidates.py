@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ringreduce as rr
+from ringreduce.parallel.mesh import Coordinates, fits
 from ringreduce.picture.words import counted
 from ringreduce.train import mlp, optimizers, strategies
 from ringreduce.train.configuration import Given
-from ringreduce.train.mesh import Coordinates, fits
 from ringreduce.train.settings import Settings
 from ringreduce.train.strategies import Pipeline, Strategy
 

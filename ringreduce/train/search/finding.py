@@ -9,6 +9,7 @@ from statistics import median
 from types import ModuleType
 
 import ringreduce as rr
+from ringreduce.parallel.together import from_rank_0, together
 from ringreduce.train import inputs
 from ringreduce.train.search import memory, prices
 from ringreduce.train.search.candidates import KINDS, Candidate, Place, check, fitting
@@ -16,7 +17,6 @@ from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench, Watch, most_at_once
 from ringreduce.train.search.options import Request
 from ringreduce.train.search.report import Row
-from ringreduce.train.together import from_rank_0, together
 
 _MOST_MEASURED = 32
 """The most candidates that are measured: those of the best predictions."""

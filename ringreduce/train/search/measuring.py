@@ -12,11 +12,11 @@ from types import ModuleType
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.parallel.together import together
 from ringreduce.train import data, mlp, optimizers
 from ringreduce.train.loop import Trainer
 from ringreduce.train.search.candidates import Candidate
 from ringreduce.train.settings import Settings
-from ringreduce.train.together import together
 
 _LR = 1e-20
 """Learning rate: parameters stay as they are, so all steps compute with the same numbers."""

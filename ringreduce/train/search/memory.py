@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ringreduce.parallel.sampler import part
 from ringreduce.train import optimizers
-from ringreduce.train.data import part
 from ringreduce.train.search.candidates import Candidate, Place
 from ringreduce.train.search.prices import Shape
 

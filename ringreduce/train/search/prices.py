@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.parallel.layers import cross_entropy
+from ringreduce.parallel.mesh import Coordinates, Mesh
+from ringreduce.parallel.stages import splits_of_size
+from ringreduce.parallel.together import gather_words
 from ringreduce.train import mlp
-from ringreduce.train.mesh import Coordinates, Mesh
 from ringreduce.train.search.candidates import Candidate, Place
-from ringreduce.train.stages import splits_of_size
 from ringreduce.train.strategies import Hybrid, Pipeline
-from ringreduce.train.together import gather_words
 
 _LEAST, _MOST, _LONGEST_S = 2, 9, 0.1
 """The fewest and the most repetitions of a layer's passes, and about their most seconds."""
@@ -303,7 +304,7 @@ class _LayerTimer:
             marks = [self._now()]
             y, kept = layer.forward(x)
             if is_last:
-                mlp.cross_entropy(y, labels, samples, self._xp)
+                cross_entropy(y, labels, samples, self._xp)
             marks.append(self._now())
             _, gradients = layer.backward(kept, slope, into)
             marks.append(self._now())

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.train.buckets import Bucket, empty, module_of
-from ringreduce.train.layout import Layout
+from ringreduce.parallel.buckets import Bucket, empty, module_of
+from ringreduce.parallel.layout import Layout
 
 Update = Callable[[Any, tuple[Any, ...], Any], None]
 """(parameters, the optimizer's arrays, gradient) -> None, on 1-d arrays of one shape."""

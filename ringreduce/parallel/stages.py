@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.arrays import check_used
-from ringreduce.train.layers import Array, Gradients, Layer, backward_all, forward_all
+from ringreduce.parallel.arrays import check_used
+from ringreduce.parallel.layers import Array, Gradients, Layer, backward_all, forward_all
 
 Loss = Callable[[Array, Array, int], tuple[Any, Array]]
 """(output of the last layer, labels, count) -> the loss, and its gradient by the output."""

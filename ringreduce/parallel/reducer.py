@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.arrays import check_comm, check_used, plain, scale, whole
-from ringreduce.train.buckets import Bucket, Now
-from ringreduce.train.mismatches import Reported, check_alike, check_arrays, settle
-from ringreduce.train.shares import JoinedBatch, Share
+from ringreduce.parallel.arrays import check_comm, check_used, plain, scale, whole
+from ringreduce.parallel.buckets import Bucket, Now
+from ringreduce.parallel.mismatches import Reported, check_alike, check_arrays, settle
+from ringreduce.parallel.shares import JoinedBatch, Share
 
 B = TypeVar("B", bound=Bucket)
 Batch = TypeVar("Batch")
@@ -47,12 +47,13 @@ class StepTimes:
         [True, True]
     """
 
-    __module__ = "ringreduce.train"
-
     communication_s: float
     """Time in which collective calls were under way, including waits for other ranks."""
     exposed_s: float
     """Time in `ready` and `finish`, and of waits for parameters: this rank computed nothing."""
+
+
+StepTimes.__module__ = "ringreduce.train"  # not before: dataclasses look that module up
 
 
 def agree(

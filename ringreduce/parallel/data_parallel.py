@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.train.buckets import WholeBucket, cut
-from ringreduce.train.reducer import Reducer, agree
+from ringreduce.parallel.buckets import WholeBucket, cut
+from ringreduce.parallel.reducer import Reducer, agree
 
 _IN_BUFFER: Any = object()
 """The gradient of a call of `ready` without one."""

@@ -23,17 +23,17 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.buckets import cut, empty, module_of
-from ringreduce.train.layout import Layout
-from ringreduce.train.reducer import Reducer, StepTimes, agree
-from ringreduce.train.sharded_buckets import (
+from ringreduce.parallel.buckets import cut, empty, module_of
+from ringreduce.parallel.layout import Layout
+from ringreduce.parallel.reducer import Reducer, StepTimes, agree
+from ringreduce.parallel.sharded_buckets import (
     PartitionedBucket,
     ReplicatedBucket,
     ShardedBucket,
     Update,
     Workspace,
 )
-from ringreduce.train.together import together
+from ringreduce.parallel.together import together
 
 _HALVES = {"auto": "auto", "ring": "ring", "two_shot": "direct"}
 """All-reduce -> the reduce-scatter and all-gather that form the same bits."""

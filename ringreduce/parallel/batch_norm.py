@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.train.arrays import is_float, wide
+from ringreduce.parallel.arrays import is_float, wide
 
 EPS = 1e-5
 """Added to the variance, so that a column of equal values is not divided by zero."""
@@ -48,8 +48,6 @@ class Normalised:
         ((0, 1), array([3.]), array([4.]), 2)
     """
 
-    __module__ = "ringreduce.train"
-
     y: Array
     """The normalised rows of this rank, (samples, columns)."""
     unit: Array
@@ -62,6 +60,9 @@ class Normalised:
     """Mean square of the distance from the mean, over the samples of all ranks, (columns,)."""
     samples: int
     """Samples of all ranks."""
+
+
+Normalised.__module__ = "ringreduce.train"  # not before: dataclasses look that module up
 
 
 def batch_norm(

@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce as rr
-from ringreduce.train import data
-from ringreduce.train.arrays import whole
+from ringreduce.parallel.arrays import check_comm, whole
+
+_ORDER = 1
+"""The last word of the seeds of orders, so that no random stream of another purpose is equal."""
 
 
 class Sampler:
@@ -117,9 +119,9 @@ class Sampler:
         """
         known = self._order
         if known[0] != epoch:
-            order = data.order(self.samples, self.seed, epoch)
-            order.flags.writeable = False
-            self._order = known = epoch, order
+            drawn = order(self.samples, self.seed, epoch)
+            drawn.flags.writeable = False
+            self._order = known = epoch, drawn
         return known[1]
 
     def indices(self, step: int, comm: rr.Communicator) -> NDArray[np.intp]:
@@ -145,4 +147,55 @@ class Sampler:
             [2, 1, 1]
         """
         batch = self.batch_of(step)
-        return batch[data.part(len(batch), comm.rank, comm.size)]
+        return batch[part(len(batch), comm.rank, comm.size)]
+
+
+def order(samples: int, seed: int, epoch: int) -> NDArray[np.intp]:
+    """Return the indices of all samples in the order of one epoch.
+
+    The order depends on seed and epoch alone: all ranks draw the same order, and every epoch
+    another.
+    """
+    return np.random.default_rng((seed, epoch, _ORDER)).permutation(samples)
+
+
+def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[np.intp]:
+    """Return this rank's part of the indices 0 to n - 1, in an order that every epoch draws anew.
+
+    All ranks draw the same order from seed and epoch, and each index is in the part of exactly one
+    rank.  The lengths of parts differ by at most one.
+
+    Args:
+        n: number of samples, at least 0.
+        comm: the communicator of the ranks.
+        epoch: number of the epoch, at least 0.
+        seed: seed of the order, at least 0.
+
+    Returns:
+        This rank's indices, a one-dimensional array.
+
+    Raises:
+        ValueError: a number is negative.
+        TypeError: a number is not whole, or `comm` is no communicator.
+
+    Example:
+        >>> parts = rr.spawn(lambda comm: rr.train.shard(7, comm, epoch=0), 3)
+        >>> [len(part) for part in parts], sorted(np.concatenate(parts).tolist())
+        ([3, 2, 2], [0, 1, 2, 3, 4, 5, 6])
+    """
+    n, epoch, seed = (
+        whole(f"shard: {name}", value, least=0)
+        for name, value in (("n", n), ("epoch", epoch), ("seed", seed))
+    )
+    check_comm("shard", comm)
+    return order(n, seed, epoch)[part(n, comm.rank, comm.size)]
+
+
+def part(count: int, rank: int, size: int) -> slice:
+    """Return the slice of `count` samples that one of `size` ranks computes; it may be empty.
+
+    The lengths of parts differ by at most one.
+    """
+    short, longer = divmod(count, size)
+    start = rank * short + min(rank, longer)
+    return slice(start, start + short + (rank < longer))

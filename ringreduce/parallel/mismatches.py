@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.train.arrays import by_name
-from ringreduce.train.together import gather_words
+from ringreduce.parallel.arrays import by_name
+from ringreduce.parallel.together import gather_words
 
 
 def check_arrays(where: str, params: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce as rr
-from ringreduce.train.arrays import by_name, check_comm
+from ringreduce.parallel.arrays import by_name, check_comm
 
 
 class DriftError(rr.RingReduceError):

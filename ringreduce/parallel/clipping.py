@@ -21,7 +21,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train.arrays import by_name, check_comm, scale, wide
+from ringreduce.parallel.arrays import by_name, check_comm, scale, wide
 
 _BLOCK = 1 << 14
 """Elements that are squared at once, so that the squares stay in the cache."""

@@ -7,7 +7,12 @@ model, or the stage of a pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Protocol
+
+import numpy as np
+
+from ringreduce.parallel.arrays import wide
 
 Array = Any
 """An array of NumPy or CuPy."""
@@ -118,3 +123,26 @@ def backward_all(
     for layer, of_layer in zip(reversed(layers), reversed(kept), strict=True):
         of_output, gradients = layer.backward(of_layer, of_output, into)
         yield of_output, gradients
+
+
+def cross_entropy(
+    logits: Array, labels: Array, count: int, xp: ModuleType = np
+) -> tuple[Array, Array]:
+    """Return the softmax cross-entropy, summed over these samples and divided by `count`, 0-d.
+
+    And its gradient by the logits (samples, classes).  `labels` (samples,) are integers from 0 to
+    classes - 1.  Both are computed in float64; the gradient has the dtype of the logits.
+    """
+    log_p = _log_softmax(logits, xp)
+    gradient = xp.exp(log_p)
+    gradient[xp.arange(len(labels)), labels] -= 1
+    gradient /= count
+    loss = -log_p[xp.arange(len(labels)), labels].sum() / count
+    return loss, gradient.astype(logits.dtype, copy=False)
+
+
+def _log_softmax(logits: Array, xp: ModuleType) -> Array:
+    """Normalise row by row; the largest logit is subtracted first, so `exp` cannot overflow."""
+    logits = logits.astype(wide(logits.dtype), copy=False)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))

@@ -20,11 +20,10 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.train import mlp
-from ringreduce.train.data import part
-from ringreduce.train.layers import Array, Layer
-from ringreduce.train.stage_messages import BetweenRanks, Key, Kinds, Messages, OnOneRank
-from ringreduce.train.stages import (
+from ringreduce.parallel.layers import Array, Layer, cross_entropy
+from ringreduce.parallel.sampler import part
+from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, Messages, OnOneRank
+from ringreduce.parallel.stages import (
     Batch,
     GradientSums,
     Loss,
@@ -34,7 +33,7 @@ from ringreduce.train.stages import (
     splits_of_size,
     stages_of,
 )
-from ringreduce.train.together import gather_words
+from ringreduce.parallel.together import gather_words
 
 Into = Mapping[str, Array] | Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Name -> array for the sum of gradients; or a function that returns it for these parameters."""
@@ -155,7 +154,7 @@ class PipelineParallel:
         }
         self._sums = GradientSums(self.parameters, self._places(into), on_gradient, xp)
         self.gradients = self._sums.sums
-        self._loss = partial(mlp.cross_entropy, xp=xp) if loss is None else loss
+        self._loss = partial(cross_entropy, xp=xp) if loss is None else loss
         self._kinds: Kinds = {}
         self._most_rows: int | None = split_size
         self.held = self.held_bytes = self.sent_bytes = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.train.buckets import module_of
+from ringreduce.parallel.buckets import module_of
 
 Pieces = list[tuple[slice, slice]]
 """Parts of one flat array and their places in another, in ascending order of the first."""
