@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from ringreduce.train import Trainer, strategies
 from ringreduce.train.configuration import to_plain
@@ -74,6 +73,8 @@ def begun(monkeypatch):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_checkpoint_goes_on(name, begun, tmp_path, monkeypatch):
+    from safetensors.numpy import load_file
+
     ranks, strategy = WRITTEN[name]
     folder = Path(shutil.copytree(BEFORE / name, tmp_path / name))
     header = json.loads(next(folder.glob("*.json")).read_bytes())
