@@ -78,7 +78,11 @@ _BY_FILE = {
     "launch/launcher.py": ("tests/launch/test_launch.py",),
     "launch/explain.py": ("tests/launch/test_explain.py",),
     "launch/doctor.py": ("tests/launch/test_doctor.py",),
-    "transports/yielding.py": ("tests/transports/test_yielding.py",),
+    "transports/yielding.py": (
+        "tests/transports/test_yielding.py",
+        "tests/control/test_agreement.py",
+        "tests/calls/test_faults.py",
+    ),
     "place.py": ("tests/test_place.py",),
     "torch/group.py": _TORCH,
     "torch/works.py": _TORCH,

@@ -770,8 +770,8 @@ MUTATIONS = [
     # --- the rest ---
     Mutation(
         "stopped-rank-blames-others",
-        "control/agreement.py",
-        "self._waiting_since += now - self._polled_at - _GAP_COUNTS_S",
+        "transports/yielding.py",
+        "self._absent_s += now - self._polled_at - _GAP_COUNTS_S",
         "pass",
         "A job that was stopped for longer than the timeout ends with an error when it goes on.",
     ),
