@@ -36,8 +36,8 @@ _HOST_BYTES = 16
 """Bytes of the hash of a host's name."""
 _MOST_CORES = 4096
 """Bits in the mask of a rank's cores."""
-_QUOTA_BYTES = 4
-"""Bytes behind the mask: the cores that the quota of the rank allows."""
+_PLACE = np.dtype([("host", f"V{_HOST_BYTES}"), ("mask", "u1", _MOST_CORES // 8), ("quota", "<u4")])
+"""Where a rank runs, the cores that it may use there, and how many of them its quota allows."""
 _GROUP_TAGS = 1 << 15
 """Number of tags that every MPI has, from 0."""
 _ASSEMBLY_ROLL_CALL_S = 0.25
@@ -88,14 +88,12 @@ class MpiTransport(Transport):
         _open.add(id(self))
         self._synchronous_sends = synchronous_sends
         self._send_init = data.Ssend_init if synchronous_sends else data.Send_init
-        hosts_and_cores = np.frombuffer(self.collect(_host() + _cores()), np.uint8)
-        hosts_and_cores = hosts_and_cores.reshape(self.size, -1)
-        quotas = np.ascontiguousarray(hosts_and_cores[:, -_QUOTA_BYTES:]).view("<u4").ravel()
-        self._nodes = _nodes([row[:_HOST_BYTES].tobytes() for row in hosts_and_cores])
-        here = next(node for node in self._nodes if self.rank in node)
-        masks = np.unpackbits(hosts_and_cores[list(here), _HOST_BYTES:-_QUOTA_BYTES], axis=1)
-        cores = min(int(masks.any(axis=0).sum()), *map(int, quotas[list(here)]))
-        self.yielding = Yielding(crowded=len(here) > cores)
+        mine = np.array((_host(), _cores(), allowed()), _PLACE)
+        places = np.frombuffer(self.collect(mine.tobytes()), _PLACE)
+        self._nodes = _nodes([host.tobytes() for host in places["host"]])
+        here = places[list(next(node for node in self._nodes if self.rank in node))]
+        cores = np.unpackbits(here["mask"], axis=1).any(axis=0).sum()
+        self.yielding = Yielding(crowded=len(here) > min(cores, here["quota"].min()))
         self._window: MPI.Win | None = None
         """The memory of `allocate_shared`."""
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -187,8 +185,7 @@ class MpiTransport(Transport):
         MPI_Comm_create_group blocks and cannot be given up, so another thread calls it, if MPI
         allows threads.  Otherwise this rank may wait for ever.
         """
-        made: list[MPI.Comm] = []
-        failed: list[MPI.Exception] = []
+        made: list[MPI.Comm | MPI.Exception] = []
         every = self._data.Get_group()
         group = every.Incl(list(members))
         every.Free()
@@ -198,7 +195,7 @@ class MpiTransport(Transport):
             try:
                 made.append(self._data.Create_group(group, number % _GROUP_TAGS))
             except MPI.Exception as error:
-                failed.append(error)
+                made.append(error)
             group.Free()
 
         if self.threads:
@@ -207,10 +204,10 @@ class MpiTransport(Transport):
             thread.join(timeout_s)
         else:
             make()
-        if failed:
-            raise _not_made("split", failed[0], self._data)
         if not made:
             raise PeerTimeoutError(f"split: no group within {timeout_s:g} s", ranks=())
+        if isinstance(made[0], MPI.Exception):
+            raise _not_made("split", made[0], self._data)
         return MpiTransport(made[0], timeout_s, self._synchronous_sends, owns_parent=True)
 
     def shrunk(self, timeout_s: float) -> MpiTransport:
@@ -381,10 +378,17 @@ class Assembly:
 
 
 def _not_made(where: str, error: MPI.Exception, comm: MPI.Comm) -> Exception:
-    """Return the error of ranks for which MPI makes no communicator."""
+    """Return the error of ranks for which MPI makes no communicator or no shared memory."""
     if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
         return _lost(error, comm)
     said = " ".join(str(error).split())
+    if "context ID" not in said:
+        try:  # the text of MPICH's Idup does not tell
+            MPI.COMM_SELF.Dup().Free()
+        except MPI.Exception:
+            pass
+        else:
+            return RuntimeError(f"{where}: MPI reports: {said}")
     return RuntimeError(
         f"{where}: this MPI has no more communicators; {len(_open)} of ringreduce are open: close "
         f"those that you do not need, close() frees them (MPI reports: {said})"
@@ -422,14 +426,11 @@ def _on_one_host(comm: MPI.Comm) -> bool:
     return size == comm.Get_size()
 
 
-def _cores() -> bytes:
-    """Return a mask of the cores that this rank may use, and how many of them its quota allows.
-
-    Its MPI may have bound the rank to some.
-    """
+def _cores() -> Any:
+    """Return a mask of the cores that this rank may use: its MPI may have bound it to some."""
     mask = np.zeros(_MOST_CORES, np.uint8)
     mask[[core % _MOST_CORES for core in os.sched_getaffinity(0)]] = 1
-    return np.packbits(mask).tobytes() + allowed().to_bytes(_QUOTA_BYTES, "little")
+    return np.packbits(mask)
 
 
 def _nodes(hosts: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:

@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import ringreduce as rr
+from ringreduce.transports import mpi
 from tests.support.cases import CONFIG
 
 RANKS = 4
@@ -155,6 +156,9 @@ def without_free_communicators() -> list[Any]:
     Also returns whether MPI must run out of groups: MPICH has 2,048, Open MPI tens of thousands.
     """
     comm, spare, every = rr.init(timeout_s=60), rr.init(timeout_s=60), MPI.COMM_WORLD.Get_group()
+    other = mpi._not_made("init", MPI.Exception(MPI.ERR_INFO), MPI.COMM_WORLD)
+    assert str(other).startswith("init: MPI reports: ")
+    assert "more communicators" not in str(other)
     errors: list[Any] = []
     try:
         for _ in range(3000):
