@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Rational
 from threading import Lock
 from typing import Any, Self
 
@@ -208,11 +209,9 @@ def as_seconds(where: str, timeout_s: Any) -> Any:
     kind = getattr(getattr(timeout_s, "dtype", None), "kind", "f")
     seconds = math.nan
     if hasattr(timeout_s, "__float__") and not isinstance(timeout_s, bool) and kind in "iufV":
-        with suppress(TypeError, ValueError):
-            try:
-                seconds = float(timeout_s)
-            except OverflowError:  # a whole number that is too large
-                seconds = math.copysign(math.inf, timeout_s > 0 or -1)
+        with suppress(TypeError, ValueError, OverflowError):
+            whole = isinstance(timeout_s, Rational)  # may be too large for a float
+            seconds = float(min(timeout_s, LONGEST_S) if whole else timeout_s)
     if not seconds > 0:
         raise ValueError(f"{where}: timeout_s is {timeout_s!r:.99}; pass seconds, above 0")
     return min(seconds, LONGEST_S)

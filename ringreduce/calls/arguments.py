@@ -239,8 +239,16 @@ def as_counts(where: str, counts: Any) -> tuple[int, ...]:
         ) from None
 
 
-_MOST_ELEMENTS = 1 << 57
-"""With 32 bytes each, more elements than there are addresses."""
+def _check_room(where: str, what: str, elements: int) -> None:
+    if elements >= 1 << 57:  # with 32 bytes each, more than there are addresses
+        raise ValueError(f"{where}: {what}; no memory has room for as many elements")
+
+
+def _check_each(where: str, counts: tuple[int, ...], size: int) -> None:
+    if len(counts) != size or any(count < 0 for count in counts):
+        raise ValueError(
+            f"{where}: counts={counts}; pass one count of at least 0 for each of {size} ranks"
+        )
 
 
 def check_counts(
@@ -250,12 +258,8 @@ def check_counts(
 
     Raises ValueError.
     """
-    if len(counts) != size or any(count < 0 for count in counts):
-        raise ValueError(
-            f"{where}: counts={counts}; pass one count of at least 0 for each of {size} ranks"
-        )
-    if sum(counts) * prod(array.shape[1:]) >= _MOST_ELEMENTS:
-        raise ValueError(f"{where}: counts={counts}; no memory has room for as many elements")
+    _check_each(where, counts, size)
+    _check_room(where, f"counts={counts}", sum(counts) * prod(array.shape[1:]))
     if counts[rank] != array.shape[0]:
         raise ValueError(
             f"{where}: counts[{rank}] is {counts[rank]}, but this rank passes an array of "
@@ -289,10 +293,7 @@ def check_row(where: str, array: np.ndarray, row: tuple[int, ...], size: int) ->
 
     Raises ValueError.
     """
-    if len(row) != size or any(count < 0 for count in row):
-        raise ValueError(
-            f"{where}: counts={row}; pass one count of at least 0 for each of {size} ranks"
-        )
+    _check_each(where, row, size)
     if sum(row) != array.shape[0]:
         raise ValueError(
             f"{where}: counts={row} add up to {sum(row)}, but this rank passes an array of "
@@ -308,8 +309,7 @@ def check_matrix(where: str, array: np.ndarray, matrix: Matrix, rank: int, size:
         raise ValueError(
             f"{where}: counts={matrix}; pass {size} rows of {size} counts of at least 0"
         )
-    if sum(map(sum, matrix)) * array.dtype.itemsize * prod(array.shape[1:]) >= 1 << 63:
-        raise ValueError(f"{where}: counts={matrix}; no memory has room for as many elements")
+    _check_room(where, f"counts={matrix}", sum(map(sum, matrix)) * prod(array.shape[1:]))
     check_row(where, array, matrix[rank], size)
 
 
@@ -372,10 +372,7 @@ def as_shape(where: str, shape: Any) -> tuple[int, ...]:
         sizes = (-1,)
     if any(size < 0 for size in sizes):
         raise ValueError(f"{where}: shape is {in_short(shape)}; pass lengths of at least 0")
-    if prod(size or 1 for size in sizes) >= _MOST_ELEMENTS:
-        raise ValueError(
-            f"{where}: shape is {in_short(shape)}; no memory has room for as many elements"
-        )
+    _check_room(where, f"shape is {in_short(shape)}", prod(size or 1 for size in sizes))
     return sizes
 
 

@@ -205,67 +205,63 @@ KINDS = {
 @pytest.mark.parametrize("columns", [2, 600])
 def test_arrays_of_subclasses_are_the_arrays_that_they_are(config, kind, columns):
     def program(comm):
-        make, wrong = KINDS[kind], []
         ours, theirs = (np.arange(2.0 * columns).reshape(2, -1) * 2 + rank for rank in (0, 1))
         (mine, other), peer = ((ours, theirs), (theirs, ours))[comm.rank], 1 - comm.rank
         total, both = ours + theirs, np.concatenate([ours, theirs])
+        x, make, found = KINDS[kind](mine.copy()), KINDS[kind], []
 
-        def got(name, found, wanted):
-            if not np.array_equal(np.asarray(found), wanted):
-                wrong.append(name)
+        def out(rows=2):
+            return make(np.zeros((rows, columns)))
 
         for turn in range(2):  # compiled code may make the second call
-            out, x = make(np.zeros_like(mine)), make(mine.copy())
-            assert comm.all_reduce(x, out=out) is out
-            got("all_reduce", out, total)
-            comm.all_reduce([x, mine], out=[x, np.zeros_like(mine)])
-            got("a list in place", x, total)
-            comm.broadcast(x, 1, out=x)
-            got("broadcast", x, total)
-            x = make(mine.copy())
-            got("reduce_scatter", comm.reduce_scatter(x), total.reshape(2, -1)[comm.rank])
-            got("all_gather", comm.all_gather(x), both)
-            gathered = make(np.zeros((4, columns)))
-            comm.all_gather(x, counts=[2, 2], out=gathered)
-            got("all_gather with counts", gathered, both)
-            row = make(np.zeros((1, columns)))
-            comm.scatter(x if comm.rank == 0 else None, out=row)
-            got("scatter", row, ours[comm.rank : comm.rank + 1])
-            comm.all_to_all(x, out=out)
-            got("all_to_all", out, both[comm.rank :: 2])
-            comm.exchange({peer: x}, {peer: out})
-            got("exchange", out, other)
-            out = make(np.zeros_like(mine))
-            work = comm.send(make(mine.copy()), peer, turn, async_op=True)
-            assert comm.recv(out, peer, turn) is out
+            y, work = make(mine.copy()), comm.send(x, peer, 1 + turn, async_op=True)
+            found += [
+                (comm.all_reduce(x, out=out()), total),
+                (comm.all_reduce([y, mine], out=[y, np.zeros_like(mine)])[0], total),
+                (comm.broadcast(y, 1, out=y), total),
+                (comm.reduce_scatter(x), total.reshape(2, -1)[comm.rank]),
+                (comm.all_gather(x), both),
+                (comm.all_gather(x, counts=[2, 2], out=out(4)), both),
+                (comm.scatter(None if comm.rank else x, out=out(1)), ours[comm.rank, None]),
+                (comm.all_to_all(x, out=out()), both[comm.rank :: 2]),
+                (comm.exchange({peer: x}, {peer: out()})[peer], other),
+                (comm.recv(z := out(), peer, 1 + turn), other),
+            ]
             work.wait()
-            got("recv", out, other)
-        out = make(np.zeros_like(mine))
-        comm.plan("all_reduce", x, out=out)()
-        got("plan", out, total)
+            assert found[-1][0] is z
+            assert comm.all_reduce(x, out=z) is z
+        found += [(comm.plan("all_reduce", x, out=out())(), total)]
         if config == "shared memory":
             shared = comm.shared(mine.shape, float)
             shared.add(x)
             comm.barrier()
-            got("shared", shared.read(out=out), total)
-        return wrong
+            found += [(shared.read(out=out()), total)]
+        return [i for i, (a, b) in enumerate(found) if not np.array_equal(np.asarray(a), b)]
 
     assert rr.spawn(program, 2, config=CONFIGS[config], timeout_s=120) == [[], []]
 
 
+MASKED = np.ma.array(X, mask=X > 1)
+
+
 @pytest.mark.parametrize(
-    "call",
+    ("misuse", "text"),
     [
-        lambda comm, x: comm.send(x, 1),
-        lambda comm, x: comm.recv(x, 1),
-        lambda comm, x: comm.exchange({1: Y}, {1: x}),
-        lambda comm, x: comm.all_gather(x),
-        lambda comm, x: comm.plan("all_reduce", X, out=x),
-        lambda comm, x: rr.train.DataParallel(comm, {"w": x}),
+        (lambda comm: comm.send(MASKED, 1), "masked array"),
+        (lambda comm: comm.recv(MASKED, 1), "masked array"),
+        (lambda comm: comm.exchange({1: Y}, {1: MASKED}), "masked array"),
+        (lambda comm: comm.all_gather(MASKED), "masked array"),
+        (lambda comm: comm.plan("all_reduce", X, out=MASKED), "masked array"),
+        (lambda comm: rr.train.DataParallel(comm, {"w": MASKED}), "masked array"),
+        (lambda comm: comm.all_reduce(TEXTS), "StringDType() cannot be sent"),
+        (lambda comm: comm.plan("all_to_all", TEXTS), "StringDType() cannot be sent"),
+        (lambda comm: comm.recv(TEXTS, 1), "StringDType() cannot be sent"),
+        (lambda comm: comm.empty(3, TEXTS.dtype), "StringDType() cannot be sent"),
+        (lambda comm: comm.shared(3, TEXTS.dtype), "StringDType() cannot be sent"),
     ],
 )
-def test_masked_arrays_are_refused_before_anything_is_sent(call):
-    assert "masked array" in refused(lambda comm: call(comm, np.ma.array(X, mask=X > 1)))
+def test_masked_arrays_and_texts_of_any_length_are_refused_before_anything_is_sent(misuse, text):
+    assert text in refused(misuse)
 
 
 def strided(*steps, at=16):
@@ -361,20 +357,6 @@ def test_what_belongs_to_a_process_is_neither_copied_nor_pickled(copied, make, k
             copied(make(comm))
 
     rr.spawn(program, 1, config=CONFIGS["shared memory"])
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda comm: comm.all_reduce(TEXTS),
-        lambda comm: comm.plan("all_to_all", TEXTS),
-        lambda comm: comm.recv(TEXTS, 1),
-        lambda comm: comm.empty(3, TEXTS.dtype),
-        lambda comm: comm.shared(3, TEXTS.dtype),
-    ],
-)
-def test_texts_of_any_length_are_refused(call):
-    assert "StringDType() cannot be sent" in refused(call)
 
 
 def test_counts_that_no_memory_has_room_for_are_refused():
