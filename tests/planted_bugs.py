@@ -50,7 +50,7 @@ _MEMBERS = ("tests/recovery/test_membership.py", "tests/recovery/test_plans.py")
 _SUPERVISOR = ("tests/recovery/test_supervisor.py",)
 _MESSAGES = ("tests/point_to_point/test_messages.py", "tests/point_to_point/test_messages_mpi.py")
 _SHARDED = ("tests/train/test_sharded_parallel.py",)
-_TORCH = ("tests/torch/test_backend.py",)
+_TORCH = ("tests/torch/test_backend.py::test_a_check_holds",)
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _BY_FILE = {
     "calls/queue.py": _WORK,

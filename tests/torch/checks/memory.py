@@ -51,7 +51,9 @@ def storages_move_to_registered_memory() -> None:
         assert x.data_ptr() in storages._moved
         assert arena.free_bytes < free
         view.fill_(0)
+        first = x[0].clone()
         dist.all_reduce(x[1:], group=group)
+        same(x[0], first)
         same(view, torch.zeros(2, 13, dtype=dtype))
     del x, view
     small = ringreduce.torch.share_(mine(100), group=group)

@@ -240,6 +240,8 @@ def wrong_lengths_are_refused() -> None:
     raises(ValueError, "all need one dtype", lambda: world.allgather([mixed], [pieces[0]]))
     words = "rank 0 sends 4 elements to rank 0, which expects 5"
     raises(ValueError, words, lambda: dist.all_to_all_single(x.clone(), x, recvs, sends))
+    few, words = [3] * size(), f"pass {size()} lengths that add up to {4 * size()}"
+    raises(ValueError, words, lambda: dist.all_to_all_single(x.clone(), x, few, few))
     gathered = torch.zeros(2 * size())
     pairs = [gathered, out], [torch.ones(2), torch.ones(2)]
     raises(ValueError, "the output needs", lambda: world.all_gather_single_coalesced(*pairs))
