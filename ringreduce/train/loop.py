@@ -28,7 +28,6 @@ from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.journal import STRETCH, Journal, State, journal_arrays
 from ringreduce.train.parts import Run
-from ringreduce.train.placement import part_of
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
 from ringreduce.train.stores import InPlace, Store
@@ -113,10 +112,14 @@ class Trainer:
             raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)
+        device = "cpu" if xp is np else "cuda"
         if elastic is not False:
-            strategies.check_elastic(self.strategy, "cpu" if xp is np else "cuda")
+            strategies.check_elastic(self.strategy, device)
         algorithm = self.strategy.algorithm(settings)
-        self._part = part = part_of(self.strategy, Run(comm, sizes, settings, algorithm, xp))
+        self.strategy.check_device(device)
+        if settings.batch_shards:
+            strategies.check_shards(self.strategy, settings.batch_shards, comm.size, device)
+        self._part = part = self.strategy.part(Run(comm, sizes, settings, algorithm, xp))
         mine = sampler.part(len(split.held_out_labels), part.replica, part.replicas)
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])

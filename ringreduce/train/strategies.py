@@ -19,6 +19,11 @@ import ringreduce as rr
 from ringreduce.errors import did_you_mean, shown
 from ringreduce.parallel.mesh import Coordinates, check_fits
 from ringreduce.parallel.stages import splits_of_size
+from ringreduce.train import sharded_part
+from ringreduce.train.divided_part import Divided
+from ringreduce.train.exact_replica import ExactReplica
+from ringreduce.train.nccl import NcclCommunicator
+from ringreduce.train.parts import Part, Replica, Run
 from ringreduce.train.settings import Settings
 
 __all__ = [
@@ -154,6 +159,13 @@ multi_worker_mirrored (MultiWorkerMirrored)
         """
         return Coordinates(ranks, 1, 1)
 
+    def part(self, run: Run) -> Part:
+        """Return what this rank has of the model.  Collective.
+
+        :meta private:
+        """
+        return ExactReplica(run) if run.settings.batch_shards else Replica(run)
+
 
 @dataclass(frozen=True)
 class OneDevice(Strategy):
@@ -219,6 +231,11 @@ class Mirrored(Strategy):
     def algorithm(self, settings: Settings) -> str:
         return _agreed(settings, "cross_device", self.cross_device, CROSS_DEVICE)
 
+    def part(self, run: Run) -> Part:
+        if self.cross_device == "nccl":
+            return Replica(run, NcclCommunicator(run.comm, run.xp.cuda))
+        return super().part(run)
+
 
 @dataclass(frozen=True)
 class MultiWorkerMirrored(Strategy):
@@ -281,6 +298,9 @@ class CentralStorage(Strategy):
             )
         _check_halves(self, settings)
 
+    def part(self, run: Run) -> Part:
+        return sharded_part.Central(run)
+
 
 @dataclass(frozen=True)
 class Zero(Strategy):
@@ -312,6 +332,9 @@ class Zero(Strategy):
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         _check_halves(self, settings)
+
+    def part(self, run: Run) -> Part:
+        return sharded_part.zero(run, self.stage)
 
 
 @dataclass(frozen=True)
@@ -382,6 +405,17 @@ class Pipeline(Strategy):
     def sizes(self, ranks: int) -> Coordinates:
         return Coordinates(1, ranks, 1)
 
+    def part(self, run: Run) -> Part:
+        return Divided(
+            run,
+            self.sizes(run.comm.size),
+            schedule=self.schedule,
+            splits=self.splits,
+            split_size=self.split_size,
+            virtual=self.virtual,
+            cut=self.cut,
+        )
+
 
 @dataclass(frozen=True)
 class Tensor(Strategy):
@@ -410,6 +444,9 @@ class Tensor(Strategy):
 
     def sizes(self, ranks: int) -> Coordinates:
         return Coordinates(1, 1, ranks)
+
+    def part(self, run: Run) -> Part:
+        return Divided(run, self.sizes(run.comm.size))
 
 
 @dataclass(frozen=True)
@@ -473,6 +510,10 @@ class Hybrid(Strategy):
         check_fits(sizes, ranks)
         return sizes
 
+    def part(self, run: Run) -> Part:
+        sizes = self.sizes(run.comm.size)
+        return Divided(run, sizes, schedule=self.schedule, splits=self.splits)
+
 
 @dataclass(frozen=True)
 class TPU(Strategy):
@@ -506,6 +547,12 @@ class TPU(Strategy):
                 f"dtype {settings.dtype} cannot be combined with strategy tpu, which computes in "
                 "float32"
             )
+
+    def part(self, run: Run) -> Part:
+        check_jax()
+        from ringreduce.train.jax_part import JaxReplica
+
+        return JaxReplica(run)
 
 
 # --- names and defaults ---------------------------------------------------------------------------
