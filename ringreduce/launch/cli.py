@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, commands = parsers()
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["train"] and _asks_for_table(words):
-        from ringreduce.train.strategy_options import table
+        from ringreduce.train.strategies import table
 
         print(table())  # No rank is started, so -n may be missing.
         raise SystemExit(0)

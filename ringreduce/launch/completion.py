@@ -17,10 +17,6 @@ from ringreduce.pipeline.registry import SCHEDULES
 
 _ALGORITHMS = {collective: ("auto", *names) for collective, names in ALGORITHMS.items()}
 _EVERY_ALGORITHM = tuple(dict.fromkeys(name for names in _ALGORITHMS.values() for name in names))
-_STRATEGIES = (
-    *("auto", "one_device", "mirrored", "multi_worker_mirrored", "central_storage", "zero"),
-    *("pipeline", "tensor", "hybrid", "tpu", "help"),
-)
 _DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64", "complex64")
 
 
@@ -85,7 +81,7 @@ def _command(name: str, parser: argparse.ArgumentParser, options: ModuleType | N
 
 
 def _option(action: argparse.Action) -> Option:
-    words: tuple[str, ...] = tuple(map(str, action.choices or _words(action.dest)))
+    words: tuple[str, ...] = tuple(map(str, action.choices or _words(action)))
     takes_value = action.nargs != 0
     return Option(
         tuple(action.option_strings),
@@ -96,18 +92,17 @@ def _option(action: argparse.Action) -> Option:
     )
 
 
-def _words(dest: str) -> tuple[str, ...]:
-    """Return the words for an option without choices, by the name under which it is stored."""
+def _words(action: argparse.Action) -> tuple[str, ...]:
+    """Return the words for an option without choices: its own, or those for what it names."""
     known = {
         "algorithm": _EVERY_ALGORITHM,
         "collective": tuple(ALGORITHMS),
         "data": ("digits", "synthetic"),
         "dtype": _DTYPES,
         "pipeline": tuple(SCHEDULES),
-        "strategy": _STRATEGIES,
         "transport": ("shm", "mpi"),
     }
-    return known.get(dest, ())
+    return getattr(action, "words", None) or known.get(action.dest, ())
 
 
 # --- bash, and zsh, which has a layer for bash's scripts ------------------------------------------

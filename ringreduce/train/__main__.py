@@ -27,7 +27,7 @@ from ringreduce.parallel.together import REFUSED, from_rank_0, nothing, said, to
 from ringreduce.picture import output
 from ringreduce.picture.words import counted
 from ringreduce.terminal import print_error, replace_unencodable
-from ringreduce.train import inputs, plot, strategy_options
+from ringreduce.train import inputs, plot, strategies
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
 from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
 from ringreduce.train.loop import Trainer, shapes
@@ -348,7 +348,7 @@ class _Run:
         """Return the facts of a checkpoint that steps do not change."""
         return {
             "settings": to_plain(self.settings),
-            "strategy": {} if self._named is None else strategy_options.to_plain(self._named),
+            "strategy": {} if self._named is None else strategies.to_plain(self._named),
             "data_sha256": self._split.digest,
             "ranks": self._comm.size,
             "ringreduce": rr.__version__,

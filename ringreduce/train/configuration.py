@@ -10,24 +10,31 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings, checked
 from ringreduce.train.strategies import (
+    OPTIONS,
     TPU,
     Strategy,
-    check_algorithm,
+    by_name,
     check_elastic,
     check_jax,
     default,
+    named_algorithm,
+    table,
 )
-from ringreduce.train.strategy_options import Options, by_name, table
 
-KINDS = (Settings, Options, Outputs)
-FIELDS = {field.name: field for kind in KINDS for field in dataclasses.fields(kind)}
+GROUPS: Mapping[str, Mapping[str, dataclasses.Field[Any]]] = {
+    "what is trained": {field.name: field for field in dataclasses.fields(Settings)},
+    "how ranks divide it": OPTIONS,
+    "what is written, and where": {field.name: field for field in dataclasses.fields(Outputs)},
+}
+"""Title -> the options of the command line below it, by name."""
+FIELDS = {name: field for group in GROUPS.values() for name, field in group.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +45,14 @@ class Given:
 
     def outputs(self) -> Outputs:
         """Return what to write.  Raises ValueError for invalid settings."""
-        return Outputs(**self._of(Outputs))
+        return Outputs(**self._of("what is written, and where"))
 
     def settings(self, before: Mapping[str, Any] | None = None) -> Settings:
         """Return what to train; `before` are the settings of the checkpoint to continue, if any.
 
         Raises ValueError for invalid settings, and for changes that a run cannot make midway.
         """
-        asked = self._of(Settings)
+        asked = self._of("what is trained")
         if before is None:
             return Settings(**asked)
         # An older checkpoint lacks newer settings; its data may be elsewhere now.
@@ -67,18 +74,16 @@ class Given:
 
         Raises ValueError for options that cannot be combined.
         """
-        asked = self._of(Options)
+        asked = self._of("how ranks divide it")
         if before and asked.get("strategy") in (None, before.get("strategy")):
             asked = {**before, **asked}
-        name = asked.pop("strategy", Options.strategy)
-        strategy = by_name(name, asked)
+        strategy = by_name(asked.pop("strategy", "auto"), asked)
         if strategy is not None and "algorithm" in self.values:
-            check_algorithm(strategy, self.values["algorithm"])
+            named_algorithm(strategy, self.values["algorithm"])
         return strategy
 
-    def _of(self, kind: type) -> dict[str, Any]:
-        names = {field.name for field in dataclasses.fields(kind)}
-        return {name: value for name, value in self.values.items() if name in names}
+    def _of(self, group: str) -> dict[str, Any]:
+        return {name: value for name, value in self.values.items() if name in GROUPS[group]}
 
 
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given:
@@ -350,10 +355,11 @@ def add_options(command_line: argparse.ArgumentParser, without: Sequence[str] = 
         help="a file of options, by their names with _ for -; options on the command line "
         "override it",
     )
-    titles = ("what is trained", "how ranks divide it", "what is written, and where")
-    for kind, title in zip(KINDS, titles, strict=True):
-        of_kind = (field for field in dataclasses.fields(kind) if field.name not in without)
-        _add(command_line.add_argument_group(title), of_kind)
+    for title, fields in GROUPS.items():
+        group = command_line.add_argument_group(title)
+        for name, field in fields.items():
+            if name not in without:
+                _add(group, field)
 
 
 def to_flags(values: Mapping[str, Any]) -> list[str]:
@@ -368,22 +374,22 @@ def to_flags(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _add(group: argparse._ArgumentGroup, fields: Iterable[dataclasses.Field[Any]]) -> None:
-    for field in fields:
-        default, about = field.default, field.metadata
-        flag, text = "--" + field.name.replace("_", "-"), about["help"]
-        if isinstance(default, tuple):
-            text += f" (default: {' '.join(map(str, default))})" * bool(default)
-            metavar = about.get("metavar", "WIDTH")
-            group.add_argument(flag, type=int, nargs="+", metavar=metavar, help=text)
-        elif isinstance(default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-        elif about["choices"]:
-            text += f" (default: {default})"
-            group.add_argument(flag, choices=about["choices"], help=text)
-        elif default is None:
-            group.add_argument(flag, type=Path, metavar=about.get("metavar", "FILE"), help=text)
-        else:
-            text += f" (default: {default})"
-            name = {int: "N", float: "X"}.get(type(default), "NAME")
-            group.add_argument(flag, type=type(default), metavar=name, help=text)
+def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
+    default, about = field.default, field.metadata
+    flag, text = "--" + field.name.replace("_", "-"), about["help"]
+    if isinstance(default, tuple):
+        text += f" (default: {' '.join(map(str, default))})" * bool(default)
+        metavar = about.get("metavar", "WIDTH")
+        group.add_argument(flag, type=int, nargs="+", metavar=metavar, help=text)
+    elif isinstance(default, bool):
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+    elif about["choices"]:
+        text += f" (default: {default})"
+        group.add_argument(flag, choices=about["choices"], help=text)
+    elif default is None:
+        group.add_argument(flag, type=Path, metavar=about.get("metavar", "FILE"), help=text)
+    else:
+        text += f" (default: {default})"
+        name = {int: "N", float: "X"}.get(type(default), "NAME")
+        action = group.add_argument(flag, type=type(default), metavar=name, help=text)
+        vars(action)["words"] = about.get("words", ())  # for the completion of shells

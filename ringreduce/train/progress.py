@@ -11,7 +11,7 @@ from typing import TextIO
 import ringreduce as rr
 from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine
-from ringreduce.train import data, mlp, strategy_options
+from ringreduce.train import data, mlp, strategies
 from ringreduce.train.configuration import to_plain, to_toml
 from ringreduce.train.results import Epoch, Result, Step
 from ringreduce.train.settings import Settings
@@ -94,7 +94,7 @@ def described(strategy: Strategy, settings: Settings) -> str:
         return "all-reduce by NCCL"
     if isinstance(strategy, (Mirrored, MultiWorkerMirrored)):
         return f"all-reduce {strategy.algorithm(settings)}"
-    words = strategy_options.to_plain(strategy).items()
+    words = strategies.to_plain(strategy).items()
     return ", ".join(f"{option} {value}" for option, value in words)
 
 

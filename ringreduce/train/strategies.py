@@ -10,8 +10,10 @@ All strategies compute what one process computes with the same batches, up to ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, make_dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -24,7 +26,7 @@ from ringreduce.train.divided_part import Divided
 from ringreduce.train.exact_replica import ExactReplica
 from ringreduce.train.nccl import NcclCommunicator
 from ringreduce.train.parts import Part, Replica, Run
-from ringreduce.train.settings import Settings
+from ringreduce.train.settings import Settings, setting
 
 __all__ = [
     "TPU",
@@ -39,25 +41,55 @@ __all__ = [
     "Zero",
 ]
 
-COMMUNICATION: dict[str, str | None] = {
-    "auto": None,
+PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sequential")
+_ALGORITHMS = {
     "ring": "ring",
-    "hierarchical": "hierarchical",
-}
-"""Value of `MultiWorkerMirrored.communication` -> algorithm; None: that of the settings."""
-CROSS_DEVICE: dict[str, str | None] = {
-    "auto": None,
     "reduce_to_one": "star",
     "hierarchical": "hierarchical",
     "two_shot": "two_shot",
-    "nccl": None,
+    "nccl": "",
 }
-"""Value of `Mirrored.cross_device` -> algorithm; None: the settings', or NCCL's."""
+"""Value of an option that names the all-reduce -> algorithm of the settings; "": not ours."""
+
+# --- options --------------------------------------------------------------------------------------
 
 
-def _field(default: Any, option: str) -> Any:
-    """Return a field of a strategy that is set by this option."""
-    return field(default=default, metadata={"option": option})
+def _option(
+    default: Any, explained: str, choices: Sequence[str] = (), *, name: str = "", **more: Any
+) -> Any:
+    """Return a field of a strategy with the help and the choices of its option.
+
+    `name` is the option's, if it is not the field's.  In `more`, `unset` is the option's value for
+    the default; `holds` tells whether a value of the field can work, and `wanted` what would.
+    """
+    return setting(default, explained, choices, option=name, **{"unset": default, **more})
+
+
+def options(kind: type[Strategy]) -> dict[str, Field[Any]]:
+    """Return the fields of a strategy by the names of their options."""
+    return {each.metadata["option"] or each.name: each for each in fields(kind)}
+
+
+_all_reduce = partial(_option, "auto", is_all_reduce=True)
+_count = partial(
+    _option,
+    holds=lambda value: type(value) is int and value >= 1,
+    wanted="a whole number of at least 1",
+)
+_stages = partial(
+    _count, explained="runs of layers; pipeline: 0, one for each rank", name="stages", unset=0
+)
+_splits = partial(_count, None, "microbatches of a batch; 0: as many as stages", unset=0)
+_schedule = partial(
+    _option,
+    "1f1b",
+    "order of microbatches",
+    PIPELINES,
+    holds=lambda value: isinstance(value, str) and rr.pipeline.schedule(value, 1, 1),
+    wanted="the name of a schedule",
+)
+
+# --- the strategies -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,8 +101,6 @@ class Strategy:
         'optimizer, gradients, parameters in shards (stages 1, 2, 3)'
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str]
     """Where parameters and the optimizer's arrays are."""
     how: ClassVar[str]
@@ -78,15 +108,21 @@ class Strategy:
     when: ClassVar[str] = "every step"
     """When gradients meet."""
 
+    def __post_init__(self) -> None:
+        for name, each in options(type(self)).items():
+            value, about = getattr(self, each.name), each.metadata
+            choices, holds = about["choices"], about.get("holds")
+            if value is None and each.default is None:
+                continue
+            if not (holds(value) if holds else value in choices):
+                one_of = f"one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
+                wanted = about.get("wanted", one_of)
+                raise ValueError(f"{name} is {shown(value)}; wanted {wanted}")
+
     @property
     def name(self) -> str:
-        """Name of the strategy on the command line: the class in snake case.
-
-        Example:
-            >>> rr.train.strategies.MultiWorkerMirrored().name
-            'multi_worker_mirrored'
-        """
-        return name_of(type(self))
+        """Name of the strategy on the command line: the class in snake case."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         """Check that the strategy can be used on these ranks with these settings.
@@ -139,7 +175,8 @@ multi_worker_mirrored (MultiWorkerMirrored)
             >>> rr.train.strategies.Mirrored("two_shot").algorithm(rr.train.Settings())
             'two_shot'
         """
-        return settings.algorithm
+        given = settings.algorithm
+        return named_algorithm(self, "" if given == Settings.algorithm else given) or given
 
     def sizes(self, ranks: int) -> Coordinates:
         """Return how many ranks share data, a pipeline and the layers.
@@ -176,8 +213,6 @@ class OneDevice(Strategy):
         Coordinates(data=1, pipeline=1, tensor=1)
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "all on the one rank"
     how: ClassVar[str] = "one rank has all gradients"
     when: ClassVar[str] = "never"
@@ -202,17 +237,15 @@ class Mirrored(Strategy):
         [True, True]
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "all on every rank of one node"
     how: ClassVar[str] = "all-reduce"
 
-    cross_device: str = _field("auto", "cross_device")
+    cross_device: str = _all_reduce(
+        "all-reduce among ranks of one node",
+        ("auto", "reduce_to_one", "hierarchical", "two_shot", "nccl"),
+    )
     """``"reduce_to_one"``, ``"hierarchical"``, ``"two_shot"`` or ``"nccl"``; ``"auto"``: the
     algorithm of the settings."""
-
-    def __post_init__(self) -> None:
-        _check_choice(self, "cross_device", tuple(CROSS_DEVICE))
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         if len(nodes) > 1:
@@ -227,9 +260,6 @@ class Mirrored(Strategy):
     def check_device(self, device: str) -> None:
         if self.cross_device == "nccl" and device != "cuda":
             raise ValueError("cross_device is nccl, which reduces on GPUs; add device cuda")
-
-    def algorithm(self, settings: Settings) -> str:
-        return _agreed(settings, "cross_device", self.cross_device, CROSS_DEVICE)
 
     def part(self, run: Run) -> Part:
         if self.cross_device == "nccl":
@@ -251,22 +281,16 @@ class MultiWorkerMirrored(Strategy):
         [True, True, True, True]
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "all on every rank of all nodes"
     how: ClassVar[str] = "all-reduce"
 
-    communication: str = _field("auto", "communication")
+    communication: str = _all_reduce(
+        "all-reduce among ranks of all nodes", ("auto", "ring", "hierarchical")
+    )
     """``"ring"`` or ``"hierarchical"``; ``"auto"``: the algorithm of the settings."""
-
-    def __post_init__(self) -> None:
-        _check_choice(self, "communication", tuple(COMMUNICATION))
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         self.algorithm(settings)
-
-    def algorithm(self, settings: Settings) -> str:
-        return _agreed(settings, "communication", self.communication, COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -284,8 +308,6 @@ class CentralStorage(Strategy):
         >>> rr.spawn(program, 2)
         [True, True]
     """
-
-    __module__ = "ringreduce.train.strategies"
 
     where: ClassVar[str] = "parameters once for a node; optimizer in shards"
     how: ClassVar[str] = "reduce-scatter"
@@ -318,17 +340,16 @@ class Zero(Strategy):
         [True, True]
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "optimizer, gradients, parameters in shards (stages 1, 2, 3)"
     how: ClassVar[str] = "reduce-scatter, all-gather"
 
-    stage: int = _field(1, "zero")
-    """1: the optimizer's arrays are in shards.  2: gradients too.  3: parameters too."""
-
-    def __post_init__(self) -> None:
-        if type(self.stage) is not int or not 1 <= self.stage <= 3:
-            raise ValueError(f"zero is {shown(self.stage)}; wanted stage 1, 2 or 3")
+    stage: int = _option(
+        1,
+        "1 divides the optimizer, 2 gradients too, 3 parameters too",
+        name="zero",
+        holds=lambda value: type(value) is int and 1 <= value <= 3,
+        wanted="stage 1, 2 or 3",
+    )
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         _check_halves(self, settings)
@@ -353,35 +374,40 @@ class Pipeline(Strategy):
         [True, True]
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "runs of layers, one or more for each rank"
     how: ClassVar[str] = "neighbours send outputs and their gradients"
     when: ClassVar[str] = "every step, after its microbatches"
 
-    splits: int | None = _field(None, "splits")
+    splits: int | None = _splits()
     """Number of microbatches.  None: as many as stages, or as `split_size` makes."""
-    split_size: int | None = _field(None, "split_size")
-    """Samples of a microbatch, in the place of `splits`."""
-    schedule: str = _field("1f1b", "schedule")
+    split_size: int | None = _count(
+        None, "samples of a microbatch, in the place of splits", unset=0
+    )
+    schedule: str = _schedule()
     """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
-    virtual: int = _field(1, "virtual")
-    """Number of stages of each rank."""
-    cut: str | tuple[int, ...] = _field("balanced", "cut")
+    virtual: int = _count(1, "stages of each rank, for the interleaved schedule")
+    cut: str | tuple[int, ...] = _option(
+        "balanced",
+        "layers of each stage; none: as even as possible",
+        unset=(),
+        holds=lambda cut: (
+            cut == "balanced" or (not isinstance(cut, str) and min(cut, default=0) >= 1)
+        ),
+        wanted="balanced, or layers of each stage",
+        metavar="LAYERS",
+    )
     """Number of layers of each stage; ``"balanced"``: the cut whose largest stage is smallest."""
-    stages: int | None = _field(None, "stages")
+    stages: int | None = _stages(None)
     """Number of stages of all ranks, to be checked.  None: the ranks times `virtual`."""
 
     def __post_init__(self) -> None:
-        _check_pipeline(self)
+        super().__post_init__()
         if self.splits is not None and self.split_size is not None:
             raise ValueError(
                 f"splits is {self.splits} and split_size is {self.split_size}; pass one of them"
             )
         if isinstance(self.cut, list):
             object.__setattr__(self, "cut", tuple(self.cut))
-        if self.cut != "balanced" and (isinstance(self.cut, str) or min(self.cut, default=0) < 1):
-            raise ValueError(f"cut is {shown(self.cut)}; wanted balanced, or layers of each stage")
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         ranks = sum(map(len, nodes))
@@ -433,8 +459,6 @@ class Tensor(Strategy):
         [True, True]
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "columns or rows of every layer"
     how: ClassVar[str] = "all-reduce of outputs, and of their gradients"
     when: ClassVar[str] = "every two layers"
@@ -466,31 +490,21 @@ class Hybrid(Strategy):
         [True, True, True, True]
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "columns or rows of a run of layers, on several replicas"
     how: ClassVar[str] = "as pipeline, as tensor, and an all-reduce of replicas"
     when: ClassVar[str] = "every step, after its microbatches"
 
-    data: int | None = _field(None, "data_parallel")
+    data: int | None = _count(
+        None, "replicas of the model; 0: the ranks that are left", name="data_parallel", unset=0
+    )
     """Number of replicas.  None: the ranks divided by the other two sizes."""
-    pipeline: int = _field(1, "stages")
+    pipeline: int = _stages(1)
     """Number of stages of a replica, each of one rank, or of `tensor` ranks."""
-    tensor: int = _field(1, "tensor")
-    """Number of ranks that share each layer."""
-    splits: int | None = _field(None, "splits")
+    tensor: int = _count(1, "ranks that share each layer")
+    splits: int | None = _splits()
     """Number of microbatches.  None: as many as stages."""
-    schedule: str = _field("1f1b", "schedule")
+    schedule: str = _schedule()
     """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
-
-    def __post_init__(self) -> None:
-        for what, value in (
-            ("data_parallel", 1 if self.data is None else self.data),
-            ("stages", self.pipeline),
-            ("tensor", self.tensor),
-        ):
-            _check_count(what, value)
-        _check_pipeline(self)
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         replicas = self.sizes(sum(map(len, nodes))).data
@@ -528,8 +542,6 @@ class TPU(Strategy):
         'tpu'
     """
 
-    __module__ = "ringreduce.train.strategies"
-
     where: ClassVar[str] = "all on every rank, on JAX's device"
     how: ClassVar[str] = "all-reduce"
 
@@ -558,19 +570,76 @@ class TPU(Strategy):
 # --- names and defaults ---------------------------------------------------------------------------
 
 
-def name_of(kind: type[Strategy]) -> str:
-    return "".join(
-        "_" + letter.lower() if letter.isupper() and at else letter.lower()
-        for at, letter in enumerate("Tpu" if kind is TPU else kind.__name__)
+STRATEGIES: dict[str, type[Strategy]] = {kind().name: kind for kind in Strategy.__subclasses__()}
+"""Name -> class, in the order of the pages."""
+
+
+def _owners(option: str) -> list[str]:
+    return [name for name, kind in STRATEGIES.items() if option in options(kind)]
+
+
+def _declared() -> list[tuple[str, Any, Any]]:
+    """Return the name, type and field of each option of all strategies, and of the strategy."""
+    auto = "mirrored, or on several nodes multi_worker_mirrored"
+    about = f"where parameters are, and how gradients meet; help prints all; auto: {auto}"
+    found = {"strategy": setting("auto", about, words=("auto", *STRATEGIES, "help"))}
+    for kind in STRATEGIES.values():
+        for option, each in options(kind).items():
+            about = f"{', '.join(_owners(option))}: {each.metadata['help']}"
+            declared = field(
+                default=each.metadata["unset"], metadata={**each.metadata, "help": about}
+            )
+            found.setdefault(option, declared)
+    return [(name, Any, each) for name, each in found.items()]
+
+
+OPTIONS = {each.name: each for each in fields(make_dataclass("_Options", _declared()))}
+"""Name -> option of the command line and files, with its default and help there."""
+
+
+def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
+    """Return the strategy with the options `given`, by their names; None for "auto".
+
+    Raises ValueError for an unknown strategy, or an option of another one; it names both.
+    """
+    if name == "auto" and not given:
+        return None
+    kind = Strategy if name == "auto" else STRATEGIES.get(name)
+    if kind is None:
+        meant = did_you_mean(name, STRATEGIES)
+        raise ValueError(f"strategy is {name!r}; wanted one of {', '.join(STRATEGIES)}{meant}")
+    takes = options(kind)
+    for option in given:
+        if option not in takes:
+            raise ValueError(
+                f"{option} is an option of strategy {' and '.join(_owners(option))}; strategy is "
+                f"{name}"
+            )
+    return kind(
+        **{takes[o].name: value for o, value in given.items() if value != OPTIONS[o].default}
     )
 
 
-def check_algorithm(strategy: Strategy, algorithm: str) -> None:
-    """Raise ValueError if the strategy names another algorithm than the setting `algorithm`."""
-    for name, named in (("cross_device", CROSS_DEVICE), ("communication", COMMUNICATION)):
-        value = getattr(strategy, name, "auto")
-        if value != "auto" and named[value] != algorithm:
-            raise _disagreement(name, value, algorithm)
+def to_plain(strategy: Strategy) -> dict[str, Any]:
+    """Return the name of a strategy and its options, as values for JSON and TOML."""
+    values = {
+        option: getattr(strategy, each.name)
+        for option, each in options(type(strategy)).items()
+        if getattr(strategy, each.name) != each.default
+    }
+    lists = {option: list(v) if isinstance(v, tuple) else v for option, v in values.items()}
+    return {"strategy": strategy.name, **lists}
+
+
+def table() -> str:
+    """Return where, how, when and the options of each strategy, a fact a line."""
+    lines = []
+    for name, kind in STRATEGIES.items():
+        flags = " ".join("--" + option.replace("_", "-") for option in options(kind))
+        facts = ("parameters", kind.where), ("gradients", kind.how), ("when", kind.when)
+        lines.append(name)
+        lines += [f"  {head:<10}  {text}" for head, text in (*facts, ("options", flags)) if text]
+    return "\n".join(lines)
 
 
 def default(nodes: Sequence[Sequence[int]]) -> Strategy:
@@ -607,28 +676,6 @@ def check_jax() -> None:
 
 
 # --- checks ---------------------------------------------------------------------------------------
-
-
-def _check_choice(strategy: Strategy, name: str, choices: Sequence[str]) -> None:
-    value = getattr(strategy, name)
-    if value not in choices:
-        meant = did_you_mean(str(value), choices)
-        raise ValueError(f"{name} is {shown(value)}; wanted one of {', '.join(choices)}{meant}")
-
-
-def _check_count(name: str, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {shown(value)}; wanted a whole number of at least 1")
-
-
-def _check_pipeline(strategy: Any) -> None:
-    for name in ("splits", "split_size", "virtual", "stages"):
-        value = getattr(strategy, name, None)
-        if value is not None:
-            _check_count(name, value)
-    if not isinstance(strategy.schedule, str):
-        raise ValueError(f"schedule is {shown(strategy.schedule)}; wanted the name of a schedule")
-    rr.pipeline.schedule(strategy.schedule, ranks=1, splits=1)  # raises if it is unknown
 
 
 def _check_stages(
@@ -669,15 +716,15 @@ def _check_halves(strategy: Strategy, settings: Settings) -> None:
         )
 
 
-def _agreed(settings: Settings, name: str, value: str, named: dict[str, str | None]) -> str:
-    """Return the algorithm that a field of a strategy and the settings agree on."""
-    if value == "auto":
-        return settings.algorithm
-    algorithm = named[value]
-    if settings.algorithm not in (algorithm, Settings.algorithm):
-        raise _disagreement(name, value, settings.algorithm)
-    return algorithm or settings.algorithm
+def named_algorithm(strategy: Strategy, given: str) -> str:
+    """Return the algorithm that an option of the strategy names; the `given` one if none does.
 
-
-def _disagreement(name: str, value: str, algorithm: str) -> ValueError:
-    return ValueError(f"{name} is {value}, and algorithm is {algorithm}; name one of them")
+    Raises ValueError if the two differ, unless `given` is "".
+    """
+    for name, each in options(type(strategy)).items():
+        value = getattr(strategy, each.name)
+        if each.metadata.get("is_all_reduce") and value != "auto":
+            if given not in ("", _ALGORITHMS[value]):
+                raise ValueError(f"{name} is {value}, and algorithm is {given}; name one of them")
+            return _ALGORITHMS[value]
+    return given

@@ -22,7 +22,7 @@ from ringreduce.launch import cli
 from ringreduce.launch.case import PipelineRequest, Request
 from ringreduce.launch.completion import script
 from ringreduce.pipeline.registry import SCHEDULES
-from ringreduce.train.strategy_options import STRATEGIES
+from ringreduce.train.strategies import STRATEGIES
 
 Completed = Callable[[str], list[str]]
 

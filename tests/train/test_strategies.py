@@ -18,6 +18,8 @@ from ringreduce.parallel.mesh import fits
 from ringreduce.train import DriftError, Settings, Split, Trainer, load_split, mlp
 from ringreduce.train.configuration import read
 from ringreduce.train.strategies import (
+    PIPELINES,
+    STRATEGIES,
     CentralStorage,
     Hybrid,
     Mirrored,
@@ -26,8 +28,10 @@ from ringreduce.train.strategies import (
     Pipeline,
     Tensor,
     Zero,
+    by_name,
+    table,
+    to_plain,
 )
-from ringreduce.train.strategy_options import PIPELINES, STRATEGIES, by_name, table, to_plain
 from tests.support.rounding import rounding_bounds
 
 STEPS = 20

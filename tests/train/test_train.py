@@ -32,8 +32,7 @@ from ringreduce.train.__main__ import main
 from ringreduce.train.configuration import to_plain
 from ringreduce.train.progress import Progress, heading, last_line, results
 from ringreduce.train.results import Result
-from ringreduce.train.strategies import Hybrid
-from ringreduce.train.strategy_options import table
+from ringreduce.train.strategies import Hybrid, table
 from tests.support.mpi import ROOT
 from tests.support.rounding import (
     SIZES,
