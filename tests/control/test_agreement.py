@@ -13,6 +13,7 @@ from ringreduce.control import agreement
 from ringreduce.control.diagnostics import describe_mismatch
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
+from ringreduce.transports import yielding
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from tests.support import threads
 from tests.support.cases import CONFIG, nodes_of
@@ -211,7 +212,7 @@ def test_a_rank_that_waits_in_another_group_says_so_over_mpi(mpi):
 
 def test_the_time_in_which_a_rank_was_stopped_is_no_wait(monkeypatch):
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(agreement, "time", clock)
+    monkeypatch.setattr(yielding, "time", clock)
     waits = agreement.Agreement(ThreadTransport(Switchboard(2), 0), timeout_s=30)
     waits.wait(1)
     for passed_s, waited_s in ((0.5, 0.5), (600.0, 0.6), (0.5, 1.1)):
