@@ -873,7 +873,7 @@ MUTATIONS = [
         "                try:\n                    function()\n                finally:\n"
         "                    self._left -= 1",
         "                self._left -= 1\n                function()",
-        "A wait returns before the function for the end of the call has run.",
+        "A Work says that it is completed while its tensor has yet to be written.",
     ),
     Mutation(
         "elements-for-bytes",

@@ -353,9 +353,9 @@ def a_wait_returns_after_the_function_for_the_end() -> None:
 
     def end() -> None:
         time.sleep(0.1)
-        ended.append(True)
+        ended.append(work.is_completed())
 
     work.at_end(end)
     work.wait()
-    assert ended
+    assert ended == [False], "a work is completed before its function has run"
     assert work.is_completed()
