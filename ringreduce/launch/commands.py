@@ -11,6 +11,7 @@ import os
 import sys
 
 from ringreduce.launch.ranks import Rank, Ranks, Said
+from ringreduce.launch.sections import wrapped
 from ringreduce.processes import command_of
 from ringreduce.recovery import socket_folder
 from ringreduce.recovery.change import Change
@@ -109,7 +110,7 @@ def list_jobs() -> int:
     """Print the number and the command line of each job of this user that `scale` can change."""
     found = [path.stem for path in socket_folder.folder().glob("*.commands")]
     jobs = sorted(int(stem) for stem in found if stem.isdecimal())
-    lines = [f"{job}  {command}" for job in jobs if (command := command_of(job))]
+    lines = [wrapped(f"{job}  {command}") for job in jobs if (command := command_of(job))]
     print("\n".join(lines or ["you have no job that was started with --elastic"]))
     return 0
 

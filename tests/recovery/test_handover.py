@@ -122,9 +122,10 @@ def test_a_job_prints_its_number_and_is_listed_and_wrong_commands_change_nothing
     job.await_step(1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["scale"]) == 0
-    (listed,) = capsys.readouterr().out.splitlines()
-    assert listed.startswith(f"{job.process.pid}  ")
-    assert "--elastic 1:3" in listed
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{job.process.pid}  ")
+    assert "--elastic 1:3" in " ".join(line.strip() for line in lines)
+    assert max(map(len, lines)) <= 80
     refused = scale(job, 4)
     assert refused.returncode == 2
     assert "wanted ranks: 4; --elastic allows 1 to 3" in refused.stderr
