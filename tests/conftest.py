@@ -39,6 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if needs_it:
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=needs_it)
+    for item in left_for_the_night(items):
+        item.add_marker(pytest.mark.long)
     for item in items:
         if not item.get_closest_marker("long"):
             item.add_marker(pytest.mark.full)
@@ -55,6 +57,15 @@ def draw_fewer_examples(test: Callable[..., object]) -> None:
     fewer = max(SMOKE_SHARE, asked.max_examples // SMOKE_SHARE)
     if fewer < asked.max_examples:
         setattr(test, SETTINGS, hypothesis.settings(asked, max_examples=fewer))
+
+
+def left_for_the_night(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Choose the cases of functions marked `few` that are more than the marker allows."""
+    for _, group in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = list(group)
+        if marker := cases[0].get_closest_marker("few"):
+            stays = {len(cases) * n // marker.args[0] for n in range(marker.args[0])}
+            yield from (case for index, case in enumerate(cases) if index not in stays)
 
 
 def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:

@@ -109,12 +109,20 @@ def commands(page: Path, *, with_jax: bool = False) -> list[tuple[list[str], str
     return [(line.split(), output) for line, output in found if (NEEDS_JAX in line) is with_jax]
 
 
+SLOW = {"search.md", "strategies.md", "training.md"}
+"""Pages whose commands train for a quarter of a minute or longer."""
 WITH_COMMANDS = [page for page in PAGES if commands(page)]
 WITH_JAX = [page for page in PAGES if commands(page, with_jax=True)]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] * (page.name in SLOW), id=page.name)
+        for page in WITH_COMMANDS
+    ],
+)
 def test_the_commands_of_a_page_run_one_after_another(page, tmp_path):
     run_commands(page, commands(page), tmp_path)
 

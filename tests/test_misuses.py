@@ -47,6 +47,7 @@ def test_a_misuse_gets_its_answer_over_mpi(misuse, transport, over_mpi):
     assert over_mpi[transport][misuse.wrote] == misuse.answer
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize("misuse", of(JOBS), ids=str)
 def test_a_rank_that_ends_early_is_named(misuse):

@@ -154,6 +154,7 @@ def test_ranks_of_this_mpi_meet_without_it(tmp_path):
 # --- worker processes of ranks --------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize("without_mpi", [False, True], ids=["mpi", "env"])
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -174,6 +174,7 @@ def theirs(command: tuple[str, ...], ranks: int) -> list[str]:
     return [mpiexec(), "-n", str(ranks), *program]
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize("started", [ours, theirs])
 @pytest.mark.parametrize("command", [BENCH, TRAIN], ids=["bench", "train"])
@@ -183,6 +184,7 @@ def test_no_line_of_a_terminal_is_shared_and_the_live_line_is_shown(command, sta
     assert FAULTS[command[0]](screen(said, 110)) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize("command", [BENCH, TRAIN], ids=["bench", "train"])
 def test_there_is_no_live_line_beside_the_tags_of_ranks(command, tmp_path):
@@ -191,6 +193,7 @@ def test_there_is_no_live_line_beside_the_tags_of_ranks(command, tmp_path):
     assert "\x1b" not in said
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize("command", [BENCH, TRAIN], ids=["bench", "train"])
 def test_in_a_file_there_is_no_live_line(command, tmp_path):
@@ -230,6 +233,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: next(iter(each.values())))

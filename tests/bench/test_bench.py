@@ -108,6 +108,7 @@ def test_many_pairs_go_together():
     assert len(PAIRS) == 42
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 @given(ranks=st.integers(1, 64), iteration=st.integers(0, 30), order=st.randoms())
 @settings(max_examples=6)
@@ -340,6 +341,7 @@ TORCH = importlib.util.find_spec("torch") is not None
 QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "--iters", "3", "-w", "1", "-c", "3")
 
 
+@pytest.mark.few(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("collective", "places"),
@@ -370,6 +372,7 @@ def test_every_collective_is_measured_beside_its_baseline(tmp_path, collective, 
     assert "# wrong elements: 0 of ringreduce, 0 of baselines" in ended.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "flags",
@@ -421,6 +424,7 @@ open(sys.argv[0] + ".json", "w").write(json.dumps(used))
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast"])
 def test_a_line_names_the_algorithm_that_its_size_used(tmp_path, collective):

@@ -32,6 +32,7 @@ def test_any_case_gives_what_numpy_gives(case):
     spawn_case(case)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("ranks", range(1, 10))
 @pytest.mark.parametrize("offset", ["0", "1", "n-1", "n", "n+1", "prime"])
 def test_counts_around_the_number_of_ranks(ranks, offset):

@@ -46,6 +46,7 @@ def logs(request, jobs):
     return jobs.run_ok("call", 6, "tests.support.rails:over_mpi", request.param)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("index", range(len(rails.LAYOUTS)), ids=map(str, rails.LAYOUTS))
 def test_hierarchical_crosses_nodes_along_rails_only(logs, index):
     ranks = rails.size_of(rails.LAYOUTS[index])

@@ -199,6 +199,7 @@ def reduced_in_two_halves(comm, count, dtype, algorithm, half):
     return comm.all_reduce(x, "mean", algorithm=algorithm), whole
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("algorithm", "half", "dtype"),
     [("ring", "ring", "float32"), ("two_shot", "direct", "float64")],

@@ -90,6 +90,7 @@ def test_without_a_thread_calls_advance_when_somebody_waits_or_asks(program):
     on_lonely_threads(program, 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize("level", ["multiple", "serialized"])
 def test_over_mpi(mpi, level):

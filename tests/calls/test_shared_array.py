@@ -371,6 +371,7 @@ def test_it_goes_on_when_the_communicator_is_broken():
 # --- over MPI -------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("transport", "elements"), [("shm", 5), ("mpi", 2500)])
 def test_a_hundred_thousand_adds_of_four_ranks_are_exact(mpi, transport, elements):

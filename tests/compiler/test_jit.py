@@ -122,6 +122,7 @@ def test_every_kernel_has_a_folder_of_its_own_which_only_the_user_can_enter(made
     assert private.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [0o770, 0o705])
 def test_a_folder_that_others_can_enter_is_not_read(tmp_path, kept, mode):
     private = Path(kept["bfloat16"]["path"]).parent.parent

@@ -87,6 +87,7 @@ def test_any_two_calls_mixed_on_threads(usual, ranks):
     check_words(agreed(on_threads(mix, ranks, mixed)), mixed, ranks)
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("usual", "ranks"), [("sum", 5), ("sliced hierarchical", 5), ("gather", 4), ("broadcast 1", 4)]

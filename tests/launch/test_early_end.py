@@ -60,6 +60,7 @@ def test_the_traceback_of_a_rank_in_a_call_is_printed_once(job):
     assert code != 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 def test_where_the_ranks_in_a_call_catch_the_error_another_rank_prints_it_once(job):
     code, output = job("""

@@ -418,6 +418,7 @@ def as_json(choice: Choice) -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("ranks", "transport"),

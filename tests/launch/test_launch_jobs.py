@@ -62,6 +62,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("start", ["command", "module"])
 @pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
 def test_no_module_of_the_working_directory_runs_before_the_program(

@@ -35,6 +35,7 @@ def test_it_is_right_for_few_ranks(name: str, ranks: int) -> None:
             prove(shown)
 
 
+@pytest.mark.few(15)
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", range(6, 17))
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -74,6 +74,7 @@ def undisturbed() -> str:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("options", "code", "text"),
@@ -145,6 +146,7 @@ def scaled(job, size: int, folder: Path) -> None:
     assert done.returncode == 0, done
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_with_shards_no_loss_and_no_change_of_the_ranks_changes_a_bit(start, tmp_path):
     """A kill, ranks that join, and a rank that leaves; each step is reported once."""

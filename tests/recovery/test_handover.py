@@ -263,6 +263,7 @@ BUG = "if (here / 'bug').exists(): raise ValueError('no data here')\n"
 DIES = "if (here / 'bug').exists(): os.kill(os.getpid(), 9)\n"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("bug", "text"), [(BUG, "raised ValueError"), (DIES, "was killed by signal 9")]
 )
@@ -350,6 +351,7 @@ def test_wrong_options_are_refused_before_a_rank_starts(words, text):
     assert text in done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slow", ["report", "drop"])
 def test_a_rank_that_computes_slowly_is_named(counts, finish, slow):
     step_s = "0.02 if comm.rank == 1 and comm.size == 3 else 0.002"

@@ -38,6 +38,7 @@ def counted_once_an_epoch(ranks: int) -> str:
     return f"{ranks} ranks, step {STEPS}: counted [{EPOCHS}] times"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("recovery", ["auto", "relaunch"] if LIVE else ["auto"])
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_job_goes_on_after_a_rank_is_killed(start, tmp_path, victim, recovery):

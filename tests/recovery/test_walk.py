@@ -46,6 +46,7 @@ def test_ranks_that_finish_although_others_were_lost_are_found(monkeypatch):
         Walk(live=True, ranks=3).run()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mistake", "live", "ranks", "text"),
     [

@@ -145,6 +145,7 @@ def drawn_lists(seed: str) -> list[int]:
         return [len(made.executables) for made in compiled_lists(comm)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (4, 2)])
 def test_any_lists_over_processes(mpi, ranks, seed):

@@ -31,6 +31,7 @@ def over_mpi(transport: str) -> list:
         return [rounds_of(comm) >= 2000, comm.all_reduce(np.ones(100_000))[-1]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("transport", "ranks", "through_memory"),
     [("shm", 2, True), ("auto", 4, True), ("mpi", 2, False)],
@@ -77,6 +78,7 @@ def registered_in_any_mixture(way: str, seed: str) -> int:
         return rounds_of(comm)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("way", "ranks", "seed"), [("single-copy", 2, 1), ("staged", 3, 2), ("single-copy", 4, 3)]
 )

@@ -279,6 +279,7 @@ def stop_after(folder: Path, step: int) -> None:
             path.unlink()
 
 
+@pytest.mark.few(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["--optimizer sgd", "--optimizer adam", "--batch-norm --clip 0.1"]

@@ -15,6 +15,7 @@ from ringreduce.checkpoint import interrupted_text
 PATIENCE_S = 300.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "command",

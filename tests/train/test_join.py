@@ -444,6 +444,7 @@ def leaves_over_mpi():
         return text, goes_on(dp)
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize("transport", ["mpi", "shm"])
 def test_a_rank_that_leaves_is_named_over_mpi(mpi, transport):

@@ -32,6 +32,7 @@ def places(sizes):
     return rr.spawn(place, math.prod(sizes), sizes)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_every_place_has_one_rank(sizes):
     found = [at for at, _, _ in places(sizes)]

@@ -442,6 +442,7 @@ def over_mpi(schedule: str):
         return found, pipe.held == pipe.proof.held[comm.rank]
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
 @pytest.mark.parametrize("transport", ["mpi", "shm"])

@@ -469,6 +469,7 @@ def test_the_times_of_layers_have_a_share_of_the_budget(layers_s, longest_s):
 # --- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "ranks", "values"),
@@ -691,6 +692,7 @@ def test_the_ranks_know_how_they_were_started(line, job, monkeypatch):
 on_threads = partial(command, main=main)
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "ranks", "more"),

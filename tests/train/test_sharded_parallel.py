@@ -178,6 +178,7 @@ def over_mpi():
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("transport", ["mpi", "shm"])

@@ -209,6 +209,7 @@ def over_mpi():
         return [(parameters.tolist(), digest) for parameters, digest in found]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_meshes_of_four_ranks_compute_what_one_process_computes_over_mpi(mpi):
     ranks = mpi.run_ok("call", 4, "tests.train.test_strategies:over_mpi")

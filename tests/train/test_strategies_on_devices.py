@@ -43,6 +43,7 @@ STRATEGIES: list[tuple[Strategy, int, bool]] = [
 """Strategy, ranks, whether batches are normalised."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "ranks", "normalises"), STRATEGIES, ids=str)
 def test_a_strategy_mixes_no_arrays_of_the_device_with_those_of_the_host(

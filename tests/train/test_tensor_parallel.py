@@ -101,6 +101,7 @@ def test_ranks_compute_what_one_process_computes(tensor, sizes, norm):
         assert off(found, sizes, norm, 1, 3, 23) <= 0
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize("sizes", [EVEN, SIZES, NARROW], ids=str)
 @pytest.mark.parametrize(("data", "tensor"), [(2, 2), (3, 2), (2, 4)])
@@ -203,6 +204,7 @@ def error_over_mpi(comm, sizes, tensor):
     return off(found, sizes, True, comm.size // tensor, 3, 23)
 
 
+@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize("transport", ["mpi", "shm"])
 def test_ranks_compute_what_one_process_computes_over_mpi(mpi, transport):

@@ -80,6 +80,7 @@ def test_ranks_compute_the_gradient_of_one_rank(ranks, count):
         assert bounds[1].max() < 1e-10
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "count"), NORMALISED_SAMPLES)
 def test_ranks_that_normalise_compute_the_gradient_of_one_rank(ranks, count):
