@@ -70,6 +70,7 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 # --- the scripts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(7)
 @pytest.mark.mpi
 @pytest.mark.parametrize("path", SCRIPTS, ids=names)
 def test_an_example_prints_what_its_docstring_says(path, tmp_path):

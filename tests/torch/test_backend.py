@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import MpiJobs, environment
+from tests.support.mpi import DEADLINE_S, MpiJobs, environment
 from tests.torch.checks import CHECKS
 
 pytestmark = pytest.mark.torch
@@ -72,6 +72,7 @@ def test_fifty_groups_on_four_ranks_leave_nothing_behind(tmp_path):
     assert found == [True] * 4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_random_programs_give_what_torch_gives(tmp_path, ranks):
     jobs = MpiJobs(tmp_path, without_mpi=True)
@@ -87,7 +88,11 @@ def run_program(tmp_path, text, *launcher):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(text))
     return subprocess.run(
-        [*launcher, str(program)], env=environment(), capture_output=True, text=True, timeout=60
+        [*launcher, str(program)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
 
 
@@ -207,6 +212,7 @@ def test_a_killed_rank_is_named_and_torchrun_starts_again(tmp_path):
     assert "error rank 1 is lost" in done.stdout
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("words", [["mpiexec", "-n"], ["ringreduce", "run", "-n"]])
 @pytest.mark.parametrize("through_a_shell", [False, True])
 def test_an_mpi_launcher_starts_it(tmp_path, words, through_a_shell):

@@ -22,6 +22,7 @@ MOST_LINES = 69
 LEAST_RIGHT = 85
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("path", SCRIPTS, ids=names)
 def test_an_example_prints_what_its_docstring_says(path, launcher, tmp_path):
