@@ -18,11 +18,9 @@ from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings, checked
 from ringreduce.train.strategies import (
     OPTIONS,
-    TPU,
     Strategy,
     by_name,
-    check_elastic,
-    check_jax,
+    check_whole_model,
     default,
     named_algorithm,
     table,
@@ -82,6 +80,11 @@ class Given:
             named_algorithm(strategy, self.values["algorithm"])
         return strategy
 
+    def check_strategy(self) -> None:
+        """Raise ValueError or ImportError if the strategy cannot work."""
+        if (strategy := self.strategy()) is not None:
+            strategy.check_installed()
+
     def _of(self, group: str) -> dict[str, Any]:
         return {name: value for name, value in self.values.items() if name in GROUPS[group]}
 
@@ -98,9 +101,8 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given
         resumes = given.outputs().resume
         given.settings()
         # Without its name, the strategy is that of a checkpoint.
-        named = "strategy" in given.values or not resumes
-        if named and isinstance(given.strategy(), TPU):
-            check_jax()
+        if "strategy" in given.values or not resumes:
+            given.check_strategy()
     except (ImportError, ValueError) as error:
         words.refuse(error)
     return given
@@ -136,7 +138,8 @@ def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]], most: int = 
         )
     if outputs.resume:
         return
-    check_elastic(given.strategy() or default(nodes), outputs.device)
+    strategy = given.strategy() or default(nodes)
+    check_whole_model(strategy, outputs.device, "--elastic goes on")
     shards = given.settings().batch_shards
     if shards and shards < most:
         raise ValueError(f"batch_shards is {shards}; --elastic allows up to {most} ranks")

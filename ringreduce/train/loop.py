@@ -114,11 +114,14 @@ class Trainer:
         self.strategy.check(comm.nodes, settings)
         device = "cpu" if xp is np else "cuda"
         if elastic is not False:
-            strategies.check_elastic(self.strategy, device)
+            strategies.check_whole_model(self.strategy, device, "--elastic goes on")
         algorithm = self.strategy.algorithm(settings)
         self.strategy.check_device(device)
-        if settings.batch_shards:
-            strategies.check_shards(self.strategy, settings.batch_shards, comm.size, device)
+        if shards := settings.batch_shards:
+            strategies.check_whole_model(self.strategy, device, "batch_shards works")
+            if shards < comm.size:
+                wanted = f"at least as many as ranks, {comm.size}"
+                raise ValueError(f"batch_shards is {shards}; wanted {wanted}")
         self._part = part = self.strategy.part(Run(comm, sizes, settings, algorithm, xp))
         mine = sampler.part(len(split.held_out_labels), part.replica, part.replicas)
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)

@@ -15,7 +15,7 @@ from ringreduce.train import data, mlp, strategies
 from ringreduce.train.configuration import to_plain, to_toml
 from ringreduce.train.results import Epoch, Result, Step
 from ringreduce.train.settings import Settings
-from ringreduce.train.strategies import Mirrored, MultiWorkerMirrored, Strategy
+from ringreduce.train.strategies import Mirrored, Strategy
 
 _LINES = 10
 """The most lines of a run, if the output is no terminal."""
@@ -92,7 +92,7 @@ def described(strategy: Strategy, settings: Settings) -> str:
     """Return the algorithm of replicas, or the strategy with its options."""
     if strategy == Mirrored("nccl"):
         return "all-reduce by NCCL"
-    if isinstance(strategy, (Mirrored, MultiWorkerMirrored)):
+    if strategy.has_whole_model and strategy.how == "all-reduce":
         return f"all-reduce {strategy.algorithm(settings)}"
     words = strategies.to_plain(strategy).items()
     return ", ".join(f"{option} {value}" for option, value in words)

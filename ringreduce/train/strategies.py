@@ -50,6 +50,8 @@ _ALGORITHMS = {
     "nccl": "",
 }
 """Value of an option that names the all-reduce -> algorithm of the settings; "": not ours."""
+_IN_HALVES = ("ring", "two_shot", "auto")
+"""All-reduces that are a reduce-scatter and an all-gather."""
 
 # --- options --------------------------------------------------------------------------------------
 
@@ -107,6 +109,14 @@ class Strategy:
     """How gradients meet."""
     when: ClassVar[str] = "every step"
     """When gradients meet."""
+    has_whole_model: ClassVar[bool] = False
+    """Whether each rank has the whole model, in arrays of NumPy or CuPy."""
+    on_nodes: ClassVar[str] = ""
+    """What to choose in its place on several nodes; "": it can be used there."""
+    without: ClassVar[tuple[str, ...]] = ()
+    """Settings that it cannot be combined with."""
+    algorithms: ClassVar[tuple[str, ...]] = ()
+    """Algorithms of the settings that it takes; (): all."""
 
     def __post_init__(self) -> None:
         for name, each in options(type(self)).items():
@@ -142,6 +152,20 @@ class Strategy:
             ValueError: mirrored is for the ranks of one node; there are 2 nodes: choose \
 multi_worker_mirrored (MultiWorkerMirrored)
         """
+        if len(nodes) > 1 and self.on_nodes:
+            raise ValueError(
+                f"{self.name} is for the ranks of one node; there are {len(nodes)} nodes: choose "
+                f"{self.on_nodes}"
+            )
+        for name in self.without:
+            if getattr(settings, name) != getattr(Settings, name):
+                raise ValueError(f"{name} cannot be combined with strategy {self.name}")
+        if self.algorithms and settings.algorithm not in self.algorithms:
+            raise ValueError(
+                f"algorithm is {settings.algorithm}; strategy {self.name} takes "
+                f"{', '.join(self.algorithms[:-1])} or {self.algorithms[-1]}"
+            )
+        self.algorithm(settings)
 
     def check_device(self, device: str) -> None:
         """Check that the strategy can be used on a device.
@@ -157,6 +181,12 @@ multi_worker_mirrored (MultiWorkerMirrored)
             Traceback (most recent call last):
               ...
             ValueError: cross_device is nccl, which reduces on GPUs; add device cuda
+        """
+
+    def check_installed(self) -> None:
+        """Raise ImportError if a package is missing that the strategy needs.
+
+        :meta private:
         """
 
     def algorithm(self, settings: Settings) -> str:
@@ -216,6 +246,7 @@ class OneDevice(Strategy):
     where: ClassVar[str] = "all on the one rank"
     how: ClassVar[str] = "one rank has all gradients"
     when: ClassVar[str] = "never"
+    has_whole_model: ClassVar[bool] = True
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         ranks = sum(map(len, nodes))
@@ -239,6 +270,8 @@ class Mirrored(Strategy):
 
     where: ClassVar[str] = "all on every rank of one node"
     how: ClassVar[str] = "all-reduce"
+    has_whole_model: ClassVar[bool] = True
+    on_nodes: ClassVar[str] = "multi_worker_mirrored (MultiWorkerMirrored)"
 
     cross_device: str = _all_reduce(
         "all-reduce among ranks of one node",
@@ -248,12 +281,7 @@ class Mirrored(Strategy):
     algorithm of the settings."""
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        if len(nodes) > 1:
-            raise ValueError(
-                f"{self.name} is for the ranks of one node; there are {len(nodes)} nodes: choose "
-                "multi_worker_mirrored (MultiWorkerMirrored)"
-            )
-        self.algorithm(settings)
+        super().check(nodes, settings)
         if self.cross_device == "nccl" and settings.wire != "none":
             raise ValueError(f"wire {settings.wire} cannot be combined with cross_device nccl")
 
@@ -283,14 +311,12 @@ class MultiWorkerMirrored(Strategy):
 
     where: ClassVar[str] = "all on every rank of all nodes"
     how: ClassVar[str] = "all-reduce"
+    has_whole_model: ClassVar[bool] = True
 
     communication: str = _all_reduce(
         "all-reduce among ranks of all nodes", ("auto", "ring", "hierarchical")
     )
     """``"ring"`` or ``"hierarchical"``; ``"auto"``: the algorithm of the settings."""
-
-    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        self.algorithm(settings)
 
 
 @dataclass(frozen=True)
@@ -311,14 +337,9 @@ class CentralStorage(Strategy):
 
     where: ClassVar[str] = "parameters once for a node; optimizer in shards"
     how: ClassVar[str] = "reduce-scatter"
-
-    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        if len(nodes) > 1:
-            raise ValueError(
-                f"central_storage is for the ranks of one node; there are {len(nodes)} nodes: "
-                "choose multi_worker_mirrored or zero"
-            )
-        _check_halves(self, settings)
+    on_nodes: ClassVar[str] = "multi_worker_mirrored or zero"
+    without: ClassVar[tuple[str, ...]] = ("wire",)
+    algorithms: ClassVar[tuple[str, ...]] = _IN_HALVES
 
     def part(self, run: Run) -> Part:
         return sharded_part.Central(run)
@@ -342,6 +363,8 @@ class Zero(Strategy):
 
     where: ClassVar[str] = "optimizer, gradients, parameters in shards (stages 1, 2, 3)"
     how: ClassVar[str] = "reduce-scatter, all-gather"
+    without: ClassVar[tuple[str, ...]] = ("wire",)
+    algorithms: ClassVar[tuple[str, ...]] = _IN_HALVES
 
     stage: int = _option(
         1,
@@ -350,9 +373,6 @@ class Zero(Strategy):
         holds=lambda value: type(value) is int and 1 <= value <= 3,
         wanted="stage 1, 2 or 3",
     )
-
-    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        _check_halves(self, settings)
 
     def part(self, run: Run) -> Part:
         return sharded_part.zero(run, self.stage)
@@ -410,6 +430,7 @@ class Pipeline(Strategy):
             object.__setattr__(self, "cut", tuple(self.cut))
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        super().check(nodes, settings)
         ranks = sum(map(len, nodes))
         stages, layers = ranks * self.virtual, len(settings.hidden) + 1
         if self.stages not in (None, stages):
@@ -417,11 +438,10 @@ class Pipeline(Strategy):
                 f"stages is {self.stages}; {ranks} ranks with {self.virtual} each (virtual) have "
                 f"{stages}"
             )
-        splits = self.splits or stages
+        splits = self.splits
         if self.split_size is not None:
             splits = splits_of_size(settings.batch, self.split_size, self.schedule, ranks)
-        rr.pipeline.schedule(self.schedule, ranks, splits, self.virtual)
-        _check_stages(self, stages, splits, settings, replicas=1)
+        _check_divided(self, settings, self.sizes(ranks), splits, self.schedule, self.virtual)
         if isinstance(self.cut, tuple) and (len(self.cut), sum(self.cut)) != (stages, layers):
             raise ValueError(
                 f"cut is {' '.join(map(str, self.cut))}; pass {stages} numbers of at least 1 that "
@@ -464,7 +484,8 @@ class Tensor(Strategy):
     when: ClassVar[str] = "every two layers"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        _check_stages(self, 1, 1, settings, replicas=1)
+        super().check(nodes, settings)
+        _check_divided(self, settings, self.sizes(sum(map(len, nodes))))
 
     def sizes(self, ranks: int) -> Coordinates:
         return Coordinates(1, 1, ranks)
@@ -507,10 +528,9 @@ class Hybrid(Strategy):
     """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        replicas = self.sizes(sum(map(len, nodes))).data
-        splits = self.splits or self.pipeline
-        rr.pipeline.schedule(self.schedule, self.pipeline, splits)
-        _check_stages(self, self.pipeline, splits, settings, replicas)
+        super().check(nodes, settings)
+        sizes = self.sizes(sum(map(len, nodes)))
+        _check_divided(self, settings, sizes, self.splits, self.schedule)
 
     def sizes(self, ranks: int) -> Coordinates:
         group = self.pipeline * self.tensor
@@ -544,6 +564,7 @@ class TPU(Strategy):
 
     where: ClassVar[str] = "all on every rank, on JAX's device"
     how: ClassVar[str] = "all-reduce"
+    without: ClassVar[tuple[str, ...]] = ("batch_norm",)
 
     def check_device(self, device: str) -> None:
         if device != "cpu":
@@ -552,16 +573,19 @@ class TPU(Strategy):
             )
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
-        if settings.batch_norm:
-            raise ValueError("batch_norm cannot be combined with strategy tpu")
+        super().check(nodes, settings)
         if settings.dtype != "float32":
             raise ValueError(
                 f"dtype {settings.dtype} cannot be combined with strategy tpu, which computes in "
                 "float32"
             )
 
+    def check_installed(self) -> None:
+        if find_spec("jax") is None:
+            raise ImportError("strategy tpu needs JAX: pip install 'ringreduce[jax]'")
+
     def part(self, run: Run) -> Part:
-        check_jax()
+        self.check_installed()
         from ringreduce.train.jax_part import JaxReplica
 
         return JaxReplica(run)
@@ -647,42 +671,31 @@ def default(nodes: Sequence[Sequence[int]]) -> Strategy:
     return Mirrored() if len(nodes) == 1 else MultiWorkerMirrored()
 
 
-def check_elastic(strategy: Strategy, device: str) -> None:
-    """Raise ValueError unless each rank has the whole model in NumPy's arrays."""
-    _check_replicas(strategy, device, "--elastic goes on")
-
-
-def check_shards(strategy: Strategy, shards: int, ranks: int, device: str) -> None:
-    """Raise ValueError unless `ranks` ranks can compute `shards` shards of a batch."""
-    _check_replicas(strategy, device, "batch_shards works")
-    if shards < ranks:
-        raise ValueError(f"batch_shards is {shards}; wanted at least as many as ranks, {ranks}")
-
-
-def _check_replicas(strategy: Strategy, device: str, what: str) -> None:
-    if not isinstance(strategy, (OneDevice, Mirrored, MultiWorkerMirrored)):
+def check_whole_model(strategy: Strategy, device: str, what: str) -> None:
+    """Raise ValueError unless each rank has the whole model in NumPy's arrays, as `what` needs."""
+    if not strategy.has_whole_model:
+        *names, last = (name for name, kind in STRATEGIES.items() if kind.has_whole_model)
         raise ValueError(
             f"strategy {strategy.name} divides the model or keeps it elsewhere; {what} with "
-            "strategies one_device, mirrored and multi_worker_mirrored"
+            f"strategies {', '.join(names)} and {last}"
         )
     if device != "cpu":
         raise ValueError(f"device is {device}; {what} with arrays on the cpu")
 
 
-def check_jax() -> None:
-    """Raise ImportError if JAX, which strategy tpu needs, is not installed."""
-    if find_spec("jax") is None:
-        raise ImportError("strategy tpu needs JAX: pip install 'ringreduce[jax]'")
-
-
-# --- checks ---------------------------------------------------------------------------------------
-
-
-def _check_stages(
-    strategy: Strategy, stages: int, splits: int, settings: Settings, replicas: int
+def _check_divided(
+    strategy: Strategy,
+    settings: Settings,
+    sizes: Coordinates,
+    splits: int | None = None,
+    schedule: str = "1f1b",
+    virtual: int = 1,
 ) -> None:
-    """Raise ValueError unless the settings fit this number of stages, splits and replicas."""
-    if settings.wire != "none" and replicas == 1:
+    """Raise ValueError unless the settings fit replicas of pipelines of these sizes."""
+    stages = sizes.pipeline * virtual
+    splits = splits or stages
+    rr.pipeline.schedule(schedule, sizes.pipeline, splits, virtual)
+    if settings.wire != "none" and sizes.data == 1:
         raise ValueError(
             f"wire is for gradients that replicas send; strategy {strategy.name} has one replica"
         )
@@ -692,7 +705,7 @@ def _check_stages(
             f"{strategy.name} has {stages} stages; the network has {layers} "
             f"layer{'s' * (layers > 1)}: add hidden layers, or use fewer ranks"
         )
-    rows = -(-settings.batch // replicas)
+    rows = -(-settings.batch // sizes.data)
     if splits > max(rows, stages):  # by default there are as many as stages, some without samples
         raise ValueError(
             f"splits is {splits}; a batch has {rows} samples for each replica (batch is "
@@ -702,17 +715,6 @@ def _check_stages(
         raise ValueError(
             f"batch_norm cannot be combined with the microbatches of strategy {strategy.name}: "
             "the means are those of the whole batch"
-        )
-
-
-def _check_halves(strategy: Strategy, settings: Settings) -> None:
-    """Check that the all-reduce is a reduce-scatter and an all-gather."""
-    if settings.wire != "none":
-        raise ValueError(f"wire cannot be combined with strategy {strategy.name}")
-    if settings.algorithm not in ("ring", "two_shot", "auto"):
-        raise ValueError(
-            f"algorithm is {settings.algorithm}; strategy {strategy.name} takes ring, two_shot or "
-            "auto"
         )
 
 

@@ -631,7 +631,7 @@ def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
 )
 def test_a_wrong_option_is_refused_before_a_rank_starts(line, complaint, capsys, monkeypatch):
     monkeypatch.setattr(cli, "run", lambda job: pytest.fail("a job was started"))
-    monkeypatch.setattr(options, "check_jax", lambda: None)
+    monkeypatch.setattr(strategies, "find_spec", lambda name: name)
     with pytest.raises(SystemExit) as stop:
         cli.main(["search", "-n", "2", *line.split()])
     assert stop.value.code == 2

@@ -11,7 +11,6 @@ from pathlib import Path
 from ringreduce.picture.output import SUFFIXES
 from ringreduce.train.configuration import Given, Words, add_options, new_parser
 from ringreduce.train.search.candidates import KINDS, check_fits
-from ringreduce.train.strategies import TPU, check_jax
 
 BUDGET_S = 30.0
 """The seconds of measuring, unless others are named."""
@@ -66,8 +65,7 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.search") -
         values = {"strategy": KINDS[kind].strategy, **values}
     try:
         request = Request(kind, Given(values), budget_s, picture, job)
-        if isinstance(request.given.strategy(), TPU):
-            check_jax()
+        request.given.check_strategy()
     except (ImportError, ValueError) as error:
         words.refuse(error)
     return request
