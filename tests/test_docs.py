@@ -20,6 +20,7 @@ from ringreduce.algorithms import ALGORITHMS
 from ringreduce.picture.scales import size_text
 from tests.support.mnist import mnist
 from tests.support.mpi import ROOT, environment, mpiexec
+from tests.support.mutations import MUTATIONS
 from tests.test_architecture import MAY_IMPORT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -212,6 +213,12 @@ def test_links_lead_somewhere(page):
     links = re.findall(r'\]\(([^)#]+)\)|\b(?:src|srcset)="([^"]+)"', page.read_text())
     for target in (inline or attribute for inline, attribute in links):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_bug_of_the_first_ten_minutes_is_a_planted_one():
+    bug = MUTATIONS[0]
+    page = (ROOT / "docs/developing.md").read_text()
+    assert f"'s|{bug.old}|{bug.new}|' ringreduce/{bug.file}" in page
 
 
 def test_the_files_that_the_map_names_exist():
