@@ -376,7 +376,8 @@ class _FullHelp(argparse.Action):
         module = options_module(command)
         assert module is not None
         of_program = "trainer" if command == "train" else command
-        print(f"{parser.format_help()}\n{of_program} options:\n{module.explained()}", end="")
+        _, _, explained = module.parser("").format_help().partition("options:\n")
+        print(f"{parser.format_help()}\n{of_program} options:\n{explained}", end="")
         parser.exit()
 
 

@@ -10,7 +10,8 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,20 +93,47 @@ class Given:
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given:
     """Read the command line, and the file that it may name.
 
-    Prints the error and raises SystemExit with code 2 if either is wrong.
+    Prints the error and raises SystemExit with code 2 if either is wrong, or if it cannot work.
     """
-    words = Words.read(parser(prog), argv)
-    given = Given(words.values)
-    try:
-        # Refused here and now if it cannot work.
+    with reading(parser(prog), argv) as values:
+        given = Given(values)
         resumes = given.outputs().resume
         given.settings()
         # Without its name, the strategy is that of a checkpoint.
-        if "strategy" in given.values or not resumes:
+        if "strategy" in values or not resumes:
             given.check_strategy()
-    except (ImportError, ValueError) as error:
-        words.refuse(error)
     return given
+
+
+@contextmanager
+def reading(command_line: argparse.ArgumentParser, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the options of a command line, and of the file that it may name: name -> value.
+
+    The command line overrides the file.  Prints the error and raises SystemExit with code 2 if
+    either is wrong, and for an error of the block, which begins with the name of an option.
+    """
+    options, rest = command_line.parse_known_args(argv)
+    if rest:
+        meant = did_you_mean(rest[0], command_line._option_string_actions)
+        command_line.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+    asked: dict[str, Any] = vars(options)
+    if asked.get("strategy") == "help":
+        print(table())
+        raise SystemExit(0)
+    file: Path | None = asked.pop("config", None)
+    try:
+        from_file = {} if file is None else read_toml(file)
+    except OSError as error:
+        command_line.error(f"--config {file}: {error.strerror}")
+    except ValueError as error:
+        command_line.error(str(error))
+    try:
+        yield from_file | {n: tuple(v) if isinstance(v, list) else v for n, v in asked.items()}
+    except (ImportError, ValueError) as error:
+        name, where = str(error).partition(" ")[0], ""
+        if file is not None and name in from_file.keys() - asked.keys():
+            where = f"{file}, line {_line_of(file.read_text(encoding='utf-8-sig'), name)}: "
+        command_line.error(f"{where}{error}")
 
 
 def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
@@ -143,59 +171,6 @@ def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]], most: int = 
     shards = given.settings().batch_shards
     if shards and shards < most:
         raise ValueError(f"batch_shards is {shards}; --elastic allows up to {most} ranks")
-
-
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """The options on a command line, and in the file that it may name."""
-
-    command_line: argparse.ArgumentParser
-    asked: Mapping[str, Any]
-    """Name -> value, from the command line."""
-    file: Path | None
-    from_file: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, command_line: argparse.ArgumentParser, argv: Sequence[str]) -> Words:
-        """Read the command line, and the file.
-
-        Prints the error and raises SystemExit with code 2 if either is wrong.
-        """
-        options, rest = command_line.parse_known_args(argv)
-        if rest:
-            meant = did_you_mean(rest[0], command_line._option_string_actions)
-            command_line.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
-        asked = vars(options)
-        if asked.get("strategy") == "help":
-            print(table())
-            raise SystemExit(0)
-        file: Path | None = asked.pop("config", None)
-        asked = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items()}
-        try:
-            from_file = {} if file is None else read_toml(file)
-        except OSError as error:
-            command_line.error(f"--config {file}: {error.strerror}")
-        except ValueError as error:
-            command_line.error(str(error))
-        return cls(command_line, asked, file, from_file)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Name -> value; the command line overrides the file."""
-        return {**self.from_file, **self.asked}
-
-    def refuse(self, error: Exception) -> NoReturn:
-        """Print an error that begins with the name of an option.  Raises SystemExit."""
-        name = str(error).partition(" ")[0]
-        where = ""
-        if self.file is not None and name in self.from_file.keys() - self.asked.keys():
-            where = f"{_place(self.file, name)}: "
-        self.command_line.error(f"{where}{error}")
-
-
-def _place(path: Path, name: str) -> str:
-    """Return the file and the line that sets `name`."""
-    return f"{path}, line {_line_of(path.read_text(encoding='utf-8-sig'), name)}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -252,9 +227,9 @@ def _instead(line: str, before: Sequence[str]) -> str:
     if not found:
         return ""
     name, sign, value = found.groups()
-    earlier = [place for place, other in enumerate(before, 1) if _sets(other, name)]
-    if earlier:
-        return f"line {earlier[0]} sets {name} already"
+    for place, earlier in enumerate(map(_SETTING.fullmatch, before), 1):
+        if earlier and earlier.group(1, 2) == (name, "="):
+            return f"line {place} sets {name} already"
     if not value:
         return "the value is missing"
     if value.lower() in ("none", "null"):
@@ -277,11 +252,6 @@ def _as_toml(value: str) -> str:
     if re.fullmatch(r"[^\W\d].*", value) and value not in ("true", "false"):
         return f'"{value}"'
     return value
-
-
-def _sets(line: str, name: str) -> bool:
-    found = _SETTING.fullmatch(line)
-    return found is not None and found[1] == name and found[2] == "="
 
 
 def from_plain(name: str, value: Any) -> Any:
@@ -319,11 +289,6 @@ class _Parser(argparse.ArgumentParser):
             meant = did_you_mean(value, choices)
             text = f"unknown value {value!r}; wanted one of {', '.join(choices)}{meant}"
             raise argparse.ArgumentError(action, text)
-
-
-def explained() -> str:
-    """Return the help of all options, for the end of another command's help."""
-    return parser("").format_help().partition("options:\n")[2]
 
 
 def parser(prog: str) -> argparse.ArgumentParser:

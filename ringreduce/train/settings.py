@@ -25,13 +25,9 @@ WIRES = ("none", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 
 
-def _about(explained: str, choices: Sequence[str] = (), **more: Any) -> dict[str, Any]:
-    return {"help": explained, "choices": choices, **more}
-
-
 def setting(default: Any, explained: str, choices: Sequence[str] = (), **more: Any) -> Any:
     """Return a field with its default, its help, its choices, and in `more` its `least` number."""
-    return field(default=default, metadata=_about(explained, choices, **more))
+    return field(default=default, metadata={"help": explained, "choices": choices, **more})
 
 
 _KINDS = {
@@ -215,25 +211,19 @@ class Outputs:
 
     seeds: int = setting(1, "train with so many seeds, counting from seed", least=1)
     device: str = setting("cpu", "cuda: CuPy, with a GPU for each rank of a host", DEVICES)
-    checkpoint_dir: Path | None = field(
-        default=None, metadata=_about("folder for checkpoints", metavar="FOLDER")
-    )
+    checkpoint_dir: Path | None = setting(None, "folder for checkpoints", metavar="FOLDER")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: one after each epoch")
     keep: int = setting(3, "number of last checkpoints that are kept", least=1)
     resume: bool = setting(False, "continue from the last usable checkpoint, if there is one")
     verbose: bool = setting(False, "print all settings, and the parts of a step's time")
-    metrics: Path | None = field(
-        default=None, metadata=_about("write a line of JSON for each step and epoch")
+    metrics: Path | None = setting(None, "write a line of JSON for each step and epoch")
+    tensorboard: Path | None = setting(
+        None, "folder for TensorBoard's event files", metavar="FOLDER"
     )
-    tensorboard: Path | None = field(
-        default=None, metadata=_about("folder for TensorBoard's event files", metavar="FOLDER")
-    )
-    plot: Path | None = field(
-        default=None,
-        metadata=_about(
-            "draw loss, accuracy and times; with resume, earlier ones are read from metrics",
-            metavar="SVG",
-        ),
+    plot: Path | None = setting(
+        None,
+        "draw loss, accuracy and times; with resume, earlier ones are read from metrics",
+        metavar="SVG",
     )
 
     def __post_init__(self) -> None:

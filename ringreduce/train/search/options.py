@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringreduce.picture.output import SUFFIXES
-from ringreduce.train.configuration import Given, Words, add_options, new_parser
+from ringreduce.train.configuration import Given, add_options, new_parser, reading
 from ringreduce.train.search.candidates import KINDS, check_fits
 
 BUDGET_S = 30.0
@@ -56,29 +56,20 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.search") -
 
     Prints the error and raises SystemExit with code 2 if either is wrong.
     """
-    words = Words.read(parser(prog), argv)
-    values = words.values
-    kind, budget_s = values.pop("kind"), values.pop("budget_s", BUDGET_S)
-    picture, job = values.pop("picture", None), values.pop("job", None)
-    values.pop("resume", None)  # it may be in the file of a run
-    if KINDS[kind].strategy is not None:
-        values = {"strategy": KINDS[kind].strategy, **values}
-    try:
+    with reading(parser(prog), argv) as values:
+        kind, budget_s = values.pop("kind"), values.pop("budget_s", BUDGET_S)
+        picture, job = values.pop("picture", None), values.pop("job", None)
+        values.pop("resume", None)  # it may be in the file of a run
+        if KINDS[kind].strategy is not None:
+            values = {"strategy": KINDS[kind].strategy, **values}
         request = Request(kind, Given(values), budget_s, picture, job)
         request.given.check_strategy()
-    except (ImportError, ValueError) as error:
-        words.refuse(error)
     return request
 
 
 def check_ranks(request: Request, nodes: Sequence[Sequence[int]]) -> None:
     """Raise ValueError if no candidate fits the ranks of these nodes."""
     check_fits(request.kind, request.given, nodes)
-
-
-def explained() -> str:
-    """Return the help of all options, for the end of another command's help."""
-    return parser("").format_help().partition("options:\n")[2]
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
