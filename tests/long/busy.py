@@ -57,8 +57,9 @@ def run(marks: str, *folders: str) -> dict[str, object]:
     )
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
     passed = re.search(r"(\d+) passed", done.stdout)
-    if done.returncode and not failed:
-        failed = [done.stdout[-2000:]]
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        failed = failed or ["no test ran to its end"]
     return {
         "passed": int(passed[1]) if passed else 0,
         "failed": failed,

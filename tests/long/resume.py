@@ -35,7 +35,7 @@ RUN = (
 )
 STEPS = 90
 """Steps that the settings of `RUN` make."""
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 COUNTED = ("other_parameters", "other_metrics", "damaged", "failed")
 AGAIN = 0.3
 """Probability that a resumed run is killed as well."""
