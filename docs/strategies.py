@@ -38,6 +38,7 @@ from ringreduce.picture.style import (
 )
 from ringreduce.picture.svg import element, text
 from ringreduce.train import strategies
+from ringreduce.train.configuration import to_flags
 from ringreduce.train.search.halving import halve
 from ringreduce.train.tensor_parallel import slices
 
@@ -48,20 +49,12 @@ _TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
 
 # --- the table ------------------------------------------------------------------------------------
 
-_SHOWN: tuple[tuple[strategies.Strategy, str], ...] = (
-    (strategies.OneDevice(), ""),
-    (strategies.Mirrored(), ""),
-    (strategies.MultiWorkerMirrored(), ""),
-    (strategies.CentralStorage(), ""),
-    (strategies.Zero(stage=1), "--zero 1"),
-    (strategies.Zero(stage=2), "--zero 2"),
-    (strategies.Zero(stage=3), "--zero 3"),
-    (strategies.Pipeline(splits=4), "--splits 4"),
-    (strategies.Tensor(), ""),
-    (strategies.Hybrid(data=2, pipeline=2), "--stages 2"),
-    (strategies.TPU(), ""),
-)
-"""The strategies of the table, with their options on the command line."""
+_WITH_OPTIONS: dict[str, list[dict[str, int]]] = {
+    "zero": [{"zero": 1}, {"zero": 2}, {"zero": 3}],
+    "pipeline": [{"splits": 4}],
+    "hybrid": [{"stages": 2}],
+}
+"""Strategy -> the options of each of its rows in the table; others have one row, without."""
 _IN_SHARDS = {
     1: "optimizer in shards",
     2: "optimizer and gradients in shards",
@@ -104,12 +97,14 @@ def table() -> str:
     heads = "strategy", "where parameters are", "how gradients are added up", "when"
     of_bytes = "sent a step", "held by a rank", "held by all"
     rows = [(*heads, *of_bytes), (*["---"] * len(heads), *["--:"] * len(of_bytes))]
-    for strategy, options in _SHOWN:
-        name = f"`{strategy.name}`" + f" `{options}`" * bool(options)
+    shown = ((n, given) for n in strategies.STRATEGIES for given in _WITH_OPTIONS.get(n, [{}]))
+    for name, given in shown:
+        strategy = strategies.by_name(name, given)
+        head = f"`{name}`" + f" `{' '.join(to_flags(given))}`" * bool(given)
         where = (
             _IN_SHARDS[strategy.stage] if isinstance(strategy, strategies.Zero) else strategy.where
         )
-        rows.append((name, where, strategy.how, strategy.when, *_bytes_of(strategy)))
+        rows.append((head, where, strategy.how, strategy.when, *_bytes_of(strategy)))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -49,7 +49,7 @@ _ALGORITHMS = {
     "two_shot": "two_shot",
     "nccl": "",
 }
-"""Value of an option that names the all-reduce -> algorithm of the settings; "": not ours."""
+"""Name of an all-reduce in the option of a strategy -> algorithm of the settings; "": not ours."""
 _IN_HALVES = ("ring", "two_shot", "auto")
 """All-reduces that are a reduce-scatter and an all-gather."""
 
@@ -99,8 +99,13 @@ class Strategy:
     """Where parameters are, how gradients meet, and when.  Subclasses are the strategies.
 
     Example:
-        >>> rr.train.strategies.Zero.where
-        'optimizer, gradients, parameters in shards (stages 1, 2, 3)'
+        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
+        >>> strategy = rr.train.strategies.Pipeline(splits=4)
+        >>> def program(comm):
+        ...     split = rr.train.load(settings)
+        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
+        >>> rr.spawn(program, 2)
+        [True, True]
     """
 
     where: ClassVar[str]
@@ -259,13 +264,9 @@ class Mirrored(Strategy):
     """Every rank of one node has all parameters; an all-reduce adds up the gradients.
 
     Example:
-        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
-        >>> strategy = rr.train.strategies.Mirrored(cross_device="two_shot")
-        >>> def program(comm):
-        ...     split = rr.train.load(settings)
-        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
-        >>> rr.spawn(program, 2)
-        [True, True]
+        >>> strategy = rr.train.strategies.Mirrored(cross_device="reduce_to_one")
+        >>> strategy.algorithm(rr.train.Settings())
+        'star'
     """
 
     where: ClassVar[str] = "all on every rank of one node"
@@ -300,13 +301,9 @@ class MultiWorkerMirrored(Strategy):
     """Every rank of all nodes has all parameters; an all-reduce adds up the gradients.
 
     Example:
-        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
         >>> strategy = rr.train.strategies.MultiWorkerMirrored("hierarchical")
-        >>> def program(comm):
-        ...     split = rr.train.load(settings)
-        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
-        >>> rr.spawn(program, 4, nodes=(2, 2))
-        [True, True, True, True]
+        >>> strategy.algorithm(rr.train.Settings())
+        'hierarchical'
     """
 
     where: ClassVar[str] = "all on every rank of all nodes"
@@ -326,13 +323,7 @@ class CentralStorage(Strategy):
     A reduce-scatter adds up the gradients, and each rank updates its shard of the parameters.
 
     Example:
-        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
-        >>> strategy = rr.train.strategies.CentralStorage()
-        >>> def program(comm):
-        ...     split = rr.train.load(settings)
-        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
-        >>> rr.spawn(program, 2)
-        [True, True]
+        >>> rr.train.strategies.CentralStorage().check([[0, 1]], rr.train.Settings())
     """
 
     where: ClassVar[str] = "parameters once for a node; optimizer in shards"
@@ -353,12 +344,7 @@ class Zero(Strategy):
     parameter models", SC 2020.
 
     Example:
-        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
-        >>> def program(comm):
-        ...     split, strategy = rr.train.load(settings), rr.train.strategies.Zero(stage=3)
-        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
-        >>> rr.spawn(program, 2)
-        [True, True]
+        >>> rr.train.strategies.Zero(stage=3).check([[0, 1], [2, 3]], rr.train.Settings())
     """
 
     where: ClassVar[str] = "optimizer, gradients, parameters in shards (stages 1, 2, 3)"
@@ -386,12 +372,8 @@ class Pipeline(Strategy):
     parallelism", NeurIPS 2019.
 
     Example:
-        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
-        >>> def program(comm):
-        ...     split, strategy = rr.train.load(settings), rr.train.strategies.Pipeline(splits=4)
-        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
-        >>> rr.spawn(program, 2)
-        [True, True]
+        >>> rr.train.strategies.Pipeline(splits=4).sizes(ranks=2)
+        Coordinates(data=1, pipeline=2, tensor=1)
     """
 
     where: ClassVar[str] = "runs of layers, one or more for each rank"
@@ -471,12 +453,8 @@ class Tensor(Strategy):
     model parallelism", 2019.
 
     Example:
-        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
-        >>> def program(comm):
-        ...     split, strategy = rr.train.load(settings), rr.train.strategies.Tensor()
-        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
-        >>> rr.spawn(program, 2)
-        [True, True]
+        >>> rr.train.strategies.Tensor().sizes(ranks=2)
+        Coordinates(data=1, pipeline=1, tensor=2)
     """
 
     where: ClassVar[str] = "columns or rows of every layer"
@@ -502,13 +480,8 @@ class Hybrid(Strategy):
     Megatron-LM", SC 2021.
 
     Example:
-        >>> settings = rr.train.Settings(epochs=3, hidden=(16,), batch=64)
-        >>> strategy = rr.train.strategies.Hybrid(data=2, pipeline=2, tensor=1)
-        >>> def program(comm):
-        ...     split = rr.train.load(settings)
-        ...     return rr.train.train(comm, split, settings, strategy=strategy).accuracy > 0.8
-        >>> rr.spawn(program, 4)
-        [True, True, True, True]
+        >>> rr.train.strategies.Hybrid(pipeline=2, splits=4).sizes(ranks=6)
+        Coordinates(data=3, pipeline=2, tensor=1)
     """
 
     where: ClassVar[str] = "columns or rows of a run of layers, on several replicas"
@@ -726,7 +699,8 @@ def named_algorithm(strategy: Strategy, given: str) -> str:
     for name, each in options(type(strategy)).items():
         value = getattr(strategy, each.name)
         if each.metadata.get("is_all_reduce") and value != "auto":
-            if given not in ("", _ALGORITHMS[value]):
+            named = _ALGORITHMS[value]
+            if given not in ("", named):
                 raise ValueError(f"{name} is {value}, and algorithm is {given}; name one of them")
-            return _ALGORITHMS[value]
+            return named
     return given
