@@ -11,7 +11,7 @@ All strategies compute what one process computes with the same batches, up to ro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -575,19 +575,17 @@ def _owners(option: str) -> list[str]:
     return [name for name, kind in STRATEGIES.items() if option in options(kind)]
 
 
-def _declared() -> list[tuple[str, Any, Any]]:
-    """Return the name, type and field of each option of all strategies, and of the strategy."""
+def _declared() -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, type and field of the option that names a strategy, and of theirs."""
     auto = "mirrored, or on several nodes multi_worker_mirrored"
-    about = f"where parameters are, and how gradients meet; help prints all; auto: {auto}"
-    found = {"strategy": setting("auto", about, words=("auto", *STRATEGIES, "help"))}
-    for kind in STRATEGIES.values():
+    text = f"where parameters are, and how gradients meet; help prints all; auto: {auto}"
+    yield "strategy", Any, setting("auto", text, words=("auto", *STRATEGIES, "help"))
+    for name, kind in STRATEGIES.items():
         for option, each in options(kind).items():
-            about = f"{', '.join(_owners(option))}: {each.metadata['help']}"
-            declared = field(
-                default=each.metadata["unset"], metadata={**each.metadata, "help": about}
-            )
-            found.setdefault(option, declared)
-    return [(name, Any, each) for name, each in found.items()]
+            owners, about = _owners(option), each.metadata
+            if owners[0] == name:
+                text = f"{', '.join(owners)}: {about['help']}"
+                yield option, Any, field(default=about["unset"], metadata={**about, "help": text})
 
 
 OPTIONS = {each.name: each for each in fields(make_dataclass("_Options", _declared()))}
