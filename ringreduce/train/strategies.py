@@ -62,9 +62,11 @@ def _option(
     """Return a field of a strategy with the help and the choices of its option.
 
     `name` is the option's, if it is not the field's.  In `more`, `unset` is the option's value for
-    the default; `holds` tells whether a value of the field can work, and `wanted` what would.
+    a default that it cannot have itself; `holds` tells whether a value of the field can work, and
+    `wanted` what would.
     """
-    return setting(default, explained, choices, option=name, **{"unset": default, **more})
+    unset = 0 if default is None else default
+    return setting(default, explained, choices, option=name, **{"unset": unset, **more})
 
 
 def options(kind: type[Strategy]) -> dict[str, Field[Any]]:
@@ -81,7 +83,7 @@ _count = partial(
 _stages = partial(
     _count, explained="runs of layers; pipeline: 0, one for each rank", name="stages", unset=0
 )
-_splits = partial(_count, None, "microbatches of a batch; 0: as many as stages", unset=0)
+_splits = partial(_count, None, "microbatches of a batch; 0: as many as stages")
 _schedule = partial(
     _option,
     "1f1b",
@@ -382,9 +384,7 @@ class Pipeline(Strategy):
 
     splits: int | None = _splits()
     """Number of microbatches.  None: as many as stages, or as `split_size` makes."""
-    split_size: int | None = _count(
-        None, "samples of a microbatch, in the place of splits", unset=0
-    )
+    split_size: int | None = _count(None, "samples of a microbatch, in the place of splits")
     schedule: str = _schedule()
     """Name of the schedule, as for `ringreduce.pipeline.schedule`."""
     virtual: int = _count(1, "stages of each rank, for the interleaved schedule")
@@ -489,7 +489,7 @@ class Hybrid(Strategy):
     when: ClassVar[str] = "every step, after its microbatches"
 
     data: int | None = _count(
-        None, "replicas of the model; 0: the ranks that are left", name="data_parallel", unset=0
+        None, "replicas of the model; 0: the ranks that are left", name="data_parallel"
     )
     """Number of replicas.  None: the ranks divided by the other two sizes."""
     pipeline: int = _stages(1)

@@ -528,6 +528,34 @@ def test_help_prints_every_strategy_with_its_options(program, words, capsys):
     assert "--data-parallel --stages --tensor --splits --schedule" in of_hybrid
 
 
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        ("pipeline --splits 0 --split-size 0 --stages 0", Pipeline()),
+        ("hybrid --stages 0 --splits 0 --data-parallel 0", Hybrid()),
+        ("zero --zero 2", Zero(2)),
+        ("hybrid --stages 3 --data-parallel 2", Hybrid(2, 3)),
+    ],
+)
+def test_zero_stands_for_a_number_that_follows_from_others(words, strategy):
+    assert read(["--strategy", *words.split()]).strategy() == strategy
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "text"),
+    [
+        (Zero, {"stage": True}, "zero is True; wanted stage 1, 2 or 3"),
+        (Hybrid, {"pipeline": 2.0}, "stages is 2.0; wanted a whole number of at least 1"),
+        (Hybrid, {"tensor": None}, "tensor is None; wanted a whole number of at least 1"),
+        (Pipeline, {"schedule": 1}, "schedule is 1; wanted the name of a schedule"),
+        (Pipeline, {"cut": (2, 0)}, "cut is (2, 0); wanted balanced, or layers of each stage"),
+    ],
+)
+def test_a_value_that_a_field_does_not_take_is_refused(kind, values, text):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        kind(**values)
+
+
 def test_an_option_overrides_that_of_the_checkpoint_and_another_strategy_all_of_them():
     before = {"strategy": "pipeline", "splits": 4, "schedule": "gpipe"}
     assert read(["--splits", "6", "--resume", "--checkpoint-dir", "c"]).strategy(before) == (
