@@ -92,7 +92,9 @@ def described(strategy: Strategy, settings: Settings) -> str:
     """Return the algorithm of replicas, or the strategy with its options."""
     if strategy == Mirrored("nccl"):
         return "all-reduce by NCCL"
-    if strategy.has_whole_model and strategy.how == "all-reduce":
+    if any(
+        "is_all_reduce" in each.metadata for each in strategies.options(type(strategy)).values()
+    ):
         return f"all-reduce {strategy.algorithm(settings)}"
     words = strategies.to_plain(strategy).items()
     return ", ".join(f"{option} {value}" for option, value in words)
