@@ -383,7 +383,8 @@ class State:
     def _begin(self) -> None:
         if self._written is not None:
             raise ValueError("update: inside another update of this State")
-        refusals_here().refuse(_NO_CALLS)
+        self._refusals = refusals_here()
+        self._refusals.refuse(_NO_CALLS)
         self._written = {}
 
     def _end(self, commit: bool) -> None:
@@ -399,7 +400,7 @@ class State:
             for array in written.values():
                 array.flags.writeable = False
             self._written = None
-            refusals_here().allow()
+            self._refusals.allow()  # another thread may end the update
         if commit and self._after is not None:
             self._after(self, pauses)
 

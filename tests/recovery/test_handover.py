@@ -15,7 +15,7 @@ import pytest
 
 from ringreduce.launch.cli import main
 from ringreduce.launch.mpiexec import Flavour, ask
-from tests.support.mpi import ROOT, alive_in_the_end, mpiexec
+from tests.support.mpi import DEADLINE_S, ROOT, alive_in_the_end, mpiexec
 
 pytestmark = pytest.mark.mpi
 LIVE = ask(Path(mpiexec())).flavour is Flavour.OPEN_MPI
@@ -238,18 +238,33 @@ def test_a_rank_that_does_not_leave_in_time_is_lost(counts, finish, tmp_path):
     assert [event["cause"] for event in job.events("resized")] == ["notice"]
 
 
-JOINS_LATE = "if (here / 'late').exists(): time.sleep(600)\n"
+JOINS_LATE = """
+if (here / 'late').exists():
+    (here / 'joins').touch()
+    while not (here / 'go').exists():
+        time.sleep(0.01)
+"""
+
+
+def ask_for_newcomers_that_wait(job, scaling, folder):
+    """Start a command that a job gets a third rank; return it once processes have started."""
+    (folder / "late").touch()
+    asked = scaling(job, 3)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (folder / "joins").exists():
+        assert time.monotonic() < deadline, "no newcomer starts"
+        time.sleep(0.01)
+    return asked
 
 
 def test_a_loss_while_others_start_is_survived(counts, scaling, finish, tmp_path):
     """The newcomers come late: a rank is lost before they are ready."""
-    late = "if (here / 'late').exists(): time.sleep(2)\n"
-    job = counts("-n", "2", "--elastic", "1:3", "--recovery", "relaunch", before=late)
+    job = counts("-n", "2", "--elastic", "1:3", "--recovery", "relaunch", before=JOINS_LATE)
     pids = job.await_step(1)
-    (tmp_path / "late").touch()
-    asked = scaling(job, 3)
-    time.sleep(1)
+    asked = ask_for_newcomers_that_wait(job, scaling, tmp_path)
     os.kill(pids[0], signal.SIGKILL)
+    assert alive_in_the_end([pids[0]]) == []
+    (tmp_path / "go").touch()
     done = ended(asked)
     assert done.returncode == 0
     assert "-> 3 ranks from step" in done.stdout
@@ -285,9 +300,7 @@ def test_newcomers_that_cannot_start_leave_the_job_as_it_is(
 def test_training_that_ends_while_others_start(counts, scaling, tmp_path):
     job = counts("-n", "2", "--elastic", "1:3", before=JOINS_LATE)
     job.await_step(1)
-    (tmp_path / "late").touch()
-    asked = scaling(job, 3)
-    time.sleep(1)
+    asked = ask_for_newcomers_that_wait(job, scaling, tmp_path)
     (tmp_path / "stop").touch()
     code, output = job.end()
     assert code == 0, output

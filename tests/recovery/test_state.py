@@ -7,12 +7,14 @@ import gc
 import os
 import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringreduce.calls.refusals import refusals_here
 from ringreduce.recovery import slots, state
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
@@ -248,6 +250,25 @@ def test_states_that_are_garbage_leave_no_file_open():
     closed.close()
     del closed  # Python's map of a file has a descriptor of its own
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_an_update_that_another_thread_ends_refuses_no_calls_of_that_thread():
+    """As when a generator that was left in its block is collected."""
+    update = three().update()
+    update.__enter__()
+    with pytest.raises(ValueError, match="update"):
+        refusals_here().check()
+    refused = []
+
+    def end():
+        update.__exit__(None, None, None)
+        refused.append(refusals_here()._refused)
+
+    other = threading.Thread(target=end)
+    other.start()
+    other.join()
+    assert refused == [0]
+    refusals_here().check()
 
 
 def test_an_update_inside_an_update_is_refused():

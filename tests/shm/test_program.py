@@ -314,8 +314,10 @@ def test_asynchronous_and_persistent_calls():
 def test_a_call_from_within_a_call_is_refused():
     """As from a signal handler, which Python runs as soon as it is back from compiled code."""
 
+    waits_in, end = [-1], time.monotonic() + 120
+
     def program(comm):
-        engine, tried = comm._engine, []
+        engine, number = comm._engine, 0
         wait_for = engine.wait_for
 
         def interrupted(*arguments):
@@ -323,7 +325,8 @@ def test_a_call_from_within_a_call_is_refused():
                 comm.barrier()
             with pytest.raises(ValueError, match="within a call"):
                 comm.all_reduce(x)
-            tried.append(True)
+            if comm.rank == 0:
+                waits_in[0] = number
             wait_for(*arguments)
 
         engine.wait_for = interrupted
@@ -331,10 +334,12 @@ def test_a_call_from_within_a_call_is_refused():
         op = comm.plan("all_reduce", x, out=np.empty(6))
         for turn in range(5):
             for call in (comm.all_reduce, lambda _: op(), lambda x: comm.all_reduce([x])[0]):
-                time.sleep(0.02 * comm.rank)  # so that rank 0 has to wait
+                number += 1
+                while turn and comm.rank and waits_in[0] < number:
+                    assert time.monotonic() < end, f"rank 0 does not wait in call {number}"
+                    time.sleep(0.001)
                 assert (call(x) == 2).all()
             assert (comm.reduce_scatter(x, out=parts) == 2).all()
-            assert len(tried) >= 3 * turn * (comm.rank == 0)
         return True
 
     assert rr.spawn(program, 2, config=SHARED, timeout_s=120) == [True, True]
