@@ -40,6 +40,7 @@ needs_mypy = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_mypy
 def test_mypy_finds_the_expected_types():
     assert mypy(EXPECTED) == ""
@@ -58,6 +59,7 @@ def errors(tmp_path_factory) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 @needs_mypy
 @pytest.mark.parametrize(("right", "wrong"), WRONG)
 def test_mypy_finds_a_type_that_is_not_expected(errors, right, wrong):
