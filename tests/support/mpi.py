@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringreduce.processes import stat_of
+
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 200.0
@@ -175,10 +177,10 @@ def processes_of(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = stat_of(int(entry.name))
             except OSError:
                 continue
-            if fields[0] != "Z":
+            if fields[0] != b"Z":
                 parents[int(entry.name)] = int(fields[1])
                 sessions[int(entry.name)] = int(fields[3])
     found = {pid for pid in parents if pid == root or sessions[pid] == root}
@@ -222,7 +224,7 @@ def report(rank: int, result: Any) -> None:
 def is_alive(pid: int) -> bool:
     """Whether there is such a process, and it is more than an entry that nobody has read."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return stat_of(pid)[0] != b"Z"
     except OSError:
         return False
 
