@@ -254,21 +254,23 @@ def test_states_that_are_garbage_leave_no_file_open():
 
 def test_an_update_that_another_thread_ends_refuses_no_calls_of_that_thread():
     """As when a generator that was left in its block is collected."""
-    before, refused = refusals_here()._refused, []
-    update = three().update()
-    update.__enter__()
-    with pytest.raises(ValueError, match="update"):
-        refusals_here().check()
+    update, of_threads = three().update(), []
+
+    def begin():
+        update.__enter__()
+        with pytest.raises(ValueError, match="update"):
+            refusals_here().check()
+        of_threads.append(refusals_here())
 
     def end():
         update.__exit__(None, None, None)
-        refused.append(refusals_here()._refused)
+        of_threads.append(refusals_here())
 
-    other = threading.Thread(target=end)
-    other.start()
-    other.join()
-    assert refused == [0]
-    assert refusals_here()._refused == before
+    for part in (begin, end):
+        thread = threading.Thread(target=part)
+        thread.start()
+        thread.join()
+    assert [refusals._refused for refusals in of_threads] == [0, 0]
 
 
 def test_an_update_inside_an_update_is_refused():
