@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if needs_it:
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=needs_it)
-    for item in left_for_the_night(items):
+    for item in beyond_few(items):
         item.add_marker(pytest.mark.long)
     for item in items:
         if not item.get_closest_marker("long"):
@@ -59,7 +59,7 @@ def draw_fewer_examples(test: Callable[..., object]) -> None:
         setattr(test, SETTINGS, hypothesis.settings(asked, max_examples=fewer))
 
 
-def left_for_the_night(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+def beyond_few(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     """Choose the cases of functions marked `few` that are more than the marker allows."""
     for _, group in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         cases = list(group)

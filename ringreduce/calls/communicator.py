@@ -104,10 +104,11 @@ class Communicator(Collectives, PointToPoint):
         """What `split` has made."""
         self._to_close: list[Communicator] = []
         self._closer = self._copied()
-        """Closes the communicator after the program has dropped it, if it is in `to_close`."""
+        """Closes the communicator after the program has dropped it, if it is in `_to_close`."""
         self._to_close.append(self._closer)
         self._held = self._copied()
-        """Makes the calls that compiled entries leave; alive as long as this object or an entry."""
+        """Compiled entries call its methods on the general path.  It lives as long as this object
+        or an entry."""
         self._use_fast_path(self._held)
         self._use_compiled_messages(self._held)
         alike = (("nodes", repr(self.nodes)), *self.config.of_all_ranks)

@@ -14,7 +14,7 @@ ANNOUNCED = 6
 
 
 class _Part(NamedTuple):
-    """A communicator: attributes of `Communicator`, and the ranks that have not announced it."""
+    """Attributes of a `Communicator`, and the ranks that have not announced it."""
 
     to_close: list[Any]
     parts: Parts
@@ -39,8 +39,8 @@ class _Part(NamedTuple):
 class Parts:
     """The communicators that the ranks of a parent have made, one in each exchange of all of them.
 
-    In an exchange a rank announces which of them its program has dropped.  Once all ranks of one
-    have announced it, they close it: they all are in that exchange.
+    In an exchange a rank announces which of them its program has dropped.  Once all ranks of a
+    communicator have announced it, they close it in that exchange, in which all of them are.
     """
 
     def __init__(self, rank: int) -> None:

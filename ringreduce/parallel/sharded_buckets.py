@@ -246,7 +246,8 @@ class ReplicatedBucket(ShardedBucket):
             for place, own in pieces:
                 slots = tuple(slot[own] for slot in self.slots.values())
                 update(flat[place], slots, self.gradient[own])
-                self.gradient[own] = flat[place]  # which `publish` sends
+                if self.gathers:
+                    self.gradient[own] = flat[place]  # which `publish` sends
 
     def publish(self) -> None:
         self._borrow()

@@ -28,13 +28,6 @@ class _CentralBucket(ReplicatedBucket):
         counted = sum(int(array.nbytes) for array in self._parameters.values())
         return super().nbytes - counted * bool(self._comm.rank)
 
-    def update(self, update: Update) -> None:
-        for name, pieces in self.layout.in_shard.items():
-            flat = self.parameter(name).reshape(-1)
-            for place, own in pieces:
-                slots = tuple(slot[own] for slot in self.slots.values())
-                update(flat[place], slots, self.gradient[own])
-
     def publish(self) -> None:
         """Do nothing: all ranks read the parameters."""
 

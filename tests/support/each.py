@@ -1,4 +1,4 @@
-"""Run one test for many values: cheaper than a test for each value, and every failure is told."""
+"""Run one test for many values, which is cheaper than a test for each value."""
 
 from __future__ import annotations
 
