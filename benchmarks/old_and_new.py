@@ -45,7 +45,7 @@ _SAME_PROGRAM = (
     *("benchmarks/one_host_run.py", "benchmarks/ring_and_mpi.py", "benchmarks/rows.py"),
     "ringreduce/bench/collectives.py",
     *("ringreduce/bench/contenders.py", "ringreduce/bench/environment.py"),
-    *("ringreduce/bench/gloo.py", "ringreduce/bench/inputs.py"),
+    *("ringreduce/bench/gloo.py", "ringreduce/bench/inputs.py", "ringreduce/bench/world.py"),
 )
 """Files of this checkout that replace those of the older one in its copy.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +77,13 @@ def compared(old, new):
         "case": "planned",
         "bytes": 8,
     }
+
+
+def test_the_shared_program_is_whole():
+    files = old_and_new._SAME_PROGRAM
+    for file in files:
+        for module in re.findall(r"from ringreduce\.bench\.(\w+) import", Path(file).read_text()):
+            assert f"ringreduce/bench/{module}.py" in files, file
 
 
 def test_the_ratio_is_that_of_the_medians():
