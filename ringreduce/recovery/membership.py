@@ -489,7 +489,7 @@ class Membership:
         if self.left >= self.rules.least:
             return self._start(self.left)
         self.phase, self._waits_until = Phase.WAITING, now + self.rules.wait_s
-        return self.tick(now)
+        return self.pursue({}) or self.tick(now)  # ranks may be wanted already
 
     def tick(self, now: float) -> Action:
         """Return the action that is due at `now`, if any."""

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -21,50 +20,50 @@ from tests.long_recovery.jobs import parameters
 from tests.support.mpi import ROOT
 from tests.support.rounding import split_of
 
-EPOCHS, EPOCH_STEPS = 90, 45
+EPOCHS, EPOCH_STEPS = 4, 45
 
 
 def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def words(path: Path, *more: str) -> list[str]:
-    return [*f"--epochs {EPOCHS} --metrics {path / 'steps.jsonl'}".split(), *more]
+FULL = """
+written = os.fsync
+def sync(file):
+    if (here / "full").exists():
+        (here / "tried").touch()
+        raise OSError(28, "No space left on device")
+    written(file)
+os.fsync = sync
+"""
 
 
 @pytest.mark.mpi
-def test_each_step_and_epoch_is_reported_once_whoever_is_rank_0(start, tmp_path):
+def test_ranks_that_are_replaced_change_no_bit_and_a_full_disk_is_not_forgotten(trains, tmp_path):
+    """One rank is lost, which alone has met the full disk, and one leaves."""
     folder = tmp_path / "checkpoints"
-    more = ["--checkpoint-dir", str(folder)]
-    job = start(*["-n", "3", "--elastic", "1"], *words(tmp_path, *more), command="train")
-    for generation in (1, 2):
-        pids = job.await_step(generation)
-        os.kill(pids[0], signal.SIGKILL)
-    code, output = job.end()
-    assert code == 0, output
-    assert [event["lost"] for event in job.events("resized")] == [[0], [0]]
-    assert "on 1 rank\n" in output
-    lines = lines_of(tmp_path / "steps.jsonl")
-    steps = [line for line in lines if "step" in line]
-    assert [step["step"] for step in steps] == list(range(1, EPOCHS * EPOCH_STEPS + 1))
-    epochs = [line["epoch"] for line in lines if "step" not in line]
-    assert epochs == list(range(1, EPOCHS + 1))
-    generations = [step["generation"] for step in steps]
-    assert generations == sorted(generations)
-    assert set(generations) == {1, 2, 3}
-    last = max(folder.glob("*.json"))
-    assert json.loads(last.read_text())["generation"] == 3
-
-
-@pytest.mark.mpi
-def test_a_replaced_rank_changes_no_bit(start, tmp_path):
-    job = start(*["-n", "2", "--elastic", "1", "--replace"], *words(tmp_path), command="train")
+    for name in ("full", "hold 70", "hold 140"):
+        (tmp_path / name).touch()
+    options = f"--epochs {EPOCHS} --checkpoint-dir {folder} --checkpoint-every 50"
+    job = trains("-n", "2", "--elastic", "1", "--replace", options=options, before=FULL)
     pids = job.await_generation(1)
-    time.sleep(0.1)
-    os.kill(pids[1], signal.SIGKILL)
+    for name in ("at 70", "tried"):
+        job.wait_until((tmp_path / name).exists, name)
+    (tmp_path / "full").unlink()
+    os.kill(pids[0], signal.SIGKILL)
+    (tmp_path / "hold 70").unlink()
+    pids = job.await_generation(2)
+    job.wait_until((tmp_path / "at 140").exists, "step 140")
+    os.kill(pids[0], signal.SIGTERM)
     code, output = job.end()
-    assert code == 0, output
-    assert job.events("resized")[0]["redone"] <= 1
+    assert code == 1, output
+    assert output.count("no checkpoint after step") == 1
+    assert list(folder.glob("*.json")), output
+    killed, left = job.events("resized")
+    assert (killed["cause"], killed["joined"], killed["after"]) == ("killed", 1, 2)
+    assert (left["cause"], left["joined"], left["after"]) == ("notice", 1, 2)
+    assert killed["redone"] <= 1
+    assert left["redone"] == 0
     assert parameters(output) == parameters(undisturbed())
 
 
@@ -77,18 +76,20 @@ def undisturbed() -> str:
 @pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("options", "code", "text"),
+    ("words", "code", "text"),
     [
         ("--elastic 1", 143, "ringreduce: signal 15 came; step"),
         ("--elastic 2 --wait-s 0", 75, "ranks left: 1; --elastic wants at least 2"),
     ],
 )
-def test_a_run_that_ends_too_early_is_saved_and_resumed(start, tmp_path, options, code, text):
-    folder = tmp_path / "checkpoints"
-    given = words(tmp_path, "--checkpoint-dir", str(folder), "--checkpoint-every", "1000000")
-    job = start("-n", "2", *options.split(), *given, command="train")
+def test_a_run_that_ends_too_early_is_saved_and_resumed(trains, tmp_path, words, code, text):
+    folder, metrics = tmp_path / "checkpoints", tmp_path / "steps.jsonl"
+    options = f"--epochs {EPOCHS} --metrics {metrics} --checkpoint-dir {folder}"
+    options += " --checkpoint-every 1000000"
+    (tmp_path / "hold 70").touch()
+    job = trains("-n", "2", *words.split(), options=options)
     pids = job.await_generation(1)
-    time.sleep(0.1)
+    job.wait_until((tmp_path / "at 70").exists, "step 70")
     os.kill(job.process.pid if code == 143 else pids[0], signal.SIGTERM if code == 143 else 9)
     ended, output = job.end()
     assert ended == code, output
@@ -96,22 +97,22 @@ def test_a_run_that_ends_too_early_is_saved_and_resumed(start, tmp_path, options
     assert f"is saved in {folder}" in output
     (manifest,) = folder.glob("*.json")
     facts = json.loads(manifest.read_text())
-    assert 0 < facts["step"] < EPOCHS * EPOCH_STEPS
-    assert facts["generation"] == 1
-    job = start("-n", "2", "--elastic", "1", *given, "--resume", command="train")
+    assert (facts["step"], facts["generation"]) == (71 if code == 143 else 70, 1)
+    (tmp_path / "hold 70").unlink()
+    job = trains("-n", "2", "--elastic", "1", options=f"{options} --resume")
     ended, output = job.end()
     assert ended == 0, output
     assert f"goes on after step {facts['step']} of" in output
     (resumed,) = job.events("resumed")
     assert resumed["step"] == facts["step"]
     assert parameters(output) == parameters(undisturbed())
-    steps = [line["step"] for line in lines_of(tmp_path / "steps.jsonl") if "step" in line]
+    steps = [line["step"] for line in lines_of(metrics) if "step" in line]
     assert steps == list(range(1, EPOCHS * EPOCH_STEPS + 1))
 
 
 @pytest.mark.mpi
-def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(start, tmp_path):
-    job = start("-n", "2", "--elastic", "1", *words(tmp_path), command="train")
+def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(start):
+    job = start("-n", "1", "--elastic", "1", "--epochs", "100000", command="train")
     job.await_generation(1)
     job.process.send_signal(signal.SIGTERM)
     code, output = job.end()
@@ -119,7 +120,6 @@ def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(s
     assert "was the last; nothing is saved, for no folder is named" in output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -131,24 +131,13 @@ def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(s
         ("--batch-shards 1", "batch_shards is 1; --elastic allows up to 2 ranks"),
     ],
 )
-def test_runs_that_cannot_go_on_are_refused_before_a_rank_starts(given, text):
-    command = [sys.executable, "-m", "ringreduce", *["train", "-n", "2", "--elastic", "1"]]
-    done = subprocess.run([*command, *given.split()], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2, done
-    assert text in done.stderr
-
-
-def scaled(job, size: int, folder: Path) -> None:
-    """Change the number of ranks of a job, whose temporary files are in a folder."""
-    command = [sys.executable, "-m", "ringreduce", "scale", str(job.process.pid), str(size)]
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done
+def test_runs_that_cannot_go_on_are_refused_before_a_rank_starts(refused, given, text):
+    assert text in refused(f"train -n 2 --elastic 1 {given}")
 
 
 @pytest.mark.long
 @pytest.mark.mpi
-def test_with_shards_no_loss_and_no_change_of_the_ranks_changes_a_bit(start, tmp_path):
+def test_with_shards_no_loss_and_no_change_of_the_ranks_changes_a_bit(start, scale, tmp_path):
     """A kill, ranks that join, and a rank that leaves; each step is reported once."""
     epochs = 90
     more = f"--epochs {epochs} --batch-shards 4".split()
@@ -157,9 +146,9 @@ def test_with_shards_no_loss_and_no_change_of_the_ranks_changes_a_bit(start, tmp
     metrics, folder = tmp_path / "steps.jsonl", tmp_path / "checkpoints"
     more += ["--metrics", str(metrics), "--checkpoint-dir", str(folder)]
     job = start("-n", "3", "--elastic", "1:4", *more, command="train")
-    os.kill(job.await_step(1)[0], signal.SIGKILL)
+    os.kill(job.await_generation(1)[0], signal.SIGKILL)
     job.await_step(2)
-    scaled(job, 4, tmp_path)
+    assert scale(job.process.pid, 4)[0] == 0
     started = job.events("started")[-1]
     os.kill(started["pids"][0], signal.SIGTERM)
     job.await_step(started["generation"] + 1)
@@ -172,18 +161,19 @@ def test_with_shards_no_loss_and_no_change_of_the_ranks_changes_a_bit(start, tmp
 
 
 @pytest.mark.mpi
-def test_a_batch_that_follows_the_ranks_has_each_sample_once_an_epoch(start, tmp_path):
+def test_a_batch_that_follows_the_ranks_has_each_sample_once_an_epoch(trains, scale, tmp_path):
     metrics = tmp_path / "steps.jsonl"
-    more = f"--epochs {EPOCHS} --batch-per-rank 16 --ramp-steps 20 --metrics {metrics}"
-    job = start("-n", "1", "--elastic", "1:3", *more.split(), command="train")
-    job.await_step(1)
-    scaled(job, 3, tmp_path)
+    options = f"--epochs 3 --batch-per-rank 16 --ramp-steps 20 --metrics {metrics}"
+    (tmp_path / "hold 70").touch()
+    job = trains("-n", "1", "--elastic", "1:3", options=options)
+    job.wait_until((tmp_path / "at 70").exists, "step 70")
+    assert scale(job.process.pid, 3)[0] == 0
     code, output = job.end()
     assert code == 0, output
     (event,) = job.events("resized")
     assert (event["batch"], event["before"], event["after"]) == (48, 1, 3)
     lines = lines_of(metrics)
-    samples = dict.fromkeys(range(1, EPOCHS + 1), 0)
+    samples = dict.fromkeys((1, 2, 3), 0)
     for line in lines:
         if "step" in line:
             samples[line["epoch"]] += line["samples"]
@@ -191,6 +181,7 @@ def test_a_batch_that_follows_the_ranks_has_each_sample_once_an_epoch(start, tmp
     assert [line["epoch"] for line in lines if "step" not in line] == list(samples)
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("given", "code", "text"),
@@ -201,7 +192,7 @@ def test_a_batch_that_follows_the_ranks_has_each_sample_once_an_epoch(start, tmp
     ],
 )
 def test_a_mistake_ends_the_job_as_without_elastic(start, given, code, text):
-    program = "-m", "ringreduce.train", "--epochs", "2", *given.split()
+    program = "-m", "ringreduce.train", "--epochs", "1", *given.split()
     ended, output = start("-n", "2", "--elastic", "1", program=program).end()
     assert ended == code, output
     assert output.count(text) == 1

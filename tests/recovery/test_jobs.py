@@ -1,4 +1,4 @@
-"""Jobs that go on after losses, proven by counting: every sample counts once in every epoch."""
+"""Jobs that go on after losses, and how they end and are resumed."""
 
 from __future__ import annotations
 
@@ -8,127 +8,52 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
+import tempfile
 
 import pytest
 
-from ringreduce.launch.mpiexec import Flavour, ask
-from tests.support.mpi import PROGRAMS, ROOT, alive_in_the_end, is_alive, mpiexec
+from tests.support.mpi import ROOT, alive_in_the_end
 
 pytestmark = pytest.mark.mpi
-SAMPLES, BATCH, EPOCHS, STEP_S = 120, 30, 25, 0.02
-STEPS = SAMPLES // BATCH * EPOCHS
-COUNTING = tuple(map(str, (PROGRAMS / "counts_samples.py", SAMPLES, BATCH, EPOCHS, STEP_S)))
-LIVE = ask(Path(mpiexec())).flavour is Flavour.OPEN_MPI
-"""Whether ranks of this MPI can go on after a loss."""
 
 
-@pytest.fixture
-def start(start):
-    """Start a program, by default the one that counts samples."""
-
-    def started(*words, program=()):
-        return start(*words, program=program or COUNTING)
-
-    return started
-
-
-def counted_once_an_epoch(ranks: int) -> str:
-    return f"{ranks} ranks, step {STEPS}: counted [{EPOCHS}] times"
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("recovery", ["auto", "relaunch"] if LIVE else ["auto"])
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_job_goes_on_after_a_rank_is_killed(start, tmp_path, victim, recovery):
-    job = start("-n", "3", "--elastic", "1:3", "--recovery", recovery)
-    pids = job.await_generation(1)
-    os.kill(pids[victim], signal.SIGKILL)
-    code, output = job.end()
-    assert code == 0, output
-    assert counted_once_an_epoch(2) in output
-    (resized,) = job.events("resized")
-    facts = {name: resized[name] for name in ("before", "after", "lost", "joined", "cause")}
-    assert facts == {"before": 3, "after": 2, "lost": [victim], "joined": 0, "cause": "killed"}
-    level = 1 if recovery == "auto" and LIVE else 2
-    assert (resized["level"], resized["redone"], resized["generation"]) == (level, 1, 2)
-    assert resized["recovered_s"] > 0
-    assert output.count("resized Change(before=3, after=2") == 2, "each rank calls the hook"
-    assert [name for name in os.listdir(tmp_path) if name.startswith("ringreduce-")] == []
-
-
-def test_two_losses_one_after_another_leave_one_rank(start):
-    job = start("-n", "3", "--elastic", "1")
-    os.kill(job.await_generation(1)[2], signal.SIGKILL)
-    os.kill(job.await_step(2)[0], signal.SIGKILL)
-    code, output = job.end()
-    assert code == 0, output
-    assert counted_once_an_epoch(1) in output
+def test_after_losses_every_sample_counts_once_in_every_epoch(start, finish, tmp_path):
+    program = "-m", "tests.long_recovery.counting", str(tmp_path / "stop")
+    job = start("-n", "3", "--elastic", "1:3", "--recovery", "relaunch", program=program)
+    os.kill(job.await_generation(1)[0], signal.SIGKILL)
+    os.kill(job.await_step(2)[1], signal.SIGKILL)
+    job.await_step(3)
+    output = finish(job)
+    found = json.loads(output.splitlines()[-1])
+    assert found["least"] == found["most"] == found["epochs"] > 0
     named = re.findall(
         r"rank (\d) was killed \(SIGKILL\); goes on at step \d+ on (\d) ranks", output
     )
-    assert named == [("2", "2"), ("0", "1")]
+    assert named == [("0", "2"), ("1", "1")]
     assert "rr.elastic" not in output
-    assert [event["after"] for event in job.events("resized")] == [2, 1]
+    names = "before", "after", "lost", "joined", "cause", "level", "redone", "generation"
+    events = job.events("resized")
+    assert [tuple(event[name] for name in names) for event in events] == [
+        (3, 2, [0], 0, "killed", 2, 1, 2),
+        (2, 1, [1], 0, "killed", 2, 1, 3),
+    ]
+    assert all(event["recovered_s"] > 0 for event in events)
+    assert [path.name for path in tmp_path.glob("ringreduce-*")] == []
 
 
 def test_a_program_that_never_calls_elastic_is_warned_of(start, tmp_path):
     program = tmp_path / "plain.py"
     program.write_text("import ringreduce as rr\nwith rr.init(): pass\n")
-    code, output = start("-n", "2", "--elastic", "1", program=(str(program),)).end()
+    code, output = start("-n", "1", "--elastic", "1", program=(str(program),)).end()
     assert code == 0, output
     assert "warning: --elastic had no effect, for the program has not called rr.elastic" in output
 
 
-def test_a_lost_rank_is_replaced(start):
-    job = start("-n", "2", "--elastic", "1", "--replace")
-    os.kill(job.await_generation(1)[0], signal.SIGKILL)
-    code, output = job.end()
-    assert code == 0, output
-    assert counted_once_an_epoch(2) in output
-    assert [event["joined"] for event in job.events("resized")] == [1]
-
-
-def test_a_killed_mpiexec_costs_no_rank(start):
-    job = start("-n", "2", "--elastic", "2")
-    job.await_generation(1)
-    tasks = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
-    os.kill(int(tasks.read_text().split()[0]), signal.SIGKILL)
-    code, output = job.end()
-    assert code == 0, output
-    assert counted_once_an_epoch(2) in output
-    assert [event["lost"] for event in job.events("resized")] == [[]]
-
-
-def test_a_stopped_rank_is_killed_after_the_timeout(start):
-    job = start("-n", "3", "--elastic", "1", "--timeout-s", "1")
-    os.kill(job.await_generation(1)[1], signal.SIGSTOP)
-    code, output = job.end()
-    assert code == 0, output
-    assert counted_once_an_epoch(2) in output
-    (resized,) = job.events("resized")
-    assert (resized["lost"], resized["cause"]) == ([1], "stopped")
-
-
-def test_a_rank_killed_before_there_is_a_communicator_is_survived(start, tmp_path):
-    program = tmp_path / "dies_once.py"
-    text = (PROGRAMS / "counts_samples.py").read_text()
-    once = tmp_path / "once"
-    program.write_text(
-        "import os, signal\n"
-        f"if not os.path.exists({str(once)!r}):\n"
-        f"    try: os.close(os.open({str(once)!r}, os.O_CREAT | os.O_EXCL))\n"
-        "    except FileExistsError: pass\n"
-        "    else: os.kill(os.getpid(), signal.SIGKILL)\n" + text
-    )
-    words = map(str, (SAMPLES, BATCH, 2, 0))
-    job = start("-n", "3", "--elastic", "1", program=(str(program), *words))
-    code, output = job.end()
-    assert code == 0, output
-    assert "2 ranks, step 8: counted [2] times" in output
-
-
+DIES = """
+if os.environ["RANK"] == "1" and once("died"):
+    (here / "dies").touch()
+    os.kill(os.getpid(), 9)
+"""
 DIES_EARLY = """
 import os, signal
 rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
@@ -139,20 +64,21 @@ if rank == "1":
 """
 
 
-def test_a_rank_killed_before_it_has_connected_is_survived(start, tmp_path, monkeypatch):
-    """In a generation that follows a loss."""
-    here = tmp_path / "dies"
-    (tmp_path / "sitecustomize.py").write_text(DIES_EARLY.format(here=str(here)))
+def test_ranks_killed_before_they_have_connected_or_a_communicator_are_survived(
+    steps, finish, tmp_path, monkeypatch
+):
+    """First a rank without a communicator, then one without a connection."""
+    dies = tmp_path / "dies"
+    (tmp_path / "sitecustomize.py").write_text(DIES_EARLY.format(here=str(dies)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    job = start("-n", "3", "--elastic", "1:3", "--recovery", "relaunch")
-    pids = job.await_generation(1)
-    here.touch()
-    os.kill(pids[2], signal.SIGKILL)
-    code, output = job.end()
-    assert code == 0, output
-    # An MPI that has not noticed it leaves the rank without a place.
-    assert counted_once_an_epoch(2) in output or counted_once_an_epoch(1) in output
-    assert not here.exists()
+    words = "-n", "3", "--elastic", "1", "--recovery", "relaunch"
+    job = steps(*words, before=DIES)
+    job.wait_until(lambda: job.events("started"), "a generation that trains")
+    output = finish(job)
+    # An MPI that has not noticed the second leaves the rank without a place.
+    assert re.search(r"^[12] ranks made each step once$", output, re.MULTILINE), output
+    assert job.events("started")[0]["generation"] == 3
+    assert not dies.exists()
 
 
 BUG = """
@@ -195,144 +121,151 @@ def test_a_step_that_kills_its_rank_ends_the_job(start, tmp_path):
     assert re.search(r"step 1 was lost (twice|3 times) running; in step 1 rank \d was kill", output)
 
 
-def test_too_few_ranks_end_the_job_with_75(start):
-    job = start("-n", "2", "--elastic", "2", "--wait-s", "0.5")
-    os.kill(job.await_generation(1)[1], signal.SIGKILL)
-    code, output = job.end()
-    assert code == 75, output
-    assert "ranks left: 1; --elastic wants at least 2" in output
+ENDS = [
+    ("--elastic 1", slice(1, 3), 15, 75, "all ranks were told to end; rank 0, rank 1 left; step"),
+    ("--elastic 2 --wait-s 0", slice(2, 3), 9, 75, "ranks left: 1; --elastic wants at least 2"),
+    ("--elastic 1", slice(1), 2, 130, "ringreduce: signal 2 came; step"),
+    ("--elastic 1", slice(1), 15, 143, "ringreduce: signal 15 came; step"),
+]
+"""Options; which processes get a signal, the launcher or ranks; the signal; the end of the job."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_ends_all_ranks(start, number):
-    job = start("-n", "2", "--elastic", "1")
-    pids = job.await_generation(1)
-    job.process.send_signal(number)
-    code, output = job.end()
-    assert code == 128 + number, output
-    assert not any(map(is_alive, pids))
-
-
-def test_a_state_is_saved_and_resumed(start, tmp_path):
+def test_a_state_is_saved_and_resumed_however_a_job_ends(steps, finish, tmp_path):
+    """Each job goes on where the one before has ended, and leaves no rank."""
     folder = tmp_path / "states"
-    job = start("-n", "2", "--elastic", "1", "--state-dir", str(folder))
-    job.await_generation(1)
-    time.sleep(0.3)
-    job.process.send_signal(signal.SIGTERM)
-    code, output = job.end()
-    assert code == 143, output
-    assert f"is saved in {folder}" in output
-    (folder / "step-000000999.json").write_text("no JSON")
-    job = start("-n", "2", "--elastic", "1", "--state-dir", str(folder), "--resume")
-    code, output = job.end()
-    assert code == 0, output
-    assert "passed over: " in output
-    assert counted_once_an_epoch(2) in output
+    words = "-n", "2", "--state-dir", str(folder), "--save-every-s", "0.1"
+    tells = "if comm.rank == 0: print('the last step is', state.step, flush=True)"
 
+    def saved_step() -> int:
+        return max(int(path.stem.removeprefix("step-")) for path in folder.glob("*.json"))
 
-def test_after_the_launcher_was_killed_a_regular_state_goes_on(start, tmp_path):
-    folder = tmp_path / "states"
-    words = "-n", "2", "--elastic", "1", "--state-dir", str(folder), "--save-every-s", "0.1"
-    job = start(*words)
+    job = steps(*words, "--elastic", "1")
     pids = job.await_generation(1)
-    while len(list(folder.glob("*.json"))) < 2 and job.process.poll() is None:
-        time.sleep(0.01)
+    job.wait_until(lambda: len(list(folder.glob("*.json"))) > 1, "a second regular state")
     job.process.kill()
     job.process.wait()
     assert alive_in_the_end(pids) == []
-    job = start(*words, "--resume")
-    code, output = job.end()
-    assert code == 0, output
-    assert counted_once_an_epoch(2) in output
-    (resumed,) = job.events("resumed")
-    assert 0 < resumed["step"] < STEPS
-    last = max(folder.glob("*.json"))
-    assert json.loads(last.read_text())["step"] == STEPS
+    for options, chosen, number, code, text in ENDS:
+        step = saved_step()
+        job = steps(*words, "--resume", *options.split())
+        pids = job.await_generation(1)
+        for pid in [job.process.pid, *pids][chosen]:
+            os.kill(pid, number)
+        ended, output = job.end()
+        assert ended == code, output
+        assert text in output
+        assert f"is saved in {folder}" in output
+        assert number != signal.SIGTERM or output.count("of 2 cleans up") == 2
+        assert alive_in_the_end(pids) == []
+        assert [event["step"] for event in job.events("resumed")] == [step]
+    step = saved_step()
+    (folder / "step-999999999.json").write_text("no JSON")
+    job = steps(*words, "--resume", "--elastic", "1", at_end=tells)
+    job.await_generation(1)
+    output = finish(job)
+    assert "passed over: " in output
+    assert "2 ranks made each step once" in output
+    assert [event["step"] for event in job.events("resumed")] == [step]
+    (folder / "step-999999999.json").unlink()
+    assert f"the last step is {saved_step()}\n" in output
     assert len(list(folder.glob("*.json"))) == 3
 
 
-def test_a_full_disk_is_reported_once_and_ends_a_job_with_1(start, tmp_path):
-    folder = tmp_path / "states"
-    words = "-n", "2", "--elastic", "1", "--state-dir", str(folder), "--save-every-s", "0.05"
-    job = start(*words, program=full_disk(tmp_path))
-    job.await_generation(1)
+FULL = """
+def full(_):
+    with open(here / "tries", "a") as file:
+        file.write("x")
+    raise OSError(28, "No space left on device")
+os.fsync = full
+"""
+
+
+def test_a_full_disk_is_reported_once_and_ends_a_job_with_1(steps, tmp_path):
+    words = "--state-dir", str(tmp_path / "states"), "--save-every-s", "0.05"
+    job = steps("-n", "1", "--elastic", "1", *words, before=FULL)
+    tries = tmp_path / "tries"
+    job.wait_until(lambda: tries.exists() and tries.stat().st_size > 2, "a third try")
+    (tmp_path / "stop").touch()
     code, output = job.end()
     assert code == 1, output
-    assert counted_once_an_epoch(2) in output
+    assert "1 ranks made each step once" in output
     assert output.count("no checkpoint after step") == 1
     assert "No space left on device" in output
 
 
-def test_events_that_cannot_be_written_are_given_up_and_the_job_ends_with_1(start, tmp_path):
-    job = start("-n", "2", "--elastic", "1", "--events", "/dev/full")
-    code, output = job.end()
+def test_events_that_cannot_be_written_are_given_up_and_the_job_ends_with_1(steps, tmp_path):
+    (tmp_path / "stop").touch()
+    code, output = steps("-n", "1", "--elastic", "1", "--events", "/dev/full").end()
     assert code == 1, output
-    assert counted_once_an_epoch(2) in output
+    assert "1 ranks made each step once" in output
     assert output.count("no more events are written: [Errno 28]") == 1
     assert "Traceback" not in output
 
 
-def test_a_full_disk_is_not_forgotten_with_the_rank_that_met_it(start, tmp_path):
-    full = tmp_path / "full"
-    full.touch()
-    program = tmp_path / "trains.py"
-    program.write_text(
-        "import os, pathlib, sys\n"
-        "from ringreduce.train.__main__ import main\n"
-        "written = os.fsync\n"
-        "def sync(file):\n"
-        f"    if pathlib.Path({str(full)!r}).exists():\n"
-        "        raise OSError(28, 'No space left on device')\n"
-        "    written(file)\n"
-        "if __name__ == '__main__':\n"
-        "    os.fsync = sync\n"
-        "    sys.exit(main(sys.argv[1:]))\n"
-    )
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    words = f"--epochs 400 --checkpoint-dir {folder} --checkpoint-every 100".split()
-    job = start("-n", "2", "--elastic", "1", "--replace", program=(str(program), *words))
-    pids = job.await_generation(1)
-    time.sleep(0.5)  # it begins to write
-    full.unlink()
-    os.kill(pids[0], signal.SIGKILL)
+# --- SIGTERM that is no notice ---
+
+
+@pytest.mark.parametrize("launcher_first", [True, False])
+def test_a_sigterm_to_the_launcher_and_a_rank_is_no_notice(steps, launcher_first):
+    job = steps("-n", "2", "--elastic", "1", "--grace-s", "60")
+    victims = [job.process.pid, job.await_step(1)[1]]
+    for pid in victims if launcher_first else reversed(victims):
+        os.kill(pid, signal.SIGTERM)
     code, output = job.end()
-    assert code == 1, output
-    assert output.count("no checkpoint after step") == 1
-    assert list(folder.glob("*.json")), output
+    assert code == 128 + signal.SIGTERM, output
+    assert "ringreduce: signal 15 came; step" in output
+    assert job.events("resized") == []
+    assert len(job.events("started")) == 1
 
 
-def full_disk(path: Path) -> tuple[str, ...]:
-    """The program that counts samples, on a disk without space."""
-    program = path / "full.py"
-    program.write_text(
-        "import os\n"
-        "def full(_): raise OSError(28, 'No space left on device')\n"
-        "os.fsync = full\n" + (PROGRAMS / "counts_samples.py").read_text()
-    )
-    return tuple(map(str, (program, SAMPLES, BATCH, EPOCHS, STEP_S)))
+HANDLES = """
+signal.signal(signal.SIGTERM, lambda *_: (here / "handled").touch())
+"""
 
 
-def test_a_folder_with_states_of_another_run_is_refused(start, tmp_path):
+def test_a_sigterm_that_the_program_handles_is_no_notice(steps, finish, tmp_path):
+    job = steps("-n", "1", "--elastic", "1", before=HANDLES)
+    os.kill(job.await_step(1)[0], signal.SIGTERM)
+    job.wait_until((tmp_path / "handled").exists)
+    assert "1 ranks made each step once" in finish(job)
+    assert job.events("resized") == []
+
+
+# --- a launcher that is late ---
+
+HOLDS_AT_JOIN = """
+join = rr.State.join
+def joins(state, *given):
+    join(state, *given)
+    (here / "joins").touch()
+    while (here / "hold").exists():
+        time.sleep(0.01)
+rr.State.join = joins
+"""
+
+
+def test_a_new_job_is_not_resumed_if_its_rank_is_ahead_of_the_launcher(steps, finish, tmp_path):
+    (tmp_path / "hold").touch()
+    job = steps("-n", "1", "--elastic", "1", before=HOLDS_AT_JOIN)
+    job.wait_until((tmp_path / "joins").exists)
+    job.process.send_signal(signal.SIGSTOP)
+    try:
+        (tmp_path / "hold").unlink()
+        job.wait_until((tmp_path / "stepped").exists)
+    finally:
+        job.process.send_signal(signal.SIGCONT)
+    finish(job)
+    assert len(job.events("started")) == 1
+    assert job.events("resumed") == []
+
+
+# --- options and programs that are refused ---
+
+
+def test_a_folder_with_states_of_another_run_is_refused(refused, tmp_path):
     (tmp_path / "step-000000001.json").touch()
-    assert "has checkpoints already" in refused(
-        "-n", "2", "--elastic", "1", "--state-dir", str(tmp_path)
-    )
-
-
-def test_a_killed_launcher_leaves_no_rank(start):
-    job = start("-n", "2", "--elastic", "1")
-    pids = job.await_generation(1)
-    job.process.kill()
-    job.process.wait()
-    assert alive_in_the_end(pids) == []
-
-
-def refused(*words: str) -> str:
-    command = [sys.executable, "-m", "ringreduce", "run", *words, "-m", "ringreduce"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2, done
-    return done.stderr
+    text = refused(f"run -n 2 --elastic 1 --state-dir {tmp_path} -m ringreduce")
+    assert "has checkpoints already" in text
 
 
 @pytest.mark.parametrize(
@@ -353,36 +286,44 @@ def refused(*words: str) -> str:
         ("-n 4 --elastic 2 --nodes 2,2", "for the ranks of one host, without --nodes"),
     ],
 )
-def test_wrong_options_are_refused_before_a_rank_starts(words, text):
-    assert text in refused(*words.split())
+def test_wrong_options_are_refused_before_a_rank_starts(refused, words, text):
+    assert text in refused(f"run {words} -m ringreduce")
 
 
-def test_a_folder_of_sockets_that_others_can_enter_is_refused(tmp_path):
-    folder = tmp_path / f"ringreduce-{os.geteuid()}"
-    folder.mkdir(mode=0o755)
-    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2", "--elastic", "1"]
-    done = subprocess.run(
-        [*command, "-m", "ringreduce"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert done.returncode == 2, done
-    assert "--elastic: no socket for the ranks" in done.stderr
-    assert "you alone can enter; remove it" in done.stderr
+def test_a_folder_of_sockets_that_others_can_enter_is_refused(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"ringreduce-{os.geteuid()}").mkdir(mode=0o755)
+    text = refused("run -n 2 --elastic 1 -m ringreduce")
+    assert "--elastic: no socket for the ranks" in text
+    assert "you alone can enter; remove it" in text
 
 
-def test_events_that_cannot_be_written_are_refused(tmp_path):
+def test_events_that_cannot_be_written_are_refused(refused, tmp_path):
     (tmp_path / "file").touch()
-    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2", "--elastic", "1"]
-    command += ["--events", str(tmp_path / "file" / "events"), "-m", "ringreduce"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2, done
-    assert "--events" in done.stderr
+    path = tmp_path / "file" / "events"
+    assert "--events" in refused(f"run -n 2 --elastic 1 --events {path} -m ringreduce")
 
 
-def test_all_ranks_begin_with_the_arrays_and_the_step_of_rank_0(tmp_path):
+@pytest.mark.parametrize("more", [[], ["--elastic", "1"]])
+def test_a_function_that_makes_no_state_is_refused(tmp_path, more):
+    program = tmp_path / "makes.py"
+    program.write_text(
+        "import numpy as np, ringreduce as rr\n"
+        "rr.elastic(lambda comm, state: print('trained'), lambda comm: {'rank': comm.rank})\n"
+    )
+    done = run("-n", "1", *more, str(program))
+    assert done.returncode == 1, done
+    assert re.search(r"TypeError: elastic: state is dict; pass rr\.State", done.stderr)
+    assert "trained" not in done.stdout
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ringreduce", "run", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("more", [[], ["--elastic", "1"]])
+def test_all_ranks_begin_once_with_the_arrays_and_the_step_of_rank_0(tmp_path, more):
     program = tmp_path / "begins.py"
     program.write_text(
         "import numpy as np, ringreduce as rr\n"
@@ -397,15 +338,5 @@ def test_all_ranks_begin_with_the_arrays_and_the_step_of_rank_0(tmp_path):
         "        print(found.tolist())\n"
         "rr.elastic(train, make)\n"
     )
-    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2", str(program)]
-    for more in ([], ["--elastic", "1"]):
-        words = [*command[:-1], *more, command[-1]]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-        assert done.stdout == "[7.0, 1.0, 7.0, 1.0]\n", done
-
-
-def test_without_elastic_the_function_is_called_once():
-    command = [sys.executable, "-m", "ringreduce", "run", "-n", "2"]
-    words = [str(PROGRAMS / "counts_samples.py"), *map(str, (SAMPLES, BATCH, EPOCHS, 0))]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == f"{counted_once_an_epoch(2)}\n", done
+    done = run("-n", "2", *more, str(program))
+    assert done.stdout == "[7.0, 1.0, 7.0, 1.0]\n", done

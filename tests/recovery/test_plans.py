@@ -158,6 +158,15 @@ def test_too_few_ranks_are_left_by_those_that_leave():
     assert members.pursue({}) == Start(2, 4)
 
 
+def test_ranks_that_are_wanted_while_others_leave_start_when_these_are_gone():
+    members = running(least=4, wait_s=60)
+    members.pursue({1: "notice"})
+    members.paused(7.0, 6.5)
+    members.wish(4, "command")
+    assert members.pursue({}) is None
+    assert members.fenced(7.1) == Start(2, 4)
+
+
 def test_all_ranks_that_leave_end_the_job():
     members = running()
     members.pursue(dict.fromkeys(range(4), "notice"))
