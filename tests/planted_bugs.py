@@ -131,7 +131,7 @@ _FIRST = {
 }
 """Where to look for a bug first and only, if not in `QUICK`."""
 _OTHERS = sorted({name for suite in (*_BY_FILE.values(), *_FIRST.values()) for name in suite})
-COPIED = ("ringreduce", "tests", "benchmarks", "pyproject.toml")
+COPIED = ("ringreduce", "tests", "benchmarks", "docs", "pyproject.toml")
 _MOST_S = 240.0
 """Seconds; a suite that takes longer hangs, which counts as finding the bug."""
 _MOST_S_WITHOUT = 2400.0
