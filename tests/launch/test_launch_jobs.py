@@ -32,6 +32,11 @@ LIMIT_S = 300.0
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
+def alike(*values):
+    """Parameters whose tests are the same under any MPI."""
+    return [pytest.param(value, marks=pytest.mark.alike) for value in values]
+
+
 @pytest.fixture
 def short_path():
     """Open MPI makes sockets in TMPDIR: their names have room for 107 characters."""
@@ -54,15 +59,16 @@ SHOW = """
 
 STRAY = "open('stray', 'a').write(__file__); raise RuntimeError('a module of the folder')"
 COMMANDS = [
-    ["run", "-n", "2", "../src/show.py"],
+    ["run", "-n", "1", "../src/show.py"],
     ["train", "-n", "1", "--epochs", "1", "--hidden", "8", "--data", "synthetic"],
-    ["bench", "-n", "2", "-e", "8", "--iters", "1", "--no-peers"],
+    ["bench", "-n", "1", "-e", "8", "--iters", "1", "--no-peers"],
     ["explain", "-n", "2"],
     ["doctor"],
 ]
 
 
 @pytest.mark.few(4)
+@pytest.mark.alike
 @pytest.mark.parametrize("start", ["command", "module"])
 @pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
 def test_no_module_of_the_working_directory_runs_before_the_program(
@@ -86,7 +92,7 @@ def test_no_module_of_the_working_directory_runs_before_the_program(
 WORDS = ["--", "-5", ":", "", "--", "-m", "$HOME", "*", "a b", "a\nb", "\udcff", "é", "x" * 70_000]
 
 
-@pytest.mark.parametrize("program", [["sub/show.py"], ["-m", "sub.show"], ["sub"]])
+@pytest.mark.parametrize("program", [["sub/show.py"], *alike(["-m", "sub.show"], ["sub"])])
 def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, program):
     (tmp_path / "sub").mkdir()
     script(SHOW, "sub/show.py")
@@ -141,6 +147,7 @@ AFTER = """
 """
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("program", [["script.py"], ["-m", "script"], ["folder"]])
 def test_the_main_module_is_there_until_the_process_ends(script, run, tmp_path, program):
     script(AFTER)
@@ -337,7 +344,7 @@ WAIT = """
     os.rename(rank + ".part", rank)
     time.sleep(60)
 """
-BOTH_WAYS = pytest.mark.parametrize("way", [(), ("--without-mpi",)], ids=["mpi", "without-mpi"])
+BOTH_WAYS = pytest.mark.parametrize("way", [(), *alike(("--without-mpi",))], ids=["mpi", "none"])
 
 
 @contextlib.contextmanager
@@ -385,6 +392,7 @@ def read_ids(folder: Path) -> list[int]:
     return [process for path in files for process in json.loads(path.read_text())]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("number", "way"), [*((each, ()) for each in ENDING), (signal.SIGHUP, ("--without-mpi",))]
 )
@@ -430,7 +438,8 @@ def shared_memory_of(pid: int) -> set[Path]:
 
 
 @pytest.mark.parametrize(
-    "words", ["script.py", *(f"--without-mpi script.py child {how}" for how in ("", "stubborn"))]
+    "words",
+    ["script.py", *alike(*(f"--without-mpi script.py child {how}" for how in ("", "stubborn")))],
 )
 def test_ctrl_c_at_a_terminal_ends_all_ranks(script, tmp_path, words):
     script(WAIT)

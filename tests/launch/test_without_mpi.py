@@ -89,7 +89,7 @@ def test_the_rank_that_ends_the_job_is_named(start, end):
             {end}
         comm.barrier()
         """,
-        *("run", "-n", "3", "script.py"),
+        *("run", "-n", "2", "script.py"),
     )
     code, how = ENDS[end]
     *lines, last = ended.stderr.splitlines()

@@ -19,7 +19,7 @@ from tests.support.on_gpus import COUNTS, PROGRAMS, disagreeing, ramp, run_case,
 
 @pytest.mark.slow
 @given(case=cases(range(1, 6)))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_any_case_gives_what_numpy_gives(case):
     spawn(run_case, case.ranks, case, nodes=nodes_of(case.layout, case.ranks))
 

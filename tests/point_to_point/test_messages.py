@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringreduce as rr
@@ -305,6 +305,7 @@ messages = st.lists(
 
 @ROADS
 @given(messages=messages, seed=st.integers(0, 99), posted=st.floats(0, 1))
+@settings(max_examples=40)
 def test_any_messages_arrive_in_order(config, messages, seed, posted):
     """Each message: sender, distance to the receiver, tag, count, whether the sender waits."""
 

@@ -48,7 +48,7 @@ def run_program(tmp_path, text, *variables, ranks=3):
     )
 
 
-@pytest.mark.parametrize("transport", ["shm", "sockets"])
+@pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.long), "sockets"])
 def test_all_facts_of_messages(jobs, transport):
     passed = jobs.run_ok("call", RANKS, "tests.support.point_to_point:over_mpi", transport)
     assert passed == [list(CHECKS)] * RANKS
@@ -66,13 +66,14 @@ def test_a_rank_that_ends_is_named_by_all_others(jobs, how):
 
 
 def test_a_rank_that_stops_is_named_by_all_others(jobs):
-    done = run_to_its_end(jobs, "random_fault", 3, "seed", "never", "caught", "1")
+    done = run_to_its_end(jobs, "fault", 3, "never", "1", "caught")
     assert [found["ranks"] for rank, found in enumerate(done.results) if rank != 1] == [[1], [1]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ending", ["uncaught", "with", "asleep"])
 def test_an_exception_ends_the_job_with_its_traceback(jobs, ending):
-    done = run_to_its_end(jobs, "fault", 3, "raise", "1", ending)
+    done = run_to_its_end(jobs, "fault", 2, "raise", "1", ending)
     assert done.output.count("ValueError: the victim's own error\n") == 1
     assert done.returncode == 1
 
@@ -132,26 +133,15 @@ def test_a_program_need_not_close(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("3\n3\n3\n", "", 0)
 
 
-def test_mpi_is_not_imported(tmp_path):
+def test_init_again_and_again_and_with_others_imports_no_mpi(tmp_path):
     done = run_program(
         tmp_path,
         """
         import sys
-        with rr.init(timeout_s=120) as comm:
-            assert comm.all_reduce(comm.rank) == 3
-        assert not any(name.startswith("mpi4py") for name in sys.modules), "MPI is imported"
-        """,
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
-
-
-def test_init_again_and_again_and_with_others(tmp_path):
-    done = run_program(
-        tmp_path,
-        """
         for turn in range(5):
             with rr.init(timeout_s=120) as comm, comm.split(comm.rank % 2) as part:
                 assert comm.all_reduce(part.all_reduce(1)) == 5
+        assert not any(name.startswith("mpi4py") for name in sys.modules), "MPI is imported"
         """,
     )
     assert (done.stderr, done.returncode) == ("", 0)

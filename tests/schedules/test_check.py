@@ -31,7 +31,7 @@ from tests.support.strategies import (
 # --- every algorithm is right ---------------------------------------------------------------------
 
 
-ALWAYS_PROVEN = {*range(1, 18), 24, 31, 32, 33, 48, 63, 64}
+ALWAYS_PROVEN = {*range(1, 18), 24, 31, 32, 33, 64}
 SIZES = {"many": sorted(ALWAYS_PROVEN), "all": range(1, 65)}
 
 
@@ -73,13 +73,14 @@ def test_it_is_right_for_any_root_on_small_layouts(
 
 @pytest.mark.slow
 @given(nodes=layouts(), names=st.sampled_from(HIERARCHICAL))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_hierarchical_is_right_on_any_layout(
     nodes: list[list[int]], names: tuple[str, str]
 ) -> None:
     check(build(*names, nodes))
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 1, 1, 1), (2, 2), (8,) * 8, (1, 2, 3, 5, 7, 11)])
 @pytest.mark.parametrize(("collective", "algorithm"), HIERARCHICAL)
 def test_hierarchical_is_right_on_blocks(

@@ -109,7 +109,7 @@ some_shapes = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     ranks=st.integers(2, 4),
     shapes=st.lists(some_shapes, min_size=1, max_size=2),

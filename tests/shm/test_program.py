@@ -22,6 +22,7 @@ from tests.support.case_strategies import OUTS, VIEWS, cases
 from tests.support.cases import CONFIG, run_case
 from tests.support.disagreements import CALLS, mix, mixtures
 from tests.support.threads import on_threads
+from tests.support.through_memory import rounds_of
 
 SHARED = replace(CONFIG, shared_memory=True)
 pytestmark = pytest.mark.skipif(
@@ -97,12 +98,6 @@ def test_what_is_needed_is_there():
 # --- results --------------------------------------------------------------------------------------
 
 
-def rounds_of(comm) -> int:
-    """How many flows of a communicator go through memory."""
-    shared_memory = comm._engine.shared_memory
-    return 0 if shared_memory is None else shared_memory.rounds
-
-
 SINGLE_COPY = replace(SHARED, slice_bytes=None, pull_bytes=1)
 """Everything that can be is read from where it lies."""
 
@@ -126,6 +121,7 @@ def test_slices_too_long_to_be_copied_in_are_read_directly(collective, monkeypat
         assert in_memory is single_copy
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("config", [SHARED, SINGLE_COPY], ids=["staged", "single-copy"])
 @pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree", "torus"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -198,7 +194,7 @@ def test_any_case_gives_what_numpy_gives(case, pull_bytes):
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     case=cases(range(1, 5)),
     others=st.lists(

@@ -10,7 +10,7 @@ import numpy as np
 import ringreduce as rr
 from tests.support.cases import CONFIG, FLOATS, OPS
 
-COUNT = 30_011
+COUNT = 9_011
 LAYOUTS = {"ring": (2, 2), "hierarchical": (2, 3)}
 """Algorithm -> the nodes that it runs on."""
 

@@ -410,14 +410,17 @@ def wait_in_opposite_order(comm: rr.Communicator) -> tuple[str, list[float]]:
 # --- where they run -------------------------------------------------------------------------------
 
 
-def over_mpi(program: str, *arguments: str) -> Any:
-    """Run a program of this module on an MPI communicator, as ``programs/call.py`` does."""
+def over_mpi(*programs: str) -> list[Any]:
+    """Run programs of this module, each a name and its arguments, on MPI communicators."""
     from mpi4py import MPI
 
     size = MPI.COMM_WORLD.size
     nodes = (3, 1, 2) if size == 6 else nodes_of("two", size)
-    with rr.init(nodes=nodes, config=CONFIG, timeout_s=120) as comm:
-        return globals()[program](comm, *arguments)
+    results = []
+    for program, *arguments in map(str.split, programs):
+        with rr.init(nodes=nodes, config=CONFIG, timeout_s=120) as comm:
+            results.append(globals()[program](comm, *arguments))
+    return results
 
 
 def wait_in_opposite_order_over_mpi() -> Any:
@@ -425,15 +428,13 @@ def wait_in_opposite_order_over_mpi() -> Any:
     return wait_in_opposite_order(rr.init())
 
 
-def close_late() -> list[int]:
+def close_late(comm: rr.Communicator) -> list[int]:
     """One communicator after another; each time a rank comes to `close` so late that others ask."""
-    from mpi4py import MPI
-
     sums = []
-    for late in range(2 * MPI.COMM_WORLD.size):
-        with rr.init(timeout_s=120) as comm:
+    for late in range(2 * comm.size):
+        with rr.init(timeout_s=120) as again:
             for _ in range(5 + late):
-                sums.append(int(comm.all_reduce(1)))
+                sums.append(int(again.all_reduce(1)))
             if comm.rank == late % comm.size:
                 time.sleep(0.3)
     return sums

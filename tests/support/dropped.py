@@ -10,11 +10,11 @@ import ringreduce as rr
 
 
 def over_mpi() -> dict[str, Any]:
-    """Return `facts` over MPI, and how many of 20 communicators are open after the last `init`."""
+    """Return `facts` over MPI, and how many of 5 communicators are open after the last `init`."""
     engines = []
     with rr.init() as comm:
         found = facts(comm)
-    for _ in range(20):
+    for _ in range(5):
         again = rr.init()  # the one before is still held meanwhile
         again.split(0)
         engines.append(again._engine)
@@ -40,7 +40,7 @@ def facts(comm: rr.Communicator) -> dict[str, Any]:
         comm.split(None)
         return sum(engine.usable for engine in engines)
 
-    for _ in range(20):
+    for _ in range(5):
         dropped().split(0)
     found["all drop"] = still_open()
 

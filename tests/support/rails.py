@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -65,17 +66,17 @@ def _interval(rank: int, nodes: Any) -> tuple[float, float]:
     return place / len(node), (place + 1) / len(node)
 
 
-def over_mpi(synchronous: str) -> list[Any]:
-    """On each rank of an MPI job: what `log_of_all_reduce` gives under each layout."""
+def over_mpi() -> dict[str, list[Any]]:
+    """On each rank of an MPI job: kind of sends -> what `log_of_all_reduce` gives, by layout."""
     from mpi4py import MPI
 
-    world, logs = MPI.COMM_WORLD, []
-    config = replace(CONFIG, synchronous_sends=synchronous == "synchronous")
-    for layout in LAYOUTS:
+    world, logs = MPI.COMM_WORLD, {"standard": [], "synchronous": []}
+    for (sends, found), layout in product(logs.items(), LAYOUTS):
+        config = replace(CONFIG, synchronous_sends=sends == "synchronous")
         if world.rank < size_of(layout):
             group = world.Get_group().Incl(range(size_of(layout)))
             with rr.init(world.Create_group(group), nodes=layout, config=config) as comm:
-                logs.append(log_of_all_reduce(comm))
+                found.append(log_of_all_reduce(comm))
         else:
-            logs.append(None)
+            found.append(None)
     return logs
