@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
-from ringreduce.checkpoint import interrupted_text
 from ringreduce.cores import shared_cores
 from ringreduce.errors import did_you_mean
 from ringreduce.launch import elastic_options
@@ -185,6 +184,8 @@ def options_module(command: str) -> ModuleType | None:
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     module = options_module(options.command)
     if module is not None:
+        from ringreduce.checkpoint import interrupted_text
+
         # Here a wrong option is reported once, and not by every rank.
         given = module.read(rest, f"ringreduce {options.command}")
         program = ("-P", "-m", PROGRAMS[options.command], *rest)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median_low
+from typing import TYPE_CHECKING
 
-from ringreduce.calls.communicator import Communicator
+if TYPE_CHECKING:  # the launcher makes no calls
+    from ringreduce.calls.communicator import Communicator
 
 _EVERY = 53
 """One step in `_EVERY` is measured: a prime number, as other work is done every 50 or 100 steps."""
