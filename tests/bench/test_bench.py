@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +25,8 @@ from ringreduce.bench.plot import finding, plot
 from ringreduce.bench.table import Row, Table, digits
 from ringreduce.picture.style import in_dark, in_light
 from ringreduce.schedules.cost import Link, Profile, price
-from tests.support.mpi import ROOT, environment, mpiexec
+from tests.bench.runs import PLACED_WRONG, RUNS, WITHOUT_RESVG
+from tests.support.mpi import DEADLINE_S, ROOT, MpiJobs, environment, mpiexec
 from tests.support.pictures import contrasts, parse, shapes, whole
 
 
@@ -317,31 +318,48 @@ def test_wrong_elements_of_both_places_are_counted(wrong, text):
 # --- over MPI -------------------------------------------------------------------------------------
 
 
-def bench(
-    tmp_path: Path,
-    ranks: int,
-    *flags: str,
-    program: Path = ROOT / "benchmarks/all_reduce.py",
-    path: Path = ROOT,
-) -> subprocess.CompletedProcess[str]:
-    """Run `program` in `tmp_path` under mpiexec; modules are searched for in `path` first."""
-    return subprocess.run(
-        [mpiexec(), "-n", str(ranks), sys.executable, str(program), *flags],
-        cwd=tmp_path,
-        env=environment() | {"PYTHONPATH": f"{path}:{ROOT}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+@dataclass
+class Run:
+    """What came of a run: exit code and texts of all ranks, the rest of rank 0."""
+
+    code: int
+    out: str
+    err: str
+    used: dict[str, str]
+    """Collective and bytes -> the algorithm that was chosen."""
+    named: list[str]
+    """The names of the arguments of the last all-reduce."""
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The words of each line of the table that is no comment."""
+        return [line.split() for line in self.out.splitlines() if line and line[0] != "#"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    """Name -> one of `RUNS` on three ranks; a job makes them all."""
+    jobs = MpiJobs(folder)
+    ranks = jobs.run_ok("call", 3, "tests.bench.runs:over_mpi", str(folder))
+    jobs.sweep()
+    found = {}
+    for name in RUNS:
+        first, *others = each = [rank[name] for rank in ranks]
+        assert [rank["code"] for rank in others] == [first["code"]] * 2, each
+        texts = {text: "".join(rank[text] for rank in each) for text in ("out", "err")}
+        found[name] = Run(first["code"], **texts, used=first["used"], named=first["named"])
+    return found
 
 
 TORCH = importlib.util.find_spec("torch") is not None
 """Gloo is a baseline where there is torch."""
-QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "--iters", "3", "-w", "1", "-c", "3")
 
 
-@pytest.mark.few(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("collective", "places"),
@@ -356,10 +374,10 @@ QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "--iters", "3", "-w", "1", "-c
         ("barrier", {"out of place"}),
     ],
 )
-def test_every_collective_is_measured_beside_its_baseline(tmp_path, collective, places):
-    ended = bench(tmp_path, 3, "--collective", collective, *QUICKLY, "--json", "rows.jsonl")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+def test_every_collective_is_measured_beside_its_baseline(runs, folder, collective, places):
+    run = runs[collective]
+    assert run.code == 0, run.out + run.err
+    rows = [json.loads(line) for line in (folder / f"{collective}.jsonl").read_text().splitlines()]
     assert {row["bytes"] for row in rows} <= {4, 24, 32, 4092, 4096, 524_280, 524_288}
     gloo = {("Gloo", "in place")} if TORCH and collective == "all_reduce" else set()
     assert {(row["contender"], row["place"]) for row in rows} == gloo | {
@@ -368,140 +386,100 @@ def test_every_collective_is_measured_beside_its_baseline(tmp_path, collective, 
     assert [row["wrong"] for row in rows] == [0] * len(rows)
     for row in rows:
         assert 0 < row["min_us"] <= row["median_us"] <= row["p99_us"]
-        assert row["command"].startswith("mpirun -n 3 python benchmarks/all_reduce.py --collective")
-    assert "# wrong elements: 0 of ringreduce, 0 of baselines" in ended.stdout
-
-
-@pytest.mark.few(1)
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    "flags",
-    [("-d", "bfloat16"), ("-d", "half", "-o", "avg"), ("-d", "bool", "-o", "xor"), ("-o", "prod")],
-)
-def test_dtypes_and_ops(tmp_path, flags):
-    ended = bench(tmp_path, 2, *QUICKLY, *flags)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "# wrong elements: 0 of ringreduce, 0 of baselines" in run.out
 
 
 @pytest.mark.mpi
-def test_a_wide_table_has_the_columns_of_nccl_tests(tmp_path):
-    ended = bench(tmp_path, 2, *QUICKLY, "-c", "0", "--wide")
-    lines = [line for line in ended.stdout.splitlines() if not line.startswith("# ")]
-    words = [line.split() for line in ended.stdout.splitlines()]
-    names = next(line for line in words if "redop" in line)
+@pytest.mark.parametrize("name", ["bfloat16", "half avg", "bool xor", "prod"])
+def test_dtypes_and_ops(runs, name):
+    assert runs[name].code == 0, runs[name].out + runs[name].err
+
+
+@pytest.mark.mpi
+def test_a_wide_table_has_the_columns_of_nccl_tests(runs):
+    names = next(line.split() for line in runs["wide"].out.splitlines() if "redop" in line)
     assert names[:4] == ["#", "size", "count", "type"]
     assert [names.count(name) for name in ("algbw", "#wrong", "busbw")] == [2, 2, 4 + TORCH]
-    rows = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    rows = runs["wide"].rows
     assert [row[:4] for row in rows] == [
         ["32", "8", "float", "sum"],
         ["4096", "1024", "float", "sum"],
         ["524288", "131072", "float", "sum"],
     ]
     assert all("N/A" in row for row in rows)  # nothing was verified
-    # At the end the rate is what time and size make it: all-reduce of two has a factor of 1.
+    # At the end the rate is what time and size make it: all-reduce of three has a factor of 4/3.
     time_us, algbw, busbw = (float(rows[2][column]) for column in (6, 8, 9))
     assert math.isclose(algbw, 524_288 / time_us / 1e3, rel_tol=0.02)
-    assert algbw == busbw
+    assert math.isclose(busbw, algbw * 4 / 3, rel_tol=0.02)
 
 
-def rows_of(table: str) -> list[list[str]]:
-    """The words of each line of a table that is no comment."""
-    return [line.split() for line in table.splitlines() if line and not line.startswith("#")]
-
-
-SPY = """
-import json, sys
-from unittest import mock
-import ringreduce.calls.cache as calls
-from ringreduce.bench.__main__ import main
-real, used = calls.resolve, {}
-def resolve(collective, algorithm, nodes, nbytes, config):
-    used[f"{collective} {nbytes}"] = name = real(collective, algorithm, nodes, nbytes, config)
-    return name
-with mock.patch.object(calls, "resolve", resolve):
-    main()
-open(sys.argv[0] + ".json", "w").write(json.dumps(used))
-"""
-
-
-@pytest.mark.few(1)
 @pytest.mark.mpi
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast"])
-def test_a_line_names_the_algorithm_that_its_size_used(tmp_path, collective):
-    spy = tmp_path / "spy.py"
-    spy.write_text(SPY)
-    ended = bench(tmp_path, 3, *QUICKLY, "--collective", collective, program=spy)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    used = json.loads((tmp_path / "spy.py.json").read_text())
-    rows = rows_of(ended.stdout)
+def test_a_line_names_the_algorithm_that_its_size_used(runs, collective):
+    rows, used = runs[collective].rows, runs[collective].used
     assert len(rows) == 3
     assert [row[1] for row in rows] == [used[f"{collective} {row[0]}"] for row in rows]
 
 
 @pytest.mark.mpi
-def test_a_wrong_option_is_reported_once(tmp_path):
-    ended = bench(tmp_path, 3, "--collectiv", "ringing")
-    assert ended.returncode == 2
-    assert ended.stderr.count("ringing") == 1
-    assert ended.stdout == ""
+def test_a_wrong_option_is_reported_once(runs):
+    run = runs["wrong option"]
+    assert run.code == 2
+    assert run.err.count("ringing") == 1
+    assert run.out == ""
 
 
 @pytest.mark.mpi
-def test_help_is_printed_once(tmp_path):
-    ended = bench(tmp_path, 3, "--help")
-    assert ended.returncode == 0
-    assert ended.stdout.count("--no-peers") == 2  # in the usage, and explained
+def test_help_is_printed_once(runs):
+    assert runs["help"].code == 0
+    assert runs["help"].out.count("--no-peers") == 2  # in the usage, and explained
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("flags", [(), ("--algorithm", "ring")])
-def test_calls_name_an_algorithm_only_if_the_options_do(tmp_path, flags):
+@pytest.mark.parametrize(("name", "told"), [("auto", []), ("ring", ["algorithm"])])
+def test_calls_name_an_algorithm_only_if_the_options_do(runs, name, told):
     """The benchmark names an algorithm only on request, as a user would."""
-    spied = tmp_path / "spied.py"
-    spied.write_text(
-        "import sys\n"
-        "from unittest import mock\n"
-        "import ringreduce as rr\n"
-        "from ringreduce.bench.__main__ import main\n"
-        "real, told = rr.Communicator.all_reduce, []\n"
-        "def all_reduce(self, x, *arguments, **named):\n"
-        "    told.append(named)\n"
-        "    return real(self, x, *arguments, **named)\n"
-        "with mock.patch.object(rr.Communicator, 'all_reduce', all_reduce): main()\n"
-        "print(*sorted(told[-1]))  # the first only asks whether there is such an algorithm\n"
-    )
-    size = ("-b", "8", "-e", "8", "--iters", "1")
-    ended = bench(tmp_path, 1, *size, *flags, program=spied)
-    assert ended.returncode == 0, ended.stderr
-    told = ["algorithm"] if flags else []
-    assert ended.stdout.splitlines()[-1].split() == [*told, "out"]
+    assert runs[name].code == 0, runs[name].err
+    assert runs[name].named == [*told, "out"]
 
 
 @pytest.mark.mpi
-def test_a_wrong_result_is_counted_and_fails_the_run(tmp_path):
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
-        "import sys\n"
-        "from unittest import mock\n"
-        "import ringreduce as rr\n"
-        "from ringreduce.bench.__main__ import main\n"
-        "right = rr.Communicator.all_reduce\n"
-        "def all_reduce(self, x, *arguments, **named):\n"
-        "    y = right(self, x, *arguments, **named)\n"
-        "    if y.size > 9 and self.rank == 1: y[9] += 1\n"
-        "    return y\n"
-        "with mock.patch.object(rr.Communicator, 'all_reduce', all_reduce): sys.exit(main())\n"
-    )
-    ended = bench(tmp_path, 2, *QUICKLY, program=wrong)
-    assert ended.returncode == 1
+def test_a_wrong_result_is_counted_and_fails_the_run(runs):
+    assert runs[PLACED_WRONG].code == 1
     # Of two sizes three results each are looked at, in two places.
-    assert "# wrong elements: 12 of ringreduce, 0 of baselines" in ended.stdout
+    assert "# wrong elements: 12 of ringreduce, 0 of baselines" in runs[PLACED_WRONG].out
+
+
+@pytest.mark.mpi
+def test_a_picture_that_needs_a_library_is_refused_before_it_is_measured(runs):
+    run = runs[WITHOUT_RESVG]
+    assert run.code == 2
+    assert "--plot run.png: a PNG needs resvg_py: pip install 'ringreduce[plot]'" in run.err
+    assert "redop" not in run.out
+
+
+@pytest.mark.mpi
+def test_what_cannot_be_written_is_refused_before_it_is_measured(runs):
+    run = runs["no such folder"]
+    assert run.code == 2
+    assert "no/such/folder.jsonl" in run.err
+    assert "redop" not in run.out
 
 
 @pytest.mark.mpi
 def test_a_picture(tmp_path):
+    """Run the program of the documents, under mpiexec."""
     flags = ("-b", "8", "-e", "64K", "-f", "4", "--iters", "3", "--algorithm", "halving_doubling")
-    ended = bench(tmp_path, 2, *flags, "--plot", "run.svg")
+    flags += ("--plot", "run.svg", "--json", "rows.jsonl")
+    ended = subprocess.run(
+        [mpiexec(), "-n", "2", sys.executable, ROOT / "benchmarks/all_reduce.py", *flags],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     shown = [text.text for text in parse((tmp_path / "run.svg").read_text()).iter("text")]
     assert {"median time of a call, µs", "ringreduce, in place", "MPI, in place"} < set(shown)
@@ -510,6 +488,9 @@ def test_a_picture(tmp_path):
     assert "the cost model, fitted to every other size: alpha" in words
     assert "2 ranks on 1 node" in words
     assert max(map(len, ended.stdout.splitlines())) <= 80
+    command = f"mpirun -n 2 python benchmarks/all_reduce.py {' '.join(flags)}"
+    rows = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert {json.loads(row)["command"] for row in rows} == {command}
 
 
 def timed(contender, microseconds, nbytes=8):
@@ -556,24 +537,6 @@ def test_texts_of_the_picture_can_be_read(tmp_path, page):
 
 
 CONTENDERS = (("ringreduce", 1), ("MPI", 1.1), ("Gloo", 200))
-
-
-@pytest.mark.mpi
-def test_a_picture_that_needs_a_library_is_refused_before_it_is_measured(tmp_path):
-    (tmp_path / "resvg_py.py").write_text("raise ImportError(name='resvg_py')")
-    ended = bench(tmp_path, 2, "--plot", "run.png", path=tmp_path)
-    assert ended.returncode == 2
-    assert "--plot run.png: a PNG needs resvg_py: pip install 'ringreduce[plot]'" in ended.stderr
-    assert "redop" not in ended.stdout
-
-
-@pytest.mark.mpi
-def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path):
-    ended = bench(tmp_path, 2, "--json", "no/such/folder.jsonl")
-    assert ended.returncode == 2
-    assert "no/such/folder.jsonl" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "redop" not in ended.stdout
 
 
 def test_the_page_lists_every_flag():
