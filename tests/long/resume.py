@@ -113,14 +113,17 @@ def one_run(
         found.append("failed")
     if "passed over" in said:
         found.append("damaged")
-    parameters, metrics = outcome(here)
-    if parameters != wanted[0]:
-        found.append("other_parameters")
-    if metrics != wanted[1]:
-        found.append("other_metrics")
+    found += differences(here, wanted)
     if found:
         print(said, file=sys.stderr)
     return found
+
+
+def differences(here: Path, wanted: Any) -> list[str]:
+    """What a run that has ended has that is not the wanted outcome."""
+    names = ("other_parameters", "other_metrics")
+    found = zip(names, outcome(here), wanted, strict=True)
+    return [name for name, ours, theirs in found if ours != theirs]
 
 
 def kill(job: subprocess.Popen[str], here: Path, after_s: float, rng: random.Random) -> bool:

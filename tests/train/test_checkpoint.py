@@ -279,17 +279,17 @@ def stop_after(folder: Path, step: int) -> None:
             path.unlink()
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["--optimizer sgd", "--optimizer adam", "--batch-norm --clip 0.1"]
 )
-@pytest.mark.parametrize("step", [10, 15, 40, 60])
+@pytest.mark.parametrize("step", [4, 8, 20, 32])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(
     flags, step, ranks, tmp_path, monkeypatch, capsys
 ):
-    how = (*RUN, *flags.split(), "--lr", "0.01", "--checkpoint-every", "5")
+    how = (*RUN, "--batch", "200", *flags.split(), "--lr", "0.01", "--checkpoint-every", "4")
     how += ("--keep", "99", "--checkpoint-dir", str(tmp_path / "c"))
     metrics = tmp_path / "m.jsonl"
     command(monkeypatch, ranks, *how, "--metrics", str(metrics))
@@ -297,10 +297,10 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(
     printed = final_accuracy(capsys.readouterr().out)
     stop_after(tmp_path / "c", step)
     with metrics.open("a") as file:
-        file.write('{"step": 61, "los')  # killed in the middle of a line
+        file.write('{"step": 33, "los')  # killed in the middle of a line
     command(monkeypatch, ranks, *how, "--metrics", str(metrics), "--resume")
     shown = capsys.readouterr()
-    assert f"goes on after step {step} of 60" in shown.out
+    assert f"goes on after step {step} of 32" in shown.out
     assert final_accuracy(shown.out) == printed
     assert parameters(tmp_path / "c") == wanted
     assert outcome(metrics) == lines
@@ -433,6 +433,6 @@ def test_the_long_proof_notices_what_differs(tmp_path):
     kills: list[int] = []
     rng = random.Random(3)
     assert resume.one_run(jobs, tmp_path / "a", wanted, 0.3, rng, kills) == []
-    other = resume.one_run(jobs, tmp_path / "b", ("other", wanted[1][:-1]), 0.3, rng, kills)
-    assert other == ["other_parameters", "other_metrics"]
     assert kills
+    other = resume.differences(tmp_path / "a", ("other", wanted[1][:-1]))
+    assert other == ["other_parameters", "other_metrics"]

@@ -39,6 +39,7 @@ def test_every_place_has_one_rank(sizes):
     assert sorted(found) == sorted(itertools.product(*map(range, sizes)))
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_a_group_has_the_ranks_that_differ_in_its_dimension_alone(sizes):
     found = places(sizes)
@@ -49,6 +50,7 @@ def test_a_group_has_the_ranks_that_differ_in_its_dimension_alone(sizes):
             assert getattr(groups, name) == wanted
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_the_rank_in_a_group_is_the_coordinate(sizes):
     assert all(at == ranks for at, _, ranks in places(sizes))

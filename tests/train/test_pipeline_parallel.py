@@ -429,32 +429,17 @@ def test_predict_computes_no_longer_microbatches_than_the_step():
 # --- over MPI -------------------------------------------------------------------------------------
 
 
-def over_mpi(schedule: str):
-    """Steps of two lengths; the bits of the gradients in hexadecimal."""
-    with rr.init() as comm:
-        pipe = piped(
-            comm, schedule=schedule, virtual=2 if schedule == "interleaved" else 1, splits=4
-        )
-        found = []
+def over_mpi(comm) -> None:
+    """Check steps of two lengths by several schedules, on four ranks that are processes."""
+    for schedule in ("1f1b", "interleaved", "zero_bubble"):
+        virtual = 2 if schedule == "interleaved" else 1
+        pipe = piped(comm, schedule=schedule, virtual=virtual, splits=4)
         for rows in (10, 3):
             pipe.step(*batch_of(rows), count=10)
-            found.append({name: each.hex() for name, each in bits(pipe.gradients).items()})
-        return found, pipe.held == pipe.proof.held[comm.rank]
-
-
-@pytest.mark.few(2)
-@pytest.mark.mpi
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
-@pytest.mark.parametrize("transport", ["mpi", "shm"])
-def test_gradients_are_bitwise_those_of_one_process_over_mpi(mpi, schedule, transport):
-    how = {"RINGREDUCE_TRANSPORT": transport}
-    function = "tests.train.test_pipeline_parallel:over_mpi"
-    results = mpi.run_ok("call", 4, function, schedule, **how)
-    for index, rows in enumerate((10, 3)):
-        wanted = bits(of_one_process(network(), *batch_of(rows), 10, splits=4)[1])
-        found = {name: text for each, _ in results for name, text in each[index].items()}
-        assert found == {name: each.hex() for name, each in wanted.items()}
-    assert all(held for _, held in results)
+            wanted = bits(of_one_process(network(), *batch_of(rows), 10, splits=4)[1])
+            assert bits(pipe.gradients).items() <= wanted.items()
+            assert comm.all_reduce(len(pipe.gradients)) == len(wanted)
+        assert pipe.held == pipe.proof.held[comm.rank]
 
 
 # --- misuse ---------------------------------------------------------------------------------------

@@ -750,7 +750,7 @@ def test_measured_steps_change_no_parameter(strategy):
 @pytest.mark.parametrize("ranks", [2])
 def test_a_search_over_mpi(ranks):
     line = ["search", "-n", str(ranks), "--for", "split_size", "--hidden", "32", "32", "32"]
-    search = [sys.executable, "-m", "ringreduce", *line, "--budget-s", "2", "--epochs", "1"]
+    search = [sys.executable, "-m", "ringreduce", *line, "--budget-s", "0.5", "--epochs", "1"]
     run = partial(subprocess.run, cwd=ROOT, env=environment(), capture_output=True, text=True)
     done = run(search, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

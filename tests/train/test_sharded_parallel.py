@@ -130,7 +130,7 @@ SHAPE = st.lists(st.integers(0, 9), max_size=2).map(tuple)
     slice_bytes=st.sampled_from([None, 64]),
     interleaved=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_parameters_are_bitwise_those_of_data_parallel(
     ranks, stage, shapes, optimizer, algorithm, dtype, bucket_bytes, slice_bytes, interleaved
 ):
@@ -161,31 +161,17 @@ def test_stage_3_equals_data_parallel_within_rounding_if_layers_have_many_parame
     assert equal(results, results[:1] * 3)
 
 
-def over_mpi():
-    """Whether each stage gives the bits of DataParallel, with each algorithm."""
+def over_mpi(comm) -> None:
+    """Check that each stage gives the bits of DataParallel, with each algorithm."""
     many = Run(SHAPES, "adam", "float32"), SMALL
     one = (
         Run({f"{k}.weight": (k, 5) for k in range(5)}, "adam", "float32"),
         {"first_bucket_bytes": 1, "bucket_bytes": 1},
     )
-    found = []
-    with rr.init() as comm:
-        for algorithm in ("ring", "two_shot"):
-            for stage, (run, sizes) in zip(STAGES, (many, many, one), strict=True):
-                how = sizes | {"algorithm": algorithm}
-                ours, theirs = run.sharded(comm, stage, how), run.replicated(comm, how)
-                found.append(equal([ours], [theirs]))
-    return found
-
-
-@pytest.mark.few(2)
-@pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("transport", ["mpi", "shm"])
-def test_stages_equal_data_parallel_over_mpi(mpi, ranks, transport):
-    how = {"RINGREDUCE_TRANSPORT": transport}
-    results = mpi.run_ok("call", ranks, "tests.train.test_sharded_parallel:over_mpi", **how)
-    assert list(map(list, results)) == [[True] * 6] * ranks
+    for algorithm in ("ring", "two_shot"):
+        for stage, (run, sizes) in zip(STAGES, (many, many, one), strict=True):
+            how = sizes | {"algorithm": algorithm}
+            assert equal([run.sharded(comm, stage, how)], [run.replicated(comm, how)])
 
 
 # --- bytes held -----------------------------------------------------------------------------------
@@ -203,7 +189,7 @@ def formula(stage: int, ranks: int, slots: int, sizes: list[int]) -> int:
     return held[stage] - fewer[stage] * w
 
 
-def held_after_steps(comm, stage, shapes, slots, steps=3, **how) -> list[int]:
+def held_after_steps(comm, stage, shapes, slots, steps=2, **how) -> list[int]:
     """The bytes that a rank holds after each step."""
     sharded = ShardedParallel(comm, params(0, shapes), stage=stage, slots=slots, **how)
     found = []
@@ -221,7 +207,7 @@ def held_after_steps(comm, stage, shapes, slots, steps=3, **how) -> list[int]:
 def test_a_rank_holds_the_bytes_of_the_formula(stage, ranks, slots):
     how = {"first_bucket_bytes": 1040 * 8, "bucket_bytes": 1040 * 8}
     found = rr.spawn(lambda comm: held_after_steps(comm, stage, EVEN, slots, **how), ranks)
-    assert found == [[8 * formula(stage, ranks, len(slots), [1040] * 4)] * 3] * ranks
+    assert found == [[8 * formula(stage, ranks, len(slots), [1040] * 4)] * 2] * ranks
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 5])
@@ -231,7 +217,7 @@ def test_few_buckets_of_odd_sizes_are_rounded_up(stage, layers):
     how = {"first_bucket_bytes": 1, "bucket_bytes": 1}
     found = rr.spawn(lambda comm: held_after_steps(comm, stage, shapes, ["v"], **how), 3)
     sizes = [31 - 2 * k for k in range(layers)]
-    assert found == [[8 * formula(stage, 3, 1, sizes)] * 3] * 3
+    assert found == [[8 * formula(stage, 3, 1, sizes)] * 2] * 3
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -467,7 +453,7 @@ def test_gradients_are_accumulated_and_sent_once(stage):
     stage=st.sampled_from(STAGES),
     batches=st.lists(st.lists(st.lists(st.integers(-9, 9)), max_size=3), min_size=1, max_size=4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_ranks_may_have_different_numbers_of_batches(stage, batches):
     def program(comm):
         sharded, found = made(comm, stage), []

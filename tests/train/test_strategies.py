@@ -34,17 +34,25 @@ from ringreduce.train.strategies import (
 )
 from tests.support.rounding import rounding_bounds
 
-STEPS = 20
+STEPS = 8
 SMALL = Settings(
-    epochs=1, hidden=(12, 9, 7), batch=50, dtype="float64", lr=0.02, check_every=7, noise=0.1
+    epochs=1, hidden=(12, 9, 7), batch=50, dtype="float64", lr=0.02, check_every=3, noise=0.1
 )
+
+
+@cache
+def digits() -> Split:
+    """Some of the digits: an epoch of SMALL has four steps, the last on fewer samples."""
+    split = load_split(np.float64)
+    return replace(split, train_x=split.train_x[:190], train_labels=split.train_labels[:190])
+
 
 # --- one process ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A network, its data, and its settings: 20 steps, the last of each epoch on fewer samples."""
+    """A network, its data, and its settings: 8 steps, the last of each epoch on fewer samples."""
 
     inputs: int
     hidden: tuple[int, ...]
@@ -71,7 +79,7 @@ class Problem:
             epochs=STEPS // 4,
             dtype="float64",
             lr=0.05 if self.optimizer == "sgd" else 0.005,
-            check_every=9,
+            check_every=3,
             first_bucket_bytes=200,
             bucket_bytes=500,
         )
@@ -164,7 +172,7 @@ def meshes(draw) -> tuple[Hybrid, Problem]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(meshes())
 def test_any_mesh_computes_what_one_process_computes(given):
     strategy, problem = given
@@ -224,7 +232,7 @@ def test_meshes_of_four_ranks_compute_what_one_process_computes_over_mpi(mpi):
 )
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_normalise_have_the_loss_of_one(strategy, ranks):
-    chosen, split = replace(SMALL, batch_norm=True, clip=0.3), load_split(np.float64)
+    chosen, split = replace(SMALL, batch_norm=True, clip=0.3), digits()
 
     def program(comm, strategy):
         result = rr.train.train(comm, split, chosen, strategy=strategy)
@@ -243,7 +251,7 @@ def test_ranks_that_normalise_have_the_loss_of_one(strategy, ranks):
 @pytest.mark.parametrize("strategy", [Zero(1), Zero(2), CentralStorage()], ids=str)
 def test_halves_of_an_all_reduce_have_its_bits(strategy, algorithm):
     chosen = replace(SMALL, algorithm=algorithm, optimizer="adam", clip=0.05)
-    split, config = load_split(np.float64), rr.Config(slice_bytes=4096)  # several slices a bucket
+    split, config = digits(), rr.Config(slice_bytes=4096)  # several slices a bucket
 
     def program(comm, strategy):
         return rr.train.train(comm, split, chosen, strategy=strategy).digest
@@ -258,7 +266,7 @@ def test_halves_of_an_all_reduce_have_its_bits(strategy, algorithm):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_one_strategy_goes_on_under_another():
-    split, chosen = load_split(np.float64), replace(SMALL, epochs=4, lr_schedule="constant")
+    split, chosen = digits(), replace(SMALL, epochs=4, lr_schedule="constant")
     of_epoch = Trainer.epoch_steps.fget
 
     def program(comm, strategies):
@@ -281,7 +289,7 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another():
 
 
 def costs(strategy, ranks, **changes):
-    split, chosen = load_split(np.float64), replace(SMALL, **changes)
+    split, chosen = digits(), replace(SMALL, **changes)
 
     def program(comm):
         result = rr.train.train(comm, split, chosen, strategy=strategy)
@@ -339,7 +347,7 @@ def test_a_divided_model_takes_less_memory_on_each_of_four_ranks(strategy):
     ("strategy", "ranks"), [(Mirrored(), 3), (Hybrid(2, 2), 4), (Hybrid(3, 1, 1), 3)], ids=str
 )
 def test_a_replica_that_drifts_is_named_on_all_ranks(strategy, ranks):
-    split = load_split(np.float64)
+    split = digits()
 
     def program(comm):
         trainer = Trainer(comm, split, SMALL, strategy=strategy)
@@ -358,7 +366,7 @@ def test_a_replica_that_drifts_is_named_on_all_ranks(strategy, ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Zero(3), CentralStorage(), Pipeline(), Tensor()], ids=str)
 def test_parameters_that_are_no_numbers_end_all_ranks(strategy):
-    split = load_split(np.float64)
+    split = digits()
 
     def program(comm):
         trainer = Trainer(comm, split, replace(SMALL, check_every=1), strategy=strategy)
@@ -409,7 +417,7 @@ REFUSED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "changes", "text"), REFUSED, ids=str)
 def test_a_strategy_that_does_not_fit_is_refused_on_all_ranks(strategy, changes, text):
-    split, chosen = load_split(np.float64), replace(SMALL, **changes)
+    split, chosen = digits(), replace(SMALL, **changes)
 
     def program(comm):
         with pytest.raises(ValueError, match=re.escape(text)):
@@ -420,7 +428,7 @@ def test_a_strategy_that_does_not_fit_is_refused_on_all_ranks(strategy, changes,
 
 
 def test_replicas_of_one_node_or_of_several_are_the_default():
-    split = load_split(np.float64)
+    split = digits()
 
     def program(comm):
         return Trainer(comm, split, SMALL).strategy
@@ -442,18 +450,18 @@ def test_a_strategy_and_the_settings_agree_on_the_algorithm():
 def test_a_strategy_is_a_value(strategy):
     def program(comm):
         with pytest.raises(TypeError, match=r"pass a value such as rr.train.strategies.Zero"):
-            rr.train.train(comm, load_split(np.float64), SMALL, strategy=strategy)
+            rr.train.train(comm, digits(), SMALL, strategy=strategy)
 
     rr.spawn(program, 1)
 
 
 def test_a_run_leaves_no_thread():
     def program(comm):
-        rr.train.train(comm, load_split(np.float64), SMALL, strategy=Hybrid(1, 1, 2))
+        rr.train.train(comm, digits(), SMALL, strategy=Hybrid(1, 1, 2))
         comm.barrier()
         before = threading.active_count()
         comm.barrier()
-        rr.train.train(comm, load_split(np.float64), SMALL, strategy=Hybrid(1, 1, 2))
+        rr.train.train(comm, digits(), SMALL, strategy=Hybrid(1, 1, 2))
         comm.barrier()
         return threading.active_count() - before
 
