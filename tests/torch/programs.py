@@ -68,13 +68,20 @@ def programs(ranks: int) -> st.SearchStrategy[tuple[list[list[int]], list[Call]]
 
 
 def run_programs(number: str, count: str) -> int:
-    """Run `count` programs that Hypothesis draws from a seed; return the number of calls."""
+    """Do as `draw`, in a group of its own."""
     dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
+    calls = draw(int(number), int(count))
+    dist.destroy_process_group()
+    return calls
+
+
+def draw(number: int, count: int) -> int:
+    """Run `count` programs that Hypothesis draws from a seed; return the number of calls."""
     calls = 0
 
-    @seed(int(number))
+    @seed(number)
     @settings(
-        max_examples=int(count),
+        max_examples=count,
         phases=[Phase.generate],
         database=None,
         deadline=None,
@@ -86,7 +93,7 @@ def run_programs(number: str, count: str) -> int:
         calls += _run(*program)
 
     each()
-    dist.destroy_process_group()
+    assert calls > count
     return calls
 
 

@@ -15,7 +15,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ringreduce.launch.mpiexec import identify
 from ringreduce.transports import mesh
@@ -28,7 +27,6 @@ from tests.torch.checks import (
     training,
     works,
 )
-from tests.torch.checks.values import mine
 
 MODULES = tensors, reductions, copies, works, memory, groups, training
 CHECKS = [
@@ -46,6 +44,7 @@ IN_SHARED_MEMORY = (
     memory.a_forked_process_takes_no_registered_memory,
     memory.storages_that_others_use_stay_where_they_are,
     memory.ddp_reduces_its_buckets_in_registered_memory,
+    memory.a_variable_keeps_buckets_where_they_are,
     memory.other_processes_get_copies_of_moved_storages,
     memory.tensors_stay_while_calls_are_under_way,
 )
@@ -60,39 +59,25 @@ WITHOUT_MPI = (
 """Checks that break groups: a process with a broken group of MPI ends with status 1."""
 
 
-def over_torch(backend: str = "ringreduce") -> dict[str, str]:
-    """On each rank: what every check came to, ``"ok"`` or a traceback."""
+def over_torch(backend: str = "ringreduce", programs: str = "0") -> dict[str, str]:
+    """On each rank: what every check came to, and so many random programs, "ok" or a traceback."""
     dist.init_process_group(backend, timeout=timedelta(seconds=20))
     outcomes = {}
-    for check in CHECKS:
+    checks = {check.__name__: check for check in CHECKS}
+    if int(programs):
+        from tests.torch.programs import draw
+
+        checks["random programs"] = lambda: draw(1, int(programs))
+    for name, check in checks.items():
         torch.manual_seed(0)
         try:
             check()
-            outcomes[check.__name__] = "ok"
+            outcomes[name] = "ok"
         except Exception:
-            outcomes[check.__name__] = traceback.format_exc()
+            outcomes[name] = traceback.format_exc()
             break  # the ranks may be in different calls
     dist.destroy_process_group()
     return outcomes
-
-
-def fifty_groups() -> bool:
-    """Make and destroy groups; return True: nothing of them is left."""
-    dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
-    groups.groups_leave_nothing_behind(50)
-    dist.destroy_process_group()
-    return True
-
-
-def moved_buckets() -> int:
-    """Train with DDP; return how many storages the group has moved to registered memory."""
-    dist.init_process_group("ringreduce", timeout=timedelta(seconds=20))
-    wrapped = DistributedDataParallel(torch.nn.Linear(200, 300))
-    for _ in range(4):
-        wrapped(mine(4, 200)).square().mean().backward()
-    moved = len(dist.group.WORLD.storages._moved)
-    dist.destroy_process_group()
-    return moved
 
 
 def over_mpi() -> dict[str, str]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ringreduce.torch.registration import SHARE
 from tests.torch.checks.values import DTYPES, everybodys, mine, of, raises, rank, same, size
 
 
@@ -220,3 +221,15 @@ def ddp_reduces_its_buckets_in_registered_memory() -> None:
         for one, other in zip(wrapped.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(one, other)
     del storages.move
+
+
+def a_variable_keeps_buckets_where_they_are() -> None:
+    for switch, moved in (("1", 1), ("0", 0)):
+        os.environ[SHARE] = switch
+        group = dist.new_group()
+        del os.environ[SHARE]
+        wrapped = DistributedDataParallel(torch.nn.Linear(200, 300), process_group=group)
+        for _ in range(4):
+            wrapped(mine(4, 200)).square().mean().backward()
+        assert len(group.storages._moved) == moved
+        dist.destroy_process_group(group)
