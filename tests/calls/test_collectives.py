@@ -229,11 +229,13 @@ def test_a_planned_all_to_all_takes_the_counts_of_all_ranks():
     ]
 
 
-def test_counts_of_an_all_to_all_that_no_memory_holds_are_refused():
+def test_counts_that_no_memory_has_room_for_are_refused():
     def program(comm):
         counts = [[4, 0], [1 << 62, 1 << 62]]
         with pytest.raises(ValueError, match=r"no memory|add up to"):
             comm.all_to_all(np.ones(4), counts=counts)
+        with pytest.raises(ValueError, match="no memory has room"):
+            comm.all_gather(np.ones(4), counts=[4, 1 << 60])
         assert comm.all_reduce(1) == 2
 
     rr.spawn(program, 2)

@@ -1,8 +1,9 @@
-"""Arrays of other libraries as arguments: their memory is used, whatever shows it."""
+"""Arrays of other libraries, and of subclasses of NumPy's, as arguments: their memory is used."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +58,30 @@ class Broken(ByDlpack):
         raise BufferError("not today")
 
 
+class Unwieldy(np.ndarray):
+    """A subclass whose methods do not do what those of arrays do."""
+
+    def reshape(self, *_, **__):
+        raise NotImplementedError
+
+    __getitem__ = __setitem__ = copy = __array_ufunc__ = __array_function__ = reshape
+
+
+def on_disk(x):
+    with tempfile.TemporaryFile() as file:  # the mapping stays
+        mapped = np.memmap(file, x.dtype, "w+", shape=x.shape)
+    mapped[...] = x
+    return mapped
+
+
 KINDS = [ByInterface, ByItsOwnInterface, ByDlpack]
+SUBCLASSES = {
+    "matrix": np.matrix,
+    "strided matrix": lambda x: np.matrix(x.T.copy()).T,
+    "record array": lambda x: x.view(np.recarray),
+    "memory map": on_disk,
+    "subclass": lambda x: x.view(Unwieldy),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,41 +124,65 @@ def test_so_many_types_are_kept():
     assert len(_VIEWS) <= 256
 
 
+@pytest.mark.filterwarnings("ignore:.*the matrix subclass")
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_call_takes_them(kind, shared):
+@pytest.mark.parametrize(
+    "make", [*KINDS, *SUBCLASSES.values()], ids=[*(kind.__name__ for kind in KINDS), *SUBCLASSES]
+)
+@pytest.mark.parametrize("columns", [2, 600])
+def test_every_call_takes_them(shared, make, columns):
     def program(comm):
-        rank, size = comm.rank, comm.size
-        for turn in range(4):
-            x, out = np.full(4 * size, rank + turn + 1.0), np.zeros(4 * size)
-            everybody = np.arange(size) + turn + 1.0
-            into, total = kind(out), everybody.sum()
-            assert comm.all_reduce(kind(x), out=into) is into
-            assert (out == total).all()
-            assert (comm.all_reduce(kind(x), "max") == everybody.max()).all()
-            assert comm.all_reduce(x, "min", out=into) is into
-            assert (out == everybody.min()).all()
-            assert comm.all_reduce(kind(x), "max", out=out) is out
-            assert (out == everybody.max()).all()
-            given, results = [kind(x), x], (kind(out), np.empty_like(x))
-            assert comm.all_reduce(given, out=results) is results
-            assert (out == total).all()
-            assert (results[1] == total).all()
-            comm.reduce_scatter(kind(x), "max", out=kind(out[:4]))
-            assert (out[:4] == everybody.max()).all()
-            rows = np.zeros((size, 4 * size))
-            comm.all_gather(kind(x[None]), counts=[1] * size, out=kind(rows))
-            assert (rows == everybody[:, None]).all()
-            assert (comm.all_to_all(kind(x)).reshape(size, 4) == everybody[:, None]).all()
-            reduced = comm.reduce(kind(x), 1, out=into if rank == 1 else None)
-            assert reduced is (into if rank == 1 else None)
-            assert (comm.broadcast(kind(x), root=1) == everybody[1]).all()
-            own = kind(x)
-            assert comm.all_reduce(own, out=own) is own
-            assert (x == everybody.sum()).all()
-            assert comm.all_reduce(own, out=into, async_op=True).wait() is into
+        ours, theirs = (np.arange(2.0 * columns).reshape(2, -1) * 2 + rank for rank in (0, 1))
+        (mine, other), peer = ((ours, theirs), (theirs, ours))[comm.rank], 1 - comm.rank
+        total, both = ours + theirs, np.concatenate([ours, theirs])
+        x, found = make(mine.copy()), []
 
-    rr.spawn(program, 2, config=SHARED if shared else CONFIG, timeout_s=120)
+        def out(rows=2):
+            return make(np.zeros((rows, columns)))
+
+        for turn in range(3):  # compiled code may make the second call
+            y, work = make(mine.copy()), comm.send(x, peer, 1 + turn, async_op=True)
+            results, shard = (out(), np.zeros_like(mine)), np.zeros(columns)
+            shard = make(shard) if make in KINDS else shard  # a matrix has two dimensions
+            assert comm.all_reduce([y, mine], out=results) is results
+            reduced = comm.reduce(x, 1, out=(of_root := out() if comm.rank else None))
+            assert reduced is of_root
+            found += [
+                *zip(results, (total, total), strict=True),
+                *([(reduced, total)] if comm.rank else []),
+                (comm.all_reduce(x, "max"), np.maximum(ours, theirs)),
+                (comm.all_reduce(x, "max", out=np.zeros_like(mine)), np.maximum(ours, theirs)),
+                (comm.all_reduce(mine, "min", out=out()), np.minimum(ours, theirs)),
+                (comm.all_reduce(x, out=out(), async_op=True).wait(), total),
+                (comm.broadcast(x, 1), theirs),
+                (comm.broadcast(y, 1, out=y), theirs),
+                (comm.reduce_scatter(x), total.reshape(2, -1)[comm.rank]),
+                (comm.reduce_scatter(x, out=shard), total[comm.rank]),
+                (comm.all_gather(x), both),
+                (comm.all_gather(x, counts=[2, 2], out=out(4)), both),
+                (comm.scatter(None if comm.rank else x, out=out(1)), ours[comm.rank, None]),
+                (comm.all_to_all(x, out=out()), both[comm.rank :: 2]),
+                (comm.exchange({peer: x}, {peer: out()})[peer], other),
+                (comm.recv(into := out(), peer, 1 + turn), other),
+                (comm.all_reduce(x, out=(sums := out())), total),
+            ]
+            work.wait()
+            assert found[-1][0] is sums
+            assert found[-2][0] is into
+            own = make(mine.copy())
+            assert comm.all_reduce(own, out=own) is own
+            found.append((own, total))
+        found += [(comm.plan("all_reduce", x, out=out())(), total)]
+        if shared:
+            array = comm.shared(mine.shape, float)
+            array.add(x)
+            comm.barrier()
+            found += [(array.read(out=out()), total)]
+        shown = [np.asarray(getattr(each, "array", each)) for each, _ in found]
+        return [i for i, (_, wanted) in enumerate(found) if not np.array_equal(shown[i], wanted)]
+
+    config = SHARED if shared else CONFIG
+    assert rr.spawn(program, 2, config=config, timeout_s=120) == [[], []]
 
 
 def test_a_call_may_be_made_while_an_array_is_viewed():
