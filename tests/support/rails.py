@@ -1,13 +1,11 @@
 """What hierarchical all-reduce promises: nodes talk to each other along rails alone.
 
-Read from the executor's message log, on threads and on MPI alike.
+Read from the executor's message log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,19 +62,3 @@ def _interval(rank: int, nodes: Any) -> tuple[float, float]:
     node = next(node for node in nodes if rank in node)
     place = node.index(rank)
     return place / len(node), (place + 1) / len(node)
-
-
-def over_mpi() -> dict[str, list[Any]]:
-    """On each rank of an MPI job: kind of sends -> what `log_of_all_reduce` gives, by layout."""
-    from mpi4py import MPI
-
-    world, logs = MPI.COMM_WORLD, {"standard": [], "synchronous": []}
-    for (sends, found), layout in product(logs.items(), LAYOUTS):
-        config = replace(CONFIG, synchronous_sends=sends == "synchronous")
-        if world.rank < size_of(layout):
-            group = world.Get_group().Incl(range(size_of(layout)))
-            with rr.init(world.Create_group(group), nodes=layout, config=config) as comm:
-                found.append(log_of_all_reduce(comm))
-        else:
-            found.append(None)
-    return logs
