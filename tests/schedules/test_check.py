@@ -230,12 +230,57 @@ def test_a_ring_that_passes_whole_arrays_is_rejected() -> None:
     )
 
 
-def test_two_sends_that_wait_for_each_other_are_rejected() -> None:
-    schedule = written("rank 0\n >1:0 \n <1:0+ \nrank 1\n >0:0 \n <0:0+")
-    assert message_of(schedule).endswith(
-        "deadlock: rank 0 in step 0 waits for rank 1 to receive chunk 0, which it does in step 1; "
-        "rank 1 in step 0 waits for rank 0 to receive chunk 0, which it does in step 1"
-    )
+@each(
+    ("text", "reason"),
+    [
+        (
+            "rank 0\n >1:0 \n <1:0+ \nrank 1\n >0:0 \n <0:0+",
+            "deadlock: rank 0 in step 0 waits for rank 1 to receive chunk 0, which it does in step "
+            "1; rank 1 in step 0 waits for rank 0 to receive chunk 0, which it does in step 1",
+        ),
+        (
+            "rank 0\n <1:0+ \n >1:0 \nrank 1\n <0:0+ \n >0:0",
+            "rank 0 in step 0 waits for rank 1 to send chunk 0, which it does in step 1",
+        ),
+        (
+            "rank 0\n >1:0 <1:0 \nrank 1\n >0:0 <0:0",
+            "step 0: rank 0 overwrites chunk 0 and sends it in the same step",
+        ),
+        (
+            "rank 0\n <1:0 <2:0+ \nrank 1\n >0:0 \nrank 2\n >0:0",
+            "step 0: rank 0 overwrites chunk 0 and reduces into it in the same step",
+        ),
+        *(
+            (
+                f"rank 0\n {receives} \nrank 1\n - \nrank 2\n -",
+                "step 0: rank 0 overwrites chunk 0 and overwrites it again in the same step",
+            )
+            for receives in ("<1:0 <2:0", "<1:0,0")
+        ),
+        ("rank 0\n - \n >0:0 \nrank 1\n -", "step 1: rank 0 has a message with itself"),
+        ("rank 0\n - \n <0:0+ \nrank 1\n -", "step 1: rank 0 has a message with itself"),
+        ("rank 0\n - \nrank 1\n >-1:0", "step 0: rank 1 has a message with rank -1, of 2"),
+        ("rank 0\n - \nrank 1\n >2:0", "step 0: rank 1 has a message with rank 2, of 2"),
+        (
+            "rank 0\n >1:0 \n <1:0 \n >1: \nrank 1\n <0:0+ \n >0:0",
+            "step 2: rank 0 sends no chunks to rank 1, which has no receive left for it",
+        ),
+        (
+            "rank 0\n >1:0 \n <1:0 \n <1:0 \nrank 1\n <0:0+ \n >0:0",
+            "step 2: rank 0 receives chunk 0 from rank 1, which has no send left for it",
+        ),
+        (
+            "rank 0\n >1:0 \n >1:0 \nrank 1\n <0:0+ \n <0:0+",
+            "step 1: rank 1 folds chunk 0 of ranks 0, 1 and counts the contribution of rank 0",
+        ),
+        (
+            "rank 0\n - \nrank 1\n - \nrank 2\n -",
+            "at the end chunk 0 on rank 0 lacks the contribution of ranks 1, 2",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, reason: str) -> None:
+    assert reason in message_of(written(text))
 
 
 def test_a_circle_of_waiting_sends_is_rejected() -> None:
@@ -247,13 +292,6 @@ def test_a_circle_of_waiting_sends_is_rejected() -> None:
         "rank 2 in step 0 waits for rank 0 to receive chunk 0, which it does in step 1" in message
     )
     assert "rank 3" not in message
-
-
-def test_a_circle_of_receives_is_rejected() -> None:
-    schedule = written("rank 0\n <1:0+ \n >1:0 \nrank 1\n <0:0+ \n >0:0")
-    assert "rank 0 in step 0 waits for rank 1 to send chunk 0, which it does in step 1" in (
-        message_of(schedule)
-    )
 
 
 def test_who_only_waits_behind_a_deadlock_is_not_blamed() -> None:
@@ -315,40 +353,6 @@ def test_only_the_outer_folds_of_a_deep_expression_are_printed() -> None:
     )
 
 
-def test_overwriting_a_chunk_that_the_step_sends_is_rejected() -> None:
-    schedule = written("rank 0\n >1:0 <1:0 \nrank 1\n >0:0 <0:0")
-    assert message_of(schedule).endswith(
-        "step 0: rank 0 overwrites chunk 0 and sends it in the same step"
-    )
-
-
-def test_overwriting_a_chunk_that_the_step_reduces_is_rejected() -> None:
-    schedule = written("rank 0\n <1:0 <2:0+ \nrank 1\n >0:0 \nrank 2\n >0:0")
-    assert "step 0: rank 0 overwrites chunk 0 and reduces into it in the same step" in (
-        message_of(schedule)
-    )
-
-
-@pytest.mark.parametrize("receives", ["<1:0 <2:0", "<1:0,0"])
-def test_overwriting_a_chunk_twice_in_a_step_is_rejected(receives: str) -> None:
-    schedule = written(f"rank 0\n {receives} \nrank 1\n - \nrank 2\n -")
-    assert "step 0: rank 0 overwrites chunk 0 and overwrites it again in the same step" in (
-        message_of(schedule)
-    )
-
-
-@pytest.mark.parametrize("message", [">0:0", "<0:0+"])
-def test_a_message_to_itself_is_rejected(message: str) -> None:
-    schedule = written(f"rank 0\n - \n {message} \nrank 1\n -")
-    assert "step 1: rank 0 has a message with itself" in message_of(schedule)
-
-
-@pytest.mark.parametrize("peer", [-1, 2])
-def test_a_peer_that_is_not_there_is_rejected(peer: int) -> None:
-    schedule = written(f"rank 0\n - \nrank 1\n >{peer}:0")
-    assert f"step 0: rank 1 has a message with rank {peer}, of 2" in message_of(schedule)
-
-
 @pytest.mark.parametrize("chunk", [-1, 3])
 @pytest.mark.parametrize("way", ["<", ">"])
 def test_a_chunk_that_is_not_there_is_rejected(way: str, chunk: int) -> None:
@@ -368,31 +372,10 @@ def test_a_wrong_claim_is_rejected(wrong: Claim) -> None:
     )
 
 
-def test_a_send_without_a_receive_is_rejected() -> None:
-    schedule = written("rank 0\n >1:0 \n <1:0 \n >1: \nrank 1\n <0:0+ \n >0:0")
-    assert "step 2: rank 0 sends no chunks to rank 1, which has no receive left for it" in (
-        message_of(schedule)
-    )
-
-
-def test_a_receive_without_a_send_is_rejected() -> None:
-    schedule = written("rank 0\n >1:0 \n <1:0 \n <1:0 \nrank 1\n <0:0+ \n >0:0")
-    assert "step 2: rank 0 receives chunk 0 from rank 1, which has no send left for it" in (
-        message_of(schedule)
-    )
-
-
 def test_messages_of_one_pair_in_the_wrong_order_are_rejected() -> None:
     schedule = written("rank 0\n >1:0 >1:1 \nrank 1\n <0:1+ <0:0+", chunks=2)
     assert "step 0: rank 0 sends chunk 0 to rank 1, whose receive in step 0 wants chunk 1" in (
         message_of(schedule)
-    )
-
-
-def test_a_contribution_that_is_counted_twice_is_rejected() -> None:
-    schedule = written("rank 0\n >1:0 \n >1:0 \nrank 1\n <0:0+ \n <0:0+")
-    assert message_of(schedule).endswith(
-        "step 1: rank 1 folds chunk 0 of ranks 0, 1 and counts the contribution of rank 0 twice"
     )
 
 
@@ -401,12 +384,6 @@ def test_a_contribution_that_is_overwritten_is_rejected() -> None:
     ranks[1][0] = replace(ranks[1][0], recvs=(replace(ranks[1][0].recvs[0], reduce=False),))
     assert "at the end chunk 2 on rank 0 lacks the contribution of rank 1" in (
         message_of(with_steps(schedule, ranks))
-    )
-
-
-def test_contributions_that_never_travel_are_rejected() -> None:
-    assert message_of(written("rank 0\n - \nrank 1\n - \nrank 2\n -")).endswith(
-        "at the end chunk 0 on rank 0 lacks the contribution of ranks 1, 2"
     )
 
 
