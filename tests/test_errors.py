@@ -34,14 +34,12 @@ def test_a_wrong_value_is_shown_in_short(value, text):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda c: rr.train.DataParallel(c, LONG),
         lambda c: rr.train.DataParallel(c, {"w": np.zeros(3)}, bucket_bytes=LONG),
         lambda c: rr.train.DataParallel(c, {"w": np.zeros(3)}, op=LONG),
         lambda c: rr.train.DataParallel(c, {"w": np.zeros(3)}).ready("w", LONG),
         lambda c: rr.train.ShardedParallel(c, {"w": np.zeros(3)}, stage=LONG),
         lambda c: rr.train.Sampler(LONG, 3),
         lambda c: rr.train.PipelineParallel(c, LONG),
-        lambda c: rr.train.Settings(lr=LONG),
         lambda c: rr.train.strategies.Zero(LONG),
         lambda c: rr.State(LONG),
         lambda c: rr.elastic(lambda comm, state: None, {"w": LONG}),
