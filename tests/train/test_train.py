@@ -36,140 +36,13 @@ from ringreduce.train.strategies import Hybrid, table
 from tests.support.mpi import ROOT
 from tests.support.rounding import (
     SIZES,
-    flatten,
-    gamma,
-    layers_of,
     loss_and_layers,
-    problem,
-    rounding_bounds,
-    split_of,
 )
 from tests.support.trainer import command
-
-SAMPLES = [(1, 1), (2, 1), (3, 2), (4, 5), (5, 5), (6, 5), (7, 32), (8, 32), (9, 32)]
-"""Ranks and samples: as many as ranks, more and fewer."""
-NORMALISED_SAMPLES = [(1, 2), (2, 2), (3, 2), *SAMPLES[3:]]
-"""Of one sample no variance can be computed."""
-
 
 # --- ranks together ----------------------------------------------------------------------------
 
 FLOAT64 = Settings(hidden=(20, 15), dtype="float64")
-NORMALISED = replace(FLOAT64, batch_norm=True)
-
-
-def gradient_of_parts(comm, flat, x, labels, count, settings=FLOAT64):
-    """Return the mean loss and gradient as every rank gets them."""
-    trainer = Trainer(comm, split_of(x, labels), settings)
-    layers = mlp.views(flat, trainer.sizes, settings.batch_norm)
-    trainer.restore({**trainer.arrays(), **mlp.named(layers)}, trainer.state)
-    mine = sampler.part(len(x), comm.rank, comm.size)
-    loss, gradients = trainer.gradients(x[mine], labels[mine], count)
-    return comm.all_reduce(loss), flatten(layers_of(gradients))
-
-
-@pytest.mark.few(5)
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "count"), SAMPLES)
-def test_ranks_compute_the_gradient_of_one_rank(ranks, count):
-    flat, x, labels = problem(7, samples=count)
-    loss, layers = loss_and_layers(mlp.views(flat, SIZES), x, labels, count)
-    bounds = rounding_bounds(mlp.views(flat, SIZES), x, labels, count, ranks)
-    for total, gradient in rr.spawn(gradient_of_parts, ranks, flat, x, labels, count):
-        assert abs(total - loss) <= 2 * bounds[0] < 1e-10
-        assert (np.abs(gradient - flatten(layers)) <= 2 * bounds[1]).all()
-        assert bounds[1].max() < 1e-10
-
-
-@pytest.mark.few(3)
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "count"), NORMALISED_SAMPLES)
-def test_ranks_that_normalise_compute_the_gradient_of_one_rank(ranks, count):
-    """With more ranks than samples, some ranks have an empty part.
-
-    The smaller the variance of a unit, the larger is the bound: it is largest for two samples.
-    """
-    most = {2: 1e-4, 5: 1e-7, 32: 1e-8}[count]
-    arguments = *problem(7, count, batch_norm=True), count, NORMALISED
-    (alone,) = rr.spawn(gradient_of_parts, 1, *arguments)
-    parameters = mlp.views(arguments[0], SIZES, True)
-    bounds = rounding_bounds(parameters, *arguments[1:4], ranks)
-    for total, gradient in rr.spawn(gradient_of_parts, ranks, *arguments):
-        assert abs(total - alone[0]) <= 2 * bounds[0] < most
-        assert (np.abs(gradient - alone[1]) <= 2 * bounds[1]).all()
-        assert bounds[1].max() < most
-
-
-def mean_of_means(comm, flat, x, labels):
-    """Compute a mean of means, a frequent mistake: right only for parts of equal length."""
-    mine = sampler.part(len(x), comm.rank, comm.size)
-    _, layers = loss_and_layers(mlp.views(flat, SIZES), x[mine], labels[mine], len(x[mine]))
-    return comm.all_reduce(flatten(layers), op="mean")
-
-
-def test_the_bound_notices_a_mean_of_means_over_uneven_parts():
-    flat, x, labels = problem(7, samples=5)
-    _, layers = loss_and_layers(mlp.views(flat, SIZES), x, labels, 5)
-    _, bounds = rounding_bounds(mlp.views(flat, SIZES), x, labels, 5, 2)
-    wrong = rr.spawn(mean_of_means, 2, flat, x, labels)[0]
-    assert (np.abs(wrong - flatten(layers)) > 2 * bounds).mean() > 0.5
-
-
-def parameters_after(comm, split, settings, nudge):
-    """Return the parameters after training, if `nudge` is added to them before."""
-    trainer = Trainer(comm, split, settings)
-    layers = mlp.views(trainer.flat + nudge, trainer.sizes, settings.batch_norm)
-    trainer.restore({**trainer.arrays(), **mlp.named(layers)}, trainer.state)
-    return trainer.run().parameters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "norm", "longest"),
-    [
-        *((2, False, 0.0), (3, False, 0.0), (5, False, 0.0)),
-        *((2, True, 0.0), (5, True, 0.0), (3, False, 0.3)),
-    ],
-)
-def test_ranks_train_as_one_rank_does(ranks, norm, longest):
-    # Each of T steps differs by at most 2 E in the gradient, thus by lr/(1 - momentum) 2 E in the
-    # parameters, including the later effect of the velocity.  How such a difference grows until the
-    # end is measured: a nudge of known length grows by a factor kappa; a later one grows less.  A
-    # random direction may not be the worst, and E changes during training: the factor 10 allows
-    # for both.  Clipping moves no two gradients apart; its norm is rounded.
-    split = load_split(np.float64)
-    settings = Settings(
-        epochs=2, batch=100, hidden=(20,), dtype="float64", batch_norm=norm, clip=longest
-    )
-    sizes = (64, 20, 10)
-    count = mlp.parameter_count(sizes, norm)
-    nudge = 1e-9 * np.random.default_rng(0).normal(size=count)
-    alone, nudged = (
-        rr.spawn(parameters_after, 1, split, settings, by)[0] for by in (np.zeros(count), nudge)
-    )
-    kappa = max(1, np.linalg.norm(nudged - alone) / np.linalg.norm(nudge))
-    start = mlp.views(
-        mlp.init_params(sizes, settings.seed, np.float64, batch_norm=norm), sizes, norm
-    )
-    x, labels = split.train_x[: settings.batch], split.train_labels[: settings.batch]
-    _, bounds = rounding_bounds(start, x, labels, settings.batch, ranks)
-    steps = settings.epochs * np.ceil(len(split.train_x) / settings.batch)
-    off = np.linalg.norm(bounds) + gamma(count + ranks + 4) * longest
-    per_step = settings.lr / (1 - settings.momentum) * 2 * off
-    limit = 10 * kappa * steps * per_step
-    together = rr.spawn(parameters_after, ranks, split, settings, np.zeros(count))
-    most = (1e-6 if norm else 1e-8) * np.linalg.norm(alone)
-    assert np.linalg.norm(together[0] - alone) <= limit < most
-
-
-@pytest.mark.slow
-def test_batch_normalisation_learns():
-    def run(comm):
-        return train(comm, load_split(), Settings(epochs=5, batch_norm=True))
-
-    first, second = rr.spawn(run, 2)
-    assert first.accuracy > 0.95
-    assert first.digest == second.digest
 
 
 def test_running_means_are_the_same_on_every_rank_and_follow_the_batches():
@@ -268,16 +141,6 @@ def test_accuracy_over_five_seeds_is_at_least_97_percent():
         return [train(comm, split, Settings(seed=seed)).accuracy for seed in range(5)]
 
     assert np.mean(rr.spawn(five, 1)) >= 0.97
-
-
-@pytest.mark.slow
-def test_training_that_drifts_names_the_rank():
-    def run(comm):
-        lr = 0.1 if comm.rank == 1 else 0.2
-        with pytest.raises(DriftError, match=r"parameters of rank 1 \(\w+…\) differ"):
-            train(comm, load_split(), Settings(epochs=1, batch=500, lr=lr))
-
-    rr.spawn(run, 3)
 
 
 @pytest.mark.slow
@@ -424,20 +287,6 @@ def test_16_bits_on_the_wire_still_learn():
         assert abs(short.accuracy - plain.accuracy) < 0.03
 
 
-@pytest.mark.parametrize("first_bucket_bytes", [1, 30_000, 1 << 20])
-def test_buckets_change_nothing_but_the_order_of_additions(first_bucket_bytes):
-    """With two ranks there is only one order of additions."""
-
-    def run(comm):
-        settings = Settings(epochs=1, first_bucket_bytes=first_bucket_bytes, bucket_bytes=1)
-        return train(comm, load_split(), settings).digest
-
-    def plain(comm):
-        return train(comm, load_split(), Settings(epochs=1)).digest
-
-    assert rr.spawn(run, 2) == rr.spawn(plain, 2)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_weight_decay_makes_parameters_smaller(optimizer):
     def run(comm, decay):
@@ -446,14 +295,6 @@ def test_weight_decay_makes_parameters_smaller(optimizer):
 
     plain, decayed = (rr.spawn(run, 1, decay)[0] for decay in (0.0, 0.1))
     assert np.linalg.norm(decayed) < 0.97 * np.linalg.norm(plain)
-
-
-@pytest.mark.slow
-def test_adam_learns():
-    def run(comm):
-        return train(comm, load_split(), Settings(epochs=10, optimizer="adam", lr=0.01)).accuracy
-
-    assert rr.spawn(run, 2)[0] > 0.95
 
 
 def test_synthetic_samples_are_learnt_as_well_as_they_can_be():
