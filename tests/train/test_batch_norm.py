@@ -51,39 +51,6 @@ def test_ranks_compute_what_one_rank_computes(ranks, samples):
         assert (np.abs(found - wanted) <= 2 * bound).all()
 
 
-@pytest.mark.parametrize("samples", [4, 5, 32])
-def test_the_bound_notices_statistics_of_a_part(samples):
-    x, scale, shift, _ = problem(samples)
-    _, off = batch_norm_bounds(x, np.zeros_like(x), scale, shift, 2)
-
-    def alone(comm):
-        return batch_norm(comm, x[: samples // 2], scale, shift).y
-
-    wrong = rr.spawn(alone, 1)[0]
-    right = rr.spawn(parts, 1, x, scale, shift, x)[0][0].y[: samples // 2]
-    assert (np.abs(wrong - right) > 2 * off.y[: samples // 2]).all()
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("argument", ["x", "scale", "shift"])
-def test_backward_is_the_slope_along_a_random_direction(argument, ranks):
-    x, scale, shift, delta = problem(6)
-    x = x / [1, 1e-3, 1e3, 1]  # so that one step suits all columns
-    values = {"x": x, "scale": scale, "shift": shift}
-    direction = np.random.default_rng(9).normal(size=values[argument].shape)
-
-    def value(h):
-        moved = values | {argument: values[argument] + h * direction}
-        return (whole(rr.spawn(parts, ranks, *moved.values(), delta))[0] * delta).sum()
-
-    # The error of the difference quotient is h² f'''/6, that of rounding 1e4 U / h.
-    slope = (value(1e-4) - value(-1e-4)) / 2e-4
-    derivative = dict(
-        zip(values, whole(rr.spawn(parts, ranks, *values.values(), delta))[1:], strict=True)
-    )
-    assert (derivative[argument] * direction).sum() == pytest.approx(slope, rel=1e-5)
-
-
 def test_statistics_are_bitwise_the_same_on_every_rank():
     results = rr.spawn(parts, 4, *problem(7))
     for name in ("mean", "variance", "inverse"):
@@ -94,14 +61,6 @@ def test_a_column_of_equal_values_becomes_the_shift():
     x = np.full((6, 1), 0.1)
     results = rr.spawn(parts, 2, x, np.array([3.0]), np.array([0.5]), np.ones((6, 1)))
     assert np.allclose(whole(results)[0], 0.5, rtol=1e-12)
-
-
-def test_an_empty_part_has_no_share():
-    results = rr.spawn(parts, 3, *problem(2))
-    forward, (by_x, by_scale, by_shift) = results[2]
-    assert forward.y.shape == by_x.shape == (0, COLUMNS)
-    assert not by_scale.any()
-    assert not by_shift.any()
 
 
 # --- misuse ---------------------------------------------------------------------------------------

@@ -153,6 +153,7 @@ def batch_norms(draw, shapes):
     by_x = np.concatenate([of_second[0], of_first[0]])
     bound = 30 * (1 + off) * abs(widened(scale) * inverse)
     assert_near(by_x, slope * widened(scale) * inverse, 1, bound)
+    assert_near(of_first[1], (widened(delta) * unit)[cut:].sum(axis=0), 1, 10 * (1 + off))
     assert_near(of_first[2], widened(delta[cut:]).sum(axis=0), 1)
 
 
