@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.parallel.sampler import part
 from ringreduce.train import DataParallel, Settings, Trainer, clip, global_norm, load_split, train
 from tests.support.rounding import gamma
 
@@ -40,15 +39,7 @@ def stages(comm):
     return list(gradients().values())[comm.rank :: comm.size]
 
 
-def columns(comm):
-    """Every rank holds some columns of weights; all ranks hold the others, and rank 0 counts."""
-    found = gradients()
-    weights = [found.pop(name) for name in ("0.weight", "1.weight")]
-    own = [weight[:, part(weight.shape[1], comm.rank, comm.size)] for weight in weights]
-    return own if comm.rank else [*own, *found.values()]
-
-
-@pytest.mark.parametrize("placement", [replicas, stages, columns])
+@pytest.mark.parametrize("placement", [replicas, stages])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_the_norm_is_that_of_all_numbers(ranks, placement):
     norms = rr.spawn(lambda comm: global_norm(placement(comm), comm), ranks)
@@ -56,13 +47,6 @@ def test_the_norm_is_that_of_all_numbers(ranks, placement):
     # The squares, their sum in any order, and the mean of `finish`; a root halves the error.
     assert abs(norms[0] - exact) <= gamma(len(everything()) + 2 * ranks + 4) * exact
     assert len(set(norms)) == 1
-
-
-def test_a_parameter_that_two_ranks_count_is_counted_twice():
-    def program(comm):
-        return global_norm(gradients().values(), comm)
-
-    assert rr.spawn(program, 2)[0] == pytest.approx(math.sqrt(2) * np.linalg.norm(everything()))
 
 
 def test_blocks_change_nothing_but_the_order_of_additions():
