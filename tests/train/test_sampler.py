@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ringreduce as rr
 from ringreduce.parallel import sampler
 from ringreduce.train import Sampler
 
@@ -53,14 +52,3 @@ def test_the_batches_are_those_of_any_other_sampler_and_any_order_of_calls():
     assert [*chain(*forwards[:4])] == sampler.order(20, seed=3, epoch=1).tolist()
     assert forwards[:4] != forwards[4:8]
     assert forwards != [Sampler(20, 6, seed=4).batch_of(step).tolist() for step in range(12)]
-
-
-def test_more_ranks_than_samples_in_a_batch():
-    assert [len(part) for part in parts(Sampler(5, 2), 0, 4)] == [1, 1, 0, 0]
-
-
-def test_a_communicator_gives_its_rank_and_size():
-    sampler = Sampler(10, 4)
-    found = rr.spawn(lambda comm: sampler.indices(2, comm).tolist(), 3)
-    assert found == [part.tolist() for part in parts(sampler, 2, 3)]
-    assert sum(map(len, found)) == 2  # the last batch of the epoch

@@ -66,14 +66,6 @@ def test_damaged_file_is_refused(damage, tmp_path):
         load_digits(path)
 
 
-@pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 32])
-def test_parts_partition_a_batch_evenly(size, count):
-    parts = [np.arange(count)[sampler.part(count, rank, size)] for rank in range(size)]
-    assert np.array_equal(np.concatenate(parts), np.arange(count))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
 @pytest.mark.parametrize(
     ("seed", "epoch", "same"), [(5, 2, True), (5, 3, False), (6, 2, False), (2, 5, False)]
 )
