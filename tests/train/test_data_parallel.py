@@ -66,16 +66,6 @@ def test_any_gradients_in_any_order_and_buckets(ranks, first, others, weights, w
                 assert np.allclose(result[name], wanted, rtol=1e-15)
 
 
-def test_the_parameters_become_those_of_rank_0():
-    def program(comm):
-        mine = params(comm.rank)
-        rr.train.DataParallel(comm, mine)
-        return mine
-
-    for mine in rr.spawn(program, 3):
-        assert all(np.array_equal(mine[name], array) for name, array in params(0).items())
-
-
 @pytest.mark.parametrize(
     ("first", "others", "dtypes", "buckets"),
     [
@@ -147,18 +137,6 @@ def test_16_bits_on_the_wire():
             wanted = (params(0)[name] + params(1)[name]) / 2  # so small that bfloat16 holds them
             assert gradient.dtype == np.float32
             assert np.array_equal(gradient, wanted)
-
-
-def test_gradients_of_no_samples_do_not_count_whatever_they_are():
-    def program(comm):
-        dp = rr.train.DataParallel(comm, params(0))
-        dp.weigh(3 * comm.rank)
-        for name, gradient in reversed(params(comm.rank).items()):
-            dp.ready(name, gradient if comm.rank else gradient * np.nan)
-        return dp.finish()
-
-    for result in rr.spawn(program, 2):
-        assert all(np.array_equal(result[name], wanted) for name, wanted in params(1).items())
 
 
 @pytest.mark.parametrize("wire", [None, "float16"])
@@ -239,17 +217,6 @@ def test_tensors_are_taken_as_the_arrays_in_their_memory():
         return w.array.tolist(), dp.finish()["w"].tolist()
 
     assert rr.spawn(program, 2) == [([1, 1], [0, 0.5])] * 2
-
-
-def test_shares_are_summed():
-    def program(comm):
-        dp = rr.train.DataParallel(comm, params(0), op="sum")
-        backward(dp, params(comm.rank))
-        return dp.finish()
-
-    for result in rr.spawn(program, 2):
-        for name in SHAPES:
-            assert np.array_equal(result[name], params(0)[name] + params(1)[name])
 
 
 def test_where_the_time_went():
