@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -89,36 +88,6 @@ def test_gradients_of_a_rank_without_a_batch_do_not_count():
         return found
 
     assert rr.spawn(program, 2) == [[1.5, 2.0]] * 2
-
-
-def fitted(comm, x, y, cuts):
-    """Fit a linear model; rank r has the rows from cuts[r] to cuts[r + 1], in batches of 6."""
-    params = {"w": np.zeros(x.shape[1])}
-    dp = DataParallel(comm, params)
-    mine = np.arange(cuts[comm.rank], cuts[comm.rank + 1])
-    for _ in range(3):
-        batches = np.split(mine, range(6, len(mine), 6)) if len(mine) else []
-        for rows in dp.join(batches, samples=len):
-            if rows is not None:
-                error = x[rows] @ params["w"] - y[rows]
-                dp.ready("w", x[rows].T @ error / len(rows))
-            params["w"] -= 0.1 * dp.finish()["w"]
-    return params["w"]
-
-
-@pytest.mark.parametrize("cuts", [(0, 20), (0, 20, 20), (0, 3, 20), (0, 7, 8, 20), (0, 0, 0, 20)])
-def test_ranks_fit_what_one_process_fits(cuts):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(20, 3)), rng.normal(size=20)
-    w = np.zeros(3)
-    for _ in range(3):
-        for turn in range(4):
-            ranks = [range(a + 6 * turn, min(a + 6 * turn + 6, b)) for a, b in pairwise(cuts)]
-            rows = [row for each in ranks for row in each]
-            if rows:
-                w -= 0.1 * x[rows].T @ (x[rows] @ w - y[rows]) / len(rows)
-    for found in rr.spawn(fitted, len(cuts) - 1, x, y, cuts):
-        assert np.allclose(found, w, rtol=1e-13)
 
 
 def test_a_batch_in_parts():
